@@ -150,9 +150,9 @@ endif
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)
 	@$(BIN)/python tools/run_fuzzers.py --seconds $(SECONDS_FUZZ)
 
-coverage: $(VENV)/.build-ready ## lines and branches of src/ that the C tests reach, into build/coverage
+coverage: $(VENV)/.build-ready ## lines and branches of src/ that the C tests reach, into build/coverage; CORPORA=1: that the fuzz corpora reach
 	@$(PIP) install gcovr
-	@$(BIN)/python tools/measure_coverage.py
+	@$(BIN)/python tools/measure_coverage.py $(if $(CORPORA),--corpora)
 
 soak: $(VENV)/.test-ready $(VENV)/.package-ready ## thousands of loads and saves: memory and descriptors stay level
 	@$(BIN)/python tools/soak.py $(SOAK_ARGS)

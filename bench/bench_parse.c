@@ -50,7 +50,7 @@ int main(void) {
            "memory/header");
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         double times[RUNS];
-        fst_file_info info = {0};
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
         write_model(path, counts[c]);
         for (int run = 0; run < RUNS; run++) {
             fst_model *model;

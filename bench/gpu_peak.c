@@ -205,7 +205,7 @@ int main(int argc, char **argv) {
     must(gpu.push(context), "using the device");
     char *ring = map_memory(RING_BYTES);
     start = now();
-    must(gpu.lock(ring, RING_BYTES, 0), "locking memory");
+    must(gpu.lock(ring, RING_BYTES, 0), "pinning memory");
     double lock_seconds = now() - start;
     int fd = open_source(argc > 4 ? argv[4] : NULL, bytes);
     bus found = open_bus(&gpu, context, ring);

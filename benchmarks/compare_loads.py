@@ -218,7 +218,7 @@ def plain_read(paths: list[str]) -> Any:
 
 
 def upstream(paths: list[str]) -> Any:
-    """Load by the PyPI package of our own name, in an environment of its own."""
+    """Load with the PyPI package fastsafetensors, in a separate environment."""
     import importlib
 
     package: Any = importlib.import_module("fastsafetensors")
@@ -344,7 +344,7 @@ SCENARIOS: list[tuple[str, str, str, list[str]]] = [
 YARDSTICKS = {"plain read"}  # shown for comparison: makes no tensors, so it is no peer
 
 
-# ---- one timed run, in a process of its own ----
+# ---- one timed run, in its own process ----
 
 
 def hold_ballast(size: int) -> None:

@@ -134,7 +134,7 @@ def presigned(endpoint: str, path: str, key: str, secret: str) -> str:
 
 @dataclass
 class Place:
-    """Where a file is served, and what it is held against."""
+    """The URL of a file, and the bytes to compare with."""
 
     endpoint: str
     plain: str  # the address that libcurl alone asks
@@ -187,7 +187,7 @@ def measure(title: str, rows: list, size: int, runs: int) -> list[str]:
     for _ in range(runs):
         for name, words, environment in rows:
             if name in reasons:
-                continue  # what has failed once is not waited for again
+                continue  # a failed server is not waited for again
             result, why = run_words(words, environment)
             if result is None:
                 reasons[name] = why

@@ -275,7 +275,7 @@ def warm_memory(size: int) -> None:
 
 
 class Place:
-    """Where a cell's files are read, and what is set up for that."""
+    """The place of a cell's files, and its setup."""
 
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         """The place's folder is `folder`, seen through it."""
@@ -492,7 +492,7 @@ def main() -> None:
     elif options.start:
         start_once(options.start)
     else:
-        # What was set up is taken away whatever ends the program.
+        # The setup is undone however the program ends.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         run_grid(options)
 

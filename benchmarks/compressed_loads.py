@@ -187,7 +187,7 @@ def forget(path):
 
 
 def measure_loads(build, paths, cold):
-    """Seconds of a plain and of a compressed load, of what is (not) cached: lists, in turns."""
+    """Seconds of plain and compressed loads, cached or not: lists, interleaved."""
     seconds = [[], []]
     for _ in range(RUNS):
         for path, own in zip(paths, seconds, strict=True):

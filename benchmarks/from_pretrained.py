@@ -59,7 +59,7 @@ class Llama:
         model.save_pretrained(path, max_shard_size="20GB")
 
     def warm(self):
-        """What is imported late, without a file."""
+        """Import everything that is loaded lazily, without a file."""
         import transformers
 
         self.cls = transformers.LlamaForCausalLM
@@ -85,7 +85,7 @@ class Encoder(Llama):
             vocab_size=30522)).save_pretrained(path)
 
     def warm(self):
-        """What is imported late, without a file."""
+        """Import everything that is loaded lazily, without a file."""
         import transformers
 
         self.cls = transformers.BertModel
@@ -105,7 +105,7 @@ class UNet(Llama):
         diffusers.UNet2DConditionModel(**UNET).half().save_pretrained(path)
 
     def warm(self):
-        """What is imported late, without a file."""
+        """Import everything that is loaded lazily, without a file."""
         import diffusers
 
         small_unet()
@@ -137,7 +137,7 @@ class Adapter(Llama):
         peft.get_peft_model(self._base(), config).save_pretrained(path)
 
     def warm(self):
-        """What is imported late, and the base model."""
+        """Import everything that is loaded lazily, and the base model."""
         import peft
 
         self.peft = peft
@@ -154,7 +154,7 @@ class Dispatch(Llama):
     """The Llama by accelerate."""
 
     def warm(self):
-        """What is imported late, without a file."""
+        """Import everything that is loaded lazily, without a file."""
         import accelerate
         import transformers
 
@@ -186,7 +186,7 @@ class Checkpoint(Llama):
 
 MODELS = {"llama": Llama, "minilm": Encoder, "unet": UNet, "adapter": Adapter,
           "dispatch": Dispatch, "checkpoint": Checkpoint}
-ONE_DTYPE = ("adapter", "checkpoint")  # what is loaded is of the file's, whatever is asked for
+ONE_DTYPE = ("adapter", "checkpoint")  # the result has the file's dtype, whatever was requested
 
 
 def make_model(kind, folder):
@@ -275,7 +275,7 @@ def row(name, runs):
 
 
 def run_child(job):
-    """One run in a process of its own."""
+    """One run in its own process."""
     done = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)],
                           capture_output=True, text=True)
     if done.returncode:

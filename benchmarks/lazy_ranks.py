@@ -23,7 +23,7 @@ import time
 HIDDEN, INNER, KV, VOCABULARY, LAYERS = 2048, 8192, 512, 32000, 7
 ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed", "lm_head")
 COLUMNS = ("o_proj", "down_proj")
-# Contestants: what is imported, and how parameters are filled.
+# Contestants: their imports, and how they fill parameters.
 WAYS = {
     "safetensors, whole": (None, "whole"),
     "safetensors, get_slice": (None, "get_slice"),

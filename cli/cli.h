@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the subcommands share. The command uses the public header only.
+/// Shared by the subcommands. The command only uses the public headers.
 #ifndef CLI_H
 #define CLI_H
 
@@ -12,28 +12,32 @@
 
 /// Exit codes of all subcommands.
 enum {
-    EXIT_GOOD = 0,
-    EXIT_INVALID = 1,    ///< the answer is no: invalid, different, nothing matches
+    EXIT_OK = 0,
+    EXIT_INVALID = 1,    ///< invalid, different, or no match
     EXIT_UNREADABLE = 2, ///< something could not be read or written
     EXIT_USAGE = 3,      ///< the command line is wrong
-    EXIT_MISSING = 4,    ///< what this needs is not installed: Python, torch, a library
+    EXIT_MISSING = 4,    ///< a dependency is missing: Python, torch, a library
 };
 
 // ---- failures: report.c ----
 
-/// --json was given: answers and failures are JSON objects on stdout.
+/// Whether --json was given: results and errors are then JSON objects on stdout.
 bool cli_wants_json(void);
 void cli_set_json(bool wanted);
 
-/// Says a failure and returns the exit code for it: what the format forbids is invalid, what the
-/// system refuses is unreadable.
+/// Prints an error to stderr: "FILE: what happened [Kind]".
+void cli_print_error(const fst_error *error);
+/// Prints an error and returns its exit code: format violations are invalid, system errors
+/// unreadable.
 int cli_fail(const fst_error *error);
-/// The same without saying it.
+/// The exit code of a status, without printing.
 int cli_code_of(fst_status status);
-/// Says a failure of our own, which has `kind` for programs ("NoMatch"); returns `code`.
+/// Prints a failure of the command itself. `kind` ("NoMatch") is for --json. Returns `code`.
 __attribute__((format(printf, 3, 4))) int cli_refuse(int code, const char *kind, const char *format,
                                                      ...);
-/// A dtype was asked for that no tensor becomes, or all have: no mistake, but worth a word.
+/// Prints a line on stderr that is not an error.
+__attribute__((format(printf, 1, 2))) void cli_print_note(const char *format, ...);
+/// Warns that --dtype has no effect, because no tensor can be converted or all have that dtype.
 void cli_say_unconverted(fst_dtype dtype);
 /// Out of memory: EXIT_UNREADABLE.
 int cli_no_memory(void);
@@ -41,14 +45,16 @@ int cli_no_memory(void);
 int cli_fail_errno(const char *what, const char *path);
 /// Wrong usage: prints the message and a hint at --help; returns EXIT_USAGE.
 __attribute__((format(printf, 2, 3))) int cli_usage(const char *command, const char *format, ...);
-/// {"kind": .., "message": .., "file": .., "tensor": .., "byte": ..}
+/// {"kind": ..., "message": ..., "file": ..., "tensor": ..., "byte": ...}
 void cli_print_error_json(const fst_error *error);
 
 // ---- text: terminal.c ----
 
-/// Colours and bars are for terminals only, and not where NO_COLOR is set.
+/// Colours and progress bars are for terminals only. NO_COLOR turns colours off.
 bool cli_stdout_is_terminal(void);
-/// Columns of the terminal behind a descriptor; 0: it is none.
+/// TERM is "dumb": the terminal understands no escape sequences.
+bool cli_terminal_is_dumb(void);
+/// Columns of the terminal of a descriptor; 0: it is not a terminal.
 int cli_terminal_columns(int fd);
 /// The escape sequence of a style, or "" where there are no colours.
 const char *cli_bold(void);
@@ -57,37 +63,40 @@ const char *cli_plain(void);
 
 /// "1.5 GiB" into `text` (at least 16 bytes); returns `text`.
 char *cli_size_text(uint64_t size_bytes, char *text);
-/// "[768, 30522]" into `text`; cut with ".." when it does not fit; returns `text`.
+/// Writes "[768, 30522]" to `text`, cut with "..." if it does not fit. Returns `text`.
 char *cli_shape_text(const uint64_t *shape, uint32_t rank, char *text, size_t text_size);
-/// Replaces what drives terminals, and bytes that are no UTF-8, by '?'; returns the new size.
+// Print text from files, servers or the command line. They replace characters that fst_text_step()
+// rejects, and bytes that are not UTF-8, by '?'.
+
+/// The same in place; returns the new size.
 size_t cli_make_printable(char *text, size_t size);
-/// An address without its query, user and password, in a buffer of the next call's; else `path`.
-const char *cli_told_path(const char *path);
+/// A URL without query, user and password, valid until the next call; other paths unchanged.
+const char *cli_display_path(const char *path);
 bool cli_is_address(const char *path);
-/// Says that a command does nothing with addresses.
+/// Reports that a command does not accept URLs.
 int cli_refuse_address(const char *command, const char *path);
 void cli_print_path(const char *path);
-/// Prints a name for people: control bytes would drive the terminal, so they become '?'.
-/// Returns the columns it took.
+/// Prints a name. Returns its width in columns.
 int cli_print_name(const char *name, size_t size);
-/// The same in at most `columns` columns: what is longer ends in "..".
+/// The same in at most `columns` columns; longer text is truncated.
 int cli_print_cut(const char *name, size_t size, int columns);
-/// Prints a JSON string with its quotes; what is no UTF-8 is U+FFFD.
+/// Prints a JSON string with its quotes: ASCII escapes for unprintable characters, U+FFFD
+/// for invalid UTF-8.
 void cli_print_json(const char *text, size_t size);
 void cli_put_json(FILE *out, const char *text, size_t size);
-/// A number as JSON has it: null for what JSON has no word for (NaN, infinities).
+/// Prints a number as JSON: null for NaN and infinities.
 void cli_print_number(double number);
-/// Columns of UTF-8 text, counting code points.
+/// Columns that cli_print_name() takes for a text.
 int cli_columns(const char *text, size_t size);
 const char *cli_plural(uint64_t count); ///< "s", or "" for one
 
-/// The number of a word in a list that ends in NULL, or -1; the number of a dtype, or -1.
+/// The index of a word in a NULL-terminated list, or -1; the number of a dtype, or -1.
 int cli_find_word(const char *word, const char *const *words);
 int cli_find_dtype(const char *name);
-/// True when the name matches one of the shell patterns, or there are none.
+/// True if the name matches one of the shell patterns, or there are no patterns.
 bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count);
 
-/// Parses "64MiB", "2G", "1000"; false when it is none.
+/// Parses a size such as "64MiB", "2G" or "1000". False if it is not a size.
 bool cli_parse_size(const char *text, uint64_t *size_bytes);
 /// Parses a whole number of at most `max`.
 bool cli_parse_count(const char *text, uint64_t max, uint64_t *out);
@@ -95,14 +104,15 @@ double cli_seconds_now(void);
 
 // ---- progress: progress.c ----
 
-/// Begins a bar on stderr, if there is a terminal, --json and --no-progress were not given: drawn
-/// first after half a second, then ten times a second. Returns the callback, or NULL: no bar.
+/// Starts a progress bar on stderr if it is a terminal and neither --json nor --no-progress was
+/// given. It appears after half a second and is updated ten times a second. Returns the callback,
+/// or NULL without a bar.
 fst_progress_callback cli_progress_begin(void);
-/// The same of a save: its callback is there in any case, and ends the save when a signal (SIGINT,
-/// SIGTERM, SIGHUP) asks for that, so that it leaves nothing behind. main() ends by that signal.
+/// The same for a save. Always returns a callback, which cancels the save on SIGINT, SIGTERM or
+/// SIGHUP, so that nothing is left behind; main() then ends by that signal.
 fst_progress_callback cli_save_begin(void);
 int cli_caught_signal(void);
-/// Ends the bar: at its full length when all went well, else it is wiped out.
+/// Ends the bar: complete on success, otherwise erased.
 void cli_progress_end(bool good);
 void cli_set_progress(bool wanted);
 /// The bar's text for a terminal of `columns` columns, after `seconds`; parts that do not fit are

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Closeness of names: how many letters have to be changed, put in or left out.
+/// Distance between names: the number of inserted, deleted and changed characters.
 #include "close_names.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define CLOSE_COUNT 3
-/// Longer names are compared by their beginnings.
+/// Longer names are compared by their beginning.
 #define LETTERS_MAX 200u
 
 typedef struct close_name {
@@ -36,11 +36,11 @@ void cli_close_names(const fst_model *model, const char *name, char *text) {
     size_t count = 0, used = 0;
     unsigned size = least((unsigned)strnlen(name, LETTERS_MAX), LETTERS_MAX);
     for (size_t i = 0; i < fst_model_tensor_count(model); i++) {
-        close_name own;
+        close_name own = {.info = FST_STRUCT_INIT(fst_tensor_info)};
         if (fst_model_tensor_info(model, i, &own.info, NULL) != FST_OK) continue;
-        unsigned own_size = (unsigned)strnlen(own.info.name, LETTERS_MAX);
-        own.distance = name_distance(name, size, own.info.name, own_size);
-        // A part of the name is a way to ask for it, too.
+        unsigned own_length = (unsigned)strnlen(own.info.name, LETTERS_MAX);
+        own.distance = name_distance(name, size, own.info.name, own_length);
+        // A substring of the name also counts as a match.
         if (size > 2 && strstr(own.info.name, name) != NULL) own.distance = 0;
         if (own.distance > size / 3 + 1) continue;
         size_t at = count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// edit: other metadata, other names.
+/// edit: changes metadata and renames tensors.
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,54 +13,54 @@
 #define CHANGE_COUNT_MAX 256
 
 typedef struct edit_request {
-    fst_metadata_entry changes[CHANGE_COUNT_MAX]; ///< as fst_edit_options has them
+    fst_metadata_entry changes[CHANGE_COUNT_MAX]; ///< in the form of fst_edit_options
     tensor_rename renames[CHANGE_COUNT_MAX];
     size_t change_count, rename_count;
     bool clear;
-    rewrite_plan plan; ///< of a stream
+    rewrite_plan plan; ///< for streaming
 } edit_request;
 
-static int take_pair(char *text, char **left, char **right) {
+static int read_pair_value(char *text, char **left, char **right) {
     char *equal = strchr(text, '=');
     if (equal == NULL || equal == text) return cli_usage("edit", "expected A=B, not '%s'", text);
     *equal = '\0';
     *left = text;
     *right = equal + 1;
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int take(void *context, int key, cli_value value) {
     edit_request *request = context;
     char *left = NULL, *right = NULL;
-    char *text = (char *)(uintptr_t)value.text; // a word of argv, which is ours
-    int code = EXIT_GOOD;
+    char *text = (char *)(uintptr_t)value.text; // a word of argv, which may be changed
+    int code = EXIT_OK;
     if (request->change_count == CHANGE_COUNT_MAX || request->rename_count == CHANGE_COUNT_MAX)
         return cli_usage("edit", "too many changes");
     switch (key) {
     case 's':
-        code = take_pair(text, &left, &right);
-        if (code == EXIT_GOOD && left != NULL && right != NULL)
+        code = read_pair_value(text, &left, &right);
+        if (code == EXIT_OK && left != NULL && right != NULL)
             request->changes[request->change_count++] = (fst_metadata_entry){
                 .key = left, .key_size = strlen(left), .value = right, .value_size = strlen(right)};
         return code;
     case 'u':
         request->changes[request->change_count++] =
             (fst_metadata_entry){.key = value.text, .key_size = strlen(value.text)};
-        return EXIT_GOOD;
+        return EXIT_OK;
     case 'r':
-        code = take_pair(text, &left, &right);
-        if (code != EXIT_GOOD || left == NULL || right == NULL) return code;
+        code = read_pair_value(text, &left, &right);
+        if (code != EXIT_OK || left == NULL || right == NULL) return code;
         if ((strchr(left, '*') == NULL) != (strchr(right, '*') == NULL) ||
             strchr(left, '*') != strrchr(left, '*') || strchr(right, '*') != strrchr(right, '*'))
-            return cli_usage("edit", "--rename takes names with one '*' each, or without");
+            return cli_usage("edit", "--rename needs one '*' in both names, or in neither");
         request->renames[request->rename_count++] = (tensor_rename){left, right};
-        return EXIT_GOOD;
+        return EXIT_OK;
     case 'c': request->clear = true; break;
     case 'm': cli_plan_manifest(&request->plan, value.word); break;
     case 'q': request->plan.save.promise = FST_SAVE_QUICK; break;
     default: request->plan.dry_run = true;
     }
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static size_t find_key(const fst_metadata_entry *entries, size_t count,
@@ -72,7 +72,7 @@ static size_t find_key(const fst_metadata_entry *entries, size_t count,
     return at;
 }
 
-/// The new file's metadata, for a stream: the old, with the changes. To be freed.
+/// The new metadata for streaming: the old entries with the changes. The caller frees it.
 static fst_metadata_entry *change_metadata(const edit_request *request, const fst_model *model,
                                            size_t *count) {
     fst_metadata_entry *own = cli_model_metadata(model, count);
@@ -94,24 +94,24 @@ static fst_metadata_entry *change_metadata(const edit_request *request, const fs
     return entries;
 }
 
-/// Removals of keys that are not there are no mistake of scripts, but may be one of people.
-static void say_absent_keys(const edit_request *request, const fst_model *model) {
+/// Deleting a missing key is not an error, which helps scripts, but is reported.
+static void print_absent_keys(const edit_request *request, const fst_model *model) {
     size_t count;
     fst_metadata_entry *own = cli_model_metadata(model, &count);
     for (size_t i = 0; own != NULL && !cli_wants_json() && i < request->change_count; i++)
         if (request->changes[i].value == NULL &&
             find_key(own, count, &request->changes[i]) == count)
-            fprintf(stderr, "fastsafetensors: there was no key '%s'\n", request->changes[i].key);
+            cli_print_note("warning: the metadata has no key '%s'", request->changes[i].key);
     free(own);
 }
 
-/// What the tensors of a file with fillers are aligned to; else 0.
+/// The alignment of a file with padding tensors; else 0.
 static uint64_t own_alignment(const fst_model *model) {
     static const char key[] = "__padding__";
-    fst_file_info info = {0};
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     fst_metadata_entry entry;
     uint64_t alignment = 0;
-    if (fst_model_file_info(model, 0, &info, NULL) != FST_OK || info.filler_count == 0) return 0;
+    if (fst_model_file_info(model, 0, &info, NULL) != FST_OK || info.padding_count == 0) return 0;
     for (size_t i = 0; i < info.metadata_count; i++)
         if (fst_model_metadata(model, 0, i, &entry, NULL) == FST_OK &&
             entry.key_size == sizeof key - 1 && memcmp(entry.key, key, sizeof key - 1) == 0 &&
@@ -121,7 +121,7 @@ static uint64_t own_alignment(const fst_model *model) {
     return alignment;
 }
 
-/// A pipe is read and written from one end to the other.
+/// Pipes are read and written sequentially.
 static int stream(edit_request *request, fst_model *model) {
     fst_metadata_entry *entries = change_metadata(request, model, &request->plan.metadata_count);
     if (entries == NULL) return cli_no_memory();
@@ -132,7 +132,8 @@ static int stream(edit_request *request, fst_model *model) {
     return code;
 }
 
-static void say_done(const edit_request *request, const char *target, const fst_save_stats *stats) {
+static void print_done(const edit_request *request, const char *target,
+                       const fst_save_stats *stats) {
     char size[16], written[16];
     double seconds = (double)stats->total_ns / 1e9;
     uint64_t bytes = stats->bytes_written + stats->bytes_copied;
@@ -175,8 +176,8 @@ static int edit_header(edit_request *request, const char *source, const fst_tens
     cli_progress_end(status == FST_OK);
     free(changed);
     if (status != FST_OK) return cli_fail(&error);
-    say_done(request, request->plan.target == NULL ? source : request->plan.target, &stats);
-    return EXIT_GOOD;
+    print_done(request, request->plan.target == NULL ? source : request->plan.target, &stats);
+    return EXIT_OK;
 }
 
 static int edit_model(edit_request *request, const char *source) {
@@ -188,12 +189,12 @@ static int edit_model(edit_request *request, const char *source) {
     fst_tensor_rename *renames = NULL;
     int code = cli_rename_tensors(model, request->renames, request->rename_count, &renames);
     request->plan.renames = renames;
-    if (code == EXIT_GOOD && fst_model_file_count(model) != 1)
-        code = cli_usage("edit", "'%s' is a set of files: edit one of them", source);
-    if (code == EXIT_GOOD) say_absent_keys(request, model);
+    if (code == EXIT_OK && fst_model_file_count(model) != 1)
+        code = cli_usage("edit", "'%s' is a sharded model. Edit one of its files", source);
+    if (code == EXIT_OK) print_absent_keys(request, model);
     bool is_stream = request->plan.dry_run || (target != NULL && cli_is_output(target));
     if (request->plan.dry_run && target == NULL) request->plan.target = source;
-    if (code == EXIT_GOOD)
+    if (code == EXIT_OK)
         code = is_stream ? stream(request, model) : edit_header(request, source, renames, count);
     cli_renames_free(renames, count);
     fst_model_close(model);
@@ -205,29 +206,29 @@ static int run(const cli_command *command, char **argv) {
         .plan.save = {.struct_size = sizeof request.plan.save, .promise = FST_SAVE_DURABLE}};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (code != EXIT_OK || operands.is_answered) return code;
     if (request.change_count + request.rename_count == 0 && !request.clear)
-        return cli_usage("edit", "nothing to change: --set, --unset, --clear or --rename");
+        return cli_usage("edit", "nothing to change. Use --set, --unset, --clear or --rename");
     bool has_stream = operands.count > 1 && cli_is_output(operands.words[1]);
     if (cli_is_address(operands.words[0]) && !has_stream)
         return cli_refuse_address("edit", operands.words[0]);
     if (operands.count > 1) request.plan.target = operands.words[1];
     if (operands.count == 1 && cli_is_input(operands.words[0]))
-        return cli_usage("edit", "standard input has no place of its own: give a TARGET (- is "
-                                 "standard output)");
+        return cli_usage("edit",
+                         "standard input cannot be replaced. Give a TARGET (- is standard output)");
     if (request.plan.save.manifest != NULL && (request.plan.dry_run || has_stream))
-        return cli_usage("edit", "--manifest takes no standard output or --dry-run");
-    // As fst_header_edit() leaves the tensors.
+        return cli_usage("edit", "--manifest cannot be combined with standard output or --dry-run");
+    // Keeps the order of tensors, like fst_header_edit().
     request.plan.save.order = FST_SAVE_ORDER_GIVEN;
     return edit_model(&request, operands.words[0]);
 }
 
 static const cli_option options[] = {
-    {'s', "set", "KEY=VALUE", NULL, "an entry of __metadata__; may come several times", 0},
-    {'u', "unset", "KEY", NULL, "an entry of __metadata__ that goes; may come several times", 0},
-    {'c', "clear", NULL, NULL, "all entries of __metadata__ go (but for those that are set)", 0},
+    {'s', "set", "KEY=VALUE", NULL, "set an entry of __metadata__; repeatable", 0},
+    {'u', "unset", "KEY", NULL, "delete an entry of __metadata__; repeatable", 0},
+    {'c', "clear", NULL, NULL, "delete all entries of __metadata__ that --set does not name", 0},
     {'r', "rename", "OLD=NEW", NULL,
-     "a tensor's new name; one '*' in both stands for any text: 'model.*=*'", 0},
+     "rename tensors; one '*' in both stands for any text: 'model.*=*'", 0},
     CLI_MANIFEST_OPTION,
     CLI_QUICK_OPTION,
     CLI_DRY_RUN_OPTION,
@@ -238,11 +239,10 @@ const cli_command edit_command = {
     .name = "edit",
     .operands = "FILE [TARGET]",
     .summary = "change metadata and names of tensors",
-    .about =
-        "Changes metadata or names of tensors; the edited file becomes TARGET or, without one,\n"
-        "takes FILE's place, in one step. No tensor is loaded: where the file system shares\n"
-        "blocks between files (btrfs, XFS, ..) only the header is written, elsewhere the kernel\n"
-        "copies the rest. FILE may be - for standard input, TARGET - for standard output.",
+    .about = "Change metadata or tensor names without loading a tensor. The result is TARGET, or\n"
+             "atomically replaces FILE. If the file system can share blocks between files (btrfs,\n"
+             "XFS), only the header is written; otherwise the kernel copies the rest. Use - for\n"
+             "standard input or output.",
     .examples = "  fastsafetensors edit --set license=mit --unset training_note model.safetensors\n"
                 "  fastsafetensors edit --rename 'model.*=*' old.safetensors new.safetensors\n",
     .options = options,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// engines: what was probed, on this machine or for one file.
+/// engines: prints which engines work, on this machine or for one file.
 #include <stdio.h>
 #include <string.h>
 
@@ -20,8 +20,8 @@ static void print_json(const fst_engine_info *infos, size_t count) {
 static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int code = cli_parse(command, argv, NULL, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
-    fst_engine_info infos[16];
+    if (code != EXIT_OK || operands.is_answered) return code;
+    fst_engine_info infos[16] = {FST_STRUCT_INIT(fst_engine_info)};
     size_t count;
     fst_error error;
     const char *path = operands.count > 0 ? operands.words[0] : NULL;
@@ -31,23 +31,26 @@ static int run(const cli_command *command, char **argv) {
     else if (cli_wants_json())
         print_json(infos, count);
     else
-        for (size_t i = 0; i < count; i++)
-            printf("%s%-7s%s %-9s %s\n", infos[i].chosen ? cli_bold() : "", infos[i].name,
+        for (size_t i = 0; i < count; i++) {
+            printf("%s%-7s%s %-9s ", infos[i].chosen ? cli_bold() : "", infos[i].name,
                    infos[i].chosen ? cli_plain() : "",
                    infos[i].chosen   ? "chosen"
                    : infos[i].usable ? "usable"
-                                     : "unusable",
-                   infos[i].reason);
+                                     : "unusable");
+            cli_print_name(infos[i].reason, strlen(infos[i].reason));
+            printf("\n");
+        }
     return code;
 }
 
 const cli_command engines_command = {
     .name = "engines",
     .operands = "[PATH]",
-    .summary = "what can read files here, and why",
-    .about = "Lists the ways to read, the GPUs' drivers and their ways straight from storage\n"
-             "(cuFile, hipFile), whether each works here (for PATH, if one is given), which ones\n"
-             "a load of it that leaves the choice to the library would use, and why.",
+    .summary = "show which I/O methods work here, and why",
+    .about =
+        "Show every I/O method, GPU driver and direct path from storage to a GPU (cuFile,\n"
+        "hipFile): whether it works here, or for PATH, whether a load of PATH would use it by\n"
+        "default, and why.",
     .operand_max = 1,
     .inputs = INPUTS_FIRST,
     .has_json = true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// hash: digests of a model, printed, kept beside it or inside.
+/// hash: prints digests of a model, or stores them in a file or in the metadata.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
     return code;
 }
 
-/// The lines "KIND HEX NAME", whose names are JSON strings already, as an object.
+/// Prints lines "KIND HEX NAME", whose names are JSON strings already, as an object.
 static void print_json(const char *text, const char *algorithm) {
     printf("{\"algorithm\": \"%s\", \"digests\": [", algorithm);
     const char *line = strchr(text, '\n'), *comma = "";
@@ -47,15 +47,15 @@ static void print_json(const char *text, const char *algorithm) {
     printf("]}\n");
 }
 
-/// Writes the file beside the model, and says so.
+/// Writes the .digest file and reports it.
 static int keep_digests(const hash_request *request, const char *text) {
-    int code = request->dry_run ? EXIT_GOOD : hash_sidecar_write(request->path, text);
-    if (code == EXIT_GOOD && cli_wants_json()) {
+    int code = request->dry_run ? EXIT_OK : hash_sidecar_write(request->path, text);
+    if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
         printf(", \"digest_bytes\": %zu, \"written\": %s}\n", strlen(text),
                request->dry_run ? "false" : "true");
-    } else if (code == EXIT_GOOD && request->dry_run) {
+    } else if (code == EXIT_OK && request->dry_run) {
         printf("would write ");
         cli_print_path(request->path);
         printf(".digest, %zu bytes\n", strlen(text));
@@ -72,13 +72,13 @@ static int hash_model(const hash_request *request) {
     char *text;
     if (fst_model_open(request->path, NULL, &model, &error) != FST_OK) return cli_fail(&error);
     int code = cli_digest_model(model, digest, &text);
-    if (code == EXIT_GOOD && request->embed != NULL)
+    if (code == EXIT_OK && request->embed != NULL)
         code = embed_digests(model, request, text);
-    else if (code == EXIT_GOOD && request->write)
+    else if (code == EXIT_OK && request->write)
         code = keep_digests(request, text);
-    else if (code == EXIT_GOOD && cli_wants_json())
+    else if (code == EXIT_OK && cli_wants_json())
         print_json(text, request->algorithm);
-    else if (code == EXIT_GOOD)
+    else if (code == EXIT_OK)
         fputs(text, stdout);
     free(text);
     fst_model_close(model);
@@ -100,24 +100,26 @@ static int take(void *context, int key, cli_value value) {
     default:
         if (!cli_parse_size(value.text, &request->manifest.chunk_bytes) ||
             request->manifest.chunk_bytes > UINT32_MAX)
-            return cli_usage("hash", "--chunk is a size, like 1M");
+            return cli_usage("hash", "--chunk must be a size, such as 1M");
     }
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int make_manifest(hash_request *request) {
     if (request->write || request->embed != NULL || request->dry_run)
-        return cli_usage("hash",
-                         "manifests and sums are made alone: no --write, --embed or --dry-run");
+        return cli_usage(
+            "hash", "--manifest and --sums cannot be combined with --write, --embed or --dry-run");
     if (cli_is_input(request->path))
-        return cli_usage("hash", "standard input has no name for a manifest or a sum");
+        return cli_usage("hash", "--manifest and --sums need a file, not standard input");
     if (request->manifest.target != NULL && cli_is_output(request->manifest.target))
-        return cli_usage("hash", "what is made is found by its file's name: --output takes no -");
+        return cli_usage(
+            "hash",
+            "--output - is not supported: verification looks for the manifest by its file name");
     if (request->manifest.sums &&
         (request->manifest.keep != NULL || request->manifest.tensors ||
          request->manifest.chunk_bytes != 0 ||
          (request->algorithm != NULL && strcmp(request->algorithm, "sha256") != 0)))
-        return cli_usage("hash", "--sums is sha256 of whole files, and goes with --output only");
+        return cli_usage("hash", "--sums writes the sha256 of files and accepts only --output");
     request->manifest.algorithm = request->algorithm == NULL ? "xxh3" : request->algorithm;
     return manifest_make(request->path, &request->manifest);
 }
@@ -126,55 +128,52 @@ static int run(const cli_command *command, char **argv) {
     hash_request request = {0};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (code != EXIT_OK || operands.is_answered) return code;
     if (request.write && request.embed != NULL)
-        return cli_usage("hash", "--write or --embed, not both");
+        return cli_usage("hash", "--write and --embed cannot be combined");
     if (request.dry_run && !request.write && request.embed == NULL)
-        return cli_usage("hash", "--dry-run is of --write and --embed");
+        return cli_usage("hash", "--dry-run needs --write or --embed");
     request.path = operands.words[0];
     if (cli_is_address(request.path)) return cli_refuse_address("hash", request.path);
     if (request.has_manifest && request.manifest.sums)
-        return cli_usage("hash", "--manifest or --sums, not both");
+        return cli_usage("hash", "--manifest and --sums cannot be combined");
     if (request.has_manifest || request.manifest.sums) return make_manifest(&request);
     if (request.algorithm == NULL) request.algorithm = "xxh3";
     if (request.manifest.target != NULL || request.manifest.keep != NULL ||
         request.manifest.tensors || request.manifest.chunk_bytes != 0)
-        return cli_usage("hash", "--output, --keep, --chunk and --tensors are of --manifest");
+        return cli_usage("hash", "--output, --keep, --chunk and --tensors need --manifest");
     if (request.write && cli_is_input(request.path))
-        return cli_usage("hash", "standard input has no place for digests beside it: no --write");
+        return cli_usage("hash", "--write needs a file, not standard input");
     return hash_model(&request);
 }
 
 static const cli_option options[] = {
     {'a', "algorithm", "NAME", algorithms,
-     "xxh3 (default, 64 bits), xxh3-128, blake3 or sha256 (needs libcrypto; a file's is what "
-     "sha256sum prints); with --manifest xxh3-128 (default), blake3 or sha256",
-     0},
+     "use this digest (default: xxh3, with --manifest xxh3-128); sha256 needs libcrypto", 0},
     {'m', "manifest", NULL, NULL,
-     "write digests of every chunk, which loads are verified by: PATH.manifest, or of a folder "
-     "model.manifest in it",
+     "write PATH.manifest, or FOLDER/model.manifest: digests of every chunk, for verified loads",
      0},
     {'S', "sums", NULL, NULL,
-     "write the sha256 of whole files, for 'sha256sum -c' and 'verify --manifest --from': "
-     "PATH.sha256, or of a folder SHA256SUMS in it",
-     0},
-    {'o', "output", "TARGET", NULL, "of --manifest and --sums: put it there", 0},
+     "write PATH.sha256, or FOLDER/SHA256SUMS, for 'sha256sum -c' and 'verify --manifest=FILE'", 0},
+    {'o', "output", "TARGET", NULL, "with --manifest or --sums: write to TARGET", 0},
     {'k', "keep", "OLD", NULL,
-     "of --manifest: do not read files that were not changed since that manifest was begun", 0},
-    {'c', "chunk", "SIZE", NULL, "of --manifest: 64K to 1M (default), a power of two", 0},
-    {'T', "tensors", NULL, NULL, "of --manifest: also digests of tensors, for comparing", 0},
-    {'w', "write", NULL, NULL, "keep them in PATH.digest, for 'verify --hash'", 0},
-    {'e', "embed", "TARGET", NULL, "write the model anew with tensors' digests in its __metadata__",
+     "with --manifest: reuse the digests of manifest OLD for unchanged files", 0},
+    {'c', "chunk", "SIZE", NULL,
+     "with --manifest: chunk size, a power of two from 64K to 1M (default)", 0},
+    {'T', "tensors", NULL, NULL, "with --manifest: add digests of tensors, for comparisons", 0},
+    {'w', "write", NULL, NULL, "write PATH.digest, for 'verify --hash'", 0},
+    {'e', "embed", "TARGET", NULL, "write a copy of the model with the digests in its __metadata__",
      0},
-    {'d', "dry-run", NULL, NULL, "of --write and --embed: say what would be written", 0},
+    {'d', "dry-run", NULL, NULL, "with --write or --embed: print what would be written", 0},
     {0},
 };
 
 const cli_command hash_command = {
     .name = "hash",
     .operands = "PATH",
-    .summary = "digests of tensors and files, to be kept beside them or inside",
-    .about = "Digests of every tensor and every file, computed at the speed of the disk.",
+    .summary = "compute and store checksums of tensors and files",
+    .about = "Compute digests of every tensor and every file. Without --manifest, --sums, --write\n"
+             "or --embed only print them.",
     .examples = "  fastsafetensors hash --algorithm sha256 model.safetensors\n"
                 "  fastsafetensors hash --manifest folder\n"
                 "  fastsafetensors hash --write folder && fastsafetensors verify --hash folder\n",

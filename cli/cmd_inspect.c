@@ -9,11 +9,11 @@
 #include "commands.h"
 #include "inspect.h"
 
-/// Longer names push the other columns, shorter ones line them up.
+/// The name column is at most this wide. A longer name moves the rest of its row.
 #define NAME_COLUMNS_MAX 72
-/// What the table takes beside names.
+/// Width of the other columns.
 #define OTHER_COLUMNS 70
-/// Metadata of a line's length; more is told by its size, unless --wide asks for all.
+/// Longer metadata values are cut, unless --wide is given; their size is printed.
 #define VALUE_COLUMNS 160
 
 typedef struct inspect_request {
@@ -37,24 +37,52 @@ static void print_totals(const inspect_list *list) {
                    cli_size_text(totals.bytes[i], size));
 }
 
+static bool has_same_metadata(const fst_model *model, size_t a, size_t b) {
+    size_t count = inspect_file(model, a).metadata_count;
+    if (inspect_file(model, b).metadata_count != count) return false;
+    for (size_t i = 0; i < count; i++) {
+        fst_metadata_entry left, right;
+        if (fst_model_metadata(model, a, i, &left, NULL) != FST_OK ||
+            fst_model_metadata(model, b, i, &right, NULL) != FST_OK ||
+            left.key_size != right.key_size || left.value_size != right.value_size ||
+            memcmp(left.key, right.key, left.key_size) != 0 ||
+            memcmp(left.value, right.value, left.value_size) != 0)
+            return false;
+    }
+    return true;
+}
+
+static void print_entries(const fst_model *model, size_t file, bool wide) {
+    size_t count = inspect_file(model, file).metadata_count;
+    for (size_t i = 0; i < count; i++) {
+        fst_metadata_entry entry;
+        if (fst_model_metadata(model, file, i, &entry, NULL) != FST_OK) continue;
+        printf("  ");
+        cli_print_name(entry.key, entry.key_size);
+        printf(": ");
+        int columns = wide ? INT32_MAX : VALUE_COLUMNS;
+        if (cli_print_cut(entry.value, entry.value_size, columns) == columns)
+            printf(" (%zu bytes; --wide shows all)", entry.value_size);
+        putchar('\n');
+    }
+}
+
+/// Prints the metadata of each file. A run of files with equal metadata is printed once, because
+/// all shards of a model usually have the same.
 static void print_metadata(const fst_model *model, bool wide) {
-    for (size_t file = 0; file < fst_model_file_count(model); file++) {
-        fst_file_info info = inspect_file(model, file);
-        if (info.metadata_count == 0) continue;
+    size_t file_count = fst_model_file_count(model);
+    for (size_t file = 0, end; file < file_count; file = end) {
+        for (end = file + 1; end < file_count && has_same_metadata(model, file, end);) end++;
+        if (inspect_file(model, file).metadata_count == 0) continue;
         printf("\n%smetadata of ", cli_bold());
-        cli_print_path(info.path);
+        if (end - file == file_count && file_count > 1)
+            printf("all %zu files", file_count);
+        else
+            cli_print_path(inspect_file(model, file).path);
+        if (end - file < file_count && end - file > 1)
+            printf(" and the next %zu file%s", end - file - 1, cli_plural(end - file - 1));
         printf("%s\n", cli_plain());
-        for (size_t i = 0; i < info.metadata_count; i++) {
-            fst_metadata_entry entry;
-            if (fst_model_metadata(model, file, i, &entry, NULL) != FST_OK) continue;
-            printf("  ");
-            cli_print_name(entry.key, entry.key_size);
-            printf(": ");
-            int columns = wide ? INT32_MAX : VALUE_COLUMNS;
-            if (cli_print_cut(entry.value, entry.value_size, columns) == columns)
-                printf(" (%zu bytes; --wide shows all)", entry.value_size);
-            putchar('\n');
-        }
+        print_entries(model, file, wide);
     }
 }
 
@@ -64,11 +92,11 @@ static void print_files(const fst_model *model) {
         fst_file_info info = inspect_file(model, i);
         printf("%s", cli_bold());
         cli_print_path(info.path);
-        size_t tensors = info.tensor_count - info.filler_count;
+        size_t tensors = info.tensor_count - info.padding_count;
         printf("%s  %s, header %s, %zu tensor%s", cli_plain(), cli_size_text(info.size_bytes, size),
                cli_size_text(info.header_bytes, header), tensors, cli_plural(tensors));
-        if (info.filler_count > 0)
-            printf(", %zu filler%s of alignment", info.filler_count, cli_plural(info.filler_count));
+        if (info.padding_count > 0)
+            printf(", %zu padding tensor%s", info.padding_count, cli_plural(info.padding_count));
         if (info.compressed_count > 0)
             printf(", %zu compressed (zstd): %s stored, %.2f %%", info.compressed_count,
                    cli_size_text(info.stored_bytes, header),
@@ -77,7 +105,7 @@ static void print_files(const fst_model *model) {
     }
 }
 
-/// The columns of names: as the longest needs, as the terminal allows.
+/// Width of the name column: enough for the longest name, limited by the terminal.
 static int name_columns(const inspect_list *list, bool wide, int *limit) {
     int columns = 4, terminal = cli_terminal_columns(STDOUT_FILENO);
     *limit = wide || terminal == 0 ? INT32_MAX : terminal - OTHER_COLUMNS;
@@ -131,9 +159,9 @@ static void print_table(const inspect_list *list, bool wide) {
 static int print_model(const fst_model *model, const inspect_request *request) {
     inspect_list list;
     if (!inspect_list_make(model, &request->choice, &list)) return cli_no_memory();
-    int code = EXIT_GOOD;
+    int code = EXIT_OK;
     if (list.count == 0 && request->choice.glob_count > 0)
-        code = cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+        code = cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches");
     else if (cli_wants_json())
         inspect_print_json(&list);
     else if (request->tree)
@@ -163,16 +191,16 @@ static int take(void *context, int key, cli_value value) {
             return cli_usage("inspect", "too many --select");
         request->choice.globs[request->choice.glob_count++] = value.text;
     }
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int run(const cli_command *command, char **argv) {
     inspect_request request = {0};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (code != EXIT_OK || operands.is_answered) return code;
     if (request.tree && (cli_wants_json() || request.choice.order != INSPECT_BY_FILE))
-        return cli_usage("inspect", "--tree goes with neither --json nor --sort");
+        return cli_usage("inspect", "--tree cannot be combined with --json or --sort");
     fst_model *model;
     fst_error error;
     fst_open_options options = {.struct_size = sizeof options,
@@ -186,9 +214,9 @@ static int run(const cli_command *command, char **argv) {
 
 static const cli_option options[] = {
     CLI_SELECT_OPTION,
-    {'o', "sort", "ORDER", orders, "the order of the tensors (file)", 0},
-    {'t', "tree", NULL, NULL, "grouped by module path, with sizes", 0},
-    {'w', "wide", NULL, NULL, "cut no names and no metadata to the terminal's width", 0},
+    {'o', "sort", "ORDER", orders, "sort by ORDER (default: file)", 0},
+    {'t', "tree", NULL, NULL, "group by module path, with sizes", 0},
+    {'w', "wide", NULL, NULL, "do not shorten names and metadata to the terminal's width", 0},
     CLI_LENIENT_OPTION(0),
     {0},
 };
@@ -197,8 +225,8 @@ const cli_command inspect_command = {
     .name = "inspect",
     .operands = "PATH",
     .summary = "list tensors, sizes and metadata of a model",
-    .about = "Lists the tensors of a model: name, dtype, shape, bytes, offset in the file; totals\n"
-             "per dtype; metadata. Only headers are read, of a pipe as well.",
+    .about = "List the tensors of a model (name, dtype, shape, bytes, offset in the file), totals\n"
+             "per dtype, and metadata. Only headers are read.",
     .examples = "  fastsafetensors inspect model.safetensors\n"
                 "  fastsafetensors inspect --sort size --select '*.layers.0.*' folder\n"
                 "  fastsafetensors inspect --json model.safetensors | jq .totals\n",

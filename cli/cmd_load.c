@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// load: loads a model as asked and says how fast, by what and why.
+/// load: loads a model with the given options and prints speed, engines and reasons.
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,12 +17,12 @@ typedef struct load_request {
     bool lenient, verify;
 } load_request;
 
-// In the order of the library's numbers.
+// In the order of the library's enumeration.
 static const char *const modes[] = {"auto", "load", "map", NULL};
 static const char *const numas[] = {"default", "local", "interleave", NULL};
 static const char *const rings[] = {"auto", "place", "slots", NULL};
-static const char *const gds_ways[] = {"auto", "off", "strict", NULL};
-static const char *const cache_ways[] = {"auto", "keep", "bypass", NULL};
+static const char *const gds_choices[] = {"auto", "off", "strict", NULL};
+static const char *const cache_choices[] = {"auto", "keep", "bypass", NULL};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap", NULL};
 
 static int take_number(load_request *request, int key, const char *text) {
@@ -31,17 +31,17 @@ static int take_number(load_request *request, int key, const char *text) {
     switch (key) {
     case 't':
         if (!cli_parse_count(text, 1024, &number))
-            return cli_usage("load", "--threads takes a number up to 1024, not '%s'", text);
+            return cli_usage("load", "--threads must be a number up to 1024, not '%s'", text);
         options->thread_count = (uint32_t)number;
-        return EXIT_GOOD;
+        return EXIT_OK;
     case 'b':
         if (!cli_parse_size(text, &options->budget_bytes) || options->budget_bytes == 0)
-            return cli_usage("load", "--budget takes a size (64M, 2GiB), not '%s'", text);
-        return EXIT_GOOD;
+            return cli_usage("load", "--budget must be a size (64M, 2GiB), not '%s'", text);
+        return EXIT_OK;
     default:
         if (!cli_parse_count(text, 1000000, &request->repeat) || request->repeat == 0)
-            return cli_usage("load", "--repeat takes 1 to 1000000, not '%s'", text);
-        return EXIT_GOOD;
+            return cli_usage("load", "--repeat must be from 1 to 1000000, not '%s'", text);
+        return EXIT_OK;
     }
 }
 
@@ -51,58 +51,58 @@ static int take(void *context, int key, cli_value value) {
     fst_error error;
     switch (key) {
     case 'd':
-        if (fst_device_parse(value.text, &options->device, &error) == FST_OK) return EXIT_GOOD;
+        if (fst_device_parse(value.text, &options->device, &error) == FST_OK) return EXIT_OK;
         return cli_usage("load", "%s", error.message);
-    case 'c': options->cache = (fst_cache)value.word; return EXIT_GOOD;
-    case 'g': options->gds = (fst_gds)value.word; return EXIT_GOOD;
-    case 'm': options->mode = (fst_load_mode)value.word; return EXIT_GOOD;
-    case 'e': options->engine = (fst_engine)value.word; return EXIT_GOOD;
-    case 'N': request->tuning.numa = (fst_numa)value.word; return EXIT_GOOD;
-    case 'R': request->tuning.ring = (fst_ring)value.word; return EXIT_GOOD;
-    case 'l': request->lenient = true; return EXIT_GOOD;
-    case 'v': request->verify = true; return EXIT_GOOD;
+    case 'c': options->cache = (fst_cache)value.word; return EXIT_OK;
+    case 'g': request->tuning.gds = (fst_gds)value.word; return EXIT_OK;
+    case 'm': options->mode = (fst_load_mode)value.word; return EXIT_OK;
+    case 'e': request->tuning.engine = (fst_engine)value.word; return EXIT_OK;
+    case 'N': request->tuning.numa = (fst_numa)value.word; return EXIT_OK;
+    case 'R': request->tuning.ring = (fst_ring)value.word; return EXIT_OK;
+    case 'l': request->lenient = true; return EXIT_OK;
+    case 'v': request->verify = true; return EXIT_OK;
     case 'D':
         options->convert = 1;
         options->dtype = (fst_dtype)value.word;
-        return EXIT_GOOD;
+        return EXIT_OK;
     case 's':
         if (options->glob_count == GLOB_COUNT_MAX) return cli_usage("load", "too many --select");
         request->globs[options->glob_count++] = value.text;
-        return EXIT_GOOD;
+        return EXIT_OK;
     default: return take_number(request, key, value.text);
     }
 }
 
-/// What would be without effect is refused, not passed over.
+/// Refuses options that would have no effect.
 static int check_request(const load_request *request) {
     const fst_load_options *options = &request->options;
     bool on_gpu = options->device.kind == FST_DEVICE_CUDA || options->device.kind == FST_DEVICE_HIP;
-    if (options->gds != FST_GDS_AUTO && !on_gpu)
-        return cli_usage("load", "--gds is for loads to a GPU: --device cuda or hip");
-    if (request->tuning.ring != FST_RING_AUTO && options->engine != FST_ENGINE_AUTO &&
-        options->engine != FST_ENGINE_URING)
-        return cli_usage("load", "--ring is of --engine uring");
+    if (request->tuning.gds != FST_GDS_AUTO && !on_gpu)
+        return cli_usage("load", "--gds needs --device cuda or hip");
+    if (request->tuning.ring != FST_RING_AUTO && request->tuning.engine != FST_ENGINE_AUTO &&
+        request->tuning.engine != FST_ENGINE_URING)
+        return cli_usage("load", "--ring needs --engine uring");
     if (options->mode == FST_MODE_MAP &&
-        (options->engine != FST_ENGINE_AUTO || request->tuning.ring != FST_RING_AUTO ||
+        (request->tuning.engine != FST_ENGINE_AUTO || request->tuning.ring != FST_RING_AUTO ||
          request->tuning.numa != FST_NUMA_DEFAULT || options->budget_bytes > 0))
-        return cli_usage("load",
-                         "--mode map takes no --engine, --ring, --numa, --budget: no engine "
-                         "makes views");
+        return cli_usage(
+            "load",
+            "--mode map cannot be combined with --engine, --ring, --numa or --budget: no engine "
+            "is used");
     if (options->mode == FST_MODE_MAP && options->convert)
-        return cli_usage("load", "--mode map takes no --dtype: views are the file's own bytes");
-    return EXIT_GOOD;
+        return cli_usage(
+            "load",
+            "--mode map cannot be combined with --dtype: mapped tensors are the file's bytes");
+    return EXIT_OK;
 }
 
-/// The counters of a load, by their names in JSON.
-#define COUNTER(name) {#name, offsetof(fst_load_stats, name)},
-static const struct {
-    const char *name;
-    size_t at;
-} counters[] = {FST_LOAD_COUNTERS(COUNTER){"reads", offsetof(fst_load_stats, read_count)},
-                {"chunks", offsetof(fst_load_stats, chunk_count)}};
-#undef COUNTER
+static uint64_t read_counter(const fst_load_stats *stats, const fst_load_counter *counter) {
+    uint64_t value;
+    memcpy(&value, (const char *)stats + counter->offset, sizeof value);
+    return value;
+}
 
-/// What the bytes were held against, in the order of the library's numbers.
+/// The kinds of digest sources, in the order of the library's enumeration.
 static const char *const sources[] = {"manifest", "bundle", "sums", "hub", "sidecar", "tensors"};
 
 static void print_verification(const fst_model *model) {
@@ -114,7 +114,7 @@ static void print_verification(const fst_model *model) {
                digest);
         cli_print_json(found.manifest, strlen(found.manifest));
     } else {
-        printf("  held against ");
+        printf("  verified against ");
         cli_print_path(found.manifest);
         printf(" (%s, %s)\n", source, digest);
     }
@@ -125,26 +125,36 @@ static void print_json(const fst_model *model, const fst_load_stats *s, double s
            s->mode, s->engine);
     cli_print_json(s->reason, strlen(s->reason));
     printf(", \"threads\": %" PRIu32 ", \"tensors\": %zu", s->thread_count, s->tensor_count);
-    for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
-        uint64_t value;
-        memcpy(&value, (const char *)s + counters[i].at, sizeof value);
-        printf(", \"%s\": %" PRIu64, counters[i].name, value);
-    }
+    size_t count;
+    const fst_load_counter *counters = fst_load_counters(&count);
+    for (size_t i = 0; i < count; i++)
+        printf(", \"%s\": %" PRIu64, counters[i].name, read_counter(s, &counters[i]));
+    printf(", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64, s->read_count, s->chunk_count);
     print_verification(model);
     printf("}\n");
 }
 
-/// How many chunks were cached, where anybody looked.
+/// Prints how many chunks were cached, if that is known.
 static void print_chunks(const load_request *request, const fst_load_stats *s) {
     bool is_same = strcmp(s->engine, "pread") == 0 && s->chunks_resident == 0;
-    if (request->options.engine != FST_ENGINE_AUTO || is_same) return; // nobody did
+    if (request->tuning.engine != FST_ENGINE_AUTO || is_same) return; // the default was used
     printf(", %" PRIu64 " of %" PRIu64 " chunks were cached", s->chunks_resident, s->chunk_count);
+}
+
+/// Prints the requests of a remote load and their waiting times.
+static void print_requests(const fst_load_stats *s) {
+    if (s->network_requests == 0) return;
+    printf("  %" PRIu64 " requests (%" PRIu64 " of them retries), %.1f ms to the first byte on "
+           "average, %.3f s waited before retries\n",
+           s->network_requests, s->network_retries,
+           (double)s->network_first_byte_ns / 1e6 / (double)s->network_requests,
+           (double)s->network_retry_wait_ns / 1e9);
 }
 
 static void print_stats(const fst_model *model, const load_request *request,
                         const fst_load_stats *s, double seconds) {
     char requested[16], read[16], copied[16], buffers[16];
-    // Views that were there have moved nothing: a speed would be one of nothing.
+    // Cached views transfer no bytes, so they have no speed.
     bool is_view = strcmp(s->mode, "map") == 0;
     uint64_t moved = is_view ? s->bytes_read + s->bytes_copied : s->bytes_requested;
     printf("%s%.3f s", cli_bold(), seconds);
@@ -155,13 +165,15 @@ static void print_stats(const fst_model *model, const load_request *request,
            !is_view    ? ""
            : moved > 0 ? " as views of the file"
                        : " as views of the file: nothing was read or copied");
-    printf("  mode %s, engine %s, %" PRIu32 " threads\n  %s\n", s->mode, s->engine, s->thread_count,
-           s->reason);
+    printf("  mode %s, engine %s, %" PRIu32 " threads\n  ", s->mode, s->engine, s->thread_count);
+    cli_print_name(s->reason, strlen(s->reason));
+    printf("\n");
     printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s",
            cli_size_text(s->bytes_read, read), s->read_count,
            cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers));
     print_chunks(request, s);
     printf("\n");
+    print_requests(s);
     if (s->device_bytes + s->gds_bytes > 0)
         printf("  %s sent to the device in %" PRIu64 " copies and %" PRIu64
                " launches, %s read there\n",
@@ -170,7 +182,7 @@ static void print_stats(const fst_model *model, const load_request *request,
     print_verification(model);
 }
 
-/// Takes every tensor as it arrives, so that a budget is honoured, and lets it go.
+/// Takes and frees each tensor as it arrives, so that a budget is honoured.
 static fst_status consume(fst_loader *loader, fst_error *error) {
     fst_tensor *tensor;
     fst_status status;
@@ -179,15 +191,16 @@ static fst_status consume(fst_loader *loader, fst_error *error) {
     return status == FST_END ? FST_OK : status;
 }
 
-/// Failures of memory have ways out, which not everybody knows.
+/// Adds advice to errors about memory.
 static int fail_load(const fst_error *error) {
     int code = cli_fail(error);
     bool is_budget = error->status == FST_E_BUDGET;
     if ((error->status == FST_E_NO_MEMORY || is_budget) && !cli_wants_json())
-        fprintf(stderr, "%s, --select GLOB (some tensors), --mode map (views of the file)\n",
-                is_budget
-                    ? "one tensor has to fit: a larger --budget"
-                    : "to load less at a time: --budget SIZE (so much of the tensors at once)");
+        fprintf(
+            stderr, "%s, --select GLOB (some tensors), --mode map (memory-mapped)\n",
+            is_budget
+                ? "one tensor must fit in the budget. Use a larger --budget"
+                : "to load less at a time, use --budget SIZE (at most SIZE of tensors in memory)");
     return code;
 }
 
@@ -208,25 +221,25 @@ static int load_once(fst_model *model, load_request *request) {
     cli_progress_end(status == FST_OK);
     if (status != FST_OK) return fail_load(&error);
     if (stats.tensor_count == 0 && request->options.glob_count > 0)
-        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+        return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches");
     if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)
         cli_say_unconverted(request->options.dtype);
     if (cli_wants_json())
         print_json(model, &stats, seconds);
     else
         print_stats(model, request, &stats, seconds);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int run(const cli_command *command, char **argv) {
-    load_request request = {.options = {.struct_size = sizeof request.options, .map_populate = 1},
-                            .tuning = FST_STRUCT_INIT(fst_load_tuning),
+    load_request request = {.options = FST_STRUCT_INIT(fst_load_options),
+                            .tuning = {.struct_size = sizeof request.tuning, .map_populate = 1},
                             .repeat = 1};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code == EXIT_GOOD && !operands.is_answered) code = check_request(&request);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
-    // Knobs of reads ask for reads.
+    if (code == EXIT_OK && !operands.is_answered) code = check_request(&request);
+    if (code != EXIT_OK || operands.is_answered) return code;
+    // Options of the reading engines require reads.
     bool tunes = request.tuning.ring != FST_RING_AUTO || request.tuning.numa != FST_NUMA_DEFAULT;
     if (tunes && request.options.mode == FST_MODE_AUTO) request.options.mode = FST_MODE_LOAD;
     request.options.tuning = &request.tuning;
@@ -238,33 +251,37 @@ static int run(const cli_command *command, char **argv) {
     fst_error error;
     if (fst_model_open(operands.words[0], &open_options, &model, &error) != FST_OK)
         return cli_fail(&error);
-    for (uint64_t i = 0; i < request.repeat && code == EXIT_GOOD; i++)
+    for (uint64_t i = 0; i < request.repeat && code == EXIT_OK; i++)
         code = load_once(model, &request);
     fst_model_close(model);
     return code;
 }
 
 static const cli_option options[] = {
-    {'d', "device", "DEVICE", NULL,
-     "where to: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned", 0},
-    {'c', "cache", "WAY", cache_ways,
-     "whether what is read stays in the page cache; auto: where it fits", 0},
-    {'g', "gds", "WAY", gds_ways, "GPUDirect Storage, of loads to a GPU (auto)", 0},
+    {'d', "device", "DEVICE", NULL, "target: cpu (default), cuda, cuda:N, hip, hip:N, gpu, pinned",
+     0},
+    {'c', "cache", "POLICY", cache_choices,
+     "keep read bytes in the page cache or bypass it (default: auto, keep if they fit)", 0},
+    {'g', "gds", "POLICY", gds_choices, "use GPUDirect Storage for loads to a GPU (default: auto)",
+     0},
     {'m', "mode", "MODE", modes,
-     "own memory (load) or views of the file (map); auto: views on the CPU", 0},
+     "copy into owned memory (load) or map the file (map); default: auto, map on the CPU", 0},
     {'e', "engine", "ENGINE", engines,
-     "what reads the bytes (auto; 'fastsafetensors engines PATH' says which work, and why)", 0},
-    {'R', "ring", "WAY", rings, "where io_uring reads to (auto: measured)", 0},
-    {'N', "numa", "POLICY", numas, "memory of machines of several nodes (default)", 0},
-    {'D', "dtype", "DTYPE", cli_dtype_words,
-     "convert floats (integers: only to wider ones) on the way", 0},
+     "read with ENGINE (default: auto; 'fastsafetensors engines PATH' shows which work)", 0},
+    {'R', "ring", "TARGET", rings,
+     "let io_uring read into the tensors (place) or staging buffers (slots); default: auto, "
+     "measured",
+     0},
+    {'N', "numa", "POLICY", numas, "NUMA policy of the memory", 0},
+    {'D', "dtype", "DTYPE", cli_dtype_words, "convert floats, and integers to wider ones, to DTYPE",
+     0},
     CLI_SELECT_OPTION,
-    {'t', "threads", "N", NULL, "threads (by the machine)", 0},
+    {'t', "threads", "N", NULL, "use N threads (default: by the machine)", 0},
     {'b', "budget", "SIZE", NULL,
-     "stream with so much of the tensors in memory at a time (64M, 2GiB); reads take some more", 0},
+     "stream, with at most SIZE of tensors in memory (64M, 2GiB); I/O buffers are extra", 0},
     {'r', "repeat", "N", NULL, "load N times", 0},
     {'v', "verify", NULL, NULL,
-     "hold all bytes against the manifest beside the model, or what else says what they should be",
+     "verify all bytes while loading, against the manifest, signature or checksums of the model",
      0},
     CLI_LENIENT_OPTION(0),
     {0},
@@ -273,9 +290,9 @@ static const cli_option options[] = {
 const cli_command load_command = {
     .name = "load",
     .operands = "PATH",
-    .summary = "load a model and say how fast, by what and why",
-    .about = "Loads a model into memory and prints time, speed, engine and why it was chosen.\n"
-             "With --json, one object a load.",
+    .summary = "load a model; print time, throughput and I/O method",
+    .about = "Load a model into memory. Print time, throughput, the I/O method and why it was\n"
+             "chosen. With --json, print one object per load.",
     .examples = "  fastsafetensors load --mode load --repeat 3 model.safetensors\n"
                 "  fastsafetensors load --dtype BF16 --budget 512M folder\n",
     .options = options,

@@ -40,18 +40,19 @@ static int take_number(rewrite_request *request, int key, const char *text) {
     switch (key) {
     case 'a':
         if (!cli_parse_count(text, 1 << 20, &number) || (number & (number - 1)) != 0)
-            return cli_usage(name, "--align takes a power of two up to 1048576, not '%s'", text);
+            return cli_usage(name, "--alignment must be a power of two up to 1048576, not '%s'",
+                             text);
         plan->save.alignment_bytes = number;
-        return EXIT_GOOD;
+        return EXIT_OK;
     case 'z':
         if (!cli_parse_size(text, &plan->file_bytes_max) || plan->file_bytes_max == 0)
-            return cli_usage(name, "--size takes a size (5G), not '%s'", text);
-        return EXIT_GOOD;
+            return cli_usage(name, "--size must be a size (5G), not '%s'", text);
+        return EXIT_OK;
     default:
         if (!cli_parse_count(text, 99999, &number) || number == 0)
-            return cli_usage(name, "--count takes 1 to 99999, not '%s'", text);
+            return cli_usage(name, "--count must be from 1 to 99999, not '%s'", text);
         plan->wanted_files = (uint32_t)number;
-        return EXIT_GOOD;
+        return EXIT_OK;
     }
 }
 
@@ -62,63 +63,63 @@ static int take(void *context, int key, cli_value value) {
     case 'D':
         plan->convert = 1;
         plan->dtype = (fst_dtype)value.word;
-        return EXIT_GOOD;
-    case 'o': plan->save.order = (fst_save_order)value.word; return EXIT_GOOD;
-    case 'e': plan->save.engine = (fst_save_engine)value.word; return EXIT_GOOD;
+        return EXIT_OK;
+    case 'o': plan->save.order = (fst_save_order)value.word; return EXIT_OK;
+    case 'e': plan->save.engine = (fst_save_engine)value.word; return EXIT_OK;
     case 's':
         if (plan->glob_count == GLOB_COUNT_MAX)
             return cli_usage(request->command->name, "too many --select");
         request->globs[plan->glob_count++] = value.text;
-        return EXIT_GOOD;
-    case 'y': plan->by_layer = true; return EXIT_GOOD;
-    case 'k': plan->save.compress = (fst_compress)(value.word + 1); return EXIT_GOOD;
-    case 'm': cli_plan_manifest(plan, value.word); return EXIT_GOOD;
-    case 'u': request->decompress = true; return EXIT_GOOD;
-    case 'q': plan->save.promise = FST_SAVE_QUICK; return EXIT_GOOD;
-    case 'd': plan->dry_run = true; return EXIT_GOOD;
-    case 'l': request->open_flags |= FST_OPEN_LENIENT; return EXIT_GOOD;
-    case 'n': plan->save.stem = value.text; return EXIT_GOOD;
+        return EXIT_OK;
+    case 'y': plan->by_layer = true; return EXIT_OK;
+    case 'k': plan->save.compress = (fst_compress)(value.word + 1); return EXIT_OK;
+    case 'm': cli_plan_manifest(plan, value.word); return EXIT_OK;
+    case 'u': request->decompress = true; return EXIT_OK;
+    case 'q': plan->save.promise = FST_SAVE_QUICK; return EXIT_OK;
+    case 'd': plan->dry_run = true; return EXIT_OK;
+    case 'l': request->open_flags |= FST_OPEN_LENIENT; return EXIT_OK;
+    case 'n': plan->save.stem = value.text; return EXIT_OK;
     default: return take_number(request, key, value.text);
     }
 }
 
 static int check_request(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
-    int ways = (plan->file_bytes_max > 0) + (plan->wanted_files > 0) + (plan->by_layer ? 1 : 0);
-    if (request->command == &split_command && ways != 1)
-        return cli_usage("split", "expected one of --size, --count and --by-layer");
+    int methods = (plan->file_bytes_max > 0) + (plan->wanted_files > 0) + (plan->by_layer ? 1 : 0);
+    if (request->command == &split_command && methods != 1)
+        return cli_usage("split", "expected --size, --count or --by-layer");
     if (request->command == &extract_command && plan->glob_count == 0)
         return cli_usage("extract", "expected --select GLOB");
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
-/// What the target and the other options allow of compressing.
+/// Checks compression against the target and the other options.
 static int check_packing(const rewrite_request *request, bool is_torch_file) {
     const rewrite_plan *plan = &request->plan;
     bool compress = plan->save.compress != FST_COMPRESS_NONE;
     const char *name = request->command->name;
-    if (!compress && !request->decompress) return EXIT_GOOD;
+    if (!compress && !request->decompress) return EXIT_OK;
     if (compress && request->decompress)
-        return cli_usage(name, "--compress and --decompress exclude each other");
+        return cli_usage(name, "--compress and --decompress cannot be combined");
     if (cli_is_output(plan->target) || plan->dry_run || (request->decompress && is_torch_file))
-        return cli_usage(name, "--%s takes no standard output%s or --dry-run",
+        return cli_usage(name, "--%s cannot be combined with standard output%s or --dry-run",
                          compress ? "compress" : "decompress", compress ? "" : ", torch file");
     bool has_more = plan->convert || plan->glob_count > 0 || plan->save.alignment_bytes > 0 ||
                     plan->save.order != FST_SAVE_ORDER_REFERENCE || request->open_flags != 0;
     if (request->decompress && has_more)
-        return cli_usage(name, "--decompress gives the file as it was: no other option goes with "
-                               "it but --quick and --manifest (without it any rewrite is plain)");
-    return EXIT_GOOD;
+        return cli_usage(name, "--decompress restores the original file and accepts only --quick "
+                               "and --manifest");
+    return EXIT_OK;
 }
 
-/// A manifest is made by the save that writes a file beside which it is to lie.
+/// The save that writes the file also writes its manifest, next to it.
 static int check_manifest(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
-    if (plan->save.manifest == NULL) return EXIT_GOOD;
+    if (plan->save.manifest == NULL) return EXIT_OK;
     if (cli_is_output(plan->target) || plan->dry_run)
         return cli_usage(request->command->name,
-                         "--manifest takes no standard output or --dry-run");
-    return EXIT_GOOD;
+                         "--manifest cannot be combined with standard output or --dry-run");
+    return EXIT_OK;
 }
 
 /// Whether two paths lead to the same file.
@@ -128,30 +129,28 @@ static bool is_same_file(const char *a, const char *b) {
            infos[0].st_dev == infos[1].st_dev && infos[0].st_ino == infos[1].st_ino;
 }
 
-/// Says how much of a file that was cut off is lost: opening it strictly tells.
-static void say_loss(const char *path) {
+/// Prints how much of a truncated file is lost. The error of a strict open says so.
+static void print_loss(const char *path) {
     fst_model *model = NULL;
     fst_error error;
     bool whole = fst_model_open(path, NULL, &model, &error) == FST_OK;
     if (!cli_wants_json())
-        fprintf(stderr, "fastsafetensors: %s\n",
-                whole ? "nothing of it is missing" : error.message);
+        cli_print_note("%s", whole ? "the file is complete; nothing to rescue" : error.message);
     fst_model_close(model);
 }
 
 static int check_rescue(const rewrite_request *request, const fst_model *model) {
     const char *source = request->sources[0];
-    // What is left of a tensor that was cut off may be worth another try, or the rest of a
-    // download.
+    // The rest of a truncated tensor may still be useful, or completed by the download.
     if (is_same_file(source, request->plan.target))
         return cli_usage("rescue",
-                         "'%s' would take its own place, and the tensors that are not "
-                         "whole be lost: give it another name",
+                         "TARGET '%s' is SOURCE, whose incomplete tensors would be lost. Give "
+                         "another name",
                          source);
-    say_loss(source);
-    // A target that is there may hold more than what could be saved of this one: nothing.
-    if (fst_model_tensor_count(model) > 0) return EXIT_GOOD;
-    return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor of it is whole: nothing is written");
+    print_loss(source);
+    // If no tensor is complete, do not replace an existing target.
+    if (fst_model_tensor_count(model) > 0) return EXIT_OK;
+    return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor is complete. Nothing is written");
 }
 
 static int rewrite_sources(const rewrite_request *request) {
@@ -159,9 +158,9 @@ static int rewrite_sources(const rewrite_request *request) {
     fst_model *model;
     int code = cli_open_sources((const char *const *)request->sources, request->source_count,
                                 &options, &model);
-    if (code != EXIT_GOOD) return code;
+    if (code != EXIT_OK) return code;
     if (request->command == &rescue_command) code = check_rescue(request, model);
-    if (code == EXIT_GOOD) code = cli_rewrite(model, &request->plan);
+    if (code == EXIT_OK) code = cli_rewrite(model, &request->plan);
     fst_model_close(model);
     return code;
 }
@@ -173,20 +172,20 @@ static int run(const cli_command *command, char **argv) {
         .open_flags = command == &rescue_command ? FST_OPEN_CUT : 0};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
-    if ((code = check_request(&request)) != EXIT_GOOD) return code;
+    if (code != EXIT_OK || operands.is_answered) return code;
+    if ((code = check_request(&request)) != EXIT_OK) return code;
     request.sources = operands.words;
     request.source_count = (size_t)operands.count - 1;
     request.plan.target = operands.words[operands.count - 1];
     request.plan.globs = request.globs;
     bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
-    if ((code = check_packing(&request, is_torch_file)) != EXIT_GOOD) return code;
-    if ((code = check_manifest(&request)) != EXIT_GOOD) return code;
+    if ((code = check_packing(&request, is_torch_file)) != EXIT_OK) return code;
+    if ((code = check_manifest(&request)) != EXIT_OK) return code;
     if (is_torch_file && request.open_flags != 0)
-        return cli_usage("convert", "--lenient is for safetensors files");
+        return cli_usage("convert", "--lenient applies to safetensors files only");
     if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);
     bool packs = command == &convert_command && request.open_flags == 0 &&
-                 cli_packs_alone(&request.plan, request.sources[0]);
+                 cli_is_compress_only(&request.plan, request.sources[0]);
     if (request.decompress || packs)
         return cli_pack(request.sources[0], &request.plan, request.decompress);
     return rewrite_sources(&request);
@@ -196,59 +195,59 @@ static int run(const cli_command *command, char **argv) {
 enum { CONVERT = 1, EXTRACT = 2, SPLIT = 4, MERGE = 8, RESCUE = 16 };
 
 static const cli_option options[] = {
-    {'z', "size", "SIZE", NULL, "at most this much a file (5G is 5 GiB)", SPLIT},
-    {'c', "count", "N", NULL, "N files of about the same size", SPLIT},
-    {'y', "by-layer", NULL, NULL, "a file for each layer: the first number in the names", SPLIT},
-    {'n', "stem", "NAME", NULL, "names begin with it (model)", SPLIT},
+    {'z', "size", "SIZE", NULL, "write files of at most SIZE (5G is 5 GiB)", SPLIT},
+    {'c', "count", "N", NULL, "write N files of about the same size", SPLIT},
+    {'y', "by-layer", NULL, NULL, "write one file per layer, by the first number in the names",
+     SPLIT},
+    {'n', "stem", "NAME", NULL, "begin file names with NAME (default: model)", SPLIT},
     CLI_SELECT_OPTION,
-    {'D', "dtype", "DTYPE", cli_dtype_words,
-     "floats become this (integers: wider ones only), e.g. BF16", ~(unsigned)RESCUE},
-    {'a', "align", "N", NULL,
-     "tensors begin at multiples of N bytes (64, 4096, ..); where sizes are none, other readers "
-     "see "
-     "fillers, tensors __padding__.N",
+    {'D', "dtype", "DTYPE", cli_dtype_words, "convert floats, and integers to wider ones, to DTYPE",
+     ~(unsigned)RESCUE},
+    {'a', "alignment", "N", NULL,
+     "begin each tensor at a multiple of N bytes (64, 4096); adds padding tensors where needed",
      ~(unsigned)RESCUE},
     {'k', "compress", "[=WHICH]", compressions,
-     "compress tensors of floats, or all, without loss (needs libzstd); every reader opens the "
-     "file, this library shows it as it was",
-     ~(unsigned)RESCUE},
+     "compress float tensors, or all, without loss (needs libzstd)", ~(unsigned)RESCUE},
     CLI_MANIFEST_OPTION,
-    {'u', "decompress", NULL, NULL, "write the file that a compressed one was made from", CONVERT},
+    {'u', "decompress", NULL, NULL, "restore the original of a compressed file", CONVERT},
     CLI_LENIENT_OPTION(~(unsigned)RESCUE),
     {'o', "order", "ORDER", cli_order_words,
-     "of tensors: by dtype and name (reference), by name, or as given", 0},
+     "order tensors by dtype and name (reference, default), by name, or as in SOURCE (given)", 0},
     CLI_QUICK_OPTION,
     {'e', "engine", "ENGINE", cli_engine_words,
-     "what writes: through the page cache (buffered) or past it; auto: past it unless --quick", 0},
+     "write through the page cache (buffered) or with direct I/O; default: auto, direct I/O from "
+     "64 MiB on, unless --quick",
+     0},
     CLI_DRY_RUN_OPTION,
     {0},
 };
 
-#define OF_THIS_FILE(own_bit, most_operands)                                                       \
-    .options = options, .bit = own_bit, .operand_min = 2, .operand_max = most_operands,            \
+#define OF_THIS_FILE(option_bit, most_operands)                                                    \
+    .options = options, .bit = option_bit, .operand_min = 2, .operand_max = most_operands,         \
     .inputs = INPUTS_ALL_BUT_LAST, .has_json = true, .has_progress = true, .has_cache = true,      \
     .take = take, .run = run
 
 #define IN_ONE_STEP                                                                                \
-    "The target comes into place in one step, when it is complete; until then, and after\n"        \
-    "any error or crash, what was there before stays. TARGET may be SOURCE itself; SOURCE may\n"   \
-    "be - for standard input, TARGET - for standard output."
+    "The target is replaced atomically when the new file is complete. After an error or a\n"       \
+    "crash the old file is unchanged. TARGET may be SOURCE itself. Use - for standard input\n"     \
+    "or output."
 
 const cli_command convert_command = {
     .name = "convert",
     .operands = "SOURCE TARGET",
-    .summary = "write a model anew: dtype, alignment, order; torch files too",
+    .summary = "rewrite a model: dtype, alignment, order, compression; torch files too",
     .about =
-        "Writes a model as one file: converted, aligned or in another order, within 256 MiB of\n"
-        "memory. SOURCE may also be a torch.save file; it is read by torch's restricted loader\n"
-        "(weights_only), in the Python beside this command or else the first python3 of PATH.\n"
+        "Write a model as one file, converted, aligned, compressed or in another order. It\n"
+        "needs at most 256 MiB of memory. SOURCE may also be a torch.save file; torch's\n"
+        "restricted unpickler (weights_only) reads it, in the Python next to this command or\n"
+        "the first python3 of PATH.\n"
         "\n"
-        "--align puts tensors whose size is a multiple of N first; behind each of the others but\n"
-        "the last comes a filler of zeros, since the format knows no holes. This command, the\n"
-        "library and the Python package leave fillers out, unless one is asked for by its whole\n"
-        "name. Other readers see tensors __padding__.0, .1, .. of U8: safetensors' load_file\n"
-        "returns them, and load_state_dict(strict=True) then refuses them as unexpected.\n"
-        "\n" IN_ONE_STEP,
+        "--alignment puts tensors whose size is a multiple of N first and a padding tensor of\n"
+        "zeros behind each of the others except the last, because the format allows no gaps.\n"
+        "This project ignores padding tensors unless you ask for one by its full name. Other\n"
+        "readers see U8 tensors __padding__.0, __padding__.1 and so on: safetensors'\n"
+        "load_file returns them, and load_state_dict(strict=True) refuses them as "
+        "unexpected.\n\n" IN_ONE_STEP,
     .examples = "  fastsafetensors convert --dtype BF16 model.safetensors small.safetensors\n"
                 "  fastsafetensors convert pytorch_model.bin model.safetensors\n"
                 "  fastsafetensors convert --compress model.safetensors packed.safetensors\n",
@@ -259,7 +258,7 @@ const cli_command extract_command = {
     .name = "extract",
     .operands = "--select GLOB SOURCE TARGET",
     .summary = "write some tensors of a model to a new file",
-    .about = "Writes the tensors whose names match to a new file.\n\n" IN_ONE_STEP,
+    .about = "Write the tensors whose names match to a new file.\n\n" IN_ONE_STEP,
     .examples =
         "  fastsafetensors extract --select 'embeddings.*' model.safetensors emb.safetensors\n",
     OF_THIS_FILE(EXTRACT, 2),
@@ -268,21 +267,20 @@ const cli_command extract_command = {
 const cli_command split_command = {
     .name = "split",
     .operands = "(--size SIZE | --count N | --by-layer) SOURCE FOLDER",
-    .summary = "write a model as a sharded set: by size, number or layer",
+    .summary = "write a sharded model: by size, number of files or layer",
     .about =
-        "Writes a model as a sharded set with an index, as Hugging Face's libraries name them.\n"
-        "The index comes into place last: until then the folder holds what it held.",
+        "Write a model in several files with an index, named as Hugging Face's libraries name\n"
+        "them. The index is published last: until then the folder keeps its old model.",
     .examples = "  fastsafetensors split --size 5G model.safetensors folder\n",
     OF_THIS_FILE(SPLIT, 2),
 };
 
 const cli_command merge_command = {
     .name = "merge",
-    .operands = "SOURCE.. TARGET",
+    .operands = "SOURCE... TARGET",
     .summary = "write a sharded model, or several models, as one file",
-    .about =
-        "Writes a sharded model, or several files, indexes or folders, as one file. A name in\n"
-        "two of them is an error.\n\n" IN_ONE_STEP,
+    .about = "Write a sharded model, or several files, indexes or folders, as one file. The same\n"
+             "name in two of them is an error.\n\n" IN_ONE_STEP,
     .examples = "  fastsafetensors merge folder model.safetensors\n"
                 "  fastsafetensors merge base.safetensors adapter.safetensors both.safetensors\n",
     OF_THIS_FILE(MERGE, 100000),
@@ -291,9 +289,9 @@ const cli_command merge_command = {
 const cli_command rescue_command = {
     .name = "rescue",
     .operands = "SOURCE TARGET",
-    .summary = "write what is whole of a file that was cut off",
-    .about = "Writes the tensors that are whole of a file that ends before its data does (an\n"
-             "interrupted download or copy) to a new file, and says how much is lost.",
+    .summary = "save the complete tensors of a truncated file",
+    .about = "Write the complete tensors of a truncated file (an interrupted download or copy) to\n"
+             "a new file, and print how much is lost.",
     .examples = "  fastsafetensors rescue half.safetensors whole.safetensors\n",
     OF_THIS_FILE(RESCUE, 2),
 };

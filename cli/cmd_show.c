@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// show: the values of tensors: least, greatest, mean, what is no number, and the first ones.
+/// show: prints minimum, maximum and mean of tensors, the number of NaNs, and the first values.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -24,14 +24,14 @@ typedef struct value_statistics {
     uint64_t count, nan_count, infinite_count, zero_count;
     double least, greatest, sum, square_sum;
     double first[FIRST_MAX];
-    uint64_t first_count, first_wanted;
-    fst_dtype dtype; ///< as which the values are seen
-    /// Of whole numbers also as keys, which are exact: see cli_whole_key().
+    uint64_t first_count, first_matching;
+    fst_dtype dtype; ///< the dtype of the values
+    /// For integers, also as exact keys: see cli_integer_key().
     uint64_t least_key, greatest_key, first_keys[FIRST_MAX];
 } value_statistics;
 
 static void add_value(value_statistics *statistics, double value) {
-    if (statistics->first_count < statistics->first_wanted)
+    if (statistics->first_count < statistics->first_matching)
         statistics->first[statistics->first_count++] = value;
     statistics->count++;
     if (isnan(value)) {
@@ -48,10 +48,10 @@ static void add_value(value_statistics *statistics, double value) {
     }
 }
 
-/// Before add_value() of the same.
+/// Call it before add_value() for the same value.
 static void add_key(value_statistics *statistics, uint64_t key) {
     bool is_first = statistics->count == 0;
-    if (statistics->first_count < statistics->first_wanted)
+    if (statistics->first_count < statistics->first_matching)
         statistics->first_keys[statistics->first_count] = key;
     if (is_first || key < statistics->least_key) statistics->least_key = key;
     if (is_first || key > statistics->greatest_key) statistics->greatest_key = key;
@@ -60,41 +60,41 @@ static void add_key(value_statistics *statistics, uint64_t key) {
 static bool add_values(value_statistics *statistics, const fst_tensor_view *view) {
     uint64_t count = view->size_bytes * 8 / fst_dtype_bits(view->dtype);
     double number;
-    bool is_whole = cli_is_whole(view->dtype);
+    bool is_whole = cli_is_integer(view->dtype);
     for (uint64_t i = 0; i < count; i++) {
         if (!cli_value_at(view, i, &number)) return false;
-        if (is_whole) add_key(statistics, cli_whole_key(view, i));
+        if (is_whole) add_key(statistics, cli_integer_key(view, i));
         add_value(statistics, number);
     }
     return true;
 }
 
-/// A value as text: whole numbers in all their digits.
+/// A value as text; integers with all digits.
 static const char *value_text(const value_statistics *statistics, double value, uint64_t key,
                               char *text) {
-    if (cli_is_whole(statistics->dtype)) return cli_whole_text(statistics->dtype, key, text);
+    if (cli_is_integer(statistics->dtype)) return cli_integer_text(statistics->dtype, key, text);
     snprintf(text, 32, "%.6g", value);
     return text;
 }
 
 static void print_value(const value_statistics *statistics, double value, uint64_t key) {
     char text[32];
-    if (!cli_is_whole(statistics->dtype))
+    if (!cli_is_integer(statistics->dtype))
         cli_print_number(value);
     else
-        printf("%s", cli_whole_text(statistics->dtype, key, text));
+        printf("%s", cli_integer_text(statistics->dtype, key, text));
 }
 
-/// Loads the tensor piece by piece, its values as F64 or 64-bit integers. *known: it has numbers.
+/// Loads the tensor piece by piece, as F64 or 64-bit integers. *known: its dtype has numbers.
 static fst_status gather(fst_model *model, const piece_list *pieces, value_statistics *statistics,
                          bool *known, fst_error *error) {
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
-                                .items = pieces->items,
-                                .item_count = pieces->count,
+                                .parts = pieces->items,
+                                .part_count = pieces->count,
                                 .budget_bytes = pieces->count > 1 ? BUDGET_BYTES : 0,
-                                .no_sigbus_guard = 1,
+                                .tuning = &cli_unmapped_reads,
                                 .convert = 1,
                                 .dtype = statistics->dtype};
     fst_loader *loader;
@@ -102,7 +102,7 @@ static fst_status gather(fst_model *model, const piece_list *pieces, value_stati
     if (status != FST_OK) return status;
     for (size_t i = 0; i < pieces->count && status == FST_OK && *known; i++) {
         fst_tensor *tensor;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         status = fst_loader_next(loader, -1, &tensor, error);
         if (status != FST_OK) break;
         status = fst_tensor_view_get(tensor, &view, error);
@@ -113,7 +113,7 @@ static fst_status gather(fst_model *model, const piece_list *pieces, value_stati
     return status;
 }
 
-/// Of the finite values, as numpy's std: NaN where there is none.
+/// Standard deviation of the finite values, as numpy's std. NaN without finite values.
 static double standard_deviation(const value_statistics *s) {
     double finite = (double)(s->count - s->nan_count - s->infinite_count), mean = s->sum / finite;
     double square = s->square_sum / finite - mean * mean;
@@ -152,7 +152,6 @@ static void print_json(const fst_tensor_info *info, const value_statistics *s, b
 static void print_text(const fst_tensor_info *info, const value_statistics *s, bool known) {
     char shape[256], size[16], texts[2][32];
     uint64_t finite = s->count - s->nan_count - s->infinite_count;
-    double mean = s->sum / (double)finite;
     printf("%s", cli_bold());
     cli_print_name(info->name, info->name_size);
     printf("%s  %s %s, %s\n", cli_plain(), fst_dtype_name(info->dtype),
@@ -161,9 +160,12 @@ static void print_text(const fst_tensor_info *info, const value_statistics *s, b
     if (!known) printf("  %s has no values to show\n", fst_dtype_name(info->dtype));
     if (!known || s->count == 0) return;
     if (s->nan_count < s->count)
-        printf("  min %s  max %s  mean %.6g  standard deviation %.6g\n",
-               value_text(s, s->least, s->least_key, texts[0]),
-               value_text(s, s->greatest, s->greatest_key, texts[1]), mean, standard_deviation(s));
+        printf("  min %s  max %s", value_text(s, s->least, s->least_key, texts[0]),
+               value_text(s, s->greatest, s->greatest_key, texts[1]));
+    if (finite > 0)
+        printf("  mean %.6g  standard deviation %.6g", s->sum / (double)finite,
+               standard_deviation(s));
+    if (s->nan_count < s->count) printf("\n");
     printf("  NaN %" PRIu64 "  infinite %" PRIu64 "  zero %" PRIu64 " of %" PRIu64 "\n",
            s->nan_count, s->infinite_count, s->zero_count, s->count);
     if (s->first_count > 0) printf("  first");
@@ -174,10 +176,10 @@ static void print_text(const fst_tensor_info *info, const value_statistics *s, b
 
 static int show_tensor(fst_model *model, const fst_tensor_info *info, size_t index,
                        uint64_t first) {
-    static value_statistics statistics; // its first values would be much for a stack
+    static value_statistics statistics; // static, because it is large for a stack
     statistics = (value_statistics){.least = INFINITY,
                                     .greatest = -INFINITY,
-                                    .first_wanted = first,
+                                    .first_matching = first,
                                     .dtype = cli_value_dtype(info->dtype)};
     piece_list pieces = {0};
     fst_error error;
@@ -192,22 +194,22 @@ static int show_tensor(fst_model *model, const fst_tensor_info *info, size_t ind
     if (!cut) return cli_no_memory();
     if (status != FST_OK) return cli_fail(&error);
     (cli_wants_json() ? print_json : print_text)(info, &statistics, known);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int take(void *context, int key, cli_value value) {
     show_request *request = context;
     (void)key;
-    if (cli_parse_count(value.text, FIRST_MAX, &request->first)) return EXIT_GOOD;
+    if (cli_parse_count(value.text, FIRST_MAX, &request->first)) return EXIT_OK;
     return cli_usage("show", "--first takes at most %d, not '%s'", FIRST_MAX, value.text);
 }
 
-/// Shows the tensors that names or patterns stand for, in file order; `found` tells which of them
-/// do.
+/// Shows the tensors that match the names or patterns, in file order. Sets `found` for each name
+/// that matched.
 static int show_matches(fst_model *model, const show_request *request, bool *found) {
-    int code = EXIT_GOOD;
-    for (size_t i = 0; i < fst_model_tensor_count(model) && code == EXIT_GOOD; i++) {
-        fst_tensor_info info;
+    int code = EXIT_OK;
+    for (size_t i = 0; i < fst_model_tensor_count(model) && code == EXIT_OK; i++) {
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         bool is_named = false;
         if (fst_model_tensor_info(model, i, &info, NULL) != FST_OK) continue;
         for (size_t n = 0; n < request->name_count; n++)
@@ -219,16 +221,16 @@ static int show_matches(fst_model *model, const show_request *request, bool *fou
     return code;
 }
 
-/// A name that no tensor has: a filler's, or a mistake.
+/// A name without a tensor: a padding tensor, or a mistake.
 static int show_other(fst_model *model, const show_request *request, const char *name) {
     char names[CLOSE_NAMES_TEXT_MAX];
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     size_t index;
     if (fst_model_find(model, name, SIZE_MAX, &index, NULL) == FST_OK &&
         fst_model_tensor_info(model, index, &info, NULL) == FST_OK)
         return show_tensor(model, &info, index, request->first);
     cli_close_names(model, name, names);
-    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches '%s'%s%s", name,
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches '%s'%s%s", name,
                       names[0] == '\0' ? "" : ". Close: ", names);
 }
 
@@ -236,7 +238,7 @@ static int run(const cli_command *command, char **argv) {
     show_request request = {.first = 8};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
+    if (code != EXIT_OK || operands.is_answered) return code;
     fst_model *model;
     fst_error error;
     if (fst_model_open(operands.words[0], NULL, &model, &error) != FST_OK) return cli_fail(&error);
@@ -244,7 +246,7 @@ static int run(const cli_command *command, char **argv) {
     request.name_count = (size_t)operands.count - 1;
     bool *found = calloc(request.name_count, sizeof *found);
     code = found == NULL ? cli_no_memory() : show_matches(model, &request, found);
-    for (size_t n = 0; found != NULL && n < request.name_count && code == EXIT_GOOD; n++)
+    for (size_t n = 0; found != NULL && n < request.name_count && code == EXIT_OK; n++)
         if (!found[n]) code = show_other(model, &request, request.names[n]);
     free(found);
     fst_model_close(model);
@@ -252,17 +254,18 @@ static int run(const cli_command *command, char **argv) {
 }
 
 static const cli_option options[] = {
-    {'f', "first", "N", NULL, "how many of the first values are printed (8)", 0},
+    {'f', "first", "N", NULL, "print the first N values (default: 8)", 0},
     {0},
 };
 
 const cli_command show_command = {
     .name = "show",
-    .operands = "PATH NAME..",
-    .summary = "values of tensors: min, max, mean, NaNs, the first ones",
-    .about = "Reads the named tensors (NAME may be a pattern) piece by piece and prints their\n"
-             "least, greatest and mean value, how many are NaN, infinite or zero, and the first\n"
-             "ones. With --json, one object a tensor; what JSON has no number for is null.",
+    .operands = "PATH NAME...",
+    .summary = "print values of tensors: min, max, mean, NaNs, first values",
+    .about =
+        "Read the named tensors and print their minimum, maximum and mean, the number of NaN,\n"
+        "infinite and zero elements, and the first values. NAME may be a pattern. With\n"
+        "--json, print one object per tensor, with null for values that JSON cannot express.",
     .examples = "  fastsafetensors show model.safetensors embeddings.LayerNorm.bias\n"
                 "  fastsafetensors show --json --first 0 model.safetensors '*.weight'\n",
     .options = options,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// sign: a folder, as OpenSSF model signing has it.
+/// sign: signs a folder in the format of OpenSSF model signing.
 #include <inttypes.h>
 
 #include "commands.h"
@@ -9,7 +9,7 @@ static int take(void *context, int key, cli_value value) {
     if (key == 'k') files->key = value.text;
     if (key == 'o') files->bundle = value.text;
     if (key == 'K') files->keep = value.text;
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int run(const cli_command *command, char **argv) {
@@ -18,10 +18,10 @@ static int run(const cli_command *command, char **argv) {
     fst_error error;
     cli_operands operands;
     int code = cli_parse(command, argv, &files, &operands);
-    if (code != EXIT_GOOD || operands.is_answered) return code;
-    if (files.key == NULL) return cli_usage("sign", "--key FILE says with which private key");
+    if (code != EXIT_OK || operands.is_answered) return code;
+    if (files.key == NULL) return cli_usage("sign", "expected --key FILE, the private key");
     if (files.bundle != NULL && cli_is_output(files.bundle))
-        return cli_usage("sign", "a bundle is a file: --output takes no -");
+        return cli_usage("sign", "--output - is not supported: the bundle must be a file");
     files.folder = operands.words[0];
     files.progress = cli_progress_begin();
     fst_status status = fst_bundle_sign(&files, &stats, &error);
@@ -34,26 +34,27 @@ static int run(const cli_command *command, char **argv) {
         printf("{\"files\": %" PRIu64 ", \"files_kept\": %" PRIu64 ", \"bytes\": %" PRIu64 "}\n",
                stats.file_count, stats.files_kept, stats.bytes_read);
     else
-        printf("signed %" PRIu64 " file%s, %" PRIu64 " kept from before\n", stats.file_count,
+        printf("signed %" PRIu64 " file%s, %" PRIu64 " reused\n", stats.file_count,
                cli_plural(stats.file_count), stats.files_kept);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static const cli_option options[] = {
-    {'k', "key", "FILE", NULL, "the private key: PEM without a password, P-256, P-384 or P-521", 0},
-    {'o', "output", "TARGET", NULL, "put the bundle there (FOLDER/model.sig)", 0},
+    {'k', "key", "FILE", NULL, "private key: unencrypted PEM, P-256, P-384 or P-521", 0},
+    {'o', "output", "TARGET", NULL, "write the bundle to TARGET (default: FOLDER/model.sig)", 0},
     {'K', "keep", "OLD", NULL,
-     "do not read files that were not changed since that bundle was signed with this key", 0},
+     "reuse the digests of bundle OLD, signed with the same key, for unchanged files", 0},
     {0},
 };
 
 const cli_command sign_command = {
     .name = "sign",
     .operands = "FOLDER",
-    .summary = "sign a folder with a key, as OpenSSF model signing has it",
-    .about = "Signs all files of a folder; 'verify --signature' and the model_signing package\n"
-             "verify it. Make the manifest first ('hash --manifest --algorithm sha256'): loads\n"
-             "can then be verified by key. Needs libcrypto.",
+    .summary = "sign a folder with a key (OpenSSF model signing)",
+    .about =
+        "Sign all files of a folder. 'verify --signature' and the model_signing package check\n"
+        "the signature. Write the manifest first ('hash --manifest --algorithm sha256'), so\n"
+        "that loads can be verified by key. Needs libcrypto.",
     .examples = "  fastsafetensors sign --key key.pem folder\n"
                 "  fastsafetensors sign --key key.pem --keep folder/model.sig folder\n"
                 "  fastsafetensors verify --signature folder/model.sig --key pub.pem folder\n",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// verify: is a model what the format says, and is all of it there?
+/// verify: checks that a model is valid and complete.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "manifest_commands.h"
 #include "rewrite.h"
 
-/// Memory that compressed tensors are decoded in, and the pieces that larger ones are cut in.
+/// Memory for decoding compressed tensors, and for pieces of larger ones.
 #define DECODE_BUDGET_BYTES ((uint64_t)128 << 20)
 #define DECODE_PIECE_BYTES ((uint64_t)16 << 20)
 
@@ -20,15 +20,15 @@ typedef struct verify_request {
     bool quiet, hash;
     bool by_manifest;
     const char *signature, *key;
-    const char *manifest; ///< NULL: the one beside the model
+    const char *manifest; ///< NULL: the one next to the model
 } verify_request;
 
-/// What was found wrong with one path.
+/// The errors found at one path.
 typedef struct path_verdict {
     const char *path;
-    fst_error first; ///< what opening it said
+    fst_error first; ///< the error of opening it
     int code;
-    size_t told; ///< errors printed
+    size_t display; ///< errors printed
 } path_verdict;
 
 static bool ends_with(const char *text, const char *ending) {
@@ -36,27 +36,26 @@ static bool ends_with(const char *text, const char *ending) {
     return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
-/// A set that lacks a file, or a folder without one, is there to be read, and not valid.
+/// A model with missing shards, or a folder without a model, was readable, so it is "invalid".
 static int code_of(const char *path, const fst_error *error) {
     struct stat info;
     bool lacks = error->status == FST_E_NOT_FOUND || error->status == FST_E_NO_TENSORS;
     return lacks && stat(path, &info) == 0 ? EXIT_INVALID : cli_code_of(error->status);
 }
 
-static void tell(path_verdict *verdict, const fst_error *error) {
+static void report(path_verdict *verdict, const fst_error *error) {
     if (cli_wants_json()) {
-        printf("%s", verdict->told > 0 ? ", " : "");
+        printf("%s", verdict->display > 0 ? ", " : "");
         cli_print_error_json(error);
     } else {
-        fprintf(stderr, "fastsafetensors: %s\n", error->message);
+        cli_print_error(error);
     }
-    verdict->told++;
+    verdict->display++;
 }
 
-/// What else is wrong in a folder: its other files, each for itself, and downloads that have not
-/// ended.
-static void tell_of_entry(path_verdict *verdict, const char *folder, const char *name,
-                          const fst_open_options *options) {
+/// Checks the other files of a folder, each by itself, and reports unfinished downloads.
+static void report_entry(path_verdict *verdict, const char *folder, const char *name,
+                         const fst_open_options *options) {
     static const char *const unfinished[] = {".incomplete", ".part", ".crdownload", ".aria2",
                                              ".download"};
     fst_error error = {.byte_offset = FST_NO_OFFSET, .status = FST_E_NOT_FOUND};
@@ -68,31 +67,31 @@ static void tell_of_entry(path_verdict *verdict, const char *folder, const char 
         if (ends_with(name, unfinished[i])) {
             snprintf(error.file, sizeof error.file, "%s", path);
             snprintf(error.message, sizeof error.message,
-                     "a download that has not ended lies beside it, in %.400s", path);
-            tell(verdict, &error);
+                     "an unfinished download is in the same folder: %.400s", path);
+            report(verdict, &error);
         }
     fst_model *model = NULL;
     if (ends_with(name, ".safetensors") && name[0] != '.' &&
         fst_model_open(path, options, &model, &error) != FST_OK &&
         strcmp(error.file, verdict->first.file) != 0)
-        tell(verdict, &error);
+        report(verdict, &error);
     fst_model_close(model);
     free(path);
 }
 
-static void tell_all(path_verdict *verdict, const fst_open_options *options) {
+static void report_all(path_verdict *verdict, const fst_open_options *options) {
     struct dirent **entries;
     struct stat info;
     char *folder = strdup(verdict->path);
     char *slash = folder == NULL ? NULL : strrchr(folder, '/');
     bool is_index = ends_with(verdict->path, ".index.json");
-    tell(verdict, &verdict->first);
+    report(verdict, &verdict->first);
     if (folder != NULL && is_index)
         snprintf(slash == NULL ? folder : slash, 2, slash == NULL ? "." : "");
     if (folder != NULL && stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) {
         int count = scandir(folder, &entries, NULL, alphasort);
         for (int i = 0; i < count; i++) {
-            tell_of_entry(verdict, folder, entries[i]->d_name, options);
+            report_entry(verdict, folder, entries[i]->d_name, options);
             free(entries[i]);
         }
         if (count >= 0) free(entries);
@@ -104,10 +103,10 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
     path_verdict verdict = {.path = path, .first = *error, .code = code_of(path, error)};
     if (cli_wants_json()) {
         printf("{\"path\": ");
-        cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
+        cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
         printf(", \"valid\": false, \"errors\": [");
     }
-    tell_all(&verdict, &request->open);
+    report_all(&verdict, &request->open);
     if (cli_wants_json())
         printf("]}\n");
     else if (verdict.code == EXIT_INVALID) {
@@ -120,15 +119,15 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
 static int accept_path(const char *path, fst_model *model, const verify_request *request) {
     size_t tensors = fst_model_tensor_count(model), files = fst_model_file_count(model);
     hash_check check = {0};
-    int code = request->hash ? hash_gather(path, model, &check) : EXIT_GOOD;
-    // What could not be read, or digested, was said as an object of its own.
-    if (code != EXIT_GOOD) {
+    int code = request->hash ? hash_gather(path, model, &check) : EXIT_OK;
+    // Read and digest errors were already printed as separate objects.
+    if (code != EXIT_OK) {
         hash_check_clear(&check);
         return code;
     }
     if (cli_wants_json()) {
         printf("{\"path\": ");
-        cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
+        cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
         printf(", \"tensors\": %zu, \"files\": %zu", tensors, files);
     } else if (!request->quiet) {
         cli_print_path(path);
@@ -136,32 +135,32 @@ static int accept_path(const char *path, fst_model *model, const verify_request 
                tensors, cli_plural(tensors), files, cli_plural(files));
     }
     if (request->hash) code = hash_compare(path, model, &check, request->quiet);
-    if (cli_wants_json()) printf(", \"valid\": %s}\n", code == EXIT_GOOD ? "true" : "false");
+    if (cli_wants_json()) printf(", \"valid\": %s}\n", code == EXIT_OK ? "true" : "false");
     hash_check_clear(&check);
     return code;
 }
 
 static bool has_compressed(const fst_model *model) {
-    fst_file_info info = {0};
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     for (size_t i = 0; fst_model_file_info(model, i, &info, NULL) == FST_OK; i++)
         if (info.compressed_count > 0) return true;
     return false;
 }
 
-/// Decodes what is asked for: what is stored is held against its checksums.
-static fst_status decode_items(fst_model *model, const fst_request_item *items, size_t count,
+/// Decodes the tensors of a compressed file, which verifies its checksums.
+static fst_status decode_items(fst_model *model, const fst_part *items, size_t count,
                                fst_error *error) {
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
-                                .items = items,
-                                .item_count = count,
+                                .parts = items,
+                                .part_count = count,
                                 .budget_bytes = DECODE_BUDGET_BYTES};
     fst_loader *loader;
     fst_tensor *tensor;
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     if (count == 0) return FST_OK;
-    // A tensor that can't be cut (below a byte) may be larger than the budget.
-    if (count == 1 && items->slice_begin == NULL &&
+    // A sub-byte tensor that cannot be split may exceed the budget.
+    if (count == 1 && items->begin == NULL &&
         fst_model_tensor_info(model, items->tensor_index, &info, NULL) == FST_OK &&
         info.size_bytes > DECODE_PIECE_BYTES)
         options.budget_bytes = 0;
@@ -188,19 +187,19 @@ static fst_status decode_pieces(fst_model *model, size_t index, const fst_tensor
     return status;
 }
 
-/// Decodes every tensor of a model with compressed ones: the small ones in one load.
+/// Decodes all tensors of a model with compressed ones; small tensors in one load.
 static fst_status decode_all(fst_model *model, fst_error *error) {
     size_t count = fst_model_tensor_count(model), small = 0;
     fst_status status = FST_OK;
-    fst_tensor_info info;
-    fst_request_item *items = calloc(count + 1, sizeof *items);
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    fst_part *items = calloc(count + 1, sizeof *items);
     if (items == NULL) return decode_items(model, NULL, 0, error);
     for (size_t i = 0; i < count && status == FST_OK; i++) {
         status = fst_model_tensor_info(model, i, &info, error);
         if (status == FST_OK && info.size_bytes > DECODE_PIECE_BYTES)
             status = decode_pieces(model, i, &info, error);
         else
-            items[small++].tensor_index = i;
+            items[small++] = (fst_part){.struct_size = sizeof(fst_part), .tensor_index = i};
     }
     if (status == FST_OK) status = decode_items(model, items, small, error);
     free(items);
@@ -221,7 +220,7 @@ static int verify_path(const char *path, const verify_request *request) {
     return code;
 }
 
-/// The check that was asked for.
+/// Runs the requested check.
 static int check_path(const char *path, const verify_request *request) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = path;
@@ -237,11 +236,13 @@ static int take(void *context, int key, cli_value value) {
     if (key == 'l') request->open.flags |= FST_OPEN_LENIENT;
     if (key == 'q') request->quiet = true;
     if (key == 'H') request->hash = true;
-    if (key == 'm') request->by_manifest = true;
-    if (key == 'f') request->manifest = value.text;
+    if (key == 'm') {
+        request->by_manifest = true;
+        request->manifest = value.text;
+    }
     if (key == 's') request->signature = value.text;
     if (key == 'k') request->key = value.text;
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static input_part part_of(const void *request) {
@@ -252,11 +253,9 @@ static int run(const cli_command *command, char **argv) {
     verify_request request = {.open = {.struct_size = sizeof request.open}};
     cli_operands operands;
     int worst = cli_parse(command, argv, &request, &operands);
-    if (worst != EXIT_GOOD || operands.is_answered) return worst;
+    if (worst != EXIT_OK || operands.is_answered) return worst;
     if ((request.signature == NULL) != (request.key == NULL))
-        return cli_usage("verify", "--signature and --key go together");
-    if (request.manifest != NULL && !request.by_manifest)
-        return cli_usage("verify", "--from is of --manifest");
+        return cli_usage("verify", "--signature and --key must be given together");
     for (int i = 0; i < operands.count; i++) {
         int code = check_path(operands.words[i], &request);
         if (code > worst) worst = code;
@@ -266,25 +265,24 @@ static int run(const cli_command *command, char **argv) {
 
 static const cli_option options[] = {
     CLI_LENIENT_OPTION(0),
-    {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' has kept", 0},
-    {'m', "manifest", NULL, NULL, "compare all bytes of all files with the manifest beside them",
+    {'H', "hash", NULL, NULL, "compare all bytes with the digests that 'hash' stored", 0},
+    {'m', "manifest", "[=FILE]", NULL,
+     "compare all bytes of all files with their manifest, or with this manifest or sha256sum list",
      0},
     {'s', "signature", "BUNDLE", NULL,
      "compare all files of a folder with an OpenSSF model-signing bundle", 0},
-    {'k', "key", "FILE", NULL, "of --signature: the public key (PEM)", 0},
-    {'f', "from", "FILE", NULL, "of --manifest: this one, or a list of sha256sum's", 0},
-    {'q', "quiet", NULL, NULL, "say nothing of valid ones", 0},
+    {'k', "key", "FILE", NULL, "with --signature: the public key (PEM)", 0},
+    {'q', "quiet", NULL, NULL, "print nothing for valid models", 0},
     {0},
 };
 
 const cli_command verify_command = {
     .name = "verify",
-    .operands = "PATH..",
-    .summary = "check a model's headers; exit 0 valid, 1 invalid, 2 unreadable",
-    .about = "Checks headers and, of sharded models, the index and that all files are there. Of a\n"
-             "folder, every damaged file is told. Exit code: 0 all valid, 1 one is invalid (with\n"
-             "the error's name, the tensor and the byte), 2 one could not be read. With --json,\n"
-             "one object a path.",
+    .operands = "PATH...",
+    .summary = "check a model: headers, index, checksums, signature",
+    .about = "Check headers and, for sharded models, the index and that all files exist. Report\n"
+             "every damaged file of a folder. The exit code is that of the worst path. With\n"
+             "--json, print one object per path, with the error's name, tensor and byte.",
     .examples = "  fastsafetensors verify folder other.safetensors\n"
                 "  fastsafetensors verify --json folder | jq '.errors[].kind'\n",
     .options = options,

@@ -8,6 +8,6 @@
 extern const cli_command inspect_command, show_command, verify_command, load_command,
     convert_command, extract_command, split_command, merge_command, edit_command, diff_command,
     hash_command, sign_command, rescue_command, clean_command, bench_command, engines_command,
-    cache_command;
+    cache_command, delta_command;
 
 #endif

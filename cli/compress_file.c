@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One file compressed, or decompressed: its bytes are kept, header and all.
+/// Compresses or decompresses one file, keeping its exact bytes including the header.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #include "rewrite.h"
 
-bool cli_packs_alone(const rewrite_plan *plan, const char *source) {
+bool cli_is_compress_only(const rewrite_plan *plan, const char *source) {
     struct stat info;
     size_t size = strlen(source);
     bool is_index = size > 5 && strcmp(source + size - 5, ".json") == 0;
@@ -18,8 +18,8 @@ bool cli_packs_alone(const rewrite_plan *plan, const char *source) {
            S_ISREG(info.st_mode);
 }
 
-static void say_done(uint64_t bytes, const rewrite_plan *plan, bool decompress,
-                     const fst_save_stats *stats) {
+static void print_done(uint64_t bytes, const rewrite_plan *plan, bool decompress,
+                       const fst_save_stats *stats) {
     char before[16], after[16];
     double seconds = (double)stats->total_ns / 1e9;
     if (cli_wants_json()) {
@@ -53,6 +53,6 @@ int cli_pack(const char *source, const rewrite_plan *plan, bool decompress) {
                             : fst_file_compress(source, plan->target, &options, &stats, &error);
     cli_progress_end(status == FST_OK);
     if (status != FST_OK) return cli_fail(&error);
-    say_done(before, plan, decompress, &stats);
-    return EXIT_GOOD;
+    print_done(before, plan, decompress, &stats);
+    return EXIT_OK;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Pairs of tensors: the same pieces of both are loaded ahead and compared.
+/// Compares pairs of tensors, loading the same pieces of both ahead.
 #include "diff_pair.h"
 
 #include <math.h>
@@ -16,21 +16,20 @@ static fst_status open_side(tensor_pair *pair, int side, const fst_dtype *dtype,
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
-                                .items = pair->pieces.items,
-                                .item_count = pair->pieces.count,
+                                .parts = pair->pieces.items,
+                                .part_count = pair->pieces.count,
                                 .budget_bytes = BUDGET_BYTES,
-                                // Cached chunks by pread: mapped pages would count as our memory.
-                                .no_sigbus_guard = 1};
+                                .tuning = &cli_unmapped_reads};
     if (dtype != NULL) {
         options.convert = 1;
         options.dtype = *dtype;
     }
-    // A tensor that can't be cut (below a byte) may be larger than the budget.
+    // A sub-byte tensor that cannot be split may exceed the budget.
     if (pair->pieces.count == 1) options.budget_bytes = 0;
     return fst_loader_open(pair->models[side], &options, out, error);
 }
 
-/// Visits the pieces of both sides together; both converted to `dtype` where it is not NULL.
+/// Visits the pieces of both sides together, converted to `dtype` unless it is NULL.
 static fst_status visit_pieces(tensor_pair *pair, const fst_dtype *dtype, piece_visitor visit,
                                void *context, fst_error *error) {
     fst_loader *loaders[2] = {NULL, NULL};
@@ -39,7 +38,8 @@ static fst_status visit_pieces(tensor_pair *pair, const fst_dtype *dtype, piece_
         status = open_side(pair, side, dtype, &loaders[side], error);
     for (size_t i = 0; i < pair->pieces.count && status == FST_OK; i++) {
         fst_tensor *tensors[2] = {NULL, NULL};
-        fst_tensor_view views[2];
+        fst_tensor_view views[2] = {FST_STRUCT_INIT(fst_tensor_view),
+                                    FST_STRUCT_INIT(fst_tensor_view)};
         for (int side = 0; side < 2 && status == FST_OK; side++) {
             status = fst_loader_next(loaders[side], -1, &tensors[side], error);
             if (status == FST_OK) status = fst_tensor_view_get(tensors[side], &views[side], error);
@@ -58,7 +58,7 @@ static void visit_bytes(void *context, const fst_tensor_view *a, const fst_tenso
     if (*same && memcmp(a->data, b->data, a->size_bytes) != 0) *same = false;
 }
 
-/// Also of NaNs, which are equal to nothing.
+/// Compares bits, so that equal NaNs compare as equal.
 static bool same_bits(double a, double b) {
     uint64_t a_bits, b_bits;
     memcpy(&a_bits, &a, sizeof a_bits);
@@ -66,17 +66,18 @@ static bool same_bits(double a, double b) {
     return a_bits == b_bits;
 }
 
-/// The difference of element `i`; 0: the same. False where the dtype has no numbers.
+/// The difference of element `i`; 0: equal. False if the dtype has no numbers.
 static bool compare_element(const fst_tensor_view *a, const fst_tensor_view *b, uint64_t i,
                             double *difference) {
     double left, right;
-    if (cli_is_whole(a->dtype)) {
-        uint64_t keys[2] = {cli_whole_key(a, i), cli_whole_key(b, i)};
+    if (cli_is_integer(a->dtype)) {
+        uint64_t keys[2] = {cli_integer_key(a, i), cli_integer_key(b, i)};
         *difference = (double)(keys[0] > keys[1] ? keys[0] - keys[1] : keys[1] - keys[0]);
         return true;
     }
     if (!cli_value_at(a, i, &left) || !cli_value_at(b, i, &right)) return false;
-    *difference = same_bits(left, right) ? 0 : fabs(left - right); // 0 too: zeros of both signs
+    *difference =
+        same_bits(left, right) ? 0 : fabs(left - right); // also 0 for zeros of different sign
     return true;
 }
 
@@ -91,14 +92,14 @@ static void visit_values(void *context, const fst_tensor_view *a, const fst_tens
         summary->element_count++;
         if (difference == 0) continue;
         summary->differing++;
-        if (!(difference <= summary->max)) summary->max = difference; // NaN shows
+        if (!(difference <= summary->max)) summary->max = difference; // so that a NaN is reported
         summary->sum += difference;
     }
 }
 
 bool diff_pair_cut(tensor_pair *pair) {
-    // Pieces are cut by what they take as 64-bit numbers, so that the budget holds for values too;
-    // by the smaller element, whose bytes must be whole.
+    // Pieces are sized by their values as 64-bit numbers, to stay within the budget, and by the
+    // smaller element, whose bytes must be whole.
     uint64_t bits[2] = {fst_dtype_bits(pair->infos[0].dtype), fst_dtype_bits(pair->infos[1].dtype)};
     int least = bits[1] < bits[0];
     return cli_pieces_cut(&pair->pieces, &pair->infos[least], bits[least],
@@ -115,8 +116,8 @@ fst_status diff_pair_bytes(tensor_pair *pair, bool *same, fst_error *error) {
 fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error *error) {
     fst_dtype wide[2] = {cli_value_dtype(pair->infos[0].dtype),
                          cli_value_dtype(pair->infos[1].dtype)};
-    *summary = (value_summary){.known = pair->pieces.count == 0}; // no elements: nothing differs
-    // Of integers of both kinds: those that fit, as signed ones.
+    *summary = (value_summary){.known = pair->pieces.count == 0}; // no elements, so no difference
+    // Signed and unsigned integers are compared as signed ones, if they fit.
     if (wide[0] != wide[1] && wide[0] != FST_DTYPE_F64 && wide[1] != FST_DTYPE_F64)
         wide[0] = FST_DTYPE_I64;
     return pair->pieces.count > 0 ? visit_pieces(pair, &wide[0], visit_values, summary, error)

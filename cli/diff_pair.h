@@ -5,27 +5,27 @@
 
 #include "rewrite.h"
 
-/// One tensor as two streams of the same pieces.
+/// One tensor of each model, as streams of the same pieces.
 typedef struct tensor_pair {
     fst_model *models[2];
-    fst_tensor_info infos[2];
+    fst_tensor_info infos[2]; ///< with their struct_size set
     size_t indexes[2];
     piece_list pieces;
 } tensor_pair;
 
-/// What the differing elements of a tensor come to.
+/// Statistics of a tensor's differing elements.
 typedef struct value_summary {
     uint64_t element_count, differing;
     double max, sum;
-    bool known; ///< the dtypes have numbers that compare
+    bool known; ///< the dtypes have comparable numbers
 } value_summary;
 
-/// Cuts the tensors of a pair whose models, infos and indexes are set; false without memory.
+/// Splits the tensors of a pair whose models, infos and indexes are set. False without memory.
 bool diff_pair_cut(tensor_pair *pair);
 void diff_pair_clear(tensor_pair *pair);
-/// Whether all bytes are the same; the dtypes are.
+/// Compares the bytes; the dtypes must be equal.
 fst_status diff_pair_bytes(tensor_pair *pair, bool *same, fst_error *error);
-/// What differs in value, whatever the dtypes.
+/// Compares the values, whatever the dtypes.
 fst_status diff_pair_values(tensor_pair *pair, value_summary *summary, fst_error *error);
 
 #endif

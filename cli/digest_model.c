@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Digests of a model's tensors and files, made while pieces are read ahead: a file's bytes are its
-/// tensors in file order, and what lies before, between and behind them.
+/// Digests a model's tensors and files while later pieces are read ahead. The bytes of a file are
+/// its tensors in file order, and the bytes before, between and after them.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,14 +14,14 @@
 typedef struct digest_job {
     fst_model *model;
     fst_digest digest;
-    fst_request_item *items;
+    fst_part *items;
     size_t item_count, item_capacity;
     uint64_t *numbers;
     size_t number_count, number_capacity;
-    size_t tensor; ///< that is being cut
+    size_t tensor; ///< the tensor being split
     FILE *out;
     fst_digest_state *file_state;
-    bool is_compressed; ///< the file's bytes are not those of its tensors: they are read apart
+    bool is_compressed; ///< stored and decoded bytes differ, so the file is read separately
 } digest_job;
 
 bool cli_digest_find(const char *name, fst_digest *out) {
@@ -36,7 +36,7 @@ bool cli_digest_find(const char *name, fst_digest *out) {
 static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
                        uint64_t first_element) {
     digest_job *job = context;
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     (void)first_element;
     if (fst_model_tensor_info(job->model, job->tensor, &info, NULL) != FST_OK) return false;
     uint32_t rank = begin == NULL ? 0 : info.rank;
@@ -52,11 +52,11 @@ static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end
         if (numbers == NULL) return false;
         job->numbers = numbers;
     }
-    fst_request_item *item = &job->items[job->item_count++];
-    *item = (fst_request_item){.tensor_index = job->tensor};
+    fst_part *item = &job->items[job->item_count++];
+    *item = (fst_part){.struct_size = sizeof(fst_part), .tensor_index = job->tensor};
     if (rank == 0) return true;
-    item->slice_begin = (void *)(uintptr_t)(job->number_count + 1);
-    item->slice_end = (void *)(uintptr_t)(job->number_count + 1 + rank);
+    item->begin = (void *)(uintptr_t)(job->number_count + 1);
+    item->end = (void *)(uintptr_t)(job->number_count + 1 + rank);
     memcpy(job->numbers + job->number_count, begin, rank * sizeof *begin);
     memcpy(job->numbers + job->number_count + rank, end, rank * sizeof *end);
     job->number_count += 2 * rank;
@@ -65,23 +65,23 @@ static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end
 
 static bool cut_tensors(digest_job *job) {
     for (job->tensor = 0; job->tensor < fst_model_tensor_count(job->model); job->tensor++) {
-        fst_tensor_info info;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         if (fst_model_tensor_info(job->model, job->tensor, &info, NULL) != FST_OK) return false;
         if (info.size_bytes > 0 &&
             !cli_cut_tensor(&info, fst_dtype_bits(info.dtype), PIECE_BYTES, take_piece, job))
             return false;
     }
     for (size_t i = 0; i < job->item_count; i++) {
-        fst_request_item *item = &job->items[i];
-        if (item->slice_begin == NULL) continue;
-        item->slice_begin = job->numbers + (uintptr_t)item->slice_begin - 1;
-        item->slice_end = job->numbers + (uintptr_t)item->slice_end - 1;
+        fst_part *item = &job->items[i];
+        if (item->begin == NULL) continue;
+        item->begin = job->numbers + (uintptr_t)item->begin - 1;
+        item->end = job->numbers + (uintptr_t)item->end - 1;
     }
     return true;
 }
 
-/// What no tensor of the model covers is part of its file: the header, fillers, tensors that an
-/// index leaves out.
+/// Adds bytes that belong to no tensor of the model: the header, padding, and tensors that an index
+/// omits.
 static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, uint64_t end) {
     static char bytes[1 << 16];
     FILE *file = begin < end ? fopen(info->path, "rb") : NULL;
@@ -93,12 +93,12 @@ static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, u
         begin += wanted;
     }
     if (file != NULL) fclose(file);
-    if (good) return EXIT_GOOD;
-    return cli_refuse(EXIT_UNREADABLE, "IoError", "the file could not be read again: %s",
+    if (good) return EXIT_OK;
+    return cli_refuse(EXIT_UNREADABLE, "IoError", "the file could not be read a second time: %s",
                       info->path);
 }
 
-/// Ends a digest and writes its line.
+/// Finishes a digest and writes its line.
 static fst_status put_line(digest_job *job, const char *kind, fst_digest_state *state,
                            fst_error *error) {
     unsigned char digest[FST_DIGEST_BYTES_MAX];
@@ -111,11 +111,11 @@ static fst_status put_line(digest_job *job, const char *kind, fst_digest_state *
     return FST_OK;
 }
 
-/// The next piece of a tensor, which is digested by its own state and by the file's.
+/// Adds the next piece of a tensor to the tensor's and the file's digest.
 static fst_status add_piece(digest_job *job, fst_loader *loader, fst_digest_state *state,
                             uint64_t *left, fst_error *error) {
     fst_tensor *tensor;
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     fst_status status = fst_loader_next(loader, -1, &tensor, error);
     if (status != FST_OK) return status;
     status = fst_tensor_view_get(tensor, &view, error);
@@ -146,38 +146,38 @@ static fst_status add_tensor(digest_job *job, fst_loader *loader, const fst_tens
     return FST_OK;
 }
 
-/// The file's bytes in order: its tensors, from *tensor on, and what lies around them; of a
-/// compressed file its tensors, and then all that is stored.
+/// Digests the file's bytes in order: its tensors, from *tensor on, and the bytes around them. For
+/// a compressed file: the decoded tensors first, then all stored bytes.
 static int add_bytes(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
-    fst_file_info info;
-    fst_tensor_info next;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
+    fst_tensor_info next = FST_STRUCT_INIT(fst_tensor_info);
     fst_error error;
     uint64_t at = 0;
-    int code = EXIT_GOOD;
+    int code = EXIT_OK;
     if (fst_model_file_info(job->model, file, &info, &error) != FST_OK) return cli_fail(&error);
-    while (code == EXIT_GOOD && *tensor < fst_model_tensor_count(job->model) &&
+    while (code == EXIT_OK && *tensor < fst_model_tensor_count(job->model) &&
            fst_model_tensor_info(job->model, *tensor, &next, &error) == FST_OK &&
            next.file_index == file) {
         if (!job->is_compressed) code = add_gap(job, &info, at, next.file_offset);
-        if (code == EXIT_GOOD && add_tensor(job, loader, &next, &error) != FST_OK)
+        if (code == EXIT_OK && add_tensor(job, loader, &next, &error) != FST_OK)
             code = cli_fail(&error);
         at = next.file_offset + next.size_bytes;
         ++*tensor;
     }
-    if (code != EXIT_GOOD) return code;
+    if (code != EXIT_OK) return code;
     return job->is_compressed ? add_gap(job, &info, 0, info.stored_bytes)
                               : add_gap(job, &info, at, info.size_bytes);
 }
 
 static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     fst_error error;
     if (fst_model_file_info(job->model, file, &info, &error) != FST_OK ||
         fst_digest_begin(job->digest, &job->file_state, &error) != FST_OK)
         return cli_fail(&error);
     job->is_compressed = info.compressed_count > 0 || info.stored_bytes != info.size_bytes;
     int code = add_bytes(job, loader, file, tensor);
-    if (code != EXIT_GOOD) {
+    if (code != EXIT_OK) {
         fst_digest_drop(job->file_state);
         return code;
     }
@@ -186,7 +186,7 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
     const char *name = slash == NULL ? info.path : slash + 1;
     cli_put_json(job->out, name, strlen(name));
     fputc('\n', job->out);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int digest_all(digest_job *job) {
@@ -195,33 +195,32 @@ static int digest_all(digest_job *job) {
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
-                                .items = job->items,
-                                .item_count = job->item_count,
+                                .parts = job->items,
+                                .part_count = job->item_count,
                                 .budget_bytes = BUDGET_BYTES,
-                                // Cached chunks by pread: mapped pages would count as our memory.
-                                .no_sigbus_guard = 1,
+                                .tuning = &cli_unmapped_reads,
                                 .progress = cli_progress_begin()};
     if (job->item_count > 0 && fst_loader_open(job->model, &options, &loader, &error) != FST_OK)
         return cli_fail(&error);
-    int code = EXIT_GOOD;
+    int code = EXIT_OK;
     size_t tensor = 0;
     fprintf(job->out, "fastsafetensors-digest 1 %s\n", fst_digest_name(job->digest));
-    for (size_t f = 0; f < fst_model_file_count(job->model) && code == EXIT_GOOD; f++)
+    for (size_t f = 0; f < fst_model_file_count(job->model) && code == EXIT_OK; f++)
         code = digest_file(job, loader, f, &tensor);
     fst_loader_close(loader);
-    cli_progress_end(code == EXIT_GOOD);
+    cli_progress_end(code == EXIT_OK);
     return code;
 }
 
-/// Whether the digest can be had at all; an exit code, after saying what is missing.
+/// Whether the digest is available. Returns an exit code after printing what is missing.
 static int check_digest(fst_digest digest) {
     fst_digest_state *state;
     fst_error error;
     fst_status status = fst_digest_begin(digest, &state, &error);
-    if (status != FST_OK && cli_fail(&error) != EXIT_GOOD)
+    if (status != FST_OK && cli_fail(&error) != EXIT_OK)
         return status == FST_E_UNSUPPORTED ? EXIT_MISSING : EXIT_UNREADABLE;
     fst_digest_drop(state);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 int cli_digest_model(fst_model *model, fst_digest digest, char **text) {
@@ -229,7 +228,7 @@ int cli_digest_model(fst_model *model, fst_digest digest, char **text) {
     digest_job job = {.model = model, .digest = digest};
     *text = NULL;
     int code = check_digest(digest);
-    if (code != EXIT_GOOD) return code;
+    if (code != EXIT_OK) return code;
     job.out = open_memstream(text, &size);
     if (job.out == NULL || !cut_tensors(&job))
         code = cli_no_memory();

@@ -5,14 +5,14 @@
 
 #include "cli.h"
 
-/// The digest of a name; false for a name that is none.
+/// The digest of a name. False for an unknown name.
 bool cli_digest_find(const char *name, fst_digest *out);
 
-/// Digests of a model: one line each, in file order.
+/// Digests a model: one line per digest, in file order.
 ///   fastsafetensors-digest 1 ALGORITHM
-///   file HEX NAME            (each file, every byte)
+///   file HEX NAME            (each file, all bytes)
 ///   tensor HEX NAME          (names as JSON strings)
-/// The text is the caller's, to be freed. Returns an exit code, after saying what is wrong.
+/// The caller frees the text. Returns an exit code after printing any error.
 int cli_digest_model(fst_model *model, fst_digest digest, char **text);
 
 #endif

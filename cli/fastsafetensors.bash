@@ -1,23 +1,25 @@
 # bash completion for fastsafetensors                                      -*- shell-script -*-
 # SPDX-License-Identifier: Apache-2.0
-# The command itself knows its words: __complete prints them, ":files" for names of files.
+# `fastsafetensors __complete` prints the candidates, and ":files" for file names.
 
 _fastsafetensors() {
-    local words line
-    # Bash takes --mode=load apart at the '='; the command wants it whole.
+    local words line prefix=""
+    # Bash splits --mode=load at the '='. The command gets one word, and bash the part after '='.
     local current=${COMP_WORDS[COMP_CWORD]}
     words=("${COMP_WORDS[@]:1:COMP_CWORD}")
     if [[ $current == "=" ]]; then
-        current="" words=("${COMP_WORDS[@]:1:COMP_CWORD-1}" "")
+        current="" prefix="${COMP_WORDS[COMP_CWORD-1]}="
+        words=("${COMP_WORDS[@]:1:COMP_CWORD-2}" "$prefix")
     elif ((COMP_CWORD > 2)) && [[ ${COMP_WORDS[COMP_CWORD-1]} == "=" ]]; then
-        words=("${COMP_WORDS[@]:1:COMP_CWORD-2}" "$current")
+        prefix="${COMP_WORDS[COMP_CWORD-2]}="
+        words=("${COMP_WORDS[@]:1:COMP_CWORD-3}" "$prefix$current")
     fi
     COMPREPLY=()
     while IFS= read -r line; do
         if [[ $line == ":files" ]]; then
             mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -f -- "$current")
         else
-            COMPREPLY+=("$line")
+            COMPREPLY+=("${line#"$prefix"}")
         fi
     done < <("${COMP_WORDS[0]}" __complete "${words[@]}" 2>/dev/null)
 }

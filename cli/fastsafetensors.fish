@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# fish completion: the command prints its words, ":files" for names of files.
+# fish completion: `fastsafetensors __complete` prints the candidates, and ":files" for file names.
 
 function __fastsafetensors_complete
     set -l words (commandline -opc) (commandline -ct)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Kept digests: written, found and compared.
+/// Stored digests: writing, finding and comparing.
 #include "hash_store.h"
 
 #include <errno.h>
@@ -28,8 +28,8 @@ static char *sidecar_path(const char *path, const char *suffix) {
     return result;
 }
 
-/// A file of our own making beside the target: whatever lies there already, a link above all, is
-/// neither followed nor written to. *fresh is its name, to be freed; -1 with errno set.
+/// Creates a new file next to the target. Existing files and links are never opened. The caller
+/// frees *fresh, the new name. Returns -1 with errno set on failure.
 static int make_fresh(const char *path, char **fresh) {
     for (int attempt = 0; attempt < 16; attempt++) {
         char suffix[48];
@@ -62,7 +62,7 @@ int hash_sidecar_write(const char *path, const char *text) {
     int fd = target == NULL ? -1 : make_fresh(path, &fresh);
     bool good = fd >= 0 && write_all(fd, text);
     if (fd >= 0 && close(fd) != 0) good = false;
-    // The name is replaced, so that a link that was planted under it goes, and not what it names.
+    // The rename replaces a planted link, not its target.
     if (good && rename(fresh, target) != 0) good = false;
     if (!good) {
         cli_fail_errno("writing", target == NULL ? path : target);
@@ -70,7 +70,7 @@ int hash_sidecar_write(const char *path, const char *text) {
     }
     free(target);
     free(fresh);
-    return good ? EXIT_GOOD : EXIT_UNREADABLE;
+    return good ? EXIT_OK : EXIT_UNREADABLE;
 }
 
 /// The digest in a line "KIND HEX NAME\n"; *hex is not terminated.
@@ -95,13 +95,13 @@ static char *copy_bytes(const char *bytes, size_t size) {
     return copy;
 }
 
-/// Text of a known size.
+/// Text with a size.
 typedef struct span {
     const char *bytes;
     size_t size;
 } span;
 
-/// A pair whose strings are copies.
+/// A metadata entry whose strings are copies.
 static bool add_pair(fst_metadata_entry *entry, const char *prefix, span key, span value) {
     size_t prefix_size = strlen(prefix);
     char *full = malloc(prefix_size + key.size + 1), *copy = copy_bytes(value.bytes, value.size);
@@ -121,14 +121,14 @@ static bool is_digest_key(const fst_metadata_entry *entry) {
             memcmp(entry->key, TENSOR_KEY, strlen(TENSOR_KEY)) == 0);
 }
 
-/// Adds the lines of tensors, which come in the model's order.
+/// Adds the lines of tensors, in the model's order.
 static bool add_tensor_pairs(const fst_model *model, const char *text, fst_metadata_entry *entries,
                              size_t *count) {
     size_t tensor = 0;
     for (const char *line = text; *line != '\0'; line = next_line(line)) {
         const char *hex;
         size_t hex_size;
-        fst_tensor_info info;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         if (!read_line(line, "tensor", &hex, &hex_size)) continue;
         if (fst_model_tensor_info(model, tensor++, &info, NULL) != FST_OK) return false;
         if (!add_pair(&entries[(*count)++], TENSOR_KEY, (span){info.name, info.name_size},
@@ -171,9 +171,9 @@ void hash_metadata_free(fst_metadata_entry *entries, size_t count) {
 
 // ---- verifying ----
 
-static size_t difference_count; ///< said so far, of one path
+static size_t difference_count; ///< differences printed so far for one path
 
-/// The kept digests, terminated; NULL when there are none. A pipe in their place is not waited for.
+/// Reads the stored digests as a string. NULL if there are no digests. Never waits for a pipe.
 static char *read_sidecar(const char *path) {
     char *name = sidecar_path(path, ".digest"), *text = NULL;
     struct stat info;
@@ -189,7 +189,7 @@ static char *read_sidecar(const char *path) {
     return text;
 }
 
-/// The algorithm of digests that are kept inside; "" when none are.
+/// The algorithm of embedded digests; "" without such digests.
 static void read_embedded(const fst_model *model, char *algorithm, size_t capacity) {
     size_t count;
     fst_metadata_entry *entries = cli_model_metadata(model, &count);
@@ -201,8 +201,8 @@ static void read_embedded(const fst_model *model, char *algorithm, size_t capaci
     free(entries);
 }
 
-/// What differs, in JSON as strings of the array that the caller began.
-static void say_different(const char *text, size_t size, bool is_unknown) {
+/// Prints differing names, in JSON as elements of the array that the caller started.
+static void print_different(const char *text, size_t size, bool is_unknown) {
     if (cli_wants_json()) {
         printf("%s", difference_count++ > 0 ? ", " : "");
         cli_print_json(text, size);
@@ -210,12 +210,12 @@ static void say_different(const char *text, size_t size, bool is_unknown) {
     }
     printf("differs: ");
     cli_print_name(text, size);
-    printf(is_unknown ? " (no digest is kept)\n" : "\n");
+    printf(is_unknown ? " (no digest is stored)\n" : "\n");
 }
 
 static int compare_embedded(const fst_model *model, const char *text) {
     size_t count, tensor = 0;
-    int code = EXIT_GOOD;
+    int code = EXIT_OK;
     metadata_index index = {0};
     fst_metadata_entry *entries = cli_model_metadata(model, &count);
     bool good = entries != NULL && cli_metadata_index(entries, count, &index);
@@ -223,7 +223,7 @@ static int compare_embedded(const fst_model *model, const char *text) {
     for (const char *line = text; good && *line != '\0'; line = next_line(line)) {
         const char *hex;
         size_t hex_size;
-        fst_tensor_info info;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         if (!read_line(line, "tensor", &hex, &hex_size) ||
             fst_model_tensor_info(model, tensor++, &info, NULL) != FST_OK)
             continue;
@@ -231,7 +231,7 @@ static int compare_embedded(const fst_model *model, const char *text) {
             cli_metadata_find(&index, TENSOR_KEY, info.name, info.name_size);
         if (kept != NULL && kept->value_size == hex_size && memcmp(kept->value, hex, hex_size) == 0)
             continue;
-        say_different(info.name, info.name_size, kept == NULL);
+        print_different(info.name, info.name_size, kept == NULL);
         code = EXIT_INVALID;
     }
     free(index.order);
@@ -239,14 +239,14 @@ static int compare_embedded(const fst_model *model, const char *text) {
     return code;
 }
 
-/// Lines of both texts are in the same order: what differs is said by its kept name.
+/// Compares lines of two texts in the same order. Differences are named by their stored name.
 static int compare_lines(const char *kept, const char *found) {
-    int code = EXIT_GOOD;
+    int code = EXIT_OK;
     while (*kept != '\0' || *found != '\0') {
         size_t kept_size = strcspn(kept, "\n"), found_size = strcspn(found, "\n");
         if (kept_size != found_size || memcmp(kept, found, kept_size) != 0) {
             const char *line = *kept != '\0' ? kept : found;
-            say_different(line, strcspn(line, "\n"), false);
+            print_different(line, strcspn(line, "\n"), false);
             code = EXIT_INVALID;
         }
         kept = next_line(kept);
@@ -255,7 +255,7 @@ static int compare_lines(const char *kept, const char *found) {
     return code;
 }
 
-/// The algorithm of the digests that are kept; "" when none are.
+/// The algorithm of the stored digests; "" without such digests.
 static void find_algorithm(const fst_model *model, const char *kept, char *algorithm,
                            size_t capacity) {
     if (kept != NULL && strncmp(kept, FIRST_LINE, strlen(FIRST_LINE)) == 0)
@@ -268,10 +268,10 @@ static void find_algorithm(const fst_model *model, const char *kept, char *algor
 int hash_gather(const char *path, fst_model *model, hash_check *check) {
     *check = (hash_check){.kept = read_sidecar(path)};
     find_algorithm(model, check->kept, check->algorithm, sizeof check->algorithm);
-    if (check->algorithm[0] == '\0') return EXIT_GOOD;
+    if (check->algorithm[0] == '\0') return EXIT_OK;
     fst_digest digest;
     if (!cli_digest_find(check->algorithm, &digest))
-        return cli_refuse(EXIT_MISSING, "Unsupported", "digests by '%s' are not known here",
+        return cli_refuse(EXIT_MISSING, "Unsupported", "unknown digest algorithm '%s'",
                           check->algorithm);
     return cli_digest_model(model, digest, &check->found);
 }
@@ -282,7 +282,7 @@ int hash_compare(const char *path, const fst_model *model, const hash_check *che
         if (json)
             printf(", \"digests\": null");
         else
-            cli_print_path(path), printf(": no digests are kept, beside it or inside\n");
+            cli_print_path(path), printf(": no stored digests, in a .digest file or embedded\n");
         return EXIT_INVALID;
     }
     difference_count = 0;
@@ -290,8 +290,8 @@ int hash_compare(const char *path, const fst_model *model, const hash_check *che
     int code = check->kept != NULL ? compare_lines(check->kept, check->found)
                                    : compare_embedded(model, check->found);
     if (json) printf("]");
-    if (code == EXIT_GOOD && !quiet && !json)
-        cli_print_path(path), printf(": all digests (%s) are right\n", check->algorithm);
+    if (code == EXIT_OK && !quiet && !json)
+        cli_print_path(path), printf(": all digests (%s) match\n", check->algorithm);
     return code;
 }
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the forms of inspect share.
+/// Shared by the output formats of inspect.
 #ifndef INSPECT_H
 #define INSPECT_H
 
 #include "cli.h"
 
-/// Orders of a list: as in the file, by name (numbers in it as numbers), by size, by dtype.
+/// Orders of the list: file order, by name (with natural number order), by size, by dtype.
 enum { INSPECT_BY_FILE, INSPECT_BY_NAME, INSPECT_BY_SIZE, INSPECT_BY_DTYPE };
 
 #define INSPECT_GLOB_COUNT_MAX 64
 
-/// The tensors that are shown.
+/// The tensors to show.
 typedef struct inspect_list {
     const fst_model *model;
     fst_tensor_info *infos;
@@ -23,7 +23,7 @@ typedef struct inspect_choice {
     int order;
 } inspect_choice;
 
-/// Makes the list; false without memory. inspect_list_clear() frees it.
+/// Makes the list. False without memory. Free with inspect_list_clear().
 bool inspect_list_make(const fst_model *model, const inspect_choice *choice, inspect_list *list);
 void inspect_list_clear(inspect_list *list);
 
@@ -34,7 +34,7 @@ typedef struct inspect_totals {
 } inspect_totals;
 
 void inspect_count(const inspect_list *list, inspect_totals *totals);
-/// `index` is in range.
+/// `index` must be in range.
 fst_tensor_info inspect_tensor(const fst_model *model, size_t index);
 fst_file_info inspect_file(const fst_model *model, size_t index);
 

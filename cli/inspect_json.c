@@ -26,9 +26,9 @@ static void print_files(const fst_model *model) {
         printf("%s\n  {\"path\": ", i > 0 ? "," : "");
         cli_print_json(info.path, strlen(info.path));
         printf(", \"bytes\": %" PRIu64 ", \"header_bytes\": %" PRIu64
-               ", \"tensors\": %zu, \"fillers\": %zu, \"metadata\": ",
-               info.size_bytes, info.header_bytes, info.tensor_count - info.filler_count,
-               info.filler_count);
+               ", \"tensors\": %zu, \"padding_tensors\": %zu, \"metadata\": ",
+               info.size_bytes, info.header_bytes, info.tensor_count - info.padding_count,
+               info.padding_count);
         if (info.has_metadata)
             print_metadata(model, i, info.metadata_count);
         else

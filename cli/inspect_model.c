@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What all forms of inspect ask of a model.
+/// Model queries shared by all output formats of inspect.
 #include "inspect.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 fst_tensor_info inspect_tensor(const fst_model *model, size_t index) {
-    fst_tensor_info info = {0};
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     if (fst_model_tensor_info(model, index, &info, NULL) != FST_OK) info.name = "";
     return info;
 }
 
 fst_file_info inspect_file(const fst_model *model, size_t index) {
-    fst_file_info info = {0};
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     if (fst_model_file_info(model, index, &info, NULL) != FST_OK) info.path = "";
     return info;
 }

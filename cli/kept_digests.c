@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which digests of a model's metadata are still true when it is written anew.
+/// Selects the digests in a model's metadata that stay valid when it is rewritten.
 #include "kept_digests.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ static bool begins_with(const fst_metadata_entry *entry, const char *prefix) {
     return entry->key_size >= strlen(prefix) && memcmp(entry->key, prefix, strlen(prefix)) == 0;
 }
 
-/// Gives an entry the key that it has in the new model. False: there it would be of other bytes.
+/// Renames an entry's key for the new model. False if the tensor's bytes change.
 static bool follow_tensor(kept_digests *digests, fst_metadata_entry *entry) {
     size_t prefix = strlen(TENSOR_KEY), source, name_size = entry->key_size - prefix;
     const char *name = entry->key + prefix;
@@ -31,11 +31,11 @@ static bool follow_tensor(kept_digests *digests, fst_metadata_entry *entry) {
     return true;
 }
 
-/// Whether all files that keep digests have them by the same algorithm.
+/// Whether all files with embedded digests use the same algorithm.
 static bool is_one_algorithm(const fst_model *model) {
     fst_metadata_entry first = {0}, entry;
     for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        fst_file_info info = {0};
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
         if (fst_model_file_info(model, f, &info, NULL) != FST_OK) return false;
         for (size_t i = 0; i < info.metadata_count; i++) {
             if (fst_model_metadata(model, f, i, &entry, NULL) != FST_OK) return false;
@@ -53,11 +53,12 @@ static void drop_all(kept_digests *digests) {
         if (!begins_with(&digests->entries[i], DIGEST_KEY))
             digests->entries[kept++] = digests->entries[i];
     digests->entry_count = kept;
-    fprintf(stderr, "the digests inside are left out: they are of what was there before; "
-                    "'hash --embed' makes new ones\n");
+    fprintf(stderr,
+            "warning: the embedded digests are removed, because they describe the old tensors. "
+            "'hash --embed' writes new ones\n");
 }
 
-bool cli_digests_settle(kept_digests *digests) {
+bool cli_digests_select(kept_digests *digests) {
     size_t kept = 0, had = 0, followed = 0;
     digests->keys = calloc(digests->entry_count + 1, sizeof *digests->keys);
     if (digests->keys == NULL) return false;

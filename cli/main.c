@@ -11,38 +11,40 @@
 #include "options.h"
 
 const cli_command *const cli_commands[] = {
-    &inspect_command, &show_command,    &verify_command,
-    &load_command,    &convert_command, &extract_command,
-    &split_command,   &merge_command,   &edit_command,
-    &diff_command,    &hash_command,    &sign_command,
-    &rescue_command,  &clean_command,   &bench_command,
-    &engines_command, &cache_command,   NULL,
+    &inspect_command, &show_command,  &verify_command, &load_command,  &convert_command,
+    &extract_command, &split_command, &merge_command,  &edit_command,  &diff_command,
+    &hash_command,    &sign_command,  &rescue_command, &clean_command, &bench_command,
+    &engines_command, &cache_command, &delta_command,  NULL,
 };
 
 static void print_help(void) {
     printf("fastsafetensors: load, inspect, save and convert safetensors models\n\n"
-           "usage: fastsafetensors COMMAND [OPTIONS] PATH..\n"
-           "       fastsafetensors PATH              the same as inspect\n\n");
+           "usage: fastsafetensors COMMAND [OPTIONS] PATH...\n"
+           "       fastsafetensors PATH              same as inspect\n\n");
     for (size_t i = 0; cli_commands[i] != NULL; i++)
         printf("  %-9s %s\n", cli_commands[i]->name, cli_commands[i]->summary);
-    printf("\nPATH is a .safetensors file, an index (*.safetensors.index.json), a folder, or -:\n"
-           "standard input.\n"
-           "'fastsafetensors help COMMAND' tells a command's options and shows examples.\n"
-           "Exit codes: 0 success, 1 the answer is no (invalid, different, nothing matches),\n"
-           "2 could not be read or written, 3 wrong command line, 4 something is not installed.\n");
+    printf("\n");
+    cli_print_common_options();
+    printf(
+        "\nPATH is a .safetensors file, an index (*.safetensors.index.json), a folder, a URL, or\n"
+        "- for standard input. 'fastsafetensors help COMMAND' shows options and examples.\n"
+        "Exit codes: 0 success; 1 invalid, different or no match; 2 a file could not be read\n"
+        "or written; 3 wrong command line; 4 something that is needed is not installed.\n");
 }
 
-/// A full disk behind stdout must not pass for success.
+/// Reports a failed write to standard output, for example to a full disk.
 static int finish_output(int code) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return code;
-    if (errno != EPIPE) fprintf(stderr, "fastsafetensors: writing: %s\n", strerror(errno));
+    if (errno != EPIPE)
+        fprintf(stderr, "fastsafetensors: writing to standard output failed: %s\n",
+                strerror(errno));
     return errno == EPIPE ? code : EXIT_UNREADABLE;
 }
 
-/// What is asked for by a word of other programs, and what says it here.
-static const char *word_here(const char *word) {
+/// The command to suggest for a word that other programs use, or NULL.
+static const char *find_word(const char *word) {
     static const struct {
-        const char *word, *here;
+        const char *word, *position;
     } words[] = {
         {"info", "inspect"},
         {"list", "inspect"},
@@ -70,19 +72,19 @@ static const char *word_here(const char *word) {
         {"version", "--version"},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        if (strcmp(word, words[i].word) == 0) return words[i].here;
+        if (strcmp(word, words[i].word) == 0) return words[i].position;
     return NULL;
 }
 
 static int refuse_command(const char *name) {
     const char *names[32] = {"help"};
-    const char *here = word_here(name);
+    const char *position = find_word(name);
     size_t count = 1;
-    if (here != NULL) return cli_usage(NULL, "unknown command '%s': that is '%s' here", name, here);
+    if (position != NULL) return cli_usage(NULL, "unknown command '%s'. Use '%s'", name, position);
     for (; cli_commands[count - 1] != NULL; count++) names[count] = cli_commands[count - 1]->name;
     const char *nearest = cli_nearest(name, names, count);
     if (nearest != NULL)
-        return cli_usage(NULL, "unknown command '%s'; did you mean '%s'?", name, nearest);
+        return cli_usage(NULL, "unknown command '%s'. Did you mean '%s'?", name, nearest);
     return cli_usage(NULL, "unknown command '%s', and no such file", name);
 }
 
@@ -98,10 +100,10 @@ static int run_help(const char *name) {
         print_help();
     else
         cli_print_help(command);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
-/// Options that every command has may stand before its name: puts the name first.
+/// Moves the command's name in front of common options that precede it.
 static void put_name_first(int argc, char **argv) {
     static const char *const options[] = {"--json", "--no-progress", NULL};
     int at = 1;
@@ -123,34 +125,35 @@ static int run(int argc, char **argv) {
     }
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         printf("fastsafetensors %s\n", fst_version());
-        return EXIT_GOOD;
+        return EXIT_OK;
     }
     if (strcmp(name, "__complete") == 0) return cli_complete(argv + 2, argc - 2);
     const cli_command *command = cli_command_find(name);
     if (command != NULL) return command->run(command, argv + 1);
-    // A path alone asks what it is; one that can't be looked at is told of as such.
+    // A path alone means inspect. A path that cannot be examined is reported.
     if (strcmp(name, "-") == 0 || (name[0] != '-' && stat(name, &info) == 0) ||
         strchr(name, '/') != NULL)
         return inspect_command.run(&inspect_command, argv);
     return refuse_command(name);
 }
 
-/// Sets of more shards than the usual 1,024 files are opened at once: what may be asked for is.
+/// Sharded models may have more files than the default limit of 1,024, so raise it as far as
+/// allowed.
 static void raise_file_limit(void) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
-    (void)setrlimit(RLIMIT_NOFILE, &limit); // refused: opening will tell
+    (void)setrlimit(RLIMIT_NOFILE, &limit); // failure shows when files are opened
 }
 
 int main(int argc, char **argv) {
-    // A reader that goes away ends us quietly, also under parents that ignore the signal.
+    // A closed pipe ends the command quietly, also if the parent ignores SIGPIPE.
     signal(SIGPIPE, SIG_DFL);
     raise_file_limit();
     cli_set_json(false);
     cli_set_progress(true);
     int code = finish_output(run(argc, argv));
-    if (cli_caught_signal() != 0) { // what was begun is tidied up: end as the signal would have
+    if (cli_caught_signal() != 0) { // cleanup is done, so end by the signal
         signal(cli_caught_signal(), SIG_DFL);
         raise(cli_caught_signal());
     }

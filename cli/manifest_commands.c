@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Manifests made and checked by the library, and told in words or as JSON.
+/// Makes and checks manifests with the library, and prints results as text or JSON.
 #include "manifest_commands.h"
 
 #include <inttypes.h>
 #include <string.h>
 
 static fst_digest digest_of(const char *algorithm) {
-    for (int digest = 0; digest < FST_DIGEST_COUNT; digest++)
+    for (int digest = 0; digest < FST_DIGEST_XXH3_64; digest++)
         if (strcmp(algorithm, fst_digest_name((fst_digest)digest)) == 0) return (fst_digest)digest;
     return FST_DIGEST_XXH3_128; // "xxh3"
 }
 
 static int fail(const fst_error *error) {
     int code = cli_fail(error);
-    // Of what is asked for here only the hash functions' library can be missing.
+    // Here only the hash function's library can be missing.
     return error->status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
 }
 
@@ -38,24 +38,24 @@ int manifest_make(const char *path, const manifest_request *request) {
                fst_digest_name(options.digest), stats.file_count, stats.files_kept,
                stats.bytes_read, stats.bytes_hashed, seconds);
     else
-        printf("%s: %" PRIu64 " file%s, %s read in %.2f s, %" PRIu64 " kept from before\n",
+        printf("%s: %" PRIu64 " file%s, %s read in %.2f s, %" PRIu64 " reused\n",
                fst_digest_name(options.digest), stats.file_count, cli_plural(stats.file_count),
                cli_size_text(stats.bytes_read, size), seconds, stats.files_kept);
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 typedef struct difference_list {
     uint64_t count;
 } difference_list;
 
-static void tell_difference(void *context, const fst_error *difference) {
+static void report_difference(void *context, const fst_error *difference) {
     difference_list *list = context;
     if (cli_wants_json()) {
         printf("%s", list->count == 0 ? "" : ", ");
         cli_print_error_json(difference);
     } else {
         char message[sizeof difference->message];
-        cli_progress_end(false); // its line; the next one is drawn anew
+        cli_progress_end(false); // end its line; it is drawn again
         snprintf(message, sizeof message, "%s", difference->message);
         printf("%s\n", message);
     }
@@ -65,11 +65,11 @@ static void tell_difference(void *context, const fst_error *difference) {
 static void begin_answer(const char *path) {
     if (!cli_wants_json()) return;
     printf("{\"path\": ");
-    cli_print_json(cli_told_path(path), strlen(cli_told_path(path)));
+    cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
     printf(", \"differences\": [");
 }
 
-/// A check that has come to its end, in words or as JSON.
+/// The result of a finished check.
 typedef struct check_answer {
     const char *path, *words;
     fst_status status;
@@ -91,7 +91,7 @@ static int finish_answer(const check_answer *answer) {
             cli_print_error_json(answer->error);
         }
         printf("}\n");
-        return good ? EXIT_GOOD : cli_code_of(answer->status);
+        return good ? EXIT_OK : cli_code_of(answer->status);
     }
     if (!good && answer->difference_count == 0) return fail(answer->error);
     if (good && !answer->quiet) {
@@ -99,7 +99,7 @@ static int finish_answer(const check_answer *answer) {
         printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,
                cli_plural(answer->stats->file_count));
     }
-    return good ? EXIT_GOOD : cli_code_of(answer->status);
+    return good ? EXIT_OK : cli_code_of(answer->status);
 }
 
 int manifest_verify(const char *path, const char *manifest, bool quiet) {
@@ -108,14 +108,14 @@ int manifest_verify(const char *path, const char *manifest, bool quiet) {
     fst_error error;
     fst_check_options options = {.struct_size = sizeof options,
                                  .manifest = manifest,
-                                 .callback = tell_difference,
+                                 .callback = report_difference,
                                  .context = &list,
                                  .progress = cli_progress_begin()};
     begin_answer(path);
     fst_status status = fst_manifest_check(path, &options, &stats, &error);
     cli_progress_end(status == FST_OK);
     return finish_answer(&(check_answer){.path = path,
-                                         .words = "as its manifest says",
+                                         .words = "matches its manifest",
                                          .status = status,
                                          .difference_count = list.count,
                                          .stats = &stats,
@@ -128,13 +128,13 @@ int signature_verify(fst_bundle_files *files, bool quiet) {
     difference_list list = {0};
     fst_error error;
     begin_answer(files->folder);
-    files->callback = tell_difference;
+    files->callback = report_difference;
     files->context = &list;
     files->progress = cli_progress_begin();
     fst_status status = fst_bundle_check(files, &stats, &error);
     cli_progress_end(status == FST_OK);
     return finish_answer(&(check_answer){.path = files->folder,
-                                         .words = "as it was signed",
+                                         .words = "matches its signature",
                                          .status = status,
                                          .difference_count = list.count,
                                          .stats = &stats,

@@ -7,20 +7,20 @@
 
 typedef struct manifest_request {
     const char *algorithm; ///< "xxh3" and "xxh3-128", "blake3", "sha256"
-    const char *target;    ///< NULL: beside the model
+    const char *target;    ///< NULL: next to the model
     const char *keep;
-    uint64_t chunk_bytes; ///< 0: the library's
+    uint64_t chunk_bytes; ///< 0: the library's default
     bool tensors;
-    bool sums; ///< no manifest: what sha256sum reads
+    bool sums; ///< a checksum list for sha256sum instead of a manifest
 } manifest_request;
 
-/// Makes the manifest of a model and says where; an exit code.
+/// Makes the manifest of a model and reports it. Returns an exit code.
 int manifest_make(const char *path, const manifest_request *request);
-/// Holds all files against a manifest (NULL: the one beside the model) and tells what differs; an
-/// exit code.
+/// Verifies all files against a manifest (NULL: the one next to the model) and prints the
+/// differences. Returns an exit code.
 int manifest_verify(const char *path, const char *manifest, bool quiet);
 
-/// Holds a folder against a signed bundle and tells what differs; an exit code.
+/// Verifies a folder against a signed bundle and prints the differences. Returns an exit code.
 int signature_verify(fst_bundle_files *files, bool quiet);
 
 #endif

@@ -9,7 +9,7 @@ static int compare_texts(const char *a, size_t a_size, const char *b, size_t b_s
     return order != 0 ? order : (a_size > b_size) - (a_size < b_size);
 }
 
-/// By key; of the same key, the first one first.
+/// Orders by key; equal keys keep their order.
 static int compare_entries(const void *a, const void *b) {
     const fst_metadata_entry *const *left = a, *const *right = b;
     int order = compare_texts((*left)->key, (*left)->key_size, (*right)->key, (*right)->key_size);
@@ -51,13 +51,13 @@ const fst_metadata_entry *cli_metadata_find(const metadata_index *index, const c
     return found == NULL ? NULL : *found;
 }
 
-/// Fillers are no tensors of the model: a save makes those that it needs, and their mark.
-static bool is_filler_mark(const fst_metadata_entry *entry) {
+/// Padding tensors are not copied: a save makes its own, with their key.
+static bool is_padding_key(const fst_metadata_entry *entry) {
     static const char key[] = "__padding__";
     return entry->key_size == sizeof key - 1 && memcmp(entry->key, key, sizeof key - 1) == 0;
 }
 
-/// Takes out what comes a second time. False without memory.
+/// Removes repeated keys. False without memory.
 static bool keep_first(fst_metadata_entry *entries, size_t *count) {
     metadata_index index;
     if (!cli_metadata_index(entries, *count, &index)) return false;
@@ -68,7 +68,7 @@ static bool keep_first(fst_metadata_entry *entries, size_t *count) {
         if (compare_texts(first->key, first->key_size, entry->key, entry->key_size) != 0)
             first = entry;
         else
-            entry->value = NULL; // of files, none is
+            entry->value = NULL; // entries of files always have values
     }
     for (size_t i = 0; i < all; i++)
         if (entries[i].value != NULL) entries[kept++] = entries[i];
@@ -81,14 +81,14 @@ fst_metadata_entry *cli_model_metadata(const fst_model *model, size_t *count) {
     size_t capacity = 1;
     *count = 0;
     for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        fst_file_info info;
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
         if (fst_model_file_info(model, f, &info, NULL) == FST_OK) capacity += info.metadata_count;
     }
     fst_metadata_entry *entries = calloc(capacity, sizeof *entries), entry;
     for (size_t f = 0; entries != NULL && f < fst_model_file_count(model); f++)
         for (size_t i = 0;
              *count < capacity && fst_model_metadata(model, f, i, &entry, NULL) == FST_OK; i++)
-            if (!is_filler_mark(&entry)) entries[(*count)++] = entry;
+            if (!is_padding_key(&entry)) entries[(*count)++] = entry;
     if (entries == NULL || keep_first(entries, count)) return entries;
     free(entries);
     return NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The one bar: what is done, how fast, how long still.
+/// The progress bar: bytes done, speed, time left.
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #define BAR_COLUMNS_MAX 40
 #define BAR_COLUMNS_MIN 10
 
-/// One at a time: a command does one thing after the other.
+/// One bar at a time.
 static struct {
     bool is_off, is_shown, draws;
     int columns;
@@ -77,20 +77,18 @@ static int show_progress(void *context, uint64_t bytes_done, uint64_t bytes_tota
 }
 
 fst_progress_callback cli_progress_begin(void) {
-    const char *kind = getenv("TERM");
     bar.columns = cli_terminal_columns(STDERR_FILENO);
     bar.is_shown = false;
     bar.begun = bar.drawn = cli_seconds_now();
     bar.done = bar.total = 0;
-    bar.draws = bar.columns > 0 && !bar.is_off && !cli_wants_json() &&
-                (kind == NULL || strcmp(kind, "dumb") != 0);
+    bar.draws = bar.columns > 0 && !bar.is_off && !cli_wants_json() && !cli_terminal_is_dumb();
     return bar.draws ? show_progress : NULL;
 }
 
-/// What has asked for the end of a save; 0: nothing.
+/// The signal that requested the end of a save; 0: none.
 static volatile sig_atomic_t caught_signal;
 
-static void note_signal(int number) { caught_signal = number; }
+static void on_signal(int number) { caught_signal = number; }
 
 int cli_caught_signal(void) { return caught_signal; }
 
@@ -103,8 +101,8 @@ static int save_progress(void *context, uint64_t bytes_done, uint64_t bytes_tota
 
 fst_progress_callback cli_save_begin(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    // Once: who asks a second time does not want to wait for what is tidied up.
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, old;
+    // Only the first signal is handled. A second one ends the process without cleanup.
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, old;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
             (void)sigaction(numbers[i], &action, NULL);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// New names of tensors, by patterns.
+/// Renames tensors by patterns.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "rewrite.h"
 
-/// The new name by one pattern, or false: it is not of this tensor. `out` is the caller's, to be
-/// freed; NULL without memory.
+/// Applies one pattern. False if it does not match. The caller frees `out`; NULL without memory.
 static bool match(const tensor_rename *rename, const fst_tensor_info *info, char **out,
                   size_t *out_size) {
     const char *star = strchr(rename->from, '*'), *new_star = strchr(rename->to, '*');
@@ -30,7 +29,7 @@ static bool match(const tensor_rename *rename, const fst_tensor_info *info, char
 }
 
 static int refuse_unmatched(const tensor_rename *rename) {
-    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches '%s'", rename->from);
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches '%s'", rename->from);
 }
 
 int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, size_t rename_count,
@@ -43,12 +42,12 @@ int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, siz
         free(is_used);
         return cli_no_memory();
     }
-    int code = EXIT_GOOD;
-    for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
-        fst_tensor_info info;
+    int code = EXIT_OK;
+    for (size_t i = 0; i < count && code == EXIT_OK; i++) {
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         char *name = NULL;
         if (fst_model_tensor_info(model, i, &info, NULL) != FST_OK) continue;
-        for (size_t r = 0; r < rename_count && names[i].to == NULL && code == EXIT_GOOD; r++) {
+        for (size_t r = 0; r < rename_count && names[i].to == NULL && code == EXIT_OK; r++) {
             if (!match(&renames[r], &info, &name, &names[i].to_size)) continue;
             is_used[r] = true;
             names[i].from = info.name;
@@ -57,7 +56,7 @@ int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, siz
             if (name == NULL) code = cli_no_memory();
         }
     }
-    for (size_t r = 0; r < rename_count && code == EXIT_GOOD; r++)
+    for (size_t r = 0; r < rename_count && code == EXIT_OK; r++)
         if (!is_used[r]) code = refuse_unmatched(&renames[r]);
     free(is_used);
     return code;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Failures: a line on stderr for people, or an object on stdout for programs.
+/// Prints errors: a line on stderr, or a JSON object on stdout.
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -18,6 +18,7 @@ int cli_code_of(fst_status status) {
     bool of_format = (status >= FST_E_HEADER_TOO_SMALL && status <= FST_E_TENSOR_NOT_FOUND) ||
                      status == FST_E_INDEX_JSON || status == FST_E_PATH_ESCAPES ||
                      status == FST_E_DUPLICATE_TENSOR || status == FST_E_CORRUPT ||
+                     status == FST_E_VERSION ||
                      (status >= FST_E_DIGEST && status <= FST_E_SIGNATURE);
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }
@@ -38,23 +39,31 @@ void cli_print_error_json(const fst_error *error) {
     printf("}");
 }
 
+void cli_print_error(const fst_error *error) {
+    fprintf(stderr, "fastsafetensors: %s [%s]\n", error->message, fst_status_name(error->status));
+}
+
 int cli_fail(const fst_error *error) {
     if (wants_json) {
         printf("{\"error\": ");
         cli_print_error_json(error);
         printf("}\n");
     } else {
-        fprintf(stderr, "fastsafetensors: %s\n", error->message);
+        cli_print_error(error);
     }
     return cli_code_of(error->status);
 }
 
-static void say(const char *kind, const char *format, va_list arguments) {
+static void print_line(const char *kind, const char *format, va_list arguments) {
     char message[1024];
     vsnprintf(message, sizeof message, format, arguments);
     if (!wants_json) message[cli_make_printable(message, strlen(message))] = '\0';
     if (!wants_json) {
-        fprintf(stderr, "fastsafetensors: %s\n", message);
+        // A wrong command line is no error of a kind: the answer names the option.
+        if (strcmp(kind, "Usage") == 0)
+            fprintf(stderr, "fastsafetensors: %s\n", message);
+        else
+            fprintf(stderr, "fastsafetensors: %s [%s]\n", message, kind);
         return;
     }
     printf("{\"error\": {\"kind\": \"%s\", \"message\": ", kind);
@@ -62,10 +71,20 @@ static void say(const char *kind, const char *format, va_list arguments) {
     printf("}}\n");
 }
 
+void cli_print_note(const char *format, ...) {
+    char message[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    message[cli_make_printable(message, strlen(message))] = '\0';
+    fprintf(stderr, "fastsafetensors: %s\n", message);
+}
+
 int cli_refuse(int code, const char *kind, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    say(kind, format, arguments);
+    print_line(kind, format, arguments);
     va_end(arguments);
     return code;
 }
@@ -75,14 +94,14 @@ int cli_no_memory(void) {
 }
 
 int cli_fail_errno(const char *what, const char *path) {
-    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_IO), "%s %s: %s", what, path,
+    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_IO), "%s: %s failed: %s", path, what,
                       strerror(errno));
 }
 
 int cli_usage(const char *command, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    say("Usage", format, arguments);
+    print_line("Usage", format, arguments);
     va_end(arguments);
     if (!wants_json)
         fprintf(stderr, "try 'fastsafetensors %s%s--help'\n", command == NULL ? "" : command,
@@ -92,7 +111,7 @@ int cli_usage(const char *command, const char *format, ...) {
 
 void cli_say_unconverted(fst_dtype dtype) {
     fprintf(stderr,
-            "fastsafetensors: nothing is converted: no tensor has a dtype that becomes %s "
-            "(floats become floats, integers wider ones)\n",
+            "fastsafetensors: warning: --dtype %s has no effect: no tensor can be converted to it "
+            "(floats convert to floats, integers to wider integers)\n",
             fst_dtype_name(dtype));
 }

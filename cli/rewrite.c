@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rewriting: pieces are loaded (and converted) ahead within a budget, and written in the order of
-/// the new file.
+/// Rewrites models: pieces are loaded (and converted) ahead within a budget, and written in the
+/// order of the new file.
 #include "rewrite.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 #include "metadata.h"
 #include "standard_input.h"
 
-/// Pieces and what may be loaded ahead: together with the loader's and the writer's slots well
+/// Size of pieces, and how much to load ahead: with the loader's and the writer's buffers well
 /// below 256 MiB.
 #define PIECE_BYTES ((uint64_t)16 << 20)
 #define BUDGET_BYTES ((uint64_t)96 << 20)
@@ -25,7 +25,7 @@ typedef struct rewrite_output {
     uint64_t offset, size_bytes;
 } rewrite_output;
 
-/// A piece on its way: an item of the load and where it goes.
+/// A piece to copy: an item of the load and its position in the new file.
 typedef struct rewrite_piece {
     size_t output;
     uint64_t offset;
@@ -40,11 +40,11 @@ typedef struct rewrite_job {
     fst_save_options save;
     fst_metadata_entry *metadata;
     kept_digests digests;
-    fst_request_item *items;
+    fst_part *items;
     rewrite_piece *pieces;
-    uint64_t *numbers; ///< of slices: begin and end of each piece
+    uint64_t *numbers; ///< slice bounds of each piece
     size_t piece_count, piece_capacity, number_count, number_capacity;
-    size_t current; ///< output that is being cut
+    size_t current; ///< the output being split
 } rewrite_job;
 
 static void clear_job(rewrite_job *job) {
@@ -57,9 +57,9 @@ static void clear_job(rewrite_job *job) {
     free(job->numbers);
 }
 
-// ---- what the new model has ----
+// ---- tensors of the new model ----
 
-/// The dtype that the library converts to.
+/// The dtype after conversion.
 static fst_dtype new_dtype(const rewrite_plan *plan, fst_dtype own) {
     return plan->convert && fst_dtype_convertible(own, plan->dtype) ? plan->dtype : own;
 }
@@ -70,14 +70,14 @@ static int choose_outputs(rewrite_job *job) {
     job->outputs = calloc(total + 1, sizeof *job->outputs);
     if (job->outputs == NULL) return cli_no_memory();
     for (size_t i = 0; i < total; i++) {
-        fst_tensor_info info;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         if (fst_model_tensor_info(job->model, i, &info, &error) != FST_OK) return cli_fail(&error);
         if (!cli_name_matches(&info, job->plan->globs, job->plan->glob_count)) continue;
         job->outputs[job->count++] =
             (rewrite_output){.source = i, .info = info, .dtype = new_dtype(job->plan, info.dtype)};
     }
-    if (job->count > 0 || job->plan->glob_count == 0) return EXIT_GOOD;
-    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor's name matches");
+    if (job->count > 0 || job->plan->glob_count == 0) return EXIT_OK;
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches");
 }
 
 static int describe_tensors(rewrite_job *job) {
@@ -85,7 +85,8 @@ static int describe_tensors(rewrite_job *job) {
     if (job->tensors == NULL) return cli_no_memory();
     for (size_t i = 0; i < job->count; i++) {
         const rewrite_output *output = &job->outputs[i];
-        job->tensors[i] = (fst_save_tensor){.name = output->info.name,
+        job->tensors[i] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                            .name = output->info.name,
                                             .name_size = output->info.name_size,
                                             .dtype = output->dtype,
                                             .rank = output->info.rank,
@@ -96,7 +97,7 @@ static int describe_tensors(rewrite_job *job) {
         job->tensors[i].name = rename->to;
         job->tensors[i].name_size = rename->to_size;
     }
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 static int compare_sources(const void *key, const void *element) {
@@ -104,7 +105,7 @@ static int compare_sources(const void *key, const void *element) {
     return wanted < own ? -1 : wanted > own;
 }
 
-/// What becomes of a tensor of the model whose bytes stay as they are.
+/// The output for a tensor that is not converted.
 static const fst_save_tensor *find_unchanged(const void *context, size_t source) {
     const rewrite_job *job = context;
     const rewrite_output *output =
@@ -131,12 +132,12 @@ static int fill_metadata(rewrite_job *job) {
                                   .tensor_count = job->count,
                                   .find = find_unchanged,
                                   .context = job};
-    if (!cli_digests_settle(&job->digests)) return cli_no_memory();
+    if (!cli_digests_select(&job->digests)) return cli_no_memory();
     *count = job->digests.entry_count;
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
-// ---- which file each goes to ----
+// ---- assigning tensors to files ----
 
 static int assign_by_size(rewrite_job *job, uint64_t file_bytes_max, uint32_t *file_of) {
     fst_shard_item *items = calloc(job->count + 1, sizeof *items);
@@ -147,16 +148,16 @@ static int assign_by_size(rewrite_job *job, uint64_t file_bytes_max, uint32_t *f
                                           &job->save.file_count, &error);
     free(items);
     if (job->save.file_count == 0) job->save.file_count = 1;
-    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+    return status == FST_OK ? EXIT_OK : cli_fail(&error);
 }
 
-/// Into N files of about the same size, in file order.
+/// Splits into N files of similar size, in file order.
 static void assign_evenly(rewrite_job *job, uint32_t file_count, uint32_t *file_of) {
     uint64_t total = 0, before = 0;
     for (size_t i = 0; i < job->count; i++) total += job->outputs[i].size_bytes;
     if (file_count > job->count && job->count > 0) file_count = (uint32_t)job->count;
     for (size_t i = 0; i < job->count; i++) {
-        // By its middle, so that no file stays empty before the last; and at least one a file.
+        // Assign by the middle of each tensor. The next lines make sure that no file stays empty.
         double middle = (double)before + (double)job->outputs[i].size_bytes / 2;
         uint32_t file = total == 0 ? 0 : (uint32_t)(middle / (double)total * file_count);
         uint32_t previous = i == 0 ? 0 : file_of[i - 1];
@@ -170,7 +171,7 @@ static void assign_evenly(rewrite_job *job, uint32_t file_count, uint32_t *file_
     job->save.file_count = file_count > 0 ? file_count : 1;
 }
 
-/// The name up to and with its first number that is a component of its own; 0: there is none.
+/// Length of the name up to and including its first numeric component. 0: no such component.
 static size_t layer_prefix(const fst_tensor_info *info) {
     for (size_t begin = 0; begin < info->name_size;) {
         size_t end = begin;
@@ -183,7 +184,7 @@ static size_t layer_prefix(const fst_tensor_info *info) {
     return 0;
 }
 
-/// A file for each layer in order of appearance; what belongs to none shares one of its own.
+/// One file per layer in order of appearance. Tensors outside of layers share one more file.
 static void assign_by_layer(rewrite_job *job, uint32_t *file_of) {
     uint32_t count = 0, rest = UINT32_MAX;
     for (size_t i = 0; i < job->count; i++) {
@@ -193,7 +194,7 @@ static void assign_by_layer(rewrite_job *job, uint32_t *file_of) {
             file_of[i] = rest == UINT32_MAX ? (rest = count++) : rest;
             continue;
         }
-        // Layers lie together in most files: looking backwards finds them at once.
+        // Tensors of a layer are usually adjacent, so search backwards.
         while (other-- > 0) {
             const fst_tensor_info *before = &job->outputs[other].info;
             if (layer_prefix(before) == size && memcmp(before->name, info->name, size) == 0) break;
@@ -205,8 +206,8 @@ static void assign_by_layer(rewrite_job *job, uint32_t *file_of) {
 
 static int assign_files(rewrite_job *job) {
     const rewrite_plan *plan = job->plan;
-    int code = EXIT_GOOD;
-    if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_GOOD;
+    int code = EXIT_OK;
+    if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_OK;
     size_t count = job->count;
     uint32_t *file_of = calloc(count + 1, sizeof *file_of);
     if (file_of == NULL) return cli_no_memory();
@@ -218,12 +219,12 @@ static int assign_files(rewrite_job *job) {
         code = assign_by_size(job, plan->file_bytes_max, file_of);
     for (size_t i = 0; i < count; i++) job->tensors[i].file_index = file_of[i];
     free(file_of);
-    if (code == EXIT_GOOD && job->save.file_count > 99999)
-        return cli_usage("split", "that would be more than 99999 files");
+    if (code == EXIT_OK && job->save.file_count > 99999)
+        return cli_usage("split", "the result would have more than 99999 files");
     return code;
 }
 
-// ---- pieces, in the order in which the new files take them ----
+// ---- pieces, in the order of the new files ----
 
 static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
                        uint64_t first_element) {
@@ -244,10 +245,11 @@ static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end
         if (numbers == NULL) return false;
         job->numbers = numbers;
     }
-    // Numbers may still move: places now, pointers in link_slices().
-    job->items[job->piece_count] = (fst_request_item){.tensor_index = output->source};
+    // Numbers may still move: store offsets now, and pointers in link_slices().
+    job->items[job->piece_count] =
+        (fst_part){.struct_size = sizeof(fst_part), .tensor_index = output->source};
     if (rank > 0) {
-        job->items[job->piece_count].slice_begin = (void *)(uintptr_t)(job->number_count + 1);
+        job->items[job->piece_count].begin = (void *)(uintptr_t)(job->number_count + 1);
         memcpy(job->numbers + job->number_count, begin, rank * sizeof *begin);
         memcpy(job->numbers + job->number_count + rank, end, rank * sizeof *end);
         job->number_count += 2 * rank;
@@ -259,29 +261,29 @@ static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end
 
 static void link_slices(rewrite_job *job) {
     for (size_t i = 0; i < job->piece_count; i++) {
-        fst_request_item *item = &job->items[i];
-        if (item->slice_begin == NULL) continue;
+        fst_part *item = &job->items[i];
+        if (item->begin == NULL) continue;
         uint32_t rank = job->outputs[job->pieces[i].output].info.rank;
-        item->slice_begin = job->numbers + (uintptr_t)item->slice_begin - 1;
-        item->slice_end = item->slice_begin + rank;
+        item->begin = job->numbers + (uintptr_t)item->begin - 1;
+        item->end = item->begin + rank;
     }
 }
 
-typedef struct place {
+typedef struct tensor_source {
     uint32_t file;
     size_t output;
     uint64_t offset;
-} place;
+} tensor_source;
 
 static int compare_places(const void *a_pointer, const void *b_pointer) {
-    const place *a = a_pointer, *b = b_pointer;
+    const tensor_source *a = a_pointer, *b = b_pointer;
     if (a->file != b->file) return a->file < b->file ? -1 : 1;
     if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
     return a->output < b->output ? -1 : a->output > b->output;
 }
 
-/// Where each tensor lies in its file: the layout is made once more, a file at a time.
-static int find_places(rewrite_job *job, place *places) {
+/// The offset of each tensor in its file, from another layout call per file.
+static int find_sources(rewrite_job *job, tensor_source *sources) {
     fst_save_tensor *own = calloc(job->count + 1, sizeof *own);
     size_t *index = calloc(job->count + 1, sizeof *index);
     uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
@@ -302,15 +304,15 @@ static int find_places(rewrite_job *job, place *places) {
         options.file_count = 0;
         if ((status = fst_layout_open(own, count, &options, &layout, &error)) != FST_OK) break;
         for (size_t i = 0; i < count && status == FST_OK; i++) {
-            places[index[i]] = (place){.file = f, .output = index[i]};
-            status = fst_layout_tensor(layout, i, &places[index[i]].offset,
+            sources[index[i]] = (tensor_source){.file = f, .output = index[i]};
+            status = fst_layout_tensor(layout, i, &sources[index[i]].offset,
                                        &job->outputs[index[i]].size_bytes, &error);
         }
         fst_layout_close(layout);
     }
     free(own);
     free(index);
-    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+    return status == FST_OK ? EXIT_OK : cli_fail(&error);
 }
 
 static size_t count_converted(const rewrite_job *job) {
@@ -322,24 +324,24 @@ static size_t count_converted(const rewrite_job *job) {
 
 static int cut_outputs(rewrite_job *job) {
     size_t count = job->count;
-    place *places = calloc(count + 1, sizeof *places);
-    if (places == NULL) return cli_no_memory();
-    int code = find_places(job, places);
-    if (code == EXIT_GOOD) qsort(places, count, sizeof *places, compare_places);
-    for (size_t i = 0; i < count && code == EXIT_GOOD; i++) {
-        const rewrite_output *output = &job->outputs[places[i].output];
-        job->current = places[i].output;
+    tensor_source *sources = calloc(count + 1, sizeof *sources);
+    if (sources == NULL) return cli_no_memory();
+    int code = find_sources(job, sources);
+    if (code == EXIT_OK) qsort(sources, count, sizeof *sources, compare_places);
+    for (size_t i = 0; i < count && code == EXIT_OK; i++) {
+        const rewrite_output *output = &job->outputs[sources[i].output];
+        job->current = sources[i].output;
         if (output->size_bytes == 0) continue;
         uint64_t in_bits = fst_dtype_bits(output->info.dtype);
         uint64_t out_bits = fst_dtype_bits(output->dtype);
-        // Whole bytes on both sides: a cut that suits the smaller element suits both.
+        // Whole bytes on both sides: a split valid for the smaller element is valid for both.
         uint64_t bits = in_bits % 8 != 0 || out_bits % 8 != 0
                             ? (in_bits < out_bits ? in_bits : out_bits)
                             : (in_bits > out_bits ? in_bits : out_bits);
         uint64_t limit = PIECE_BYTES * bits / (in_bits > out_bits ? in_bits : out_bits);
         if (!cli_cut_tensor(&output->info, bits, limit, take_piece, job)) code = cli_no_memory();
     }
-    free(places);
+    free(sources);
     link_slices(job);
     return code;
 }
@@ -351,7 +353,7 @@ static int write_pieces(rewrite_job *job, fst_loader *loader, fst_writer *writer
     fst_status status = FST_OK;
     for (size_t i = 0; i < job->piece_count && status == FST_OK; i++) {
         fst_tensor *tensor;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         status = fst_loader_next(loader, -1, &tensor, &error);
         if (status != FST_OK) break;
         status = fst_tensor_view_get(tensor, &view, &error);
@@ -361,10 +363,10 @@ static int write_pieces(rewrite_job *job, fst_loader *loader, fst_writer *writer
         fst_tensor_unref(tensor);
     }
     if (status == FST_OK) status = fst_writer_commit(writer, &error);
-    return status == FST_OK ? EXIT_GOOD : cli_fail(&error);
+    return status == FST_OK ? EXIT_OK : cli_fail(&error);
 }
 
-static void say_done(const rewrite_job *job, const fst_writer *writer) {
+static void print_done(const rewrite_job *job, const fst_writer *writer) {
     fst_save_stats stats = {.struct_size = sizeof stats};
     char size[16];
     if (fst_writer_stats_get(writer, &stats, NULL) != FST_OK) return;
@@ -392,11 +394,10 @@ static fst_status open_pieces(rewrite_job *job, fst_loader **loader, fst_error *
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .order = FST_ORDER_REQUEST,
-                                .items = job->items,
-                                .item_count = job->piece_count,
+                                .parts = job->items,
+                                .part_count = job->piece_count,
                                 .budget_bytes = BUDGET_BYTES,
-                                // Cached chunks by pread: mapped pages would count as our memory.
-                                .no_sigbus_guard = 1,
+                                .tuning = &cli_unmapped_reads,
                                 .convert = job->plan->convert,
                                 .dtype = job->plan->dtype};
     // Without pieces there is nothing to load, and an empty request would mean everything.
@@ -414,15 +415,15 @@ static int run_job(rewrite_job *job) {
     int code = open_pieces(job, &loader, &error) == FST_OK ? write_pieces(job, loader, writer)
                                                            : cli_fail(&error);
     fst_loader_close(loader);
-    cli_progress_end(code == EXIT_GOOD);
-    if (code == EXIT_GOOD) say_done(job, writer);
+    cli_progress_end(code == EXIT_OK);
+    if (code == EXIT_OK) print_done(job, writer);
     fst_writer_close(writer);
     return code;
 }
 
 // ---- to standard output ----
 
-/// Zeros up to `offset`, where tensors that fill alignment lie, then the bytes.
+/// Writes zeros up to `offset` (padding tensors), then the bytes.
 static bool put_at(uint64_t *at, uint64_t offset, const void *bytes, uint64_t size_bytes) {
     for (; *at < offset; ++*at)
         if (putchar(0) == EOF) return false;
@@ -438,7 +439,7 @@ static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_lay
     *written = put_at(&at, 0, header, header_bytes);
     for (size_t i = 0; i < job->piece_count && *written; i++) {
         fst_tensor *tensor;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         const rewrite_piece *piece = &job->pieces[i];
         fst_status status = fst_layout_tensor(layout, piece->output, &offset, &size_bytes, error);
         if (status == FST_OK) status = fst_loader_next(loader, -1, &tensor, error);
@@ -454,11 +455,12 @@ static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_lay
 }
 
 int cli_refuse_stream(void) {
-    return cli_usage(NULL, "'-' is standard output: of one file, to a pipe or a file, and without "
-                           "--json");
+    return cli_usage(NULL,
+                     "'-' (standard output) needs a single file, a pipe or file as output, and no "
+                     "--json");
 }
 
-/// The file as it is made, in the order of its bytes, for a pipe.
+/// Writes the file to standard output sequentially.
 static int stream_job(rewrite_job *job) {
     fst_error error;
     fst_layout *layout = NULL;
@@ -473,10 +475,10 @@ static int stream_job(rewrite_job *job) {
     fst_loader_close(loader);
     fst_layout_close(layout);
     if (status != FST_OK) return cli_fail(&error);
-    return written ? EXIT_GOOD : EXIT_UNREADABLE; // main() says why
+    return written ? EXIT_OK : EXIT_UNREADABLE; // main() reports the reason
 }
 
-static void say_planned_files(const rewrite_job *job, uint32_t file_count) {
+static void print_planned_files(const rewrite_job *job, uint32_t file_count) {
     char size[16];
     for (uint32_t f = 0; f < file_count; f++) {
         uint64_t bytes = 0;
@@ -487,15 +489,15 @@ static void say_planned_files(const rewrite_job *job, uint32_t file_count) {
                 tensors++;
             }
         if (cli_wants_json())
-            printf("%s{\"tensors\": %zu, \"bytes\": %" PRIu64 "}", f > 0 ? ", " : "", tensors,
-                   bytes);
+            printf("%s{\"tensors\": %zu, \"tensor_bytes\": %" PRIu64 "}", f > 0 ? ", " : "",
+                   tensors, bytes);
         else if (file_count > 1)
             printf("  file %" PRIu32 ": %zu tensor%s, %s\n", f + 1, tensors, cli_plural(tensors),
                    cli_size_text(bytes, size));
     }
 }
 
-static void say_plan(const rewrite_job *job) {
+static void print_plan(const rewrite_job *job) {
     uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
     uint64_t total = 0;
     size_t converted = count_converted(job);
@@ -504,10 +506,10 @@ static void say_plan(const rewrite_job *job) {
     if (cli_wants_json()) {
         printf("{\"target\": ");
         cli_print_json(job->plan->target, strlen(job->plan->target));
-        printf(", \"dry_run\": true, \"tensors\": %zu, \"bytes\": %" PRIu64
+        printf(", \"dry_run\": true, \"tensors\": %zu, \"tensor_bytes\": %" PRIu64
                ", \"converted\": %zu, \"files\": [",
                job->count, total, converted);
-        say_planned_files(job, file_count);
+        print_planned_files(job, file_count);
         printf("]}\n");
         return;
     }
@@ -519,7 +521,7 @@ static void say_plan(const rewrite_job *job) {
         printf(", %zu tensor%s converted to %s", converted, cli_plural(converted),
                fst_dtype_name(job->plan->dtype));
     printf("\n");
-    say_planned_files(job, file_count);
+    print_planned_files(job, file_count);
 }
 
 static int size_outputs(rewrite_job *job) {
@@ -527,22 +529,22 @@ static int size_outputs(rewrite_job *job) {
         rewrite_output *output = &job->outputs[i];
         output->size_bytes = (output->info.element_count * fst_dtype_bits(output->dtype) + 7) / 8;
     }
-    return EXIT_GOOD;
+    return EXIT_OK;
 }
 
 int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     rewrite_job job = {.plan = plan, .model = model, .save = plan->save};
     int code = choose_outputs(&job);
-    if (code == EXIT_GOOD) code = size_outputs(&job);
-    if (code == EXIT_GOOD) code = describe_tensors(&job);
-    if (code == EXIT_GOOD) code = fill_metadata(&job);
-    if (code == EXIT_GOOD) code = assign_files(&job);
-    if (code == EXIT_GOOD) code = cut_outputs(&job);
-    if (code == EXIT_GOOD && plan->convert && count_converted(&job) == 0)
+    if (code == EXIT_OK) code = size_outputs(&job);
+    if (code == EXIT_OK) code = describe_tensors(&job);
+    if (code == EXIT_OK) code = fill_metadata(&job);
+    if (code == EXIT_OK) code = assign_files(&job);
+    if (code == EXIT_OK) code = cut_outputs(&job);
+    if (code == EXIT_OK && plan->convert && count_converted(&job) == 0)
         cli_say_unconverted(plan->dtype);
-    if (code == EXIT_GOOD && plan->dry_run)
-        say_plan(&job);
-    else if (code == EXIT_GOOD)
+    if (code == EXIT_OK && plan->dry_run)
+        print_plan(&job);
+    else if (code == EXIT_OK)
         code = cli_is_output(plan->target) ? stream_job(&job) : run_job(&job);
     clear_job(&job);
     return code;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tensors in pieces: slices that are contiguous and small enough to be held many at a time.
+/// Splits tensors into contiguous slices, small enough to hold many at a time.
 #include <stdlib.h>
 #include <string.h>
 
 #include "rewrite.h"
 
-/// The dimension that is cut: all before it are single, all after it whole. *row_bytes: bytes of
-/// one index of it. UINT32_MAX when the whole tensor is small enough.
+/// The dimension to split: earlier ones have one index, later ones are complete. *row_bytes: bytes
+/// per index. UINT32_MAX if the whole tensor is small enough.
 static uint32_t cut_dimension(const fst_tensor_info *info, uint64_t bits, uint64_t piece_bytes,
                               uint64_t *row_bytes) {
     uint64_t bytes = (bits + 7) / 8;
     uint32_t dimension = info->rank;
-    // Elements below a byte are cut along other dimensions than the last only.
+    // Sub-byte elements are not split along the last dimension.
     if (bits % 8 != 0 && dimension > 0) bytes = (info->shape[--dimension] * bits + 7) / 8;
     while (dimension > 0 && bytes * info->shape[dimension - 1] <= piece_bytes)
         bytes *= info->shape[--dimension];
@@ -19,7 +19,7 @@ static uint32_t cut_dimension(const fst_tensor_info *info, uint64_t bits, uint64
     return dimension == 0 ? UINT32_MAX : dimension - 1;
 }
 
-/// The next index of the dimensions before `dimension`; false after the last.
+/// Advances the index of the dimensions before `dimension`. False after the last.
 static bool next_index(const fst_tensor_info *info, uint32_t dimension, uint64_t *begin,
                        uint64_t *end) {
     for (uint32_t i = dimension; i-- > 0;) {
@@ -57,6 +57,9 @@ bool cli_cut_tensor(const fst_tensor_info *info, uint64_t bits, uint64_t piece_b
 
 // ---- the pieces of one tensor ----
 
+const fst_load_tuning cli_unmapped_reads = {.struct_size = sizeof cli_unmapped_reads,
+                                            .keep_sigbus_handler = 1};
+
 static bool keep_piece(void *context, const uint64_t *begin, const uint64_t *end,
                        uint64_t first_element) {
     piece_list *list = context;
@@ -74,7 +77,7 @@ static bool keep_piece(void *context, const uint64_t *begin, const uint64_t *end
         memcpy(list->numbers + list->count * 2 * rank, begin, rank * sizeof *begin);
         memcpy(list->numbers + (list->count * 2 + 1) * rank, end, rank * sizeof *end);
     }
-    list->items[list->count++] = (fst_request_item){0};
+    list->items[list->count++] = FST_STRUCT_INIT(fst_part);
     return true;
 }
 
@@ -87,9 +90,9 @@ bool cli_pieces_cut(piece_list *list, const fst_tensor_info *info, uint64_t bits
 void cli_pieces_of(piece_list *list, size_t tensor_index) {
     for (size_t i = 0; i < list->count; i++) {
         list->items[i].tensor_index = tensor_index;
-        if (list->count == 1) continue; // whole
-        list->items[i].slice_begin = list->numbers + i * 2 * list->rank;
-        list->items[i].slice_end = list->numbers + (i * 2 + 1) * list->rank;
+        if (list->count == 1) continue; // the whole tensor
+        list->items[i].begin = list->numbers + i * 2 * list->rank;
+        list->items[i].end = list->numbers + (i * 2 + 1) * list->rank;
     }
 }
 

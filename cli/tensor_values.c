@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Values of tensors of any dtype as numbers.
+/// Values of tensors as numbers, for any dtype.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,18 +32,18 @@ bool cli_value_at(const fst_tensor_view *view, uint64_t i, double *value) {
     }
 }
 
-bool cli_is_whole(fst_dtype dtype) { return dtype == FST_DTYPE_I64 || dtype == FST_DTYPE_U64; }
+bool cli_is_integer(fst_dtype dtype) { return dtype == FST_DTYPE_I64 || dtype == FST_DTYPE_U64; }
 
-/// With the sign's bit turned, two's complement is ordered as natural numbers are.
+/// With the sign bit flipped, two's complement sorts like unsigned integers.
 static uint64_t sign_bit(fst_dtype dtype) { return dtype == FST_DTYPE_I64 ? (uint64_t)1 << 63 : 0; }
 
-uint64_t cli_whole_key(const fst_tensor_view *view, uint64_t i) {
+uint64_t cli_integer_key(const fst_tensor_view *view, uint64_t i) {
     uint64_t bits;
     memcpy(&bits, (const char *)view->data + 8 * i, 8);
     return bits ^ sign_bit(view->dtype);
 }
 
-char *cli_whole_text(fst_dtype dtype, uint64_t key, char *text) {
+char *cli_integer_text(fst_dtype dtype, uint64_t key, char *text) {
     uint64_t bits = key ^ sign_bit(dtype);
     if (dtype == FST_DTYPE_I64)
         snprintf(text, 32, "%" PRId64, (int64_t)bits);

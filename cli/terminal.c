@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Text to and from people: colours, sizes, names, numbers.
+/// Text for people: colours, sizes, names, numbers.
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
@@ -19,13 +19,19 @@ bool cli_stdout_is_terminal(void) { return isatty(STDOUT_FILENO) == 1; }
 int cli_terminal_columns(int fd) {
     struct winsize size;
     if (isatty(fd) != 1) return 0;
-    // Terminals of programs that never set their size say 0.
+    // Some programs never set their terminal's size, which is then 0.
     return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+bool cli_terminal_is_dumb(void) {
+    const char *kind = getenv("TERM");
+    return kind != NULL && strcmp(kind, "dumb") == 0;
 }
 
 static const char *style(const char *sequence) {
     const char *off = getenv("NO_COLOR");
-    return cli_stdout_is_terminal() && (off == NULL || off[0] == '\0') ? sequence : "";
+    bool has_colours = (off == NULL || off[0] == '\0') && !cli_terminal_is_dumb();
+    return cli_stdout_is_terminal() && has_colours ? sequence : "";
 }
 
 const char *cli_bold(void) { return style("\x1b[1m"); }
@@ -47,8 +53,8 @@ char *cli_shape_text(const uint64_t *shape, uint32_t rank, char *text, size_t te
     size_t used = (size_t)snprintf(text, text_size, "[");
     for (uint32_t i = 0; i < rank; i++) {
         if (used + 32 > text_size) {
-            snprintf(text + used, text_size - used, ", ..");
-            used += 4;
+            snprintf(text + used, text_size - used, ", ...");
+            used += 5;
             break;
         }
         used += (size_t)snprintf(text + used, text_size - used, "%s%" PRIu64, i > 0 ? ", " : "",
@@ -59,58 +65,37 @@ char *cli_shape_text(const uint64_t *shape, uint32_t rank, char *text, size_t te
 }
 
 int cli_columns(const char *text, size_t size) {
-    int columns = 0;
-    for (size_t i = 0; i < size; i++) columns += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return columns;
-}
-
-/// Bytes of the character that begins here; 0: they are no UTF-8.
-static size_t character_size(const char *text, size_t left) {
-    unsigned char first = (unsigned char)text[0];
-    size_t size = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    if (size == 0 || size > left || first > 0xf4) return 0;
-    for (size_t i = 1; i < size; i++)
-        if (((unsigned char)text[i] & 0xc0) != 0x80) return 0;
-    unsigned char second = size > 1 ? (unsigned char)text[1] : 0;
-    bool is_odd = (first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) ||
-                  (first == 0xf0 && second < 0x90) || (first == 0xf4 && second >= 0x90);
-    return is_odd ? 0 : size;
-}
-
-/// Whether a character drives terminals: the controls of ASCII, and those of Latin 1 (C1).
-static bool is_control(const char *text, size_t size) {
-    unsigned char first = (unsigned char)text[0];
-    return first < 0x20 || first == 0x7f ||
-           (size == 2 && first == 0xc2 && (unsigned char)text[1] < 0xa0);
+    int all = 0, columns;
+    for (size_t at = 0; at < size; all += columns < 0 ? 1 : columns)
+        at += fst_text_step(text + at, size - at, NULL, &columns);
+    return all;
 }
 
 size_t cli_make_printable(char *text, size_t size) {
     size_t used = 0, step;
+    int columns;
     for (size_t at = 0; at < size; at += step) {
-        size_t own = character_size(text + at, size - at);
-        step = own == 0 ? 1 : own;
-        if (own == 0 || is_control(text + at, own)) {
-            text[used++] = '?';
-            continue;
-        }
-        memmove(text + used, text + at, own);
-        used += own;
+        step = fst_text_step(text + at, size - at, NULL, &columns);
+        if (columns >= 0)
+            memmove(text + used, text + at, step);
+        else
+            text[used] = '?';
+        used += columns >= 0 ? step : 1;
     }
     return used;
 }
 
 int cli_print_name(const char *name, size_t size) {
-    int columns = 0;
+    int all = 0, columns;
     size_t step;
-    for (size_t at = 0; at < size; at += step, columns++) {
-        size_t own = character_size(name + at, size - at);
-        step = own == 0 ? 1 : own;
-        if (own == 0 || is_control(name + at, own))
-            putchar('?');
+    for (size_t at = 0; at < size; at += step, all += columns < 0 ? 1 : columns) {
+        step = fst_text_step(name + at, size - at, NULL, &columns);
+        if (columns >= 0)
+            fwrite(name + at, 1, step, stdout);
         else
-            fwrite(name + at, 1, own, stdout);
+            putchar('?');
     }
-    return columns;
+    return all;
 }
 
 bool cli_is_address(const char *path) {
@@ -120,36 +105,36 @@ bool cli_is_address(const char *path) {
     return false;
 }
 
-const char *cli_told_path(const char *path) {
-    static char told[8200];
+const char *cli_display_path(const char *path) {
+    static char display[8200];
     if (!cli_is_address(path)) return path;
     const char *host = strstr(path, "://") + 3;
     const char *user_end = memchr(host, '@', strcspn(host, "/?#"));
     const char *rest = user_end == NULL ? host : user_end + 1;
-    snprintf(told, sizeof told, "%.*s%.*s", (int)(host - path), path, (int)strcspn(rest, "?#"),
-             rest);
-    return told;
+    snprintf(display, sizeof display, "%.*s%.*s", (int)(host - path), path,
+             (int)strcspn(rest, "?#"), rest);
+    return display;
 }
 
 int cli_refuse_address(const char *command, const char *path) {
-    return cli_usage(command, "this is done with files, not with addresses: %s",
-                     cli_told_path(path));
+    return cli_usage(command, "this command works on local files only, not on URLs: %s",
+                     cli_display_path(path));
 }
 
 void cli_print_path(const char *path) {
-    const char *told = cli_told_path(path);
-    cli_print_name(told, strlen(told));
+    const char *display = cli_display_path(path);
+    cli_print_name(display, strlen(display));
 }
 
-/// Bytes of the first `columns` code points.
-static size_t cut_size(const char *name, size_t size, int columns) {
-    size_t used = 0;
-    while (used < size) {
-        columns -= ((unsigned char)name[used] & 0xc0) != 0x80;
-        if (columns < 0) break;
-        used++;
+/// Bytes of the characters that fit in the first `most` columns.
+static size_t cut_size(const char *name, size_t size, int most) {
+    int columns;
+    for (size_t at = 0, step; at < size; at += step) {
+        step = fst_text_step(name + at, size - at, NULL, &columns);
+        most -= columns < 0 ? 1 : columns;
+        if (most < 0) return at;
     }
-    return used;
+    return size;
 }
 
 int cli_print_cut(const char *name, size_t size, int columns) {
@@ -168,19 +153,21 @@ void cli_print_number(double number) {
 
 void cli_put_json(FILE *out, const char *text, size_t size) {
     size_t step;
+    uint32_t code;
+    int columns;
     fputc('"', out);
     for (size_t at = 0; at < size; at += step) {
-        size_t own = character_size(text + at, size - at);
-        unsigned char byte = (unsigned char)text[at];
-        step = own == 0 ? 1 : own;
-        if (own == 0)
-            fprintf(out, "\\ufffd"); // paths may be any bytes, JSON may not
-        else if (byte == '"' || byte == '\\')
-            fprintf(out, "\\%c", byte);
-        else if (is_control(text + at, own))
-            fprintf(out, "\\u%04x", own == 1 ? byte : (unsigned char)text[at + 1]);
+        step = fst_text_step(text + at, size - at, &code, &columns);
+        if (code == FST_TEXT_INVALID)
+            fprintf(out, "\\ufffd"); // paths may have any bytes, JSON may not
+        else if (code == '"' || code == '\\')
+            fprintf(out, "\\%c", (int)code);
+        else if (columns < 0 && code > 0xffff)
+            fprintf(out, "\\u%04x\\u%04x", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
+        else if (columns < 0)
+            fprintf(out, "\\u%04x", code);
         else
-            fwrite(text + at, 1, own, out);
+            fwrite(text + at, 1, step, out);
     }
     fputc('"', out);
 }
@@ -223,7 +210,7 @@ int cli_find_word(const char *word, const char *const *words) {
     return -1;
 }
 
-/// What frameworks call the dtypes.
+/// The frameworks' names of dtypes.
 static const struct {
     const char *name;
     fst_dtype dtype;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Handing files of torch.save to Python, so that nothing of the folder they lie in is run.
+/// Passes torch.save files to Python, without running code from their folder.
 #include "torch_file.h"
 
 #include <errno.h>
@@ -13,18 +13,19 @@
 
 #include "standard_input.h"
 
-/// With -c (and with -m) Python looks for modules in the working folder first, and a downloaded
-/// model may have a torch.py beside it: that entry goes before anything is imported. A PYTHONPATH
-/// of the user's stays, but for entries that mean the working folder.
+/// With -c and -m Python imports modules from the working folder first, and a downloaded model may
+/// come with a torch.py. The program therefore removes that entry before its imports. The user's
+/// PYTHONPATH is kept, except for entries that mean the working folder.
 static const char program[] =
     "import sys\n"
     "sys.path[:] = [path for path in sys.path if path[:1] == '/']\n"
     "try:\n"
     "    from fastsafetensors._torch_file import main\n"
     "except ImportError:\n"
-    "    sys.stderr.write('fastsafetensors: a torch file is read by Python, and ' + sys.executable"
-    " + ' has no package fastsafetensors with torch files: install this project there '"
-    "'(pip install . in its folder) with torch, or put a Python that has both first on PATH\\n')\n"
+    "    sys.stderr.write('fastsafetensors: torch files need Python with this package and torch, "
+    "but ' + sys.executable"
+    " + ' does not have this package. Install this project there '"
+    "'(pip install . in its folder) with torch, or put a Python that has both first in PATH\\n')\n"
     "    sys.exit(4)\n"
     "sys.exit(main(sys.argv[1:]))\n";
 
@@ -35,7 +36,7 @@ bool cli_is_torch_file(const char *path) {
     if (fd < 0) return false;
     ssize_t got = pread(fd, start, sizeof start, 0);
     close(fd);
-    // A header of 896 bytes begins with 80 03, as a pickle does: the brace behind it tells.
+    // A header of 896 bytes begins with 80 03, as a pickle does. The brace distinguishes it.
     bool is_header = memcmp(start + 4, "\0\0\0", 4) == 0 && start[8] == '{';
     return got == (ssize_t)sizeof start && !is_header &&
            (memcmp(start, "PK\x03\x04", 4) == 0 ||
@@ -44,13 +45,13 @@ bool cli_is_torch_file(const char *path) {
 
 /// The file `name` in a folder, if it can be run; the path goes to `out` (PATH_MAX bytes).
 static bool find_program(const char *folder, size_t folder_size, const char *name, char *out) {
-    // A relative folder of PATH is wherever the command happens to be started.
+    // Ignore relative entries of PATH, which depend on the working folder.
     if (folder_size == 0 || folder[0] != '/') return false;
     int size = snprintf(out, PATH_MAX, "%.*s/%s", (int)folder_size, folder, name);
     return size > 0 && size < PATH_MAX && access(out, X_OK) == 0;
 }
 
-/// The Python beside this program (they are of one environment then), else the PATH's.
+/// Finds the Python next to this program (same environment), or else the first in PATH.
 static bool find_python(char *out) {
     char own[PATH_MAX];
     ssize_t size = readlink("/proc/self/exe", own, sizeof own);
@@ -65,8 +66,8 @@ static bool find_python(char *out) {
     return false;
 }
 
-/// Entries of PYTHONPATH that are no absolute path mean the working folder, or lie in it; Python
-/// makes them absolute, and takes sitecustomize from there, before our program begins.
+/// Relative entries of PYTHONPATH depend on the working folder, and Python imports sitecustomize
+/// from there before our program starts. Removes them.
 static void clean_python_path(void) {
     const char *path = getenv("PYTHONPATH");
     char *clean = path == NULL ? NULL : calloc(strlen(path) + 1, 1);
@@ -74,7 +75,7 @@ static void clean_python_path(void) {
     for (const char *at = path; clean != NULL && at != NULL;) {
         const char *end = strchrnul(at, ':');
         if (*at == '/') {
-            // No longer than `path`, of which it repeats parts.
+            // Not longer than `path`, of which it contains parts.
             // NOLINTNEXTLINE(clang-analyzer-security.ArrayBound)
             if (used > 0) clean[used++] = ':';
             memcpy(clean + used, at, (size_t)(end - at));
@@ -89,10 +90,10 @@ static void clean_python_path(void) {
     free(clean);
 }
 
-/// In the order of the library's numbers.
+/// In the order of the library's enumeration.
 static const char *const compress_words[] = {"none", "float", "all"};
 
-/// What the plan says, for Python: to be freed; NULL without memory.
+/// The plan as JSON for Python. The caller frees it; NULL without memory.
 static char *describe_plan(const rewrite_plan *plan) {
     char *text = NULL;
     size_t size;
@@ -126,7 +127,7 @@ static int run_python(char *python, const char *source, const rewrite_plan *plan
     if (plan->glob_count > 0) memcpy(words + count, plan->globs, plan->glob_count * sizeof *words);
     clean_python_path();
     execv(python, (char **)(uintptr_t)words);
-    fprintf(stderr, "fastsafetensors: running %s: %s\n", python, strerror(errno));
+    cli_print_note("running %s failed: %s", python, strerror(errno));
     free(words);
     return EXIT_MISSING;
 }
@@ -137,7 +138,7 @@ int cli_convert_torch_file(const char *source, const rewrite_plan *plan) {
         return cli_refuse_stream();
     if (!find_python(python))
         return cli_refuse(EXIT_MISSING, "Missing",
-                          "a torch file is read by Python, and no python3 is in a folder of PATH");
+                          "torch files need Python, but no python3 was found in PATH");
     char *options = describe_plan(plan);
     if (options == NULL) return cli_no_memory();
     int code = run_python(python, source, plan, options);

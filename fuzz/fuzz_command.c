@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes the command line: words between zeros, in a folder of its own with a few models and
-/// broken files, and no way out of it. A command may fail; it must end, and with one of its exit
-/// codes.
+/// Fuzzes the command line. The input is words separated by zero bytes; the command runs in a
+/// folder with a few models and broken files, and can't leave it. It may fail, but must end with
+/// one of its exit codes.
 #include <fcntl.h>
 #include <ftw.h>
 #include <getopt.h>
@@ -44,7 +44,7 @@ static void remove_folder(void) {
     rmdir(folder);
 }
 
-/// The files as every run finds them: what was written is gone, what was changed is as it was.
+/// Restores the files that every run starts with.
 static void make_files(void) {
     remove_files();
     write_file("a",
@@ -62,14 +62,14 @@ static void enter_folder(void) {
     snprintf(folder, sizeof folder, "%s/fuzz-command-%d",
              access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", (int)getpid());
     if (mkdir(folder, 0700) != 0 || chdir(folder) != 0 || atexit(remove_folder) != 0) abort();
-    // What the command prints goes nowhere; a sanitizer's report goes to the old place.
+    // The command's output is discarded; sanitizer reports go to the original stderr.
     int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     if (nowhere < 0 || dup2(nowhere, STDOUT_FILENO) < 0) abort();
     stderr = fopen("/dev/null", "we"); // a fuzzer has kept the old one for itself
     if (stderr == NULL) abort();
 }
 
-/// No paths out of the folder, no long work, nothing that waits for a terminal.
+/// Refuses paths outside the folder, long work, and waiting for a terminal.
 static bool is_allowed(const char *word) {
     static const char *const refused[] = {"/",    "..",     "~",    "bench",
                                           "runs", "repeat", "size", "budget"};

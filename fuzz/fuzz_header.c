@@ -16,7 +16,7 @@ static void parse(const uint8_t *data, size_t size, bool lenient) {
     memcpy(bytes, data + FSTI_FORMAT_LENGTH_BYTES, header_bytes);
     fsti_header *header;
     if (fsti_header_parse(bytes, header_bytes, &rules, &header, &error) != FST_OK) return;
-    // What was accepted must hold together.
+    // An accepted header must be consistent.
     uint64_t covered = 0;
     for (size_t i = 0; i < header->tensor_count; i++) {
         const fsti_tensor *tensor = &header->tensors[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Numbers out of a fuzzer's input; zeros when it ends.
+/// Numbers from a fuzzer's input; zeros after its end.
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/// What must hold; else the input is a finding.
+/// A property that must hold; otherwise the input is a finding.
 static inline void require(bool condition) {
     if (!condition) __builtin_trap();
 }

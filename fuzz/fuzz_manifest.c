@@ -13,7 +13,7 @@ static char *padded(const uint8_t *data, size_t size) {
 
 static void look_at_file(const fsti_manifest *manifest, const fsti_manifest_file *file) {
     uint64_t count = fsti_digest_chunk_count(file->size_bytes, manifest->chunk_bytes);
-    volatile unsigned char seen = 0; // every digest is there to be read
+    volatile unsigned char seen = 0; // volatile unsigned char seen = 0; // reads every digest
     for (uint64_t i = 0; i < count * manifest->kind->digest_bytes; i++) seen = file->digests[i];
     if (file->name[0] == '/' || strncmp(file->name, "../", 3) == 0) __builtin_trap();
     if (fsti_manifest_find(manifest, file->name, file->name_size) != file) __builtin_trap();
@@ -27,7 +27,7 @@ static void fuzz_manifest(const uint8_t *data, size_t size) {
     if (bytes == NULL) return;
     bool has_ends = fsti_manifest_peek(bytes, size, &peeked);
     if (fsti_manifest_parse(bytes, size, "fuzz", &manifest, NULL) != FST_OK) return;
-    // What is held against the seal is what is read.
+    // The checksum line covers exactly the bytes that were parsed.
     if (!has_ends || peeked.sealed_bytes != manifest.sealed_bytes) __builtin_trap();
     for (size_t i = 0; i < manifest.file_count; i++) look_at_file(&manifest, &manifest.files[i]);
     fsti_manifest_clear(&manifest);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes what reads bytes of servers: heads, addresses of redirects, listings, what lenders and
-/// the Hub answer; and what Azure's signature is made of.
+/// Fuzzes the parsers of server responses (headers, redirect URLs, listings, credentials, the Hub),
+/// and the string that Azure signs.
 #include <string.h>
 
 #include "fuzz_target.h"
-#include "net/answer.h"
+#include "net/response.h"
 #include "net/hub.h"
 #include "net/listing.h"
 #include "net/net.h"
@@ -13,31 +13,31 @@
 #include "net/url.h"
 
 static void read_head(const char *text, size_t size) {
-    net_answer answer;
-    fsti_answer_begin(&answer);
+    net_response answer;
+    fsti_response_begin(&answer);
     for (size_t at = 0; at < size;) {
         const char *end = memchr(text + at, '\n', size - at);
         size_t line = end == NULL ? size - at : (size_t)(end - text) - at + 1;
-        if (!fsti_answer_line(&answer, text + at, line, 1000000000)) return;
+        if (!fsti_response_line(&answer, text + at, line, 1000000000)) return;
         at += line;
     }
-    fsti_answer_read_code(&answer, text, size);
+    fsti_response_read_code(&answer, text, size);
     const char *why = NULL;
-    answer_wish wish = {.is_range = true, .begin = 10, .end = 20};
-    if (fsti_answer_judge(&answer, &wish, &why) == NET_GOOD &&
+    response_expectation wish = {.is_range = true, .begin = 10, .end = 20};
+    if (fsti_response_evaluate(&answer, &wish, &why) == NET_OK &&
         (answer.range_begin != 10 || answer.range_end > 20))
         __builtin_trap();
 }
 
 static void read_url(const char *text) {
     net_url url;
-    char told[128];
-    fsti_url_tell(text, told, sizeof told);
+    char redacted[128];
+    fsti_url_redact(text, redacted, sizeof redacted);
     if (fsti_url_parse(text, &url) != NULL) return;
-    // A query is never told; control bytes, which are, become question marks.
-    if (strlen(told) > strcspn(text, "?#") || url.host.size == 0) __builtin_trap();
-    char *beside = fsti_url_beside(text, "a b");
-    fsti_free(beside);
+    // The query is redacted, and control characters are replaced by question marks.
+    if (strlen(redacted) > strcspn(text, "?#") || url.host.size == 0) __builtin_trap();
+    char *sibling = fsti_url_sibling(text, "a b");
+    fsti_free(sibling);
 }
 
 static bool see_key(void *context, const char *key) {
@@ -52,7 +52,7 @@ static bool see_text(void *context, const char *text) {
     return ++*count < 1000;
 }
 
-/// Answers of those who lend credentials, and of the Hub.
+/// Responses of credential providers and of the Hub.
 static void read_tokens(const char *text, size_t size) {
     char value[64], form[128] = "";
     unsigned char bytes[96];
@@ -66,7 +66,7 @@ static void read_tokens(const char *text, size_t size) {
     int64_t length = fsti_base64_read(text, bytes, sizeof bytes);
     if (length > (int64_t)sizeof bytes || strlen(form) >= sizeof form) __builtin_trap();
     if (length < 0) return;
-    // What was read is written, and read as the same.
+    // Encoding the decoded bytes gives the same text.
     char again[BASE64_BYTES(sizeof bytes)];
     unsigned char twice[sizeof bytes];
     fsti_base64_write(bytes, (size_t)length, false, again);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Fuzzes the decoder of chunks. The input: dtype, whether it is raw, three bytes of the chunk's
-/// true size, its stored bytes. The CRC is taken as it comes out, so that decoding must be refused
-/// or stay within its bounds.
+/// decoded size, its stored bytes. The CRC is set to match, so decoding must fail or stay within
+/// its bounds.
 #include <string.h>
 
 #include "codec/codec.h"
@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     chunk.true_bytes |= (size_t)fuzz_byte(&input) << 8;
     chunk.true_bytes |= (size_t)fuzz_byte(&input) << 16;
     if (chunk.true_bytes > (size_t)2 << FSTI_CHUNK_LOG_MAX) return 0;
-    // Memory of just these sizes, so that a sanitizer sees every step beyond.
+    // Exactly sized memory, so that a sanitizer detects every overrun.
     unsigned char *target = fsti_alloc(chunk.true_bytes), *stored = fsti_alloc(input.size);
     if (target != NULL && stored != NULL) {
         memcpy(stored, input.data, input.size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes the directory of compressed files: the input is a whole file. Its CRC is made right, so
-/// that what is behind it is reached.
+/// Fuzzes the directory of compressed files. The input is a whole file. Its CRC is corrected, so
+/// that the checks after the CRC are reached.
 #include <string.h>
 
 #include "format/format.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes planning: tensors of any dtype and shape, requests of any kind, sensible or not. A plan
-/// that comes out must cover every byte asked for and give every item a place of its own.
+/// Fuzzes planning: tensors of any dtype and shape, and arbitrary requests. A resulting plan must
+/// cover every requested byte and give every item its own memory.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dtype/dtype.h"
+#include "dtype/dtype_info.h"
 #include "fuzz_input.h"
 #include "fuzz_target.h"
 #include "plan/plan.h"
@@ -24,7 +24,7 @@ static uint64_t take_dimension(fuzz_input *input) {
     return (uint64_t)1 << (kind % (is_large ? 24 : 8));
 }
 
-/// A header of some tensors, one after the other; NULL where they would be too large.
+/// A header of consecutive tensors; NULL if they would be too large.
 static fsti_header *make_header(fuzz_input *input) {
     char text[8192] = "{";
     size_t used = 1;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes slices and conversions by carrying plans out: the bytes that arrive are those that index
-/// arithmetic, written down plainly, says; whatever blocks the file is read in.
+/// Fuzzes slices and conversions by executing plans: the bytes must equal those of plain index
+/// arithmetic, for any block size.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "dtype/dtype.h"
+#include "dtype/dtype_info.h"
 #include "fuzz_input.h"
 #include "fuzz_target.h"
 #include "transfer/pipeline.h"
@@ -54,7 +54,7 @@ static bool make_sample(fuzz_input *input, sample *out) {
     return true;
 }
 
-/// The bytes of a slice, element by element; sub-byte types by rows, which slices leave whole.
+/// The bytes of a slice, element by element; sub-byte types by rows, which slices never split.
 static uint64_t copy_slice(const sample *from, const fsti_plan_want *want, char *target) {
     const fsti_tensor *tensor = &from->header->tensors[want->tensor];
     const uint64_t *shape = fsti_header_shape(from->header, tensor);

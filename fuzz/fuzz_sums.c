@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes the parsers of sha256sum's lists and of kept digests. What is read has names inside the
-/// folder, and is the same again once it is written and read.
+/// Fuzzes the parsers of sha256sum lists and of digest files. Accepted names must be inside the
+/// folder, and writing and parsing the result must give the same again.
 #include <string.h>
 
 #include "format/format.h"
@@ -46,7 +46,7 @@ static void fuzz_sidecar(const uint8_t *data, size_t size, const fsti_digest_kin
     fsti_sums sums;
     char *bytes = padded(data, size);
     if (bytes == NULL) return;
-    if (fsti_sidecar_parse(bytes, size, kind, &sums, FSTI_NOWHERE, NULL) != FST_OK) return;
+    if (fsti_sidecar_parse(bytes, size, kind, &sums, FSTI_NO_LOCATION, NULL) != FST_OK) return;
     look_at_names(&sums);
     fsti_sums_clear(&sums);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a fuzz target offers: libFuzzer's entry point, called by replay_main.c as well.
+/// The interface of a fuzz target: libFuzzer's entry point, also called by replay_main.c.
 #ifndef FUZZ_TARGET_H
 #define FUZZ_TARGET_H
 

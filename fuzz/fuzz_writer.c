@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Fuzzes saves: any names, dtypes, shapes, metadata and options. What is saved is read back and
-/// compared; what is refused leaves nothing.
+/// Fuzzes saves with any names, dtypes, shapes, metadata and options. A saved file is read back and
+/// compared; a rejected save must leave no file.
 #include <fastsafetensors.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -83,12 +83,12 @@ static void compare(const save_case *saved, const char *path) {
         const fst_save_tensor *tensor = &saved->tensors[i];
         size_t index;
         require(fst_model_find(model, tensor->name, tensor->name_size, &index, NULL) == FST_OK);
-        fst_request_item item = {.tensor_index = index};
+        fst_part item = {.struct_size = sizeof item, .tensor_index = index};
         fst_load_options options = {
-            .struct_size = sizeof options, .items = &item, .item_count = 1, .mode = FST_MODE_LOAD};
+            .struct_size = sizeof options, .parts = &item, .part_count = 1, .mode = FST_MODE_LOAD};
         fst_loader *loader;
         fst_tensor *loaded;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         require(fst_loader_open(model, &options, &loader, NULL) == FST_OK &&
                 fst_loader_next(loader, -1, &loaded, NULL) == FST_OK &&
                 fst_tensor_view_get(loaded, &view, NULL) == FST_OK);
@@ -99,7 +99,7 @@ static void compare(const save_case *saved, const char *path) {
         fst_tensor_unref(loaded);
         fst_loader_close(loader);
     }
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     require(fst_model_file_info(model, 0, &info, NULL) == FST_OK);
     require(info.metadata_count == saved->options.metadata_count);
     fst_model_close(model);

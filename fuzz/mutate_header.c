@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Mutations of safetensors files that know their structure: the length field follows the header,
-/// numbers become other numbers, entries and words move, so that most inputs get past the first
-/// checks and reach the rules behind them.
+/// Structure-aware mutations of safetensors files: the length field follows the header, numbers
+/// change, entries and words move. Most inputs then get past the first checks.
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +19,7 @@ static unsigned next_random(unsigned *state) {
     return *state >> 16;
 }
 
-/// Replaces [begin, end) of the text; false when there is no room.
+/// Replaces [begin, end) of the text. False if the buffer is too small.
 static bool replace(char *text, size_t *size, size_t begin, size_t end, const char *with) {
     size_t with_size = strlen(with);
     if (*size - (end - begin) + with_size > TEXT_BYTES_MAX) return false;
@@ -30,7 +29,7 @@ static bool replace(char *text, size_t *size, size_t begin, size_t end, const ch
     return true;
 }
 
-/// The digits at or behind a place; false when there are none.
+/// The digits at or after an offset. False if it has no digits there.
 static bool find_number(const char *text, size_t size, size_t from, size_t *begin, size_t *end) {
     *begin = from;
     while (*begin < size && (text[*begin] < '0' || text[*begin] > '9')) ++*begin;
@@ -78,7 +77,8 @@ static void change_word(char *text, size_t *size, unsigned *state) {
     replace(text, size, begin + 1, end, words[next_random(state) % (sizeof words / sizeof *words)]);
 }
 
-/// Copies a piece between commas or brackets to another such place: entries twice, fields moved.
+/// Copies a piece between commas or brackets to another such position: duplicate entries, moved
+/// fields.
 static void copy_piece(char *text, size_t *size, unsigned *state) {
     char piece[256];
     size_t begin = next_random(state) % (*size + 1), end;

@@ -15,7 +15,7 @@ static int replay_file(const char *path) {
     if (bytes == NULL) exit(1);
     size_t size = fread(bytes, 1, capacity, file);
     fclose(file);
-    // An exact copy, so that a sanitizer sees a read past its end.
+    // An exact copy, so that a sanitizer detects reads past its end.
     uint8_t *exact = malloc(size + 1);
     if (exact == NULL) exit(1);
     memcpy(exact, bytes, size);

@@ -1,21 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The umbrella header of libfastsafetensors: include this one and nothing else.
+/// libfastsafetensors loads and saves safetensors models. Include this header.
 ///
-/// The library opens safetensors models (one file, many files, a folder, or an index of shards),
-/// describes their tensors without moving data, loads tensors into memory, and saves them.
+///     fst_model *model;
+///     fst_loader *loader;
+///     fst_tensor *tensor;
+///     if (fst_model_open("model.safetensors", NULL, &model, NULL) != FST_OK) return 1;
+///     if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return 1;
+///     while (fst_loader_next(loader, -1, &tensor, NULL) == FST_OK)
+///         fst_tensor_unref(tensor);
+///     fst_loader_close(loader);
+///     fst_model_close(model);
 ///
-///   fst_model   an opened model: validated headers, one open descriptor per file  (model.h)
-///   fst_loader  a running or finished load of some or all of its tensors          (loader.h)
-///   fst_tensor  one loaded tensor; it owns its memory by reference count          (loader.h)
-///   fst_writer  a save in progress: one file or a sharded set, all or nothing     (writer.h)
-///   addresses   how objects of servers and stores are asked for                       (remote.h)
-///   manifests   digests that what is loaded is held against                        (verify.h)
-///   fst_device  where tensors are loaded to: the processors' memory, or a GPU's   (device.h)
+///     base.h     status codes, errors, the log, and the rules for the whole interface
+///     model.h    fst_model: an open file, sharded set, folder or URL, and its tensors
+///     loader.h   fst_loader: loads all or some tensors, at once or as a stream
+///     tensor.h   fst_tensor: a loaded tensor
+///     writer.h   fst_save(), and fst_writer: saves a file or a sharded set
+///     verify.h   manifests and signatures
+///     remote.h   access to URLs
+///     dtype.h    element types
+///     device.h   the CPU and GPUs
+///     version.h  the version
 ///
-/// Every function that can fail returns an fst_status and takes an optional fst_error as its last
-/// parameter. NULL and nonsense arguments give FST_E_ARGUMENT, never a crash. Unless a function
-/// says otherwise, distinct handles may be used from distinct threads at once; what is safe on one
-/// handle from several threads is said with each type.
+/// A function that can fail returns an fst_status and takes an optional fst_error as its last
+/// parameter. NULL and invalid arguments are FST_E_ARGUMENT, never a crash. Different handles may
+/// be used from different threads at once; the comment of each handle says what one handle allows.
 #ifndef FASTSAFETENSORS_H
 #define FASTSAFETENSORS_H
 
@@ -25,6 +34,7 @@
 #include "fastsafetensors/loader.h"
 #include "fastsafetensors/model.h"
 #include "fastsafetensors/remote.h"
+#include "fastsafetensors/tensor.h"
 #include "fastsafetensors/verify.h"
 #include "fastsafetensors/version.h"
 #include "fastsafetensors/writer.h"

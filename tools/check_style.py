@@ -106,7 +106,7 @@ def check_bans(path: pathlib.Path, name: str) -> list[str]:
 
 
 def find_large(root: pathlib.Path) -> list[str]:
-    """Tracked files that nobody meant to track."""
+    """Files that should not be tracked."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
     tracked = (root / name for name in done.stdout.split("\0") if name)
     return [f"{path.relative_to(root)}: larger than {TRACKED_BYTES >> 10} KiB" for path in tracked
@@ -126,12 +126,14 @@ def main() -> int:
             continue
         name = str(path.relative_to(root))
         faults += check_file(path, name, allowed)
-        if path.suffix == ".py" or name.startswith(("include/", "python/src/module.h")):
+        if path.suffix == ".py":
+            continue
+        if seen.setdefault(path.name, name) != name:
+            faults.append(f"{name}: the same file name as {seen[path.name]}")
+        if name.startswith(("include/", "python/src/module.h")):
             continue
         if name.startswith("src/"):
             faults += check_bans(path, name)
-        if seen.setdefault(path.name, name) != name:
-            faults.append(f"{name}: the same file name as {seen[path.name]}")
         for function, length, parameters in functions(path.read_text().splitlines()):
             place = f"{name}:{function}"
             if name.startswith("src/"):

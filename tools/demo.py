@@ -58,13 +58,13 @@ def made_model() -> pathlib.Path:
 
 def by_c_program(model: pathlib.Path) -> int:
     """Build and run the streaming example; return the sum of bytes that it prints."""
-    program = ROOT / "build/stream_sharded"
+    program = ROOT / "build/stream_model"
     library = RELEASE / "src"
     compiler = shutil.which("cc") or shutil.which("gcc") or "clang"
     command = [compiler, "-std=c11", "-O2", f"-I{ROOT}/include",
-               str(ROOT / "examples/c/stream_sharded.c"), "-o", str(program), f"-L{library}",
+               str(ROOT / "examples/c/stream_model.c"), "-o", str(program), f"-L{library}",
                "-lfastsafetensors", f"-Wl,-rpath,{library}"]
-    print("$ cc examples/c/stream_sharded.c -lfastsafetensors && ./stream_sharded", model.name)
+    print("$ cc examples/c/stream_model.c -lfastsafetensors && ./stream_model", model.name)
     subprocess.run(command, check=True)
     done = subprocess.run([program, model, "64"], check=True, text=True, stdout=subprocess.PIPE)
     print(done.stdout, end="")

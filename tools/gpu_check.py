@@ -57,7 +57,7 @@ class Clock:
 
 
 class Report:
-    """What is known so far; written after every step."""
+    """The results so far; written after every step."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Begin in a folder."""
@@ -171,7 +171,7 @@ def describe_machine(document: dict, command: pathlib.Path, device: str) -> None
 
 
 def read_lines(path: str) -> list[str]:
-    """A text's lines; none where there is no such file."""
+    """The lines of a file; empty if it does not exist."""
     try:
         return pathlib.Path(path).read_text().splitlines()
     except OSError:
@@ -307,12 +307,12 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
 
 
 SUITE = (("device_test_real_gpu", False), ("device_test_gpu", True),
-         ("device_test_gpu_rules", True), ("device_test_gpu_faults", True),
-         ("device_test_gpu_again", True), ("device_test_gds", True))
+         ("device_test_gpu_isolation", True), ("device_test_gpu_faults", True),
+         ("device_test_gpu_retries", True), ("device_test_gds", True))
 
 
 def measure_disk(path: pathlib.Path) -> float:
-    """GB/s of plain reads past the page cache, 8 at a time."""
+    """GB/s of direct reads, 8 at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
     size = path.stat().st_size
@@ -410,7 +410,7 @@ def write_pages(document: dict, folder: pathlib.Path) -> None:
 
 
 class Check:
-    """The steps, in the order of their worth: a machine may be lent for minutes."""
+    """The steps, most important first: the machine may be available for minutes only."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Begin."""

@@ -71,7 +71,7 @@ WAYS = {
     "ours, load_file, gds off": (
         TORCH + _LOAD_FILE, '    return load_file(path, device=device, gds="off")', True),
     "ours, load_file, own memory": (
-        TORCH + _LOAD_FILE, '    return load_file(path, device=device, memory="own")', True),
+        TORCH + _LOAD_FILE, '    return load_file(path, device=device, allocator="own")', True),
     "ours, load_file, dtype": (
         TORCH + _LOAD_FILE, "    return load_file(path, device=device, dtype=torch.float16)", True),
     "ours, safe_open": (

@@ -18,23 +18,24 @@ PAGE = ROOT / "docs/compatibility.md"
 ROWS = [
     ("fastsafetensors 0.5: SafeTensorsFileLoader", [
         ("SingleGroup, None; add_filenames, copy_files_to_device, get_tensor, close",
-         "test_vllm_before"),
-        ("buffer never closed (SGLang)", "test_vllm_before"),
-        ("path, num_threads, load()", "test_documents_first_example"),
+         "test_vllm_of_05"),
+        ("buffer never closed (SGLang)", "test_vllm_of_05"),
+        ("path, num_threads, load()", "test_first_documented_example"),
         ("get_keys, get_shape, set_tensor_filter", "test_filter"),
         ("copy_files_to_device(dtype, use_buf_register, max_copy_block_size)", "test_tgis"),
         ("copy_file_to_device", "test_comfyui_and_scripts"),
         ("allow_inflight", "test_inflight"),
-        ("reset, close, use after close", "test_nothing_added"),
+        ("reset, close, use after close", "test_empty_loader"),
         ("wrong arguments", "test_refusals"),
         ("FASTSAFETENSORS_ODIRECT, FASTSAFETENSORS_DEBUG, debug_log, max_threads",
          "test_environment_and_logs"),
         ("process_extension_config", "test_configuration"),
         ("torch ProcessGroup of several ranks (gloo), uneven files", "test_ranks"),
-        ("one rank fails, asks for something else, leaves", "test_mistakes_of_one_rank"),
-        ("one rank dies, or does not come", "test_a_rank_that_does_not_come"),
+        ("one rank fails, requests something else, exits", "test_mistakes_of_one_rank"),
+        ("one rank dies or never joins", "test_missing_rank"),
         ("ranks on two hosts", "test_two_hosts"),
-        ("device cuda, a torch.device, a number; nogds; strict", "test_earlier_loaders_load_there"),
+        ("device cuda, a torch.device, a number; nogds; strict",
+          "test_loaders_of_05_load_to_the_gpu"),
     ]),
     ("fastsafetensors 0.5: FilesBufferOnDevice", [
         ("key_to_rank_lidx, get_filename, get_shape", "test_comfyui_and_scripts"),
@@ -45,9 +46,9 @@ ROWS = [
         ("get_tensor, get_sharded, push_tensor between ranks", "test_ranks"),
     ]),
     ("fastsafetensors 0.5: fastsafe_open", [
-        ("list, tuple, {rank: [..]}; keys, get_tensor, in, len, iteration", "test_atom"),
+        ("list, tuple, {rank: [...]}; keys, get_tensor, in, len, iteration", "test_atom"),
         ("metadata by file, __exit__ by hand in another thread", "test_caches"),
-        ("the documents' example", "test_documents_first_example"),
+        ("the example of its documentation", "test_first_documented_example"),
     ]),
     ("fastsafetensors 0.5: ParallelLoader, PipelineParallel", [
         ("vLLM's loop", "test_vllm"),
@@ -72,18 +73,18 @@ ROWS = [
     ("fastsafetensors 0.5: savers", [
         ("ParallelSaver.save, shard metadata, validate_shard_set", "test_parallel_saver"),
         ("save_sharded, plan_shards, write_shards, per_entry_fill, tensor_fill",
-         "test_a_fill_of_ones_own"),
+         "test_custom_fill"),
         ("a fill that fails, no space", "test_a_fill_that_fails_leaves_nothing"),
         ("wrong entries", "test_saver_refusals"),
     ]),
     ("fastsafetensors 0.5: headers, types, counters, readers, frameworks", [
         ("SafeTensorsMetadata, TensorFrame", "test_metadata_and_frames"),
-        ("tags of header errors", "test_bad_files_carry_their_tags"),
+        ("tags of header errors", "test_errors_of_bad_files_have_tags"),
         ("DType, Device, DTYPE_SIZES", "test_types"),
         ("live_allocation_count, live_allocation_bytes", "test_a_name_in_two_files"),
         ("from_cuda_buffer", "test_memory_at_an_address"),
-        ("register_copier_constructor, CopierInterface", "test_a_reader_of_ones_own"),
-        ("framework paddle (a stand-in)", "test_fastdeploy"),
+        ("register_copier_constructor, CopierInterface", "test_custom_reader"),
+        ("framework paddle (simulated)", "test_fastdeploy"),
         ("import without a framework", "test_import_is_light"),
         ("LazyTensorFactory, SharedDeviceAllocation", "test_one_file_by_hand"),
         ("fastsafetensors.cpp", "test_low_level_names"),
@@ -117,10 +118,10 @@ ROWS = [
     ("fast_loading", [
         ("load_safetensors, save_safetensors", "test_lora_round_trips"),
         ("load_safetensors_mmap", "test_mmap"),
-        ("save_safetensors_sharded", "test_files_and_index_are_hugging_faces"),
+        ("save_safetensors_sharded", "test_files_and_index_equal_hugging_face"),
         ("load_safetensors_sharded: faults", "test_faults_of_a_sharded_folder"),
         ("save_embeddings_safetensors, load_embeddings_safetensors", "test_embeddings"),
-        ("caches of others", "test_embeddings_of_others"),
+        ("caches written by other programs", "test_embeddings_of_other_programs"),
     ]),
 ]
 
@@ -138,8 +139,8 @@ def make_page() -> str:
     """The page; SystemExit for a test that does not exist."""
     tests = find_tests()
     lines = ["# Compatibility", "",
-             "What programs for fastsafetensors 0.5 and safetensors use, and the test that tries",
-             "it here. Made by tools/make_compatibility.py; a row without a test is not done.", ""]
+             "Functions that programs for fastsafetensors 0.5 and safetensors use, each with its",
+             "test. Made by tools/make_compatibility.py. A row without a test is not done.", ""]
     for section, rows in ROWS:
         lines += [f"## {section}", "", "| what | test |", "|---|---|"]
         for what, test in rows:
@@ -151,11 +152,11 @@ def make_page() -> str:
 
 
 def list_differences() -> list[str]:
-    """The lists by which test_surface.py compares all names and signatures."""
+    """The lists by which test_api_surface.py compares all names and signatures."""
     lists = runpy.run_path(str(ROOT / "python/tests/surface_differences.py"))
     lines = ["## Names and signatures", "",
-             "`test_surface.py` compares every public name, parameter and default with those of",
-             "the installed fastsafetensors 0.5.0, and of safetensors 0.8.0 and 0.9.0rc1 (with",
+             "`test_api_surface.py` compares every public name, parameter and default with those",
+             "of the installed fastsafetensors 0.5.0, and of safetensors 0.8.0 and 0.9.0rc1 (with",
              "`compat.install()`), and fails on any difference that is not here.", ""]
     for title, key in (("fastsafetensors 0.5.0", "V05"), ("safetensors", "SAFETENSORS")):
         lines += [f"| {title} | why it differs |", "|---|---|"]

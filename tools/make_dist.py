@@ -49,7 +49,7 @@ def write_tool(folder: pathlib.Path, name: str, words: str) -> pathlib.Path:
 
 def write_cross_file(folder: pathlib.Path, arch: str) -> pathlib.Path:
     """Write the meson file that names the compiler for a processor."""
-    # zig checks behaviour at run time unless it is told not to; the release build does not.
+    # zig adds run-time checks by default; the release build disables them.
     compiler = write_tool(folder, f"cc-{arch}",
                           f"cc -target {arch}-linux-gnu.{GLIBC} -fno-sanitize=undefined")
     archiver = write_tool(folder, f"ar-{arch}", "ar")

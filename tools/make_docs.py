@@ -53,24 +53,37 @@ validation:
   links: {{not_found: warn, anchors: warn, absolute_links: warn}}
 nav:
   - Start here: index.md
-  - Python by task: python.md
-  - The command: command.md
-  - C library: c-library.md
-  - Integrations: integrations.md
-  - Inference engines: engines.md
-  - GPUs: gpu.md
-  - Many ranks: scaling.md
-  - Troubleshooting: troubleshooting.md
-  - Errors: errors.md
-  - Environment variables: environment.md
-  - Benchmarks: benchmarks/README.md
-  - Reliability: reliability.md
-  - Compatibility: compatibility.md
+  - Tutorial: tutorial.md
+  - How-to:
+      - vLLM and SGLang cold start: howto/vllm-cold-start.md
+      - S3 with a disk cache: howto/s3-disk-cache.md
+      - Checkpoints while training: howto/training-checkpoints.md
+      - Verification in CI: howto/verify-in-ci.md
+      - ComfyUI: howto/comfyui.md
+      - LoRA training: howto/lora-training.md
+      - Python by task: python.md
+      - Integrations: integrations.md
+      - Troubleshooting: troubleshooting.md
   - Reference:
+      - The command: command.md
+      - C library: c-library.md
+      - Inference engines: engines.md
+      - Remote models: remote.md
+      - Verified loads: verify.md
+      - Compressed weights: compression.md
+      - Errors: errors.md
+      - Environment variables: environment.md
+      - File format: FORMAT.md
+      - Compatibility: compatibility.md
       - Python: reference-python.md
       - C: reference-c.md
-  - Inside: [ARCHITECTURE.md, FORMAT.md, CONTRIBUTING.md, SECURITY.md, SUPPORT.md, RELEASING.md,
-             CHANGELOG.md]
+  - Explanation:
+      - Architecture: ARCHITECTURE.md
+      - GPUs: gpu.md
+      - Many ranks: scaling.md
+      - Reliability: reliability.md
+      - Benchmarks: benchmarks/README.md
+  - Project: [CONTRIBUTING.md, SECURITY.md, SUPPORT.md, RELEASING.md, CHANGELOG.md]
 """
 
 

@@ -18,6 +18,8 @@ from read_headers import HEADERS, ROOT, Block, functions_of, read_header
 from read_version import VERSION
 
 MAN = ROOT / "man"
+# Headers that fastsafetensors.h leaves out.
+UNSTABLE = ("async_save", "experimental")
 
 
 def page_name(header: str) -> str:
@@ -46,7 +48,7 @@ def make_page(header: str, blocks: list[Block]) -> str:
            '.\\" Made by tools/make_library_manual.py from the header.',
            f'.TH {page_name(header).upper()} 3 "" "fastsafetensors {VERSION}" "Library Functions"',
            ".SH NAME", f"{roff(', '.join(names))} \\- {roff(about)}", ".SH SYNOPSIS", ".nf",
-           f"#include <fastsafetensors{'' if header != 'experimental' else '/experimental'}.h>",
+           f"#include <fastsafetensors{'/' + header if header in UNSTABLE else ''}.h>",
            ".sp", "cc program.c $(pkg\\-config \\-\\-cflags \\-\\-libs fastsafetensors)", ".fi",
            ".SH DESCRIPTION"]
     for block in blocks:

@@ -21,19 +21,19 @@ MANUAL = ROOT / "man/fastsafetensors.1"
 PAGE = ROOT / "docs/command.md"
 CODES = [
     (0, "Success; valid; the same."),
-    (1, "The answer is no: invalid, different, no tensor's name matches."),
-    (2, "Something could not be read or written."),
+    (1, "Invalid, different, or no tensor name matches."),
+    (2, "A file could not be read or written, or what was asked can't be done with it."),
     (3, "The command line is wrong."),
-    (4, "What this needs is not installed: Python with torch, or a library for digests."),
+    (4, "Something that is needed is not installed: Python with torch, or a library."),
 ]
-PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json) or a folder. "
-         "Of a folder its only index is used, else all its *.safetensors files, sorted. - is "
-         "standard input, where a model is read: what comes through a pipe is kept in a file "
-         "without a name meanwhile (in TMPDIR, or /tmp), as far as it is looked at. Of a target - "
-         "and /dev/stdout are standard output.")
-JSON = ('With --json a failure is an object, {"error": {"kind": .., "message": .., "file": .., '
-        '"tensor": .., "byte": ..}}, on standard output; kinds are the names of the statuses in '
-        'fastsafetensors/base.h, and "Usage", "NoMatch" and "NotInstalled".')
+PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json), a folder, a "
+         "URL, or - for standard input. For a folder, its only index is used, otherwise all its "
+         "*.safetensors files in sorted order. A model from a pipe is kept in an unnamed temporary "
+         "file in TMPDIR or /tmp. As a target, - and /dev/stdout are standard output.")
+JSON = ('With --json, a failure prints an object to standard output, {"error": {"kind": ..., '
+        '"message": ..., "file": ..., "tensor": ..., "byte": ...}}. Kinds are the names of the '
+        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch" and "NotInstalled".')
+SHARED = "Options that several commands share"
 
 
 class Help(NamedTuple):
@@ -43,6 +43,7 @@ class Help(NamedTuple):
     usage: str
     about: list[str]  # paragraphs
     options: list[tuple[str, str]]
+    common: list[str]  # names of common options
     examples: list[str]
 
 
@@ -51,23 +52,58 @@ def run(command: str, *words: str) -> str:
     return subprocess.run([command, *words], check=True, capture_output=True, text=True).stdout
 
 
-def read_help(command: str, name: str) -> Help:
-    """Take a subcommand's help apart."""
-    head, _, examples = run(command, "help", name).partition("\nexamples:\n")
-    usage, _, rest = head.partition("\n\n")
-    about, _, table = ("\n" + rest).partition("\n  --")
+def read_options(table: str) -> list[tuple[str, str]]:
+    """Take a table of options apart: (option with its value, text)."""
     options: list[tuple[str, str]] = []
-    for line in ("  --" + table).splitlines():
+    for line in table.splitlines():
         if match := re.match(r"  (--\S+(?: \S+)?)(?:\s{2,}| )(.*)", line):
-            words = match.group(1)
             # A name as long as its column leaves one space before the text.
-            options.append((words, match.group(2)))
+            options.append((match.group(1), match.group(2)))
         elif line.strip():
             join = "; " if line.strip().startswith("one of ") else " "
             options[-1] = (options[-1][0], options[-1][1] + join + line.strip())
-    paragraphs = [" ".join(p.split()) for p in about.split("\n\n") if p.strip()]
-    return Help(name, usage.removeprefix("usage: fastsafetensors "), paragraphs, options,
+    return options
+
+
+def split_list(paragraph: str) -> list[str]:
+    """A paragraph's text in one line; of an indented list, each line as an item."""
+    lines = paragraph.strip("\n").splitlines()
+    if not all(line.startswith("  ") for line in lines):
+        return [" ".join(paragraph.split())]
+    return ["- " + ": ".join(re.split(r"\s{2,}", line.strip())) for line in lines]
+
+
+def read_help(command: str, name: str) -> Help:
+    """Take a subcommand's help apart."""
+    head, _, examples = run(command, "help", name).partition("\nexamples:\n")
+    head, _, common = head.partition("common options (see 'fastsafetensors help'):")
+    usage, _, rest = head.partition("\n\n")
+    about, _, table = ("\n" + rest).partition("\n  --")
+    paragraphs = [one for p in about.split("\n\n") if p.strip() for one in split_list(p)]
+    return Help(name, usage.removeprefix("usage: fastsafetensors "), paragraphs,
+                read_options("  --" + table) if table else [], common.split(),
                 [line.strip() for line in examples.splitlines()])
+
+
+def read_shared(command: str, helps: list[Help]) -> list[tuple[str, str]]:
+    """Options that are described once: the common ones, and those that three commands share."""
+    _, _, table = run(command, "help").partition("common options, of the commands whose help lists "
+                                                 "them:\n")
+    every = [option for entry in helps for option in entry.options]
+    several = [option for option in dict.fromkeys(every) if every.count(option) > 2]
+    return several + read_options(table.partition("\n\n")[0])
+
+
+def own_options(entry: Help, shared: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The options of a command that are described with it."""
+    return [option for option in entry.options if option not in shared]
+
+
+def shared_names(entry: Help, shared: list[tuple[str, str]]) -> list[str]:
+    """The names of a command's other options."""
+    names = [re.split(r"[ \[]", words)[0] for words, text in entry.options
+             if (words, text) in shared]
+    return names + entry.common
 
 
 def roff(text: str) -> str:
@@ -76,7 +112,14 @@ def roff(text: str) -> str:
     return "\n".join("\\&" + line if line[:1] in ".'" else line for line in text.split("\n"))
 
 
-def make_manual(helps: list[Help], version: str) -> str:
+def roff_option(words: str, text: str) -> list[str]:
+    """Lines of the manual page for an option."""
+    name, _, value = words.partition(" ")
+    return [".TP", f'.BI "{roff(name)}" " {roff(value)}"' if value else f".B {roff(name)}",
+            roff(text)]
+
+
+def make_manual(helps: list[Help], shared: list[tuple[str, str]], version: str) -> str:
     """Return the manual page."""
     out = ['.\\" SPDX-License-Identifier: Apache-2.0', '.\\" Made by tools/make_manual.py.',
            f'.TH FASTSAFETENSORS 1 "" "fastsafetensors {version}" "User Commands"', ".SH NAME",
@@ -90,42 +133,52 @@ def make_manual(helps: list[Help], version: str) -> str:
         out += [f".SS {roff(entry.name)}"]
         for number, paragraph in enumerate(entry.about):
             out += ([".PP"] if number else []) + [roff(paragraph)]
-        for words, text in entry.options:
-            name, _, value = words.partition(" ")
-            out += [".TP", f'.BI "{roff(name)}" " {roff(value)}"' if value else f".B {roff(name)}",
-                    roff(text)]
+        for words, text in own_options(entry, shared):
+            out += roff_option(words, text)
+        out += [".PP", roff(f"Shared options: {', '.join(shared_names(entry, shared))}")]
+    out += [f".SH {SHARED.upper()}"]
+    for words, text in shared:
+        out += roff_option(words, text)
     out += [".SH EXIT STATUS"]
     for code, text in CODES:
         out += [f".IP {code}", roff(text)]
     out += [".SH FILES", ".TP", ".I PATH.digest",
-            roff("What 'hash --write' keeps and 'verify --hash' compares."), ".SH ENVIRONMENT",
-            ".TP", ".B NO_COLOR", "When set and not empty, no colours.", ".TP", ".B TMPDIR",
-            "Where a model that comes through a pipe is kept meanwhile (/tmp).", ".TP", ".B TERM",
-            "When it is dumb, no progress bar.", ".SH EXAMPLES", ".nf"]
+            roff("Digests that 'hash --write' stores and 'verify --hash' compares."),
+            ".SH ENVIRONMENT", ".TP", ".B NO_COLOR", "Set and not empty: no colours.", ".TP",
+            ".B TMPDIR", "Folder for a model that comes through a pipe. Default: /tmp.", ".TP",
+            ".B TERM", "dumb: no colours and no progress bar.", ".SH EXAMPLES", ".nf"]
     for entry in helps:
         out += [roff(line) for line in entry.examples]
     out += [".fi", ".SH SEE ALSO", ".BR libfastsafetensors (3)"]
     return "\n".join(out) + "\n"
 
 
-def make_page(helps: list[Help]) -> str:
+def option_table(options: list[tuple[str, str]]) -> list[str]:
+    """A table of options for docs/command.md."""
+    if not options:
+        return []
+    return ["| option | |", "|---|---|",
+            *(f"| `{words}` | {text.replace('|', chr(92) + '|')} |" for words, text in options), ""]
+
+
+def make_page(helps: list[Help], shared: list[tuple[str, str]]) -> str:
     """Return docs/command.md."""
     out = ["# The command", "", "<!-- Made by tools/make_manual.py. -->", "", PATHS, "",
-           "`fastsafetensors PATH` is `fastsafetensors inspect PATH`; `fastsafetensors help "
-           "COMMAND` tells what stands here. Completion for bash, zsh and fish is installed with "
-           "it.", "", "| exit code | |", "|---|---|"]
+           "`fastsafetensors PATH` is `fastsafetensors inspect PATH`. `fastsafetensors help "
+           "COMMAND` prints the text of a section. Completion for bash, zsh and fish is installed "
+           "with the command.", "", "| exit code | meaning |", "|---|---|"]
     out += [f"| {code} | {text} |" for code, text in CODES] + ["", JSON.replace("{", "`{", 1)
                                                                .replace("}}", "}}`"), ""]
     for entry in helps:
         out += [f"## {entry.name}", "", f"`fastsafetensors {entry.usage}`", ""]
         for paragraph in entry.about:
             out += [paragraph, ""]
-        out += ["| option | |", "|---|---|"]
-        out += [f"| `{words}` | {text.replace('|', chr(92) + '|')} |"
-                for words, text in entry.options]
+        out += option_table(own_options(entry, shared))
+        names = [f"`{name}`" for name in shared_names(entry, shared)]
+        out += [f"[Shared options](#{SHARED.lower().replace(' ', '-')}): {', '.join(names)}", ""]
         if entry.examples:
-            out += ["", "```", *entry.examples, "```"]
-        out += [""]
+            out += ["```", *entry.examples, "```", ""]
+    out += [f"## {SHARED}", "", *option_table(shared)]
     return "\n".join(out).rstrip() + "\n"
 
 
@@ -141,7 +194,9 @@ def main() -> int:
     helps = [read_help(arguments.command, name) for name in names]
     version = run(arguments.command, "--version").split()[1]
     stale = []
-    for path, text in ((MANUAL, make_manual(helps, version)), (PAGE, make_page(helps))):
+    shared = read_shared(arguments.command, helps)
+    for path, text in ((MANUAL, make_manual(helps, shared, version)),
+                       (PAGE, make_page(helps, shared))):
         if arguments.check and (not path.exists() or path.read_text() != text):
             stale.append(path)
         elif not arguments.check:

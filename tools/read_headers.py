@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = ("base", "dtype", "model", "remote", "loader", "writer", "verify", "device",
+HEADERS = ("base", "dtype", "model", "remote", "loader", "tensor", "writer", "verify", "device",
            "experimental", "version")
 
 
@@ -26,8 +26,25 @@ def is_frame(line: str, in_code: bool) -> bool:
     return line.startswith(("#", "// SPDX", 'extern "C"')) or (line == "}" and not in_code)
 
 
+def lines_of(name: str) -> list[str]:
+    """Return the lines of include/fastsafetensors/NAME.h without what only C++ sees."""
+    text = (ROOT / f"include/fastsafetensors/{name}.h").read_text()
+    text = re.sub(r"#ifdef __cplusplus\n.*?#(?:else|endif)\n", "", text, flags=re.S)
+    return text.splitlines()
+
+
 def read_header(name: str) -> list[Block]:
-    """Return the blocks of include/fastsafetensors/NAME.h in order."""
+    """Return the blocks of a header in order; experimental.h with those that it includes."""
+    blocks = read_lines(lines_of(name))
+    if name == "experimental":
+        folder = ROOT / "include/fastsafetensors/experimental"
+        for path in sorted(folder.glob("*.h")):
+            blocks += read_lines(lines_of(f"experimental/{path.stem}"))
+    return blocks
+
+
+def read_lines(lines: list[str]) -> list[Block]:
+    """Return the blocks of lines in order."""
     blocks: list[Block] = []
     comment: list[str] = []
     code: list[str] = []
@@ -38,7 +55,7 @@ def read_header(name: str) -> list[Block]:
             blocks.append(Block([], text))
         code.clear()
 
-    for line in (ROOT / f"include/fastsafetensors/{name}.h").read_text().splitlines():
+    for line in lines:
         if line.startswith("///"):
             end_code()
             comment.append(line[3:].removeprefix(" "))

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -20,6 +21,8 @@ from collections import Counter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
+TEST_LIMIT_S = 1200  # of one Python test
+RUN_LIMIT_S = 4200  # of all Python tests
 SKIPPED = 77  # exit status of what lacks a tool
 COUNTS = ROOT / "build/test-counts.json"
 FAILURES: list[str] = []  # by name, told again before the closing line
@@ -39,7 +42,7 @@ def tap_skip_reasons(folder: pathlib.Path) -> dict[str, str]:
 
 
 def reason_of(case: ElementTree.Element) -> str:
-    """What a failed case says of itself, in a line: its message, or the lines that tell most."""
+    """One line about a failed case: its message, or its most relevant lines."""
     fault = next((f for f in (case.find("failure"), case.find("error")) if f is not None), None)
     if fault is None:
         return ""
@@ -158,6 +161,26 @@ def c_suite(kind: str) -> Counter[str]:
     return counts
 
 
+def run_within(limit_s: int, command: list[str]) -> int:
+    """Run a command; after `limit_s` seconds print which of its processes are alive and end them.
+
+    Return its exit status, 124 if the time was up.
+    """
+    environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"not at its end after {limit_s} s: {' '.join(command)}", flush=True)
+            subprocess.run(["ps", "-o", "pid,ppid,stat,wchan:20,args", "-g", str(process.pid)],
+                           check=False)
+            os.killpg(process.pid, signal.SIGKILL)
+            return 124
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            raise
+
+
 def python_suite(everything: bool) -> Counter[str]:
     """Run pytest: the package, the command, the installed library, the tools themselves.
 
@@ -169,11 +192,15 @@ def python_suite(everything: bool) -> Counter[str]:
     # As many at once as there are processors; conftest.py says what may run beside what.
     workers = min(len(os.sched_getaffinity(0)), 4)
     parallel = importlib.util.find_spec("xdist") is not None and workers > 1
-    done = run([sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider",
-                "--tb=short", *(["-n", str(workers), "--no-loadscope-reorder"] if parallel else []),
-                *(["--all"] if everything else [])])
+    # A test that hangs prints the stack of each thread and fails; so does the run as a whole.
+    limits = [f"--timeout={TEST_LIMIT_S}", "--timeout-method=thread"] \
+        if importlib.util.find_spec("pytest_timeout") is not None else []
+    code = run_within(RUN_LIMIT_S, [
+        sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider",
+        "--tb=short", *(["-n", str(workers), "--no-loadscope-reorder"] if parallel else []),
+        *limits, *(["--all"] if everything else [])])
     counts = count_junit(report) if report.exists() else Counter()
-    if done.returncode and not counts["failed"]:
+    if code and not counts["failed"]:
         counts["failed"] = 1
         FAILURES.append("the Python tests as a whole")
     return counts
@@ -187,6 +214,29 @@ def tracked(*patterns: str) -> list[str]:
                   if p.relative_to(ROOT).parts[0] not in hidden)
 
 
+def run_checks(checks: list[tuple[str, list[str]]]) -> Counter[str]:
+    """Run programs that pass or fail as a whole; one that lacks a tool is skipped by name."""
+    counts: Counter[str] = Counter()
+    for name, command in checks:
+        done = run(command, capture_output=True)
+        if done.returncode == SKIPPED:
+            counts["skipped"] += 1
+            print(f"  skipped {name}: {done.stdout.strip()}")
+            continue
+        counts["failed" if done.returncode else "passed"] += 1
+        if done.returncode:
+            FAILURES.append(name)
+            print(f"  FAILED {name}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    return counts
+
+
+def system_suite() -> Counter[str]:
+    """Run the tests that depend most on the system in one that has only the prerequisites."""
+    print("in a minimal system", flush=True)
+    return run_checks([("a minimal Debian",
+                        [sys.executable, "tools/test_minimal_system.py", "--quick"])])
+
+
 def lint_suite(everything: bool) -> Counter[str]:
     """Run each check of style and structure; a tool that is missing is a skip with its name.
 
@@ -196,6 +246,7 @@ def lint_suite(everything: bool) -> Counter[str]:
     checks: list[tuple[str, list[str]]] = [
         ("layers", [sys.executable, "tools/check_layers.py"]),
         ("style", [sys.executable, "tools/check_style.py"]),
+        ("words", [sys.executable, "tools/check_words.py"]),
         ("compatibility", [sys.executable, "tools/make_compatibility.py", "--check"]),
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools", "examples",
@@ -211,18 +262,7 @@ def lint_suite(everything: bool) -> Counter[str]:
         ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
         ("pyright", ["basedpyright", "--level", "error", "--pythonpath", sys.executable]),
     ]
-    counts: Counter[str] = Counter()
-    for name, command in checks + (thorough if everything else []):
-        done = run(command, capture_output=True)
-        if done.returncode == SKIPPED:
-            counts["skipped"] += 1
-            print(f"  skipped {name}: {done.stdout.strip()}")
-            continue
-        counts["failed" if done.returncode else "passed"] += 1
-        if done.returncode:
-            FAILURES.append(name)
-            print(f"  FAILED {name}\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return counts
+    return run_checks(checks + (thorough if everything else []))
 
 
 def closing_line(counts: Counter[str]) -> str:
@@ -259,6 +299,8 @@ def main() -> int:
         counts += python_suite(arguments.all)
     if arguments.only in (None, "lint") and not kinds:
         counts += lint_suite(arguments.all)
+    if arguments.only is None and arguments.all and not kinds:
+        counts += system_suite()
     COUNTS.parent.mkdir(exist_ok=True)
     COUNTS.write_text(json.dumps({**counts, "failures": FAILURES}))
     for name in FAILURES:

@@ -122,7 +122,8 @@ def best(rows, storage, ranks):
 def svg(rows, title):
     """A plot of seconds over ranks, both logarithmic, a panel for each storage."""
     width, height, left, top = 300, 220, 50, 40
-    colours = {"slice": "#1b6ca8", "scatter": "#d1495b", "broadcast": "#66a182"}
+    # Scatter is drawn before slice and wider, since their lines often coincide.
+    colours = {"scatter": ("#d1495b", 5), "slice": ("#1b6ca8", 2), "broadcast": ("#66a182", 2)}
     low = min(r["seconds"] for r in rows) / 1.3
     high = max(r["seconds"] for r in rows) * 1.3
 
@@ -132,7 +133,8 @@ def svg(rows, title):
     def y(seconds):
         return top + (math.log(high / seconds) / math.log(high / low)) * (height - top - 30)
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * 3}" height="{height + 30}" '
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * 3 + 20}" '
+             f'height="{height + 46}" '
              'font-family="sans-serif" font-size="11">',
              '<rect width="100%" height="100%" fill="white"/>',
              f'<text x="{left}" y="16" font-size="13">{title}</text>']
@@ -148,15 +150,16 @@ def svg(rows, title):
                          f'<text x="{left - 4}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g} s'
                          '</text>')
             tick *= 10
-        for strategy, colour in colours.items():
+        for strategy, (colour, thickness) in colours.items():
             points = " ".join(f"{x(r['ranks']):.1f},{y(r['seconds']):.1f}" for r in rows
                               if r["storage"] == storage.name and r["strategy"] == strategy)
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" '
-                         'stroke-width="2"/>')
-        parts.append("</g>")
-    for number, (strategy, colour) in enumerate(colours.items()):
-        parts.append(f'<text x="{left + number * 100}" y="{height + 20}" fill="{colour}">{strategy}'
-                     '</text>')
+                         f'stroke-width="{thickness}"/>')
+        parts.append(f'<text x="{left + 60}" y="{height + 4}">number of ranks</text></g>')
+    parts.append(f'<text x="{left}" y="{height + 34}">load time in seconds, logarithmic:</text>')
+    for number, (strategy, (colour, _)) in enumerate(colours.items()):
+        parts.append(f'<text x="{left + 210 + number * 90}" y="{height + 34}" fill="{colour}" '
+                     f'font-weight="bold">{strategy}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -188,7 +191,8 @@ def main():
             json.dump(rows, file, indent=1)
     if arguments.svg:
         with open(arguments.svg, "w") as file:
-            file.write(svg(rows, f"{arguments.model_gib:g} GiB, a slice reads {costs.over:g} x"))
+            file.write(svg(rows, f"Simulated: {arguments.model_gib:g} GiB model; a slice reads "
+                                f"{costs.over:g} times its bytes"))
     return 0
 
 

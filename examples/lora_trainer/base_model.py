@@ -32,7 +32,8 @@ def load_base(settings):
         try:
             from fastsafetensors.integrations import accelerate_from_pretrained
 
-            switch = accelerate_from_pretrained(settings.fastsafetensors_num_threads)
+            switch = accelerate_from_pretrained(
+                threads=settings.fastsafetensors_num_threads)
         except ImportError:
             print("this fastsafetensors is not installed (or another package of that name "
                   "is): safetensors loads the base model")

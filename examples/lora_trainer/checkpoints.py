@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
-from utils.fast_loading import load_safetensors, save_safetensors
+from utils.fast_loading import load_safetensors, save_safetensors_async
 
 ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -17,25 +17,40 @@ class CheckpointError(ValueError):
     """A checkpoint that can't be used."""
 
 
-def save_checkpoint(folder, model, optimizer, settings, step, loss):
-    """Save a checkpoint; the state file comes last, and a folder without it is no checkpoint."""
+class StartedCheckpoint:
+    """A checkpoint whose files are being written while the training goes on."""
+
+    def __init__(self, folder, saves, state):
+        """Keep the handles of the saves."""
+        self.folder = folder
+        self._saves, self._state = saves, state
+
+    def finish(self):
+        """Wait for the files; then write the one without which the folder is no checkpoint."""
+        for save in self._saves:
+            save.wait()
+        (self.folder / STATE).write_text(json.dumps(self._state))
+        print(f"saved {self.folder}")
+
+
+def start_checkpoint(folder, model, optimizer, settings, step, loss):
+    """Copy the state and start to save it; finish() completes the checkpoint."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE).unlink(missing_ok=True)
     weights = {name: tensor.detach().cpu().contiguous()
                for name, tensor in get_peft_model_state_dict(model).items()}
     metadata = {"format": "pt", "lora_rank": str(settings.lora.rank)}
-    save_safetensors(weights, folder / ADAPTER, metadata)
+    saves = [save_safetensors_async(weights, folder / ADAPTER, metadata)]
     model.peft_config["default"].save_pretrained(folder)
     moments = {
         f"{number}.{name}": value.detach().cpu().contiguous()
         for number, state in optimizer.state_dict()["state"].items()
         for name, value in state.items()
     }
-    save_safetensors(moments, folder / OPTIMIZER)
+    saves.append(save_safetensors_async(moments, folder / OPTIMIZER))
     state = {"step": step, "loss": loss, "lora_rank": settings.lora.rank}
-    (folder / STATE).write_text(json.dumps(state))
-    return folder
+    return StartedCheckpoint(folder, saves, state)
 
 
 def find_checkpoint(output_dir, wish):

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -67,4 +68,14 @@ def load_settings(path, overrides=()):
                         ("fastsafetensors_num_threads", settings.fastsafetensors_num_threads)):
         if value <= 0:
             raise SettingsError(f"{path}: {name}: must be positive, not {value}")
+    check_device(path, settings.device)
     return settings
+
+
+def check_device(path, device):
+    """Raise SettingsError for a device that this machine or this torch does not have."""
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise SettingsError(f"{path}: device: {device!r} can't be used: "
+                            f"{str(error).splitlines()[0]}") from None

@@ -16,7 +16,7 @@ from checkpoints import (
     as_batch,
     find_checkpoint,
     load_checkpoint,
-    save_checkpoint,
+    start_checkpoint,
 )
 from peft import LoraConfig, get_peft_model
 from settings import SettingsError, load_settings
@@ -54,7 +54,7 @@ def train(settings):
         folder = find_checkpoint(settings.output_dir, settings.train.resume)
         done = load_checkpoint(folder, model, optimizer, settings)
         print(f"resumed from {folder}, step {done}")
-    losses, output = [], pathlib.Path(settings.output_dir)
+    losses, output, started = [], pathlib.Path(settings.output_dir), None
     source = batches(dataset, settings)
     for _ in range(done):  # the batches that were used before
         next(source)
@@ -68,9 +68,12 @@ def train(settings):
         if step % 10 == 0 or step == settings.train.steps:
             print(f"step {step}: loss {losses[-1]:.4f}")
         if step % settings.train.save_every == 0 or step == settings.train.steps:
-            folder = save_checkpoint(output / f"checkpoint-{step}", model, optimizer, settings,
-                                     step, losses[-1])
-            print(f"saved {folder}")
+            if started is not None:
+                started.finish()
+            started = start_checkpoint(output / f"checkpoint-{step}", model, optimizer, settings,
+                                       step, losses[-1])
+    if started is not None:
+        started.finish()
     return losses
 
 

@@ -4,7 +4,7 @@
 # $LIB_FUZZING_ENGINE), and packs the seeds beside them ($OUT).
 meson setup "$WORK/build" --wipe -Dfuzzing=true -Ddefault_library=static -Dbuildtype=plain \
     -Db_lundef=false -Dfuzzing_engine="${LIB_FUZZING_ENGINE:--fsanitize=fuzzer}"
-ninja -C "$WORK/build" $(ninja -C "$WORK/build" -t targets all | sed -n 's|^\(fuzz/fuzz_[a-z]*\):.*|\1|p')
+ninja -C "$WORK/build" $(ninja -C "$WORK/build" -t targets all | sed -n 's|^\(fuzz/fuzz_[a-z_]*\):.*|\1|p')
 for target in "$WORK"/build/fuzz/fuzz_*; do
     [ -x "$target" ] && [ -f "$target" ] || continue
     name=$(basename "$target")

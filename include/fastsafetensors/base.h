@@ -1,33 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Statuses, errors, memory, and what holds for all of the interface.
+/// Status codes, errors, the allocator, the log, and the rules that hold for the whole interface.
 ///
-/// **Versions.** A program compiled against one 1.x header works with every later 1.x library.
-/// Numbers of enums never change; new ones are added behind the last, so a program must expect
-/// numbers that it does not know. FST_..._COUNT says how many a header knows. Structs grow at
-/// their end: those of options and statistics begin with `struct_size`, to be set by the caller
-/// (FST_STRUCT_INIT); the others, and elements of arrays, have `reserved` words, which are zero
-/// until a later version gives them a meaning. What a caller hands in must be zero there.
-/// experimental.h is the exception: what stands there may change or go with any release.
+///     fst_error error;
+///     fst_model *model;
+///     if (fst_model_open(path, NULL, &model, &error) != FST_OK) {
+///         fprintf(stderr, "%s [%s]\n", error.message, fst_status_name(error.status));
+///         return 1;
+///     }
+///     fst_model_close(model);
 ///
-/// **Callbacks.** Each says from which thread it comes. None may call into the handle that it
-/// belongs to, unless its comment allows it. None may leave by longjmp or an exception.
+/// **Versions.** A program that was compiled against a 1.x header works with every later 1.x
+/// library. The value of an enumerator never changes, and new ones are added at the end, so a
+/// program must expect values that its header does not have. FST_..._COUNT is the number of values
+/// that a header knows.
 ///
-/// **Threads and signals.** Threads of the library block every signal but those of faults (SIGSEGV,
-/// SIGBUS, SIGFPE, SIGILL), so a program's handlers run on its own threads. Calls go on after
-/// EINTR. One handler may be installed, for SIGBUS (see fst_load_options.no_sigbus_guard).
+/// **Structs.** A struct that may get more fields begins with `struct_size`, which the caller sets
+/// to sizeof (FST_STRUCT_INIT does it). New fields are added at the end, and zero is their default.
+/// A library that is newer than the program takes missing fields as zero; one that is older
+/// refuses fields that it does not know with FST_E_ARGUMENT unless they are zero. All elements of
+/// an array have the struct_size of the first. Structs without struct_size never change.
+/// What experimental.h declares may change or be removed in any release.
 ///
-/// **fork().** A child may open models and begin loads and saves of its own at any time. Handles of
-/// the parent's belong to the parent: in the child, closing them frees memory and touches no file
-/// or thread of the parent's; everything else on a loader or writer is FST_E_UNSUPPORTED. An opened
-/// model, and tensors that were handed out, can be used in the child.
+/// **Callbacks.** Each comment says which thread calls. A callback must not use the handle that it
+/// belongs to unless its comment allows it, and must not leave by longjmp() or an exception.
 ///
-/// **Descriptors.** An opened model holds one descriptor a file, and from the first load past the
-/// page cache on a second one, both until its last load is closed. While a load brings files into
-/// the page cache each of its threads holds two more, and a ring is one. A save holds one a file,
-/// and a second one while it writes past the page cache. All are closed on exec.
+/// **Threads and signals.** Threads of the library block all signals except those of faults
+/// (SIGSEGV, SIGBUS, SIGFPE, SIGILL) and SIGABRT, so signal handlers run on the program's threads.
+/// Calls continue after EINTR. The library may install one handler, for SIGBUS
+/// (fst_load_tuning.keep_sigbus_handler in experimental/load_tuning.h).
 ///
-/// **dlclose().** The library stays mapped once it was loaded: threads and a signal handler may be
-/// its own.
+/// **Cancellation and stacks.** A thread that is cancelled (pthread_cancel) during a call is
+/// cancelled when the call returns. To end a wait early, use fst_loader_cancel(),
+/// fst_writer_cancel() or a time limit. Threads that call the library need 128 KiB of stack.
+///
+/// **fork().** A child process may open models and start loads and saves at any time. Handles that
+/// the parent opened belong to the parent: closing them in the child frees memory and does not
+/// touch the parent's files or threads; every other call on a loader or writer is
+/// FST_E_UNSUPPORTED there. Open models and returned tensors can be used in the child.
+///
+/// **Descriptors.** An open model has one file descriptor per file, and a second one after the
+/// first load that bypasses the page cache, until the model and its loads are closed. While a load
+/// reads files into the page cache each of its threads has two more; an io_uring is one. A save has
+/// one per file, and a second one while it bypasses the page cache. All are closed on exec.
+///
+/// **dlclose().** The library cannot be unloaded: threads and a signal handler may still use it.
 #ifndef FASTSAFETENSORS_BASE_H
 #define FASTSAFETENSORS_BASE_H
 
@@ -42,23 +58,26 @@
 #define FST_NODISCARD
 #endif
 
+/// The initial value of a struct that begins with struct_size; all other fields are zero:
+/// `fst_load_options options = FST_STRUCT_INIT(fst_load_options);`.
 #ifdef __cplusplus
-extern "C" {
-#endif
-
-/// The first value of a struct that begins with struct_size: `fst_load_options options =
-/// FST_STRUCT_INIT(fst_load_options);`. Everything else is zero, which is the default.
-#ifdef __cplusplus
-#define FST_STRUCT_INIT(type) (type{sizeof(type)})
+template <typename Struct> inline Struct fst_struct_init() {
+    Struct value = Struct();
+    value.struct_size = sizeof value;
+    return value;
+}
+#define FST_STRUCT_INIT(type) (fst_struct_init<type>())
 #else
 #define FST_STRUCT_INIT(type) ((type){.struct_size = sizeof(type)})
 #endif
 
-/// The outcome of a call. FST_OK is 0; FST_END says "nothing more" and is no failure. Numbers are
-/// part of the binary interface: they never change, and new ones are added behind the last. A
-/// program must expect numbers that its header does not know, from a newer library;
-/// fst_status_name() and fst_status_meaning() know them. 1 to 14 are the reference validator's
-/// (safetensors), by the same names, so that programs can match on them.
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// The result of a call. FST_OK is 0. FST_END means that there are no more tensors and is not a
+/// failure. fst_status_name() and fst_status_meaning() also know the codes that a newer library has
+/// added. 1 to 14 are the errors of the reference validator (safetensors) under the same names.
 typedef enum fst_status {
     FST_OK = 0,                      ///< success
     FST_E_HEADER_TOO_SMALL = 1,      ///< header too small
@@ -97,22 +116,20 @@ typedef enum fst_status {
     FST_E_MANIFEST = 33,                   ///< invalid manifest
     FST_E_SIGNATURE = 34,                  ///< signature not accepted
     FST_E_CORRUPT = 35,                    ///< compressed bytes are damaged
+    FST_E_VERSION = 36,                    ///< versions do not follow each other
 } fst_status;
 
-/// What went wrong, in words and in numbers. The caller owns it, usually on the stack; a failing
-/// call fills all of it, a successful one leaves it alone. NULL is allowed wherever one is taken.
-/// All strings are NUL-terminated; what does not fit is cut.
+/// Details of a failure. The caller owns it, usually on the stack. A failed call fills all of it, a
+/// successful call leaves it unchanged. NULL is allowed wherever a function takes one. All strings
+/// are NUL-terminated; longer ones are cut. This struct never changes.
 typedef struct fst_error {
     fst_status status;
-    int32_t os_errno;    ///< errno of the failing system call, or 0
-    int32_t device_code; ///< the device driver's code, or 0
-    uint32_t reserved_word;
-    uint64_t byte_offset; ///< position in `file`, counted from its first byte; FST_NO_OFFSET: none
-    char file[256];       ///< the file concerned, or ""
-    char tensor[128];     ///< the tensor concerned, or ""
-    char message[512];    ///< a sentence for a person, with file, tensor and position in it;
-                          ///< printable: control bytes, whatever they come from, are '?'
-    uint64_t reserved[6];
+    int32_t os_errno;     ///< errno of the failed system call, or 0
+    int32_t device_code;  ///< the code of the GPU's driver, or 0
+    uint64_t byte_offset; ///< position in `file`, from its first byte, or FST_NO_OFFSET
+    char file[256];       ///< the file, or ""
+    char tensor[128];     ///< the tensor, or ""
+    char message[512];    ///< one sentence with the file, tensor and position; printable text
 } fst_error;
 
 #define FST_NO_OFFSET UINT64_MAX
@@ -123,52 +140,47 @@ FST_API const char *fst_status_name(fst_status status);
 /// What a status means, in a few words. Never NULL.
 FST_API const char *fst_status_meaning(fst_status status);
 
-/// Gives memory for tensor data. `allocate` returns `size_bytes` bytes aligned to `alignment` (a
-/// power of two, at most 4096) or NULL; `release` takes back what allocate gave, from any thread.
-/// `allocate` is called by fst_loader_open() and by threads of the load, one call at a time a load,
-/// with no lock of the library held but the one that makes other calls of that load's wait.
-/// `context` is passed through. Both must stay callable until the
+/// Allocates memory for tensor data. `allocate` returns `size_bytes` bytes aligned to `alignment`
+/// (a power of two, at most 4096), or NULL. `release` frees what `allocate` returned, from any
+/// thread. `allocate` is called by fst_loader_open() and by threads of the load, one call at a time
+/// per load; other calls on that loader wait meanwhile. Both functions must stay callable until the
 /// last tensor is released.
 typedef struct fst_allocator {
-    void *context;
+    size_t struct_size; ///< sizeof(fst_allocator)
+    void *context;      ///< passed to both functions
     void *(*allocate)(void *context, size_t size_bytes, size_t alignment);
     void (*release)(void *context, void *pointer, size_t size_bytes);
-    uintptr_t reserved[3]; ///< 0
 } fst_allocator;
 
-// ---- memory of tensors, for the whole process; safe from any thread at any time ----
+/// Reports progress; return 0 to continue, another value to cancel the call. One call at a time.
+/// Work that has no tensors, such as digesting files, reports 0 of 0. Each function that takes one
+/// says which thread calls.
+typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                                     size_t tensors_done, size_t tensors_total);
 
-/// How many bytes of tensor memory that was released are kept for the next load, instead of being
-/// given back to the system: a load into kept memory saves making its pages, over half of the
-/// time of a load from the page cache. 0 (the default): none. At most 1,024 pieces are kept, of
-/// up to 64 MiB for tensors that are smaller, 256 MiB in verified loads.
-FST_API void fst_memory_keep(uint64_t size_bytes);
-
-/// Gives kept memory and idle page-locked memory back to the system; returns how many bytes.
+/// Returns memory that the library has kept for later loads to the system, pinned memory included.
+/// Returns the number of bytes. From any thread.
 FST_API uint64_t fst_memory_trim(void);
 
-/// Buffers of tensors that are still alive, and their bytes. Either pointer may be NULL.
-FST_API void fst_memory_live(size_t *buffer_count, uint64_t *size_bytes);
-
-/// Page-locked bytes that loads to GPUs go through; kept for the next load.
-FST_API uint64_t fst_memory_pinned(void);
-
-// ---- a log of decisions ----
-
-/// How much a line of the log matters.
+/// The importance of a log line.
 typedef enum fst_log_level {
-    FST_LOG_WARNING = 0, ///< something went worse than it should have, and was got around
-    FST_LOG_INFO = 1,    ///< what was decided, once a load or save
-    FST_LOG_DEBUG = 2,   ///< steps on the way
+    /// The library worked around a problem: retries of a load (one line at its end with number,
+    /// causes and host), an I/O method that failed, a cache folder that can't be used (once per
+    /// process and folder), temporary files of killed saves.
+    FST_LOG_WARNING = 0,
+    /// One line when a save or a load of a whole model ends: the files, the I/O method and its
+    /// reason, and the time it took. Loads of a part of a model log that line at FST_LOG_DEBUG.
+    FST_LOG_INFO = 1,
+    FST_LOG_DEBUG = 2, ///< the steps of loads and saves
 } fst_log_level;
 
-/// Takes a line without a newline, printable. From any thread of the program's or the library's,
-/// several at once; the text is valid during the call. It may call fst_log_set(), nothing else.
+/// Receives one line of printable text without a newline, valid during the call. Called from
+/// threads of the program and of the library, several at once. It may call fst_log_set() only.
 typedef void (*fst_log_callback)(void *context, fst_log_level level, const char *text);
 
-/// Tells `callback` every line of at most that level from now on; NULL: nobody (the default).
-/// The library itself never prints. A call that has begun on another thread may still end after
-/// fst_log_set() has returned, so `context` must not be freed at once. From any thread.
+/// Passes log lines up to `level` to `callback`. NULL, the default, turns the log off. The library
+/// itself never prints. A callback that is already running on another thread may end after
+/// fst_log_set() has returned: do not free `context` at once. From any thread.
 FST_API void fst_log_set(fst_log_callback callback, void *context, fst_log_level level);
 
 #ifdef __cplusplus

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The 22 element types of the safetensors format.
+///
+///     uint64_t shape[2] = {4096, 4096}, size_bytes;
+///     if (fst_dtype_tensor_bytes(FST_DTYPE_BF16, shape, 2, &size_bytes, NULL) == FST_OK)
+///         printf("%s: %llu bytes\n", fst_dtype_name(FST_DTYPE_BF16),
+///                (unsigned long long)size_bytes);
 #ifndef FASTSAFETENSORS_DTYPE_H
 #define FASTSAFETENSORS_DTYPE_H
 
@@ -9,10 +14,8 @@
 extern "C" {
 #endif
 
-/// An element type. Numbers are part of the binary interface: they never change, and new types are
-/// added behind the last, wherever the format sorts them. A program must expect numbers that its
-/// header does not know, from a newer library that read a newer file. The format's shapes of F4 and
-/// F6 count elements, not bytes.
+/// An element type. Values never change, and new types are added at the end: expect values that
+/// this header does not have, from a newer library. Shapes of F4 and F6 count elements, not bytes.
 typedef enum fst_dtype {
     FST_DTYPE_BOOL = 0,
     FST_DTYPE_F4 = 1,
@@ -38,33 +41,28 @@ typedef enum fst_dtype {
     FST_DTYPE_U64 = 21,
 } fst_dtype;
 
-/// How many types this header knows: 0 to FST_DTYPE_COUNT - 1. Test a number before it indexes an
-/// array of this length.
+/// The number of types that this header knows. Check a dtype against it before you index an array.
 #define FST_DTYPE_COUNT 22
 
-/// The format's name of a dtype ("BF16"). NULL for a number that is no dtype.
+/// Returns the format's name of a dtype ("BF16"), or NULL for an unknown value.
 FST_API const char *fst_dtype_name(fst_dtype dtype);
 
-/// Bits of one element (4, 6, 8, 16, 32 or 64); 0 for a number that is no dtype.
+/// Returns the bits of one element (4, 6, 8, 16, 32 or 64), or 0 for an unknown value.
 FST_API uint32_t fst_dtype_bits(fst_dtype dtype);
 
-/// The alignment in bytes that an element wants in memory (1, 2, 4 or 8; C64 wants 4);
-/// 0 for a number that is no dtype.
-FST_API uint32_t fst_dtype_alignment(fst_dtype dtype);
-
-/// Finds a dtype by the format's name, exact case (`name_size` bytes; SIZE_MAX: NUL-terminated).
-/// FST_E_ARGUMENT, which lists the known names, when there is none.
+/// Finds a dtype by the format's name, case-sensitively. `name_size` is in bytes; SIZE_MAX:
+/// NUL-terminated. An unknown name is FST_E_ARGUMENT; the message lists the names.
 FST_API FST_NODISCARD fst_status fst_dtype_from_name(const char *name, size_t name_size,
                                                      fst_dtype *out, fst_error *error);
 
-/// 1 when a load can make tensors of `from` into tensors of `to` (fst_load_options.convert): floats
-/// to any float type, rounding to nearest even, integers to wider ones that hold every value, and
-/// every dtype to itself. Else 0: such tensors stay as they are.
+/// Returns 1 if a load can convert `from` to `to` (fst_load_options.convert): a float type to any
+/// float type, rounding to nearest even; an integer type to a wider one that holds every value; and
+/// every type to itself. Otherwise 0: such tensors keep their type.
 FST_API int fst_dtype_convertible(fst_dtype from, fst_dtype to);
 
-/// Bytes of a packed tensor: `rank` numbers of elements, NULL for rank 0. Errors, as for a file's
-/// header: FST_E_VALIDATION_OVERFLOW, FST_E_MISALIGNED_SLICE (types below a byte that do not fill
-/// whole bytes), FST_E_ARGUMENT (no such dtype).
+/// Computes the bytes of a packed tensor. `shape` has `rank` element counts and may be NULL for
+/// rank 0. Errors, as for a file's header: FST_E_VALIDATION_OVERFLOW, FST_E_MISALIGNED_SLICE (types
+/// below 8 bits whose total is not whole bytes), FST_E_ARGUMENT (unknown dtype).
 FST_API FST_NODISCARD fst_status fst_dtype_tensor_bytes(fst_dtype dtype, const uint64_t *shape,
                                                         uint32_t rank, uint64_t *size_bytes,
                                                         fst_error *error);

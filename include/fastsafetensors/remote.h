@@ -1,6 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Models behind addresses: https:// and http://, s3://, gs://, az:// and hf://. Everything that
-/// takes a path to read takes an address; here is how they are asked for.
+/// URLs: https:// and http://, s3://, gs://, az:// and hf://. Every function that reads from a path
+/// accepts one. This header configures how they are accessed.
+///
+///     fst_remote_options options = FST_STRUCT_INIT(fst_remote_options);
+///     options.endpoint = "http://127.0.0.1:9000";
+///     options.cache_dir = "auto";
+///     if (fst_remote_configure(&options, NULL) != FST_OK) return 1;
+///     fst_model *model;
+///     if (fst_model_open("s3://models/llama", NULL, &model, NULL) != FST_OK) return 1;
+///     fst_model_close(model);
+///
+/// **Redirects.** A redirect is followed to a public host, and to any port of the host that was
+/// asked for. A redirect to another host with a private, link-local or loopback address, or to the
+/// metadata service of a cloud, is FST_E_IO before anything is sent, whether the URL has the
+/// address or a name resolves to it. `private_redirects`, or FASTSAFETENSORS_PRIVATE_REDIRECTS=1 in
+/// the environment, allows it: for a server on a private network that redirects to its storage
+/// there.
+///
+/// **Offline.** With `offline`, or FASTSAFETENSORS_OFFLINE=1 in the environment (which applies even
+/// if `offline` is 0), the library opens no connection: it asks no metadata service for credentials
+/// and does not check whether a cached object is current. Objects in the disk cache are returned as
+/// they were last kept. Other URLs are FST_E_NOT_FOUND, and saving to a URL is FST_E_IO. Requests
+/// that are already running end normally.
+///
+/// **Disk cache.** With `cache_dir`, objects that are read are kept in files of that folder for all
+/// processes of the user; later reads send one request for the object's version. Processes that
+/// want the same object wait for each other, so each byte is downloaded once. A completely cached
+/// object is read like a local file, in every mode. Each cached block has a digest, and an object
+/// counts as complete only when it was synced, so that a kill or a power cut leaves nothing that is
+/// trusted. Without `cache_dir`, FASTSAFETENSORS_CACHE_DIR applies; "auto" is that or else
+/// fastsafetensors/objects in XDG_CACHE_HOME or ~/.cache. The folder is created with mode 0700. A
+/// folder of another user, a folder that its group or others may write to, and a symbolic link are
+/// not used; if the root of a shared volume is such a folder, name a subfolder.
 #ifndef FASTSAFETENSORS_REMOTE_H
 #define FASTSAFETENSORS_REMOTE_H
 
@@ -10,94 +41,50 @@
 extern "C" {
 #endif
 
-/// How the bucket is named in requests to S3.
+/// Where requests to S3 have the bucket's name.
 typedef enum fst_bucket_style {
-    FST_BUCKET_STYLE_AUTO = 0, ///< in the path where an endpoint is set or the name has dots
-    FST_BUCKET_STYLE_PATH = 1,
-    FST_BUCKET_STYLE_HOST = 2, ///< as the first part of the host's name
+    FST_BUCKET_STYLE_AUTO = 0, ///< in the path if an endpoint is set or the name has dots
+    FST_BUCKET_STYLE_PATH = 1, ///< https://endpoint/bucket/key
+    FST_BUCKET_STYLE_HOST = 2, ///< https://bucket.endpoint/key
 } fst_bucket_style;
 #define FST_BUCKET_STYLE_COUNT 3
 
-/// How objects are asked for. Everything but struct_size may be zero: then the environment says it,
-/// as the stores' own tools read it (docs/remote.md), else it has the value that is given here.
+/// How URLs are accessed. All fields except struct_size may be zero: then the environment variables
+/// of the stores' own tools apply (docs/remote.md), or else the default given here.
 typedef struct fst_remote_options {
     size_t struct_size;     ///< sizeof(fst_remote_options)
-    const char *endpoint;   ///< of s3://, gs://, az:// or hf://: "http://127.0.0.1:9000"
-    const char *region;     ///< of s3://
-    const char *access_key; ///< of s3://, or an HMAC key of gs://; with secret_key
+    const char *endpoint;   ///< for s3://, gs://, az:// and hf://: "http://127.0.0.1:9000"
+    const char *region;     ///< for s3://
+    const char *access_key; ///< for s3://, or an HMAC key for gs://; together with secret_key
     const char *secret_key;
     const char *session_token; ///< NULL: none
-    const char *bearer_token;  ///< of gs:// or hf://
-    const char *sas_token;     ///< of az://
-    const char *account;       ///< of az://
+    const char *bearer_token;  ///< for gs:// and hf://
+    const char *sas_token;     ///< for az://
+    const char *account;       ///< for az://
+    const char *account_key;   ///< for az://, in base64
     const char *ca_file;       ///< certificates to trust instead of the system's
-    int anonymous;             ///< 1: nothing is signed, and no credentials are looked for
+    int anonymous;             ///< 1: sign nothing and look for no credentials
     fst_bucket_style bucket_style;
-    uint32_t connect_ms;      ///< to have a connection; 5,000
-    uint32_t first_byte_ms;   ///< to have an answer's first byte; 10,000
-    uint32_t stall_ms;        ///< without a byte; 5,000
-    uint32_t retry_base_ms;   ///< the first wait before another try is at most twice that; 100
-    uint32_t retry_cap_ms;    ///< the longest one; 20,000
-    uint32_t tries_max;       ///< in a row, without progress; 8
-    uint32_t connections_max; ///< at one host; 64
-    const char *account_key;  ///< of az://, in BASE64
-    int no_overwrite;         ///< 1: objects are saved only where there are none (FST_E_IO, EEXIST)
-    const char *cache_dir;    ///< a folder to keep what is read in, "auto" or "off"; see below
-    uint64_t cache_bytes_max; ///< that it may take; 0: four fifths of what its disk has for it
-    int cache_required;       ///< 1: a cache that can't be used is an error, not done without
-    int cache_offline;        ///< 1: no server is asked: what is not in the cache is an error
+    uint32_t connect_ms;      ///< time limit to connect; 5,000
+    uint32_t first_byte_ms;   ///< time limit for the first byte of an answer; 10,000
+    uint32_t stall_ms;        ///< time limit without a byte; 5,000
+    uint32_t retry_base_ms;   ///< the first retry waits at most twice this; 100
+    uint32_t retry_cap_ms;    ///< the longest wait before a retry; 20,000
+    uint32_t tries_max;       ///< consecutive tries without progress; 8
+    uint32_t connections_max; ///< to one host; 64
+    const char *cache_dir;    ///< the folder of the disk cache, "auto" or "off"
+    uint64_t cache_bytes_max; ///< its largest size; 0: 80 % of the space that is free for it
+    int cache_required;    ///< 1: an unusable cache is an error; 0: it is not used, with a warning
+    int create_only;       ///< 1: saving over an existing object fails (FST_E_IO, EEXIST)
+    int offline;           ///< 1: do not use the network
+    int private_redirects; ///< 1: follow redirects to private addresses
 } fst_remote_options;
 
-/// Says how objects are asked for that are opened from now on by this process; NULL: by the
-/// environment. Everything is copied. What is open keeps its credentials; times and numbers change
-/// for all. From any thread.
+/// Configures access to all objects that this process opens from now on; NULL: the environment
+/// alone. Strings are copied. Objects that are open keep their credentials; time limits and counts
+/// change for them too. From any thread.
 FST_API FST_NODISCARD fst_status fst_remote_configure(const fst_remote_options *options,
                                                       fst_error *error);
-
-// ---- the cache on disk ----
-//
-// With `cache_dir` what is read of objects is left in files of that folder, for all processes of
-// this user, and read from there by whoever wants it next: one request for its version instead of
-// its bytes. Processes that want the same at once wait for each other, so each byte comes once. An
-// object that is whole there is read as any file is, in every mode. A block counts when it holds
-// what its digest says, a whole object when the device has it: a process that is killed, or a power
-// cut, leaves nothing that is believed. Without `cache_dir` the environment's
-// FASTSAFETENSORS_CACHE_DIR counts; "auto" is that, else fastsafetensors/objects in XDG_CACHE_HOME
-// or ~/.cache. The folder is made (0700) where it is missing; one that another user owns, that
-// everybody may write to, or that is a link, is not used.
-
-/// An object in the cache.
-typedef struct fst_cache_object {
-    size_t struct_size;
-    const char *address; ///< without its query; "" where that is not known. As long as the call
-    uint64_t size_bytes; ///< of the object
-    uint64_t kept_bytes; ///< of it that are there
-    uint64_t disk_bytes; ///< that its files take
-    int64_t used_s;      ///< when it was opened last; Unix time
-    int is_whole;        ///< all of it is there, and checked
-    int in_use;          ///< somebody has it open: it stays
-} fst_cache_object;
-typedef void (*fst_cache_visitor)(void *context, const fst_cache_object *object);
-
-/// Calls with each object in a cache, the one that was used least recently first. `cache_dir`: as
-/// in fst_remote_options; NULL: the one that is configured. FST_E_ARGUMENT where there is none,
-/// FST_E_NOT_FOUND where the folder is missing.
-FST_API FST_NODISCARD fst_status fst_cache_visit(const char *cache_dir, fst_cache_visitor visit,
-                                                 void *context, fst_error *error);
-
-/// What pruning came to.
-typedef struct fst_cache_pruned {
-    size_t struct_size;
-    size_t removed_count;   ///< objects
-    uint64_t removed_bytes; ///< on disk
-    size_t left_count;
-    uint64_t left_bytes;
-} fst_cache_pruned;
-
-/// Removes what was used least recently until the cache takes at most `bytes_max`; 0: all. What is
-/// in use stays. Also what killed processes have left behind goes.
-FST_API FST_NODISCARD fst_status fst_cache_prune(const char *cache_dir, uint64_t bytes_max,
-                                                 fst_cache_pruned *out, fst_error *error);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The library's version: the single source, read by the build as well.
+/// The library's version. The build reads it from here.
+///
+///     if (fst_version_number() < FST_VERSION_NUMBER)
+///         fprintf(stderr, "libfastsafetensors %s is older than its header\n", fst_version());
 #ifndef FASTSAFETENSORS_VERSION_H
 #define FASTSAFETENSORS_VERSION_H
 
@@ -15,11 +18,11 @@
 extern "C" {
 #endif
 
-/// The version of the library that runs, as "MAJOR.MINOR.PATCH". A constant; never NULL.
+/// Returns the version of the loaded library as "MAJOR.MINOR.PATCH". Never NULL.
 FST_API const char *fst_version(void);
 
-/// The same as one number, to be compared with FST_VERSION_NUMBER of the header that a program was
-/// compiled against: the library that runs may be newer.
+/// Returns the version of the loaded library as one number. Compare it with FST_VERSION_NUMBER, the
+/// version of the header: the loaded library may be newer.
 FST_API uint32_t fst_version_number(void);
 
 #ifdef __cplusplus

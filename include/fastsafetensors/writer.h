@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Saving tensors: one file or a sharded set, from memory or as a stream, all or nothing.
+/// Saving tensors: one file or a sharded set, from memory or as a stream. A save replaces the old
+/// model completely or not at all.
+///
+///     uint64_t shape[2] = {2, 2};
+///     float values[4] = {1, 2, 3, 4};
+///     fst_save_tensor tensor = FST_STRUCT_INIT(fst_save_tensor);
+///     tensor.name = "weight";
+///     tensor.name_size = SIZE_MAX;
+///     tensor.dtype = FST_DTYPE_F32;
+///     tensor.rank = 2;
+///     tensor.shape = shape;
+///     tensor.data = values;
+///     fst_error error;
+///     if (fst_save("model.safetensors", &tensor, 1, NULL, NULL, &error) != FST_OK)
+///         fprintf(stderr, "%s\n", error.message);
 #ifndef FASTSAFETENSORS_WRITER_H
 #define FASTSAFETENSORS_WRITER_H
 
 #include "base.h"
 #include "device.h"
 #include "dtype.h"
-#include "loader.h"
 #include "model.h"
 #include "verify.h"
 
@@ -14,390 +27,279 @@
 extern "C" {
 #endif
 
-/// A save in progress. Nothing of it is seen under the target's name before
-/// fst_writer_commit(): until then the old model is there, from then on the new one. Whatever
-/// happens (any call that fails, a kill, for durable saves a power cut, another save of the same
-/// target at the same time), opening the path gives the whole old model, the whole new one or,
-/// where there was none, an error that says what is missing. A reader that is opening a set while
-/// it is replaced gets one of the two.
+/// A save in progress. The target keeps its old content until fst_writer_commit(). Whatever happens
+/// (a call that fails, a kill, for durable saves a power cut, another save of the same target at
+/// the same time), opening the target gives the complete old model or the complete new one; if
+/// there was no old model, it may be an error that names the missing file. A reader that opens a
+/// set while it is replaced gets one of the two.
 ///
-/// fst_writer_write() may be called from many threads at once, and fst_writer_cancel() and
-/// fst_writer_stats_get() beside everything; of the others, one at a time. In a child of the
-/// process that opened it, a writer can only be closed, which leaves everything to the parent.
+/// fst_writer_write() may be called from several threads at once, and fst_writer_cancel() and
+/// fst_writer_stats_get() at any time; call the others from one thread at a time. After a fork(),
+/// the child can only close a writer, which has no effect on the parent's save.
 typedef struct fst_writer fst_writer;
 
-/// What a save promises once it has returned FST_OK. Either way a crash of the program leaves the
-/// old model or the new one, whole. After a power cut a quick save may have lost both: file systems
-/// may have made the new name last before the bytes.
+/// What is true when a save has returned FST_OK. A crash of the program leaves the whole old model
+/// or the whole new one either way. After a power cut a quick save may have lost both, because the
+/// file system may have stored the new name before the data.
 typedef enum fst_save_promise {
     FST_SAVE_QUICK = 0,   ///< the kernel has the bytes
-    FST_SAVE_DURABLE = 1, ///< the device has them: files and folders are synced, new ones too
+    FST_SAVE_DURABLE = 1, ///< the device has them: files and folders are synced
 } fst_save_promise;
 #define FST_SAVE_PROMISE_COUNT 2
 
-/// The order of tensors in the file.
+/// The order of tensors in a file.
 typedef enum fst_save_order {
-    FST_SAVE_ORDER_REFERENCE =
-        0,                    ///< as the reference writer: by dtype (largest first), then by name
-    FST_SAVE_ORDER_NAME = 1,  ///< by name, bytewise
-    FST_SAVE_ORDER_GIVEN = 2, ///< as the caller lists them
+    FST_SAVE_ORDER_REFERENCE = 0, ///< like safetensors: by dtype (largest first), then by name
+    FST_SAVE_ORDER_NAME = 1,      ///< by the bytes of the name
+    FST_SAVE_ORDER_GIVEN = 2,     ///< the order of the array
 } fst_save_order;
 #define FST_SAVE_ORDER_COUNT 3
 
-/// How bytes go to the disk.
+/// How bytes are written.
 typedef enum fst_save_engine {
-    FST_SAVE_ENGINE_AUTO = 0, ///< durable: past the page cache where that works; quick: through it
-    FST_SAVE_ENGINE_BUFFERED = 1, ///< writes through the page cache
-    FST_SAVE_ENGINE_DIRECT = 2,   ///< writes past it (O_DIRECT), one at a time
-    FST_SAVE_ENGINE_URING = 3,    ///< writes past it, many in flight
+    FST_SAVE_ENGINE_AUTO = 0,     ///< durable: DIRECT or URING where that works; quick: BUFFERED
+    FST_SAVE_ENGINE_BUFFERED = 1, ///< through the page cache
+    FST_SAVE_ENGINE_DIRECT = 2,   ///< bypassing it (O_DIRECT), one write at a time
+    FST_SAVE_ENGINE_URING = 3,    ///< bypassing it, many writes in flight
 } fst_save_engine;
 #define FST_SAVE_ENGINE_COUNT 4
 
-/// Which tensors are written compressed (docs/FORMAT.md): without loss, and only where it saves
-/// something. A file that does not become smaller is written plain.
+/// Which tensors are written compressed (docs/FORMAT.md). Compression is lossless and used only
+/// where it saves space; a file that does not become smaller is written uncompressed.
 typedef enum fst_compress {
     FST_COMPRESS_NONE = 0,
-    FST_COMPRESS_FLOAT = 1, ///< those of floats
-    FST_COMPRESS_ALL = 2,   ///< integers and booleans, too
+    FST_COMPRESS_FLOAT = 1, ///< tensors of float types
+    FST_COMPRESS_ALL = 2,   ///< also integers and booleans
 } fst_compress;
 #define FST_COMPRESS_COUNT 3
 
-/// One tensor to save. The strings, the shape and `data` are the caller's; all but `data` may go
-/// when the opening call has returned, `data` must stay until the writer is closed.
+/// A tensor to save. `data` must stay valid until the writer is closed; everything else may be
+/// freed when the opening call has returned.
 typedef struct fst_save_tensor {
-    const char *name; ///< UTF-8; any but "__metadata__", each once
-    size_t name_size; ///< bytes; SIZE_MAX: NUL-terminated
+    size_t struct_size; ///< sizeof(fst_save_tensor)
+    const char *name;   ///< UTF-8, unique, not "__metadata__"
+    size_t name_size;   ///< bytes; SIZE_MAX: NUL-terminated
     fst_dtype dtype;
-    uint32_t rank;
-    const uint64_t *shape; ///< elements; the product times the dtype's bits must be whole bytes
-    const void *data;      ///< row-major, packed; NULL: fst_writer_write() brings the bytes
-    uint32_t file_index;   ///< which file of a set (file_count > 0), else 0
-    fst_device device;     ///< whose address `data` is; all zero: the CPU's. What the caller has
-                           ///< queued for it on the device must be done
-    uint64_t reserved[4];  ///< 0
+    uint32_t rank;         ///< number of dimensions; 0: a scalar
+    const uint64_t *shape; ///< `rank` element counts; the tensor's bits must be whole bytes
+    const void *data;      ///< row-major, packed; NULL: fst_writer_write() provides the bytes
+    uint32_t file_index;   ///< the file of a set (file_count > 0); else 0
+    /// The device of `data`; all zero: the CPU. Work that writes to it must be complete.
+    fst_device device;
 } fst_save_tensor;
 
-/// How to save. Everything but struct_size may be zero.
+/// How to save. All fields except struct_size may be zero.
 typedef struct fst_save_options {
     size_t struct_size; ///< sizeof(fst_save_options)
     fst_save_promise promise;
-    fst_save_order order;
-    fst_save_engine engine;
-    /// Where tensors begin in the file: at multiples of this (a power of two up to 1 MiB). The
-    /// header ends in spaces up to there. The format allows no holes, so behind a tensor that ends
-    /// elsewhere comes a filler: a U8 tensor "__padding__.N", and a metadata key "__padding__" that
-    /// marks the file. With the reference order, tensors that end at a multiple come first, so
-    /// there are as few fillers as there can be, and none where every size is a multiple. This
-    /// library leaves fillers out when it opens a file; other readers see them as tensors. 0:
-    /// packed, as the reference writer does.
-    uint64_t alignment_bytes;
-    /// Bytes before the data section are a multiple of this (a multiple of 8); 0: alignment_bytes,
-    /// at least 8. Spaces fill it.
-    uint64_t header_alignment_bytes;
     const fst_metadata_entry *metadata; ///< sizes may be SIZE_MAX: NUL-terminated
     size_t metadata_count;
-    int has_metadata;  ///< 1: write __metadata__ even without entries
-    int metadata_last; ///< 1: __metadata__ ends the header; 0: it begins it
-    /// 0: `path` is a file. Else `path` is a folder (made if missing) that gets this many files:
-    /// "<stem>-00001-of-0000N.safetensors" and "<stem>.safetensors.index.json", or, of one file,
-    /// "<stem>.safetensors" alone. The index comes into place last; files of an earlier set of
-    /// the same stem go after that.
+
+    /// 0: `path` is a file. Otherwise `path` is a folder, created if missing, that gets this many
+    /// files: "<stem>-00001-of-0000N.safetensors" and "<stem>.safetensors.index.json", or for one
+    /// file "<stem>.safetensors" alone. The index is replaced last; then files of an older set of
+    /// the same stem are removed.
     uint32_t file_count;
-    const char *stem;      ///< NULL: "model"
-    uint32_t thread_count; ///< for sets; 0: as many as the process may use
-    /// Called as bytes are written, from the thread that writes them (of sets, also threads of the
-    /// library's), one call at a time; non-zero cancels. It may call fst_writer_stats_get() and
-    /// fst_writer_cancel().
-    fst_progress_callback progress;
-    void *progress_context;
-    int others_write; ///< 1: other processes bring what comes without data (fst_writer_join())
-    int replace_link; ///< 1: a `path` that is a symbolic link is replaced, as in sets
-    /// A compressed file is made of the plain one, which lies beside it until the save is finished:
-    /// free space for both is needed. FST_E_UNSUPPORTED with others_write, and without libzstd.
+    const char *stem; ///< NULL: "model"
+
+    fst_save_order order;
+
+    /// Tensors begin at multiples of this in the file (a power of two up to 1 MiB); 0: packed, like
+    /// safetensors. The header is padded with spaces. The format does not allow gaps, so a tensor
+    /// whose size is not a multiple is followed by a padding tensor (U8, "__padding__.N"), and the
+    /// metadata key "__padding__" marks the file. With the reference order, tensors whose size is a
+    /// multiple come first, which needs the fewest padding tensors. This library hides padding
+    /// tensors when it opens a file; other readers show them.
+    uint64_t alignment_bytes;
+    /// The data section begins at a multiple of this (a multiple of 8); 0: alignment_bytes, at
+    /// least 8.
+    uint64_t header_alignment_bytes;
+    int has_metadata;  ///< 1: write __metadata__ even without entries
+    int metadata_last; ///< 1: __metadata__ is at the end of the header; 0: at the beginning
+
+    /// Compressing makes a temporary uncompressed file next to the target: free space for both is
+    /// needed. FST_E_UNSUPPORTED with others_write, and without libzstd.
     fst_compress compress;
-    /// A manifest (verify.h) of what is saved, made of the bytes as they are written and published
-    /// with them: its path, or "" for the place where FST_OPEN_VERIFY looks for it. NULL: none is
-    /// made. Either way a manifest of the old model at that place goes with it: none is ever there
-    /// that a model which is whole does not fit. It lists the files of the save. With others_write
-    /// the files are read for it when they are committed. FST_E_UNSUPPORTED for what is handed over
-    /// to be published (fst_publish_options.manifest), and without libcrypto for SHA-256.
+
+    /// The path of a manifest (verify.h) to write; "": where FST_OPEN_VERIFY finds it; NULL: none,
+    /// and a manifest of the old model is removed. It is computed while the bytes are
+    /// written, lists the files of the save, and is published with them. With others_write the
+    /// files are read for it at commit. FST_E_UNSUPPORTED for files that are
+    /// handed over (use fst_publish_options.manifest), and without libcrypto for SHA-256.
     const char *manifest;
     fst_digest digest; ///< of the manifest
+
+    fst_save_engine engine;
+    uint32_t thread_count; ///< for sets; 0: the number of CPUs that the process may use
+
+    /// Called as bytes are written, from the thread that writes them (for sets also from threads of
+    /// the library). It may call fst_writer_stats_get() and fst_writer_cancel().
+    fst_progress_callback progress;
+    void *progress_context;
+
+    int replace_link; ///< 1: replace a `path` that is a symbolic link; 0: follow it
+    int others_write; ///< 1: other processes write tensors without data (fst_writer_join())
 } fst_save_options;
 
-/// What a save did and why.
+/// What a save did, and why.
 typedef struct fst_save_stats {
-    size_t struct_size; ///< sizeof(fst_save_stats), set by the caller
-    char engine[16];    ///< "buffered", "direct" or "uring"; "http" at addresses
-    char reason[256];
+    size_t struct_size; ///< sizeof(fst_save_stats)
+    char engine[16];    ///< "buffered", "direct" or "uring"; "http" for URLs
+    char reason[256];   ///< why it was chosen
     uint32_t file_count;
     size_t tensor_count;
-    size_t padding_count;   ///< filling tensors that alignment_bytes made
+    size_t padding_count;   ///< padding tensors for alignment_bytes
     uint64_t bytes_total;   ///< of all files, headers included
     uint64_t bytes_written; ///< by write operations
-    uint64_t bytes_direct;  ///< of them past the page cache
-    uint64_t bytes_staged;  ///< of them copied to a slot first
-    uint64_t write_count;
-    uint64_t sync_count;  ///< fsync calls, of files and folders
-    uint64_t stage_bytes; ///< memory of the slots
-    uint64_t total_ns;    ///< from open to commit
-    uint64_t sync_ns;     ///< of it in fsync
-    size_t step_count;    ///< of publishing: changes of names, and syncs of folders
-    /// Hidden files of killed saves of the same target that this one has removed.
-    size_t leftover_count;
-    /// Not "": the new model is in place, whole, but not all that belonged to the old one, or to
-    /// publishing, could be tidied up (a name that may not be removed, say). A set may then lie
-    /// under hidden names that its index leads to; the next save tidies up.
+    uint64_t bytes_direct;  ///< part of bytes_written that bypassed the page cache
+    uint64_t bytes_staged;  ///< part of bytes_written that was copied to a buffer first
+    uint64_t write_count;   ///< write operations
+    uint64_t sync_count;    ///< fsync calls, of files and folders
+    uint64_t stage_bytes;   ///< memory of the buffers
+    uint64_t total_ns;      ///< from open to commit
+    uint64_t sync_ns;       ///< part of total_ns in fsync
+    size_t step_count;      ///< renames, removals and folder syncs of publishing
+    size_t leftover_count;  ///< temporary files of killed saves of this target that were removed
+    /// Not "": the new model is in place and whole, but something of the old one could not be
+    /// removed (a file that the user may not delete, for example). A set may then have files under
+    /// temporary names that its index refers to; the next save repairs that.
     char warning[256];
-    uint64_t bytes_shared; ///< of fst_header_edit(): blocks of the old file that the new one shares
-    uint64_t bytes_copied; ///< likewise: copied from the old file
+    uint64_t bytes_shared; ///< by fst_header_edit(): in blocks that both files share
+    uint64_t bytes_copied; ///< by fst_header_edit(): copied from the old file
     uint64_t bytes_hashed; ///< for the manifest
-    /// Of them read from the new file: compressed ones, and chunks whose bytes came out of order
-    /// or by fst_writer_map().
+    /// Part of bytes_hashed that was read from the new file: compressed files, and chunks whose
+    /// bytes were written out of order or through fst_writer_map().
     uint64_t bytes_read;
 } fst_save_stats;
 
-/// Begins a save: lays the file or files out, makes them under hidden names beside the target and
-/// reserves their space, so that a full disk is noticed here (FST_E_NO_SPACE). A path that is a
-/// symbolic link is followed; links inside of a set's folder are replaced. An existing file's
-/// owner, permissions and access list are kept; where the owner or group can't be, nobody gets more
-/// rights than before. A file that may not be written to, or that is no regular file, is an error.
-/// An address (s3://, gs://, az://) is saved to in parts (docs/remote.md): what needs files is
-/// FST_E_UNSUPPORTED, and a set of as many files as the one that is there replaces it file by file.
-/// On success *out is the caller's.
+/// Saves tensors that all have data: open, commit and close in one call. `options` and `stats` may
+/// be NULL. On failure the old model is unchanged.
+FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tensor *tensors,
+                                          size_t tensor_count, const fst_save_options *options,
+                                          fst_save_stats *stats, fst_error *error);
+
+/// Begins a save: computes the layout, creates the files under temporary names next to the target
+/// and reserves their space, so that a full disk fails here (FST_E_NO_SPACE). A `path` that is a
+/// symbolic link is followed; links inside the folder of a set are replaced. Owner, permissions and
+/// access list of an existing file are kept; if the owner or group can't be kept, the
+/// permissions are reduced. A target that is write-protected or not a regular file is an error.
+/// A URL (s3://, gs://, az://) is uploaded in parts (docs/remote.md); what needs files is
+/// FST_E_UNSUPPORTED, and a set replaces an older one of the same number of files file by file.
+/// A relative path is made absolute here, so that the program may change its working folder. If
+/// that is impossible (a parent folder without search permission, a path near PATH_MAX), a commit
+/// from another working folder is FST_E_FILE_CHANGED.
+/// On success *out is a writer, to be closed with fst_writer_close().
 FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors,
                                                  size_t tensor_count,
                                                  const fst_save_options *options, fst_writer **out,
                                                  fst_error *error);
 
-/// Writes bytes [offset, offset + size_bytes) of a tensor that came without data. Each byte once,
-/// in any order; in the order of the file it is fastest. Bytes that have come before are
-/// FST_E_ARGUMENT, with tensor and range, and the save goes on; after any other error it has failed
-/// and can only be closed. `data` may be reused afterwards.
+/// Writes bytes [offset, offset + size_bytes) of a tensor that has no data. Write each byte once,
+/// in any order; file order is fastest. Bytes that were written before are FST_E_ARGUMENT with
+/// tensor and range, and the save continues. After any other error the save has failed and can only
+/// be closed. `data` may be reused after the call.
 FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t tensor_index,
                                                   uint64_t offset, const void *data,
                                                   size_t size_bytes, fst_error *error);
 
-/// Gives the bytes of a tensor that came without data as memory of the file itself, to be filled
-/// before fst_writer_finish(). It goes when the writer is finished or closed. Not for a tensor of
-/// which bytes were written. Where the file system can't reserve space (no fallocate), a disk that
-/// becomes full is a SIGBUS in the program that fills it.
-FST_API FST_NODISCARD fst_status fst_writer_map(fst_writer *writer, size_t tensor_index, void **out,
-                                                fst_error *error);
-
-/// Writes what came with data, checks that no byte is missing (FST_E_ARGUMENT names tensor and
-/// range; they may still be written) and syncs if so promised. Nothing has its name yet: several
-/// writers can be finished before the first is committed.
+/// Writes all tensors that have data, checks that no byte is missing (FST_E_ARGUMENT with tensor
+/// and range; it may still be written), and syncs if the save is durable. Nothing is published yet,
+/// so that several writers can be finished before the first is committed.
 FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error *error);
 
-/// Finishes if need be and puts the files in place. On failure the old ones stay, or are brought
-/// back: the message names the step and the file. FST_OK once the new model is in place: what could
-/// not be tidied up then is in fst_save_stats.warning. Sets are published one at a time in a
-/// folder: FST_E_TIMEOUT when another save is at it for half a minute. Where a file system has no
-/// hard links, replacing a set copies its files once, and a durable save whose last sync fails
-/// can't bring the old file back: the message says so.
+/// Finishes if necessary, and puts the files in place. On failure the old files stay or are
+/// restored; the message names the step and the file. FST_OK means that the new model is in place;
+/// see fst_save_stats.warning. Sets in one folder are published one at a time: FST_E_TIMEOUT if
+/// another save publishes for half a minute. On a file system without hard links, replacing a set
+/// copies its old files once, and a durable save whose last sync fails can't restore the old file;
+/// the message says so.
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
 
-/// Makes a save fail soon with FST_E_CANCELLED: calls that write, finish or commit, up to the
-/// instant at which the new model comes into place. From any thread. NULL is allowed.
+/// Cancels a save: its calls return FST_E_CANCELLED soon, unless the new model is already in place.
+/// From any thread. NULL is allowed.
 FST_API void fst_writer_cancel(fst_writer *writer);
 
-/// Ends a save; one that was not committed leaves nothing behind. NULL is allowed.
+/// Closes a writer. Without a commit nothing of the save is left. NULL is allowed.
 FST_API void fst_writer_close(fst_writer *writer);
 
-/// The path of file `file_index`, or of the index (file_index == file count, of sets of several
-/// files); NULL when there is none. It belongs to the writer.
-FST_API const char *fst_writer_path(const fst_writer *writer, uint32_t file_index);
-
+/// Reads the statistics of a save, during it or after it.
 FST_API FST_NODISCARD fst_status fst_writer_stats_get(const fst_writer *writer,
                                                       fst_save_stats *stats, fst_error *error);
 
-/// Saves tensors that all have data: open, commit, close. `stats` may be NULL. An error means that
-/// the old model is there.
-FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tensor *tensors,
-                                          size_t tensor_count, const fst_save_options *options,
-                                          fst_save_stats *stats, fst_error *error);
-
-/// A new name of a tensor. Sizes may be SIZE_MAX: NUL-terminated.
+/// A new name for a tensor. Sizes may be SIZE_MAX: NUL-terminated. This struct never changes.
 typedef struct fst_tensor_rename {
     const char *from;
     size_t from_size;
     const char *to;
     size_t to_size;
-    uintptr_t reserved[2]; ///< 0
 } fst_tensor_rename;
 
-/// What to change in a file's header. Everything but struct_size may be zero.
+/// What to change in the header of a file. All fields except struct_size may be zero.
 typedef struct fst_edit_options {
     size_t struct_size; ///< sizeof(fst_edit_options)
     fst_save_promise promise;
-    int clear_metadata;                 ///< 1: entries that are not set here go
-    const fst_metadata_entry *metadata; ///< entries to set; one whose value is NULL goes
+    int clear_metadata;                 ///< 1: remove all entries that `metadata` does not set
+    const fst_metadata_entry *metadata; ///< entries to set; a NULL value removes the entry
     size_t metadata_count;
-    const fst_tensor_rename *renames; ///< taken at once: two tensors may exchange their names
+    const fst_tensor_rename *renames; ///< applied at once: two tensors may exchange their names
     size_t rename_count;
-    /// Called as bytes are copied, from the calling thread; non-zero cancels.
-    fst_progress_callback progress;
+    fst_progress_callback progress; ///< called as bytes are copied, on the calling thread
     void *progress_context;
-    /// A manifest of the edited file, as fst_save_options.manifest: NULL makes none, and takes that
-    /// of the old file away. What was not written is read for it.
+    /// A manifest of the edited file, as fst_save_options.manifest. NULL: none, and the manifest of
+    /// the old file is removed. Bytes that the edit does not write are read for it.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 } fst_edit_options;
 
-/// Changes metadata and names of tensors of the file `path`, without loading a tensor. The edited
-/// file comes to `target` or, if that is NULL, takes the place of the old one; a symbolic link is
-/// followed. It is published as every save is: at every instant the old file is there or the new
-/// one, whole, and permissions are kept: a new file gets those of the file it was made from.
+/// Changes metadata and tensor names of the file `path` without loading tensors. The edited file is
+/// written to `target`, or replaces `path` if `target` is NULL; a symbolic link is followed. It is
+/// published like every save, with the permissions of the file that it replaces or is made from.
 ///
-/// What that costs: where the file system shares blocks between files (btrfs, XFS, bcachefs, ZFS,
-/// NFS 4.2, ..) only the header is written, whatever the file's size: the header grows and shrinks
-/// by whole blocks. Elsewhere (ext4, tmpfs, and from one file system to another) the kernel copies
-/// the tensors' bytes: the time and the free space of a copy, but no memory. `stats` (may be NULL)
-/// tells: bytes_shared, bytes_copied, and `engine` "shared", "kernel" or "buffered".
+/// Cost: if the file system can share blocks between files (btrfs, XFS, bcachefs, ZFS, NFS 4.2)
+/// only the header is written, and it grows or shrinks by whole blocks. Otherwise (ext4, tmpfs,
+/// from one file system to another) the kernel copies the file, which takes its time and space but
+/// no memory. `stats` (may be NULL) has bytes_shared, bytes_copied, and `engine` "shared",
+/// "kernel" or "buffered".
 ///
-/// A name that no tensor has is FST_E_TENSOR_NOT_FOUND. FST_E_ARGUMENT: `path` is a set of files
-/// (edit one of them), a tensor is to get two new names, or a tensor would change its name although
-/// an index leads to the file: one in the file's folder or the one above it, by any name or link.
-/// FST_E_FILE_CHANGED: somebody else has replaced or written to the file meanwhile. Edits of a file
-/// at once are told so, too, and lose nothing: they wait for each other by a lock (flock) on its
-/// folder, where that has locks and may be read; FST_E_TIMEOUT after half a minute. What is not
-/// noticed: writes through a shared mapping that the file system has not dated yet (msync() does
-/// that), and a program without that lock that replaces the file in the instant before the edit
-/// does; fst_save() of one file takes no lock.
+/// FST_E_TENSOR_NOT_FOUND: a name that no tensor has. FST_E_ARGUMENT: `path` is a set of files
+/// (edit one of them), a tensor gets two new names, or a tensor would be renamed although an index
+/// in the file's folder or in the folder above it refers to the file. FST_E_FILE_CHANGED: another
+/// program has replaced the file or written to it meanwhile. Concurrent edits wait for each other
+/// with a lock (flock) on the folder, where that is possible; FST_E_TIMEOUT after half a minute.
+/// Not detected: stores through a shared mapping before msync(), and a program without the lock
+/// that replaces the file in the instant before the edit does; fst_save() of one file takes no
+/// lock.
 FST_API FST_NODISCARD fst_status fst_header_edit(const char *path, const char *target,
                                                  const fst_edit_options *options,
                                                  fst_save_stats *stats, fst_error *error);
 
-/// How to compress or decompress a file. Everything but struct_size may be zero.
+/// How to compress or decompress a file. All fields except struct_size may be zero.
 typedef struct fst_pack_options {
     size_t struct_size; ///< sizeof(fst_pack_options)
     fst_save_promise promise;
-    fst_compress compress; ///< of fst_file_compress(); FST_COMPRESS_NONE: as FST_COMPRESS_FLOAT
-    uint32_t thread_count; ///< that encode; 0: as many as the process may use
-    /// Called as bytes are done, from the calling thread; non-zero cancels.
-    fst_progress_callback progress;
+    fst_compress compress; ///< for fst_file_compress(); FST_COMPRESS_NONE: FST_COMPRESS_FLOAT
+    uint32_t thread_count; ///< for compressing; 0: the number of CPUs that the process may use
+    fst_progress_callback progress; ///< called as bytes are processed, on the calling thread
     void *progress_context;
-    /// A manifest of the new file, which is read for it, as fst_save_options.manifest: NULL makes
-    /// none, and takes that of an old file at `target` away.
+    /// A manifest of the new file, as fst_save_options.manifest. The new file is read for it. NULL:
+    /// none, and the manifest of an old file at `target` is removed.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 } fst_pack_options;
 
-/// Writes the safetensors file `path` compressed to `target`, which gets its permissions and comes
-/// into place as every save does; it may be `path` itself. Memory: some MiB a thread. `options` and
-/// `stats` may be NULL; stats->bytes_total is the new file's. FST_E_ARGUMENT for a file that is
-/// compressed already, FST_E_UNSUPPORTED without libzstd.
+/// Compresses the safetensors file `path` to `target`, which may be the same path and gets the same
+/// permissions. It is published like every save. Needs a few MiB per thread. `options` and `stats`
+/// may be NULL; stats->bytes_total is the size of the new file. FST_E_ARGUMENT for a compressed
+/// file, FST_E_UNSUPPORTED without libzstd.
 FST_API FST_NODISCARD fst_status fst_file_compress(const char *path, const char *target,
                                                    const fst_pack_options *options,
                                                    fst_save_stats *stats, fst_error *error);
 
-/// Writes the file that the compressed file `path` was made from, byte for byte, to `target`; of a
-/// plain file, which compressing makes of one that does not shrink, a copy. FST_E_CORRUPT for one
-/// that is damaged.
+/// Restores the original of the compressed file `path`, byte for byte, at `target`; copies a file
+/// that is not compressed. FST_E_CORRUPT for a damaged file.
 FST_API FST_NODISCARD fst_status fst_file_decompress(const char *path, const char *target,
                                                      const fst_pack_options *options,
                                                      fst_save_stats *stats, fst_error *error);
-
-// A set that several processes write together. Each process may write files of its own (a writer a
-// file, then fst_writer_hand_over()), and one of them publishes all of them: fst_set_publish(). Or
-// one process makes the files (fst_save_options.others_write, fst_writer_hand_over()), the others
-// write parts of them (fst_writer_join()), and the first commits. How the processes tell each
-// other paths, and that they are done, is theirs. What a save promises holds for these, too: until
-// everything is published the old model is there, whoever dies.
-
-/// Finishes if need be, and gives the files hidden names, under which other processes find them
-/// until they are published: fst_writer_hidden_path(). The writer must stay open until then: the
-/// files of one that is closed, or whose process has died, go. They stay where a publication has
-/// got so far that an index leads to them.
-FST_API FST_NODISCARD fst_status fst_writer_hand_over(fst_writer *writer, fst_error *error);
-
-/// The hidden path of file `file_index`, once it is handed over; else NULL. It belongs to the
-/// writer.
-FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t file_index);
-
-/// Opens a file that another process has handed over with others_write, to write parts of it by
-/// fst_writer_write() or fst_writer_map(); tensors are numbered as fst_model_open() of the path
-/// numbers them. Nobody counts which bytes have come: that every one does is the processes'
-/// business. fst_writer_finish() makes them last, if `options` (may be NULL: promise and progress
-/// are looked at) say so; closing leaves the file to its maker. On success *out is the caller's.
-FST_API FST_NODISCARD fst_status fst_writer_join(const char *path, const fst_save_options *options,
-                                                 fst_writer **out, fst_error *error);
-
-/// How to publish. Everything but struct_size may be zero.
-typedef struct fst_publish_options {
-    size_t struct_size; ///< sizeof(fst_publish_options)
-    fst_save_promise promise;
-    /// 1: the set is found by its files' names alone. An index is there while it is published, and
-    /// stays only where the set had one; files of other counts stay.
-    int without_index;
-    const char *stem; ///< NULL: "model"
-    /// A manifest of the set, which is read for it, as fst_save_options.manifest: NULL makes none,
-    /// and takes that of the old model away. Not without_index.
-    const char *manifest;
-    fst_digest digest; ///< of the manifest
-} fst_publish_options;
-
-/// Publishes files that were handed over, in this order, as one set of the folder that they lie in:
-/// under the names of a set that fst_writer_open() makes, and with its promises. The index is made
-/// of the files' headers. `paths` are hidden ones of that folder (else FST_E_ARGUMENT); a tensor in
-/// two files is FST_E_ARGUMENT. Whatever is returned, the hidden names are gone afterwards, or an
-/// index leads to them, but for those of files that were refused. `stats` may be NULL.
-FST_API FST_NODISCARD fst_status fst_set_publish(const char *folder, const char *const *paths,
-                                                 size_t path_count,
-                                                 const fst_publish_options *options,
-                                                 fst_save_stats *stats, fst_error *error);
-
-/// A hidden file that a save has made: ".NAME.<16 hex digits>.tmp".
-typedef struct fst_leftover {
-    const char *path; ///< valid during the call
-    uint64_t size_bytes;
-    int in_use; ///< 1: its save lives, or an index leads to it; 0: left over from a killed one
-    uint64_t reserved[4];
-} fst_leftover;
-
-/// Told of one after the other, by the thread that asks.
-typedef void (*fst_leftover_callback)(void *context, const fst_leftover *leftover);
-
-/// Tells of the hidden files of saves in a folder, or of one target's if `path` is no folder.
-/// Saves remove those of their own targets that are not in use, so only what nobody saves again
-/// stays. FST_E_TIMEOUT while a save is being published.
-FST_API FST_NODISCARD fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit,
-                                                     void *context, fst_error *error);
-/// Removes those that are not in use. `count` and `size_bytes` (may be NULL): of what was removed.
-FST_API FST_NODISCARD fst_status fst_leftovers_remove(const char *path, size_t *count,
-                                                      uint64_t *size_bytes, fst_error *error);
-
-/// What fst_shards_assign() has to know of a tensor.
-typedef struct fst_shard_item {
-    uint64_t size_bytes;
-    uint64_t group; ///< tensors of the same non-zero group share memory: one file, counted once
-    uint64_t reserved[2]; ///< 0
-} fst_shard_item;
-
-/// Splits tensors into files of at most `file_bytes_max` bytes as Hugging Face's libraries do: in
-/// the order given, a new file when the next tensor would not fit, a larger one alone in a file at
-/// that point; a group goes where the first of it is. file_of[i]: 0 .. *file_count - 1.
-FST_API FST_NODISCARD fst_status fst_shards_assign(const fst_shard_item *items, size_t item_count,
-                                                   uint64_t file_bytes_max, uint32_t *file_of,
-                                                   uint32_t *file_count, fst_error *error);
-
-/// The layout of one file without writing it: for saves to memory and for previews.
-typedef struct fst_layout fst_layout;
-FST_API FST_NODISCARD fst_status fst_layout_open(const fst_save_tensor *tensors,
-                                                 size_t tensor_count,
-                                                 const fst_save_options *options, fst_layout **out,
-                                                 fst_error *error);
-/// The bytes before the data section (length field, JSON, padding); they belong to the layout.
-FST_API const char *fst_layout_header(const fst_layout *layout, size_t *size_bytes);
-/// Where tensor `tensor_index` begins and how large it is, counted from the start of the file.
-FST_API FST_NODISCARD fst_status fst_layout_tensor(const fst_layout *layout, size_t tensor_index,
-                                                   uint64_t *offset, uint64_t *size_bytes,
-                                                   fst_error *error);
-/// Bytes of the whole file, and filling tensors in it. 0 for NULL.
-FST_API uint64_t fst_layout_file_bytes(const fst_layout *layout);
-FST_API size_t fst_layout_padding_count(const fst_layout *layout);
-FST_API void fst_layout_close(fst_layout *layout);
 
 #ifdef __cplusplus
 }

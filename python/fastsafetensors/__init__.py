@@ -1,51 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load safetensors models as fast as the hardware allows.
+"""Load and save safetensors models as fast as the hardware allows.
 
-    from fastsafetensors.torch import load_file      # {name: torch.Tensor}
-    from fastsafetensors.numpy import load_file      # {name: numpy.ndarray}
-    from fastsafetensors.torch import save_file      # all or nothing: the old file or the new
+What new programs use, here and in fastsafetensors.torch and .numpy:
 
-    from fastsafetensors import safe_open            # one tensor or slice at a time
-    with safe_open("model.safetensors", framework="pt") as f:
-        weight = f.get_tensor("weight")
+    load_file(filename)              {name: tensor} of a model
+    safe_open(filename, framework)   one tensor, or a part of one, at a time
+    open_stream(filename)            a model that is larger than memory, tensor by tensor
+    save_file(tensors, filename)     atomic: the old file or the new one
+    save_file_async(...)             the same while the program goes on
+    load_model(model, filename)      into a torch module's own parameters
+    save_model(model, filename)      each shared tensor once
 
-    from fastsafetensors import SafeTensorsFileLoader
-    tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
+In modules (import fastsafetensors.NAME):
 
-Going through a model that is read ahead, file by file, alone or in a torch.distributed group:
+    lazy           tensors that are read when they are used
+    remote         settings for URLs: s3, gs, az, hf, https
+    distributed    each rank's part of a model
+    checkpoint     torch.distributed.checkpoint, and consolidation
+    training       checkpoints of a training run
+    deltas         weight deltas between versions of a checkpoint
+    integrations   transformers, diffusers and others, unchanged
 
-    from fastsafetensors import ParallelLoader, SingleGroup
-    for name, tensor in ParallelLoader(SingleGroup(), sorted_files, device="cpu").iterate_weights():
-        ...
+Checks: verify= of every load, write_manifest(), check_manifest(), verify_file(), sign_folder().
+Headers: read_header(), edit_header(). Programs for safetensors: fastsafetensors.compat.install().
+Programs for fastsafetensors 0.5 run unchanged; the names that exist for them say so in help().
 
-A model's own parameters are filled in place, without a second copy of the model:
-
-    from fastsafetensors.torch import load_model, save_model
-    missing, unexpected = load_model(model, "model.safetensors")
-
-Whole programs, unchanged: ``fastsafetensors.compat.install()`` puts this package in place of
-``safetensors`` for the process. Training programs: ``help(fastsafetensors.fast_loading)`` (sharded
-folders, caches of embeddings). Errors: SafetensorError for bad files and names (with ``tag``,
-``file``, ``tensor`` and ``byte_offset``), OSErrors of their kind for what the system refuses.
-Without tensors: read_header(), edit_header() (metadata and names), hash_file(), verify_file().
-Verified loads: write_manifest(), then ``verify=True`` of any front, or verifying() around it.
-What happened in a load, and why: ``SafeTensorsFileLoader(path).stats``, and on the command line
-``fastsafetensors engines FILE``.
-
-A path is a file, an index (``*.safetensors.index.json``) or a folder; where one model is opened, a
-list of files does as well. Nothing that is closed invalidates a tensor.
+A path is a file, an index (``*.safetensors.index.json``), a folder or a URL; functions that open
+one model also accept a list of files. Tensors stay valid after everything is closed.
+Errors: SafetensorError for bad files and names (with ``tag``, ``file``, ``tensor`` and
+``byte_offset``), and the matching OSError subclass for failed system calls.
 Importing this package imports no framework.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from . import _old_paths
+from . import _log, _old_paths
 from . import _platform as _platform  # isort: split - before the extension is loaded
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
 from ._open import safe_open
 
-# Names that need a framework, or more time than an import may take: found when first asked for.
+# Names that need a framework, or take long to import. They are imported on first access.
 _LAZY = {
     "AutoLoader": "v05.auto_loader",
     "BudgetInfeasibleError": "v05.batch_plan",
@@ -65,7 +60,7 @@ _LAZY = {
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
     "TensorInfo": "_header",
-    "changed_tensors": "_changed",
+    "changed_tensors": "_changed_tensors",
     "check_manifest": "_verify",
     "edit_header": "_header",
     "expert_parallel_filter": "v05.ep_slice",
@@ -77,9 +72,13 @@ _LAZY = {
     "live_allocation_count": "v05.allocation",
     "load_config": "v05.config",
     "load_file": "torch",
+    "load_model": "torch",
+    "open_stream": "torch",
     "owned_expert_range": "v05.ep_slice",
     "read_header": "_header",
     "save_file": "torch",
+    "save_file_async": "torch",
+    "save_model": "torch",
     "sign_folder": "_verify",
     "verify_file": "_digests",
     "verifying": "_verify",
@@ -87,9 +86,9 @@ _LAZY = {
     "write_sums": "_verify",
 }
 
-# Modules of the package that are attributes of it, imported or not.
-_MODULES = ("checkpoint", "compat", "distributed", "fast_loading", "integrations", "lazy",
-            "numpy", "torch")
+# Modules that are attributes of the package, whether imported or not.
+_MODULES = ("async_save", "checkpoint", "compat", "deltas", "distributed", "fast_loading",
+            "integrations", "lazy", "metrics", "numpy", "remote", "torch", "training", "types")
 
 __all__ = [
     "AutoLoader",
@@ -124,10 +123,14 @@ __all__ = [
     "live_allocation_count",
     "load_config",
     "load_file",
+    "load_model",
+    "open_stream",
     "owned_expert_range",
     "read_header",
     "safe_open",
     "save_file",
+    "save_file_async",
+    "save_model",
     "sign_folder",
     "trim",
     "verify_file",
@@ -138,7 +141,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ._agreement import RankError
-    from ._changed import changed_tensors
+    from ._changed_tensors import changed_tensors
     from ._digests import Digests, Problem, hash_file, verify_file
     from ._header import Header, TensorInfo, edit_header, read_header
     from ._verify import (
@@ -150,7 +153,14 @@ if TYPE_CHECKING:
         write_manifest,
         write_sums,
     )
-    from .torch import load_file, save_file
+    from .torch import (
+        load_file,
+        load_model,
+        open_stream,
+        save_file,
+        save_file_async,
+        save_model,
+    )
     from .v05.allocation import live_allocation_bytes, live_allocation_count
     from .v05.auto_loader import AutoLoader
     from .v05.batch_plan import BudgetInfeasibleError
@@ -171,9 +181,9 @@ if TYPE_CHECKING:
     from .v05.parallel_loader import ParallelLoader
     from .v05.saver import ParallelSaver
 else:
-    # Type checkers see the names above, and find a misspelt one.
+    # For type checkers, so that they know the names above and find misspelt ones.
     def __getattr__(name: str) -> Any:
-        """Import what needs a framework, and modules, when they are asked for."""
+        """Import lazy names and modules on first access."""
         import importlib
 
         if name in _LAZY:
@@ -187,9 +197,10 @@ else:
 
 
 def __dir__() -> list[str]:
-    """List what is found when it is asked for, too."""
+    """List lazy names too."""
     modules = {name for name in _old_paths.OLD_PATHS if name.isidentifier() and name[0] != "_"}
     return sorted({*globals(), *_LAZY, *_MODULES, *modules})
 
 
 _old_paths.install()
+_log.start()

@@ -10,10 +10,11 @@ from ._command import find_command
 
 
 def main() -> int:
-    """Become the command; return only when there is none."""
+    """Replace this process by the command. Return only if it is not installed."""
     path = find_command()
     if path is None:
-        print("fastsafetensors: the command is not installed beside this package", file=sys.stderr)
+        print("fastsafetensors: the fastsafetensors command is not installed next to this "
+              "package", file=sys.stderr)
         return 4
     os.execv(path, ["fastsafetensors", *sys.argv[1:]])
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks agree on what comes next before they do it: a mistake of one is an error on all.
+"""Ranks agree on the next step before it starts, so that one rank's error is an error on all.
 
-Each collective of the loaders is preceded by a round of 16 bytes a rank: a digest of what the rank
-is about to do, and whether it can. Only when these differ are the descriptions themselves
-exchanged, to name the first difference.
+Before each collective of the loaders, the ranks exchange 16 bytes: a digest of what the rank is
+about to do, and whether it can. Only if these differ do they exchange full descriptions, to name
+the first difference.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .v05.frameworks import ProcessGroupBase
 
 
 class RankError(RuntimeError):
-    """Another rank failed or left, ranks asked for different things, or one did not come."""
+    """Another rank failed or exited, ranks requested different things, or a rank never joined."""
 
 
 @contextlib.contextmanager
 def named(what: str) -> Iterator[None]:
-    """Say in a RankError what this rank was doing."""
+    """Add to a RankError what this rank was doing."""
     try:
         yield
     except RankError as error:
         raise RankError(f"{what}: {error}") from error
 
 
-_GOOD, _FAILED, _LEFT = 0, 1, 2
+_GOOD, _FAILED, _ENDED = 0, 1, 2
 
 
 def _first_difference(what: str, lines: list[Sequence[str]]) -> str:
-    """Say where the description of a rank first differs from rank 0's."""
+    """Describe where a rank's description first differs from rank 0's."""
     for rank, other in enumerate(lines):
         for at in range(max(len(lines[0]), len(other))):
             first = lines[0][at] if at < len(lines[0]) else "nothing"
@@ -45,23 +45,23 @@ def _first_difference(what: str, lines: list[Sequence[str]]) -> str:
 
 
 class Agreement:
-    """The rounds of a group. All ranks call the same functions in the same order.
+    """The agreement rounds of a group. All ranks call the same functions in the same order.
 
-    Usable from one thread at a time, as collectives are.
+    For one thread at a time, like collectives.
     """
 
     def __init__(self, pg: ProcessGroupBase) -> None:
-        """Agree among the ranks of a group; nothing is done in a group of one."""
+        """Agree among the ranks of a group. A group of one does nothing."""
         self._pg = pg
         self.rounds = 0
 
     def agree(
         self, what: str, lines: Sequence[str] = (), error: BaseException | None = None
     ) -> None:
-        """Return when all ranks came with the same `what` and lines, and none with an error.
+        """Return when all ranks arrived with the same `what` and lines, and without an error.
 
-        Raises the own error; RankError for another rank's, for a difference, and for ranks that do
-        not come within the group's timeout.
+        Raises this rank's own error; RankError for an error of another rank, for a difference, and
+        for ranks that do not arrive within the group's timeout.
         """
         try:
             if self._pg.size() > 1:
@@ -69,15 +69,15 @@ class Agreement:
             elif error is not None:
                 raise error
         finally:
-            del error  # its frames lead here: what they hold must not wait for a collector
+            del error  # its traceback refers to this frame, which would keep its locals alive
 
     def leave(self, why: str) -> None:
-        """Tell ranks that wait for the next round that this one does not come any more."""
+        """Notify ranks in the next round that this one has ended."""
         if self._pg.size() > 1:
-            self._round("leaving", [why], _LEFT, None)
+            self._round("leaving", [why], _ENDED, None)
 
     def end(self) -> None:
-        """Finish: a rank that has left by now has had everything as well."""
+        """Finish. Ranks that have already exited have completed the round as well."""
         if self._pg.size() > 1:
             self._round("the end", [], _GOOD, None, may_leave=True)
 
@@ -98,17 +98,17 @@ class Agreement:
         same = len({rank[1:] for rank in came}) == 1
         if came and statuses == {_GOOD} and same:
             return
-        left = [rank for rank, message in enumerate(came) if message[0] == _LEFT]
-        if status == _LEFT or (may_leave and left and statuses <= {_GOOD, _LEFT}):
-            self._tell(what, lines, error)
+        left = [rank for rank, message in enumerate(came) if message[0] == _ENDED]
+        if status == _ENDED or (may_leave and left and statuses <= {_GOOD, _ENDED}):
+            self._send(what, lines, error)
             return
         try:
-            texts = self._tell(what, lines, error)
+            texts = self._send(what, lines, error)
             raise self._explain(what, came, texts) if error is None else error
         finally:
             del error
 
-    def _tell(self, what: str, lines: list[str], error: BaseException | None) -> list[Any]:
+    def _send(self, what: str, lines: list[str], error: BaseException | None) -> list[Any]:
         text = "" if error is None else f"{type(error).__name__}: {error}"
         message = json.dumps({"what": what, "lines": lines, "error": text})
         return [json.loads(text) for text in self._pg.exchange_texts(message, what)]
@@ -117,7 +117,7 @@ class Agreement:
         for rank, (message, text) in enumerate(zip(came, texts, strict=True)):
             if message[0] == _FAILED:
                 return RankError(f"rank {rank} failed in {text['what']}: {text['error']}")
-            if message[0] == _LEFT:
+            if message[0] == _ENDED:
                 return RankError(f"rank {rank} has left ({text['lines'][0]}), while this one came "
                                  f"to {what}")
         for rank, text in enumerate(texts):

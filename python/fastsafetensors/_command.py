@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that was installed with this package: finding it, and its answers."""
+"""Find and run the command that was installed with this package."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ._core import error_class
 
 
 def find_command() -> str | None:
-    """Return the command's path: by the package's own list of files, else where scripts go."""
-    # Beside the package is where `pip install --target` puts it.
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")
+    """Return the command's path, from the package's list of files, or from the folder of
+    scripts.
+    """
+    # `pip install --target` puts it next to the package.
+    sibling = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bin")
     candidates = [os.path.join(folder, "fastsafetensors")
-                  for folder in (beside, sysconfig.get_path("scripts"))]
+                  for folder in (sibling, sysconfig.get_path("scripts"))]
     try:
         files = importlib.metadata.files("fastsafetensors") or []
     except importlib.metadata.PackageNotFoundError:
@@ -33,14 +35,13 @@ def find_command() -> str | None:
 
 
 def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
-    """Run the command and return its answer, parsed from JSON ({} without one); Ctrl-C ends it.
+    """Run the command and return its JSON output ({} without output). Ctrl-C ends it.
 
-    SafetensorError for an exit code that is not among the good ones, FileNotFoundError where the
-    command is not installed.
+    SafetensorError for an unexpected exit code, FileNotFoundError if the command is not installed.
     """
     path = find_command()
     if path is None:
-        raise FileNotFoundError(2, "the command is not installed beside this package",
+        raise FileNotFoundError(2, "the command is not installed next to this package",
                                 "fastsafetensors")
     done = subprocess.run([path, *arguments], capture_output=True)
     try:

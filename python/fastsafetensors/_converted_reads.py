@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promises of whole tensors of an open model, which become another dtype as they are read.
+"""Lazy reads of whole tensors, converted to another dtype while they are read.
 
-``slice[...].to(device, dtype)`` of a library that loads a model is one load: the conversion is in
-the copy that the load makes anyway, in memory of huge pages, ahead of the program.
+When a library calls ``slice[...].to(device, dtype)``, one load does both: the conversion is part of
+the copy that the load makes anyway, into memory with huge pages, ahead of the program.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from ._lazy_reads import Bounds, Stored
 from ._lazy_tensor import LazyTensor, Reads, make_lazy
+from ._load import close_load
 from ._open import safe_open
 from ._readahead import ReadAhead
 from ._torch_installed import torch
@@ -22,7 +23,10 @@ from ._view_geometry import View
 
 
 class ConvertedReads:
-    """Reads of promises: as they are by the open model, converted by loads of their own."""
+    """Reads for lazy tensors:
+
+    unchanged through the open model, converted through separate loads.
+    """
 
     device = torch.device("cpu")
     keeps_promises = False
@@ -30,9 +34,9 @@ class ConvertedReads:
     def __init__(
         self, file: safe_open, threads: int, guard: Callable[[ConvertedReads], Reads]
     ) -> None:
-        """file: open for torch and the CPU, and kept open while promises are in use.
+        """file: open for torch on the CPU, and kept open while lazy tensors use it.
 
-        guard: what promises ask instead of this.
+        guard: the reads that lazy tensors use in place of this object.
         """
         self._guarded = guard(self)
         self._file = file
@@ -43,11 +47,11 @@ class ConvertedReads:
 
     @property
     def converts(self) -> bool:
-        """Whether something was converted."""
+        """Whether any tensor was converted."""
         return bool(self._ahead)
 
     def promise(self, name: str) -> LazyTensor | None:
-        """Return the tensor of that name, to be read; None where there is nothing to win."""
+        """Return a lazy tensor of that name; None if it would gain nothing."""
         with self._lock:
             stored = self._stored.get(name)
             if stored is None:
@@ -59,13 +63,13 @@ class ConvertedReads:
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
     ) -> tuple[Any, int | None, bool]:
-        """Return a box as it is in the file; what the file gives is the reader's."""
+        """Return a slice unchanged. Its memory belongs to the reader."""
         if bounds[1] == stored.shape and not any(bounds[0]):
             return self._file._take(stored.index, stored.name), None, False
         return self._file.get_slice(stored.name)[tuple(map(slice, *bounds))], None, False
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
-        """Return a whole tensor as another dtype of floats; None: torch has to do it."""
+        """Return a whole tensor converted to another float dtype; None: leave it to torch."""
         is_whole = view == View(stored.shape, stored.pitches, 0)
         if not is_whole or not dtype.is_floating_point or stored.format_dtype == "F4":
             return None
@@ -76,7 +80,7 @@ class ConvertedReads:
         with self._lock:
             ahead = self._ahead.get(str(wanted))
             if ahead is None:
-                self._file._ahead.drop()  # of the file's own dtype, nobody will take it
+                self._file._ahead.drop()  # tensors in the file's dtype will not be used
                 options = {**self._file._options, "mode": "load", "dtype": wanted}
                 ahead = ReadAhead(self._file._model, options, self._threads, eager=True)
                 self._ahead[str(wanted)] = ahead
@@ -88,10 +92,10 @@ class ConvertedReads:
         try:
             return make_item(loader, 0)
         finally:
-            loader.close()
+            close_load(loader)
 
     def close(self) -> None:
-        """Stop what is read ahead."""
+        """Stop readahead."""
         with self._lock:
             for ahead in self._ahead.values():
                 ahead.close()

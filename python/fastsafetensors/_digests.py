@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of models, and checks of what lies on the disk: the command's answers."""
+"""Digests of models, and checks of files on disk, by running the command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
 
 @dataclass(frozen=True)
 class Digests:
-    """Hexadecimal digests: tensors by name, files by name; algorithm: as asked for."""
+    """Hexadecimal digests:
+
+    of tensors by name, and of files by name; algorithm: the requested one.
+    """
 
     algorithm: str
     tensors: dict[str, str]
@@ -24,7 +27,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong: the error's name, what it says, and the file."""
+    """An error: its name, the message, and the file."""
 
     kind: str
     message: str
@@ -32,7 +35,7 @@ class Problem:
 
 
 def _plain_path(filename: Path) -> bytes:
-    """Return a path as the command takes it: "-" is a file here, and standard input there."""
+    """Return a path in the form of the command, where "-" would be standard input."""
     path = os.fsencode(filename)
     return b"./-" if path == b"-" else path
 
@@ -42,20 +45,21 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
 
     Args:
         filename: a file, an index or a folder.
-        algorithm: "xxh3" (of 64 bits), "xxh3-128", "blake3", or "sha256", of which a file's is what
-            sha256sum prints and which needs libcrypto on the machine.
-        write: keep them beside the model, for verify_file(digests=True).
+        algorithm: "xxh3" (64 bits), "xxh3-128", "blake3" or "sha256"; sha256 of a file equals
+            sha256sum's output, and needs libcrypto.
+        write: store them next to the model, for verify_file(digests=True).
 
     Returns:
         The digests.
 
     Raises:
-        ValueError: an algorithm of another name.
-        SafetensorError: a bad file, or an algorithm whose library is not there.
-        OSError: of its kind, for what the system refuses.
+        ValueError: an unknown algorithm.
+        SafetensorError: an invalid file, or the algorithm's library is missing.
+        OSError: the matching subclass, if a system call fails.
     """
     if algorithm not in _ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}: there are {', '.join(_ALGORITHMS)}")
+        raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
+                         f"{', '.join(_ALGORITHMS)}")
     ask = ("hash", "--json", "--no-progress", "--algorithm", algorithm)
     if not write:
         answer = ask_command(*ask, "--", _plain_path(filename))
@@ -76,18 +80,18 @@ def _digests(algorithm: str, rows: list[tuple[str, str, str]]) -> Digests:
 
 
 def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
-    """Check a model on the disk: headers, the index, that all files are there.
+    """Check a model on disk: headers, index, and that all files exist.
 
     Args:
         filename: a file, an index or a folder.
-        digests: compare every byte with the digests that hash_file(write=True) has kept; that
-            there are none is a problem, too.
+        digests: compare every byte with the digests that hash_file(write=True) stored. Missing
+            digests are a problem too.
 
     Returns:
-        What is wrong, of every damaged file; an empty list of a model that is whole.
+        The problems of every damaged file; an empty list if the model is intact.
 
     Raises:
-        OSError: where the command is not installed.
+        OSError: if the command is not installed.
     """
     compared = ("--hash",) if digests else ()
     answer = ask_command("verify", "--json", "--no-progress", *compared, "--",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format's dtypes: the one table, of which every front's names are made."""
+"""The table of the format's dtypes, from which all functions take their names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from ._core import DTYPES
 
-# {the format's name: torch's, which numpy, ml_dtypes, jax and paddle use as well}. 6-bit floats
-# have none. An element of float4_e2m1fn_x2 is a pair.
+# {the format's name: torch's, which numpy, ml_dtypes, jax and paddle also use}. 6-bit floats have
+# no such name. An element of float4_e2m1fn_x2 is a pair.
 WORDS: dict[str, str] = {
     "BOOL": "bool",
     "F4": "float4_e2m1fn_x2",
@@ -26,7 +26,7 @@ WORDS: dict[str, str] = {
 }
 NAMES: dict[str, str] = {word: name for name, word in WORDS.items()}
 
-# What people say as well.
+# Common aliases.
 _OTHER_WORDS = {
     "half": "F16", "float": "F32", "double": "F64", "fp16": "F16", "fp32": "F32", "fp64": "F64",
 }
@@ -41,13 +41,13 @@ def bits_of(name: str) -> int:
 
 
 def dtype_word(dtype: Any) -> str | None:
-    """Return the format's name of a dtype: its own, torch's, numpy's, or a word of theirs.
+    """Return the format's name of a dtype, given as the format's, torch's or numpy's, or an alias.
 
-    None and "auto" are None: as the file has it. ValueError for anything else.
+    None and "auto" return None: the file's dtype. ValueError for anything else.
     """
     if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         return None
-    if dtype is float:  # the type: numpy's and torch's word for it; "float" is torch.float
+    if dtype is float:  # the type: numpy's and torch's name of it; "float" is torch.float
         return "F64"
     text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     text = text.rpartition(".")[2]
@@ -56,13 +56,13 @@ def dtype_word(dtype: Any) -> str | None:
             return name
     found = NAMES.get(text) or _OTHER_WORDS.get(text)
     if found is None:
-        raise ValueError(f"unknown dtype {dtype!r}; known are the format's {', '.join(DTYPES)}, "
+        raise ValueError(f"unknown dtype {dtype!r}; expected one of: {', '.join(DTYPES)}, "
                          f"torch's {', '.join(NAMES)}, and 'auto'")
     return found
 
 
-def _what_becomes(source: str) -> str:
-    """Say what a dtype can become."""
+def _conversion_targets(source: str) -> str:
+    """Describe the supported conversions of a dtype."""
     if source.startswith(_FLOATS):
         return "floats become " + ", ".join(
             name for name in DTYPES if name.startswith(_FLOATS) and name != source)
@@ -70,11 +70,11 @@ def _what_becomes(source: str) -> str:
     return f"{source} becomes {', '.join(wider)}" if wider else f"{source} stays what it is"
 
 
-def check_wish(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
-    """ValueError for a wish that (name, dtype) can't have, rather than tensors that stay.
+def check_dtype(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
+    """ValueError if a (name, dtype) cannot be converted to the requested dtype.
 
-    A wish for floats is about the floats alone: ids and masks stay. 6-bit floats can't have it. A
-    wish for anything else is about every tensor.
+    A request for a float dtype applies to floats only: ids and masks are left unchanged. 6-bit
+    floats cannot be converted. A request for any other dtype applies to every tensor.
     """
     if wanted is None:
         return
@@ -85,15 +85,15 @@ def check_wish(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
         if source != wanted and converted_dtype(source, wanted) == source:
             raise ValueError(
                 f"dtype={wanted}: {name} is {source}, which can't become that: "
-                f"{_what_becomes(source)}; load it by itself (names=, filter=)"
+                f"{_conversion_targets(source)}; load it by itself (names=, filter=)"
             )
 
 
 def converted_dtype(source: str, wanted: str | None) -> str:
-    """Return the dtype that a load with a wish makes of a tensor's; both are the format's names.
+    """Return the dtype of a tensor after a load with a requested dtype, both by the format's names.
 
-    Floats become any float type, integers wider ones that hold every value; others stay. The rule
-    is the loads' own, for those who only need to know.
+    Floats are converted to any float type, integers to wider ones that hold every value; others are
+    left unchanged. The same rule as in loads, for code that only needs the result.
     """
     if wanted is None or wanted == source:
         return source

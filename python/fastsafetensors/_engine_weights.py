@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plug-ins for inference engines share: their options, and the weights they hand out."""
+"""Shared by the plug-ins for inference engines: options, and iterating over weights."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
+import os
 import re
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
+from . import deltas
 from ._core import error_class
-from ._errors import add_place
+from ._errors import add_location
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
+from ._load import OpenLoad
 from ._progress import enable_tqdm
 from ._torch_installed import torch
 from ._verify import SignedBy, Verify
@@ -28,26 +32,28 @@ _CHOICES = {"mode": ("auto", "load", "map"), "plan": ("auto", "off"),
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What ``--model-loader-extra-config`` may say, beside the engine's own keys.
+    """Options in ``--model-loader-extra-config``, in addition to the engine's own keys.
 
-    threads: of a load; 0: as many as the process may use. memory_limit: bytes of host memory for
-    what is read ahead, a number or "2GiB". mode: auto, load or map, as in load_file. plan: "off"
-    reads nothing ahead. gds: as in load_file. verify: true, or a manifest's path; public_key: the
-    manifest has to be signed with it. progress: a bar on rank 0.
+    threads: of a load; 0: one per CPU that the process may use. memory: bytes of host memory
+    for readahead, a number or "2GiB". mode: auto, load or map, as in load_file. plan: "off"
+    disables readahead. gds: as in load_file. verify: true, or a manifest's path; public_key:
+    requires a manifest signed with it. progress: a bar on rank 0. deltas: a folder of weight
+    deltas; each load first applies the versions that follow the checkpoint's.
     """
 
     threads: int = 0
-    memory_limit: int = MEMORY_LIMIT_BYTES
+    memory: int = MEMORY_LIMIT_BYTES
     mode: str = "auto"
     plan: str = "auto"
     gds: str = "auto"
     verify: bool | str | None = None
     public_key: str | None = None
     progress: bool = True
+    deltas: str | None = None
 
     @property
-    def held_against(self) -> Verify | None:
-        """What load_file() takes as verify."""
+    def digest_source(self) -> Verify | None:
+        """The value for load_file()'s verify argument."""
         if self.public_key is None:
             return self.verify
         manifest = self.verify if isinstance(self.verify, str) else None
@@ -58,18 +64,19 @@ _NAMES = {field.name for field in fields(EngineOptions)}
 
 
 def parse_bytes(text: Any) -> int:
-    """Bytes from a number or words like "2GiB"; ValueError for what is neither."""
+    """Parse a number of bytes, or text such as "2GiB". ValueError if it is neither."""
     if type(text) is int and text >= 0:
         return text
     words = text if type(text) is str else ""
     found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", words)
     if found is None or found.group(2).upper() not in _UNITS:
-        raise ValueError(f'memory_limit: bytes or "2GiB" is expected, not {text!r}')
+        raise ValueError(f'memory must be a number of bytes or text such as "2GiB", not '
+                         f'{text!r}')
     return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
 
 
 def _check(name: str, value: Any) -> Any:
-    if name == "memory_limit":
+    if name == "memory":
         return parse_bytes(value)
     if name in _CHOICES:
         good = value in _CHOICES[name]
@@ -84,14 +91,14 @@ def _check(name: str, value: Any) -> Any:
     else:
         good, expected = value is None or (type(value) is str and value != ""), "a path"
     if not good:
-        raise ValueError(f"{name}: {expected} is expected, not {value!r}")
+        raise ValueError(f"{name} must be {expected}, not {value!r}")
     return value
 
 
 def split_options(
     given: Mapping[str, Any], engine_keys: Sequence[str]
 ) -> tuple[EngineOptions, dict[str, Any]]:
-    """Take our options out of a configuration: (ours, what is the engine's).
+    """Split a configuration into this package's options and the engine's.
 
     Raises:
         ValueError: an unknown key or a bad value, with its name.
@@ -104,11 +111,17 @@ def split_options(
         )
     ours = {name: _check(name, value) for name, value in given.items() if name in _NAMES}
     rest = {name: value for name, value in given.items() if name not in _NAMES}
+    if ours.get("deltas") is not None:
+        if "://" in ours["deltas"]:
+            raise ValueError(f"deltas must be a local folder, not {ours['deltas']!r}")
+        if ours.get("verify") or ours.get("public_key") is not None:
+            raise ValueError("deltas cannot be used with verify or public_key: an application "
+                             "changes the files, and their manifest would not match any more")
     return EngineOptions(**ours), rest
 
 
 def local_device() -> str:
-    """The GPU that is this process's, whatever its rank in the job; the CPU where there is none."""
+    """The GPU of this process, whatever its rank in the job; the CPU without GPUs."""
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
 
 
@@ -116,11 +129,13 @@ _MISSING = "PPMissingLayer"
 
 
 def expectation(model: Any) -> Callable[[str], bool] | None:
-    """Return what tells whether a name will be used: not of layers that other stages have."""
+    """Return a function that says whether a name will be used, which excludes layers of other
+    stages.
+    """
     if model is None:
         return None
     missing = [path for path, module in model.named_modules() if type(module).__name__ == _MISSING]
-    # Checkpoints may have other prefixes than modules: "layers.17." is what they have in common.
+    # Checkpoints may use other prefixes than modules; "layers.17." is common to both.
     ends = {".".join(path.split(".")[-2:]) + "." for path in missing if path}
     if not ends:
         return None
@@ -128,19 +143,36 @@ def expectation(model: Any) -> Callable[[str], bool] | None:
     return lambda name: pattern.search(name) is None
 
 
-# What loads of this process have taken of which files: loads after the first begin with it.
+# The access order that loads of this process have recorded by file, for later loads.
 _habits: dict[tuple[str, ...], Habits] = {}
-_HABITS_KEPT = 8
+_ORDERS_KEPT = 8
 
 
-def _habits_of(files: Sequence[str]) -> Habits:
+def _order_of(files: Sequence[str]) -> Habits:
     key = tuple(files)
-    # Each step by itself is safe among threads: a lock could be held when the process forks.
+    # Each step is atomic among threads. A lock could be held when the process forks.
     habits = _habits.setdefault(key, {})
-    for other in list(_habits)[:-_HABITS_KEPT]:
+    for other in list(_habits)[:-_ORDERS_KEPT]:
         if other != key:
             _habits.pop(other, None)
     return habits
+
+
+# Whether a model was loaded in this process. Later loads replace weights in use.
+_has_loaded = threading.Event()
+_VERIFY_BYTES = 256 << 20
+
+
+def _verify_all(model: LazyModel, threads: int) -> None:
+    """Compare every byte with the manifest before the first weight is returned.
+
+    The files stay open, so that later reads use the compared files. They are verified again then,
+    from the page cache.
+    """
+    budget = max(_VERIFY_BYTES, 2 * model.largest_bytes)
+    with OpenLoad(model._model, None, mode="load", threads=threads, budget=budget) as loader:
+        for tensor in loader:
+            del tensor
 
 
 def iterate(
@@ -148,20 +180,63 @@ def iterate(
     device: str | None = None, filter: Callable[[str], bool] | None = None,
     expects: Callable[[str], bool] | None = None, progress: bool = True, cache: str = "auto",
 ) -> Iterator[tuple[str, Any]]:
-    """Iterate over (name, tensor that reads when it is used), layer by layer.
+    """Iterate over (name, lazy tensor), layer by layer.
 
-    A closing line says what was read. No other rank is needed.
+    Logs one line at the end with the bytes read. Needs no other rank. With verification, every load
+    except the process's first verifies all bytes before it returns the first tensor, because the
+    engine then releases its weights.
     """
     begin = time.monotonic()
     device = local_device() if device is None else device
+    # Files that deltas change in place are locked until the last tensor was read.
+    with contextlib.ExitStack() as locks:
+        _hold_version(files, options, locks, logger)
+        yield from _read(files, options, logger, begin, device, filter, expects, progress, cache)
+
+
+def _hold_version(
+    files: Sequence[str], options: EngineOptions, locks: contextlib.ExitStack,
+    logger: logging.Logger,
+) -> None:
+    """Apply pending deltas to each folder of the files, and keep others from doing it."""
+    for folder in sorted({os.path.dirname(os.path.abspath(file)) for file in files}):
+        if options.deltas is not None:
+            stats = _pull(folder, options, logger)
+            if stats is not None:
+                logger.info("fastsafetensors: applied deltas to %s in %.2f s: now version %s",
+                            folder, stats["seconds"], deltas.version_of(folder).version)
+        # A folder that no delta was applied to gets no lock from engines that read no deltas.
+        if options.deltas is not None or os.path.isdir(os.path.join(folder, ".weight_sync")):
+            locks.enter_context(deltas.reading(folder))
+
+
+def _pull(
+    folder: str, options: EngineOptions, logger: logging.Logger
+) -> dict[str, Any] | None:
+    """Apply what follows. A source that does not exist yet has no versions."""
+    source = options.deltas
+    if source is None or not os.path.isdir(source):
+        logger.warning("fastsafetensors: the folder of deltas %s does not exist yet", source)
+        return None
+    return deltas.pull(folder, source, threads=options.threads)
+
+
+def _read(
+    files: Sequence[str], options: EngineOptions, logger: logging.Logger, begin: float,
+    device: str, filter: Callable[[str], bool] | None, expects: Callable[[str], bool] | None,
+    progress: bool, cache: str,
+) -> Iterator[tuple[str, Any]]:
+    """Open the files and return their tensors."""
     try:
         model = LazyModel(
             sorted(files), device, mode=options.mode, threads=options.threads, gds=options.gds,
-            memory_limit=options.memory_limit, ahead=options.plan != "off", filter=filter,
-            habits=_habits_of(files), expects=expects, verify=options.held_against, cache=cache,
+            memory=options.memory, ahead=options.plan != "off", filter=filter,
+            habits=_order_of(files), expects=expects, verify=options.digest_source, cache=cache,
         )
+        if options.digest_source and _has_loaded.is_set():
+            _verify_all(model, options.threads)
     except (error_class(), OSError) as error:
-        add_place(error)
+        add_location(error)
         raise
     bar = _Bar(len(files), options.progress and progress)
     try:
@@ -169,6 +244,7 @@ def iterate(
             for name, tensor in model:
                 yield name, tensor
                 bar.show(model)
+        _has_loaded.set()
     finally:
         bar.close()
         stats = model.stats()
@@ -180,18 +256,14 @@ def iterate(
 
 
 def begun(weights: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Open the files now: what is wrong with them is told before a reload touches the model."""
+    """Open the files now and verify them, so that errors occur before a reload changes the
+    model.
+    """
     return itertools.chain(list(itertools.islice(weights, 1)), weights)
 
 
-def check_begins(weights: Iterator[tuple[str, Any]]) -> None:
-    """Open the files and close them: of a source whose weights come later in a reload."""
-    with contextlib.closing(cast("Generator[Any]", weights)):
-        next(weights, None)
-
-
 class _Bar:
-    """Bytes of this rank, on rank 0."""
+    """Bytes read by this rank, shown on rank 0."""
 
     def __init__(self, file_count: int, wanted: bool) -> None:
         self._bar: Any = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that are of several classes at once: ours, and those that programs already catch."""
+"""Errors that belong to several classes: this package's, and those that programs already catch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ._core import error_class
 
-# Of more names than this only those that end alike are looked through for close matches.
+# With more names than this, only names with the same ending are searched for close matches.
 _MANY_NAMES = 500
 
 
@@ -19,10 +19,10 @@ def refuse(message: str) -> NoReturn:
     raise error_class()(message)
 
 
-def add_place(error: Any, tensor: str | None = None) -> None:
-    """Name the tensor that was asked for, and this process's rank where it has one, once.
+def add_location(error: Any, tensor: str | None = None) -> None:
+    """Add the requested tensor and this process's rank, if it has one, to an error, once.
 
-    Engines show what one of their ranks says without saying which rank it was.
+    Engines print an error of a rank without its number.
     """
     if getattr(error, "_has_place", False):
         return
@@ -35,7 +35,7 @@ def add_place(error: Any, tensor: str | None = None) -> None:
         ranks = distributed.get_world_size()
         if ranks > 1:
             words.append(f"rank {distributed.get_rank()} of {ranks}")
-    error._has_place = True
+    error._has_location = True
     if words and isinstance(error, OSError):
         error.strerror = ", ".join([str(error.strerror), *words])
     elif words:
@@ -55,7 +55,10 @@ def _close_matches(name: str, names: list[str]) -> list[str]:
 
 
 def _describe_unknown(error: Any) -> str:
-    """The message, with close matches: programs that probe for names never ask for it."""
+    """The message with close matches, computed only when it is shown:
+
+    programs that probe for names never need it.
+    """
     close = _close_matches(str(error.tensor), list(error._names))
     hint = f" (close matches: {', '.join(close)})" if close else ""
     return f"{error.args[0]}{hint}"
@@ -73,9 +76,9 @@ def _unknown_class(base: Any) -> Any:
 
 
 def unknown_tensor(name: Any, message: str, names: Iterable[str]) -> Exception:
-    """Return the error for a name that is not among `names`, which say what is close to it.
+    """Return the error for an unknown name, given the existing `names`.
 
-    It is a SafetensorError, a KeyError and a ValueError. The hint is made when it is shown.
+    It is a SafetensorError, a KeyError and a ValueError. The hint is computed when it is shown.
     """
     base: Any = error_class()
     error = _unknown_class(base)(message)
@@ -88,7 +91,7 @@ def _rebuild_unknown(message: str, name: str) -> Exception:
     return unknown_tensor(name, message, ())
 
 
-# ---- what the system refuses when a file is written ----
+# ---- failed system calls when writing a file ----
 
 
 def _describe_refusal(error: OSError) -> str:
@@ -108,7 +111,9 @@ def _serialization_class(base: Any, kind: Any) -> Any:
 
 
 def serialization_error(error: OSError) -> Exception:
-    """Return an error that is a SafetensorError and a FileNotFoundError or what else `error` is."""
+    """Return an error that is a SafetensorError and also of `error`'s class (FileNotFoundError,
+    ...).
+    """
     base: Any = error_class()
     kind: Any = type(error)
     made = _serialization_class(base, kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads of torch tensors to a GPU: what a device of torch's is to the C library."""
+"""Loading torch tensors to a GPU: torch's devices in terms of the C library."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ._torch_installed import torch
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-_told: set[str] = set()
-# torch's "cuda" is ROCm's GPU where torch was built for that; paddle says "gpu".
+_reported: set[str] = set()
+# torch's "cuda" means ROCm in ROCm builds; paddle says "gpu".
 _NAMES = ("cuda", "gpu")
 _UNIFIED = {"1": "on", "0": "off"}
 
 
 def gpu_kind() -> str:
-    """Return "cuda" or "hip": what torch's "cuda" means; "" where torch can't use any."""
+    """Return "cuda" or "hip", whichever torch's "cuda" means; "" if torch has no GPU support."""
     if not torch.cuda.is_available():
         return ""
     return "hip" if getattr(torch.version, "hip", None) else "cuda"
 
 
 def gpu_index(device: Any) -> int:
-    """Return the number of a GPU; the current one where the name gives none."""
+    """Return the index of a GPU; the current one if the name has no index."""
     if isinstance(device, int):
         return device
     number = str(device).partition(":")[2]
@@ -35,18 +35,24 @@ def gpu_index(device: Any) -> int:
 
 
 def is_gpu(device: Any) -> bool:
-    """Tell whether a device (a str, int or torch.device) is a GPU that loads can go to."""
+    """Tell whether a device (a str, int or torch.device) is a GPU that loads support."""
     return isinstance(device, int) or str(device).partition(":")[0] in _NAMES
 
 
 def check_present(device: Any) -> None:
-    """Raise what torch raises for a device that is not there, before anything is read for it."""
+    """Raise torch's error for a missing device, before anything is read."""
     if device != "cpu":
         torch.empty(0, device=device)
 
 
 def load_options(device: Any, gds: str = "auto", memory: str = "torch") -> dict[str, Any]:
-    """Options of open_load() for a device; {} for the CPU and for what only torch can reach."""
+    """Options of open_load() for a device; {} for the CPU and for devices that only torch
+    supports.
+    """
+    if gds not in ("auto", "off", "strict"):
+        raise ValueError(f'gds must be "auto", "off" or "strict", not {gds!r}')
+    if gds == "strict" and not is_gpu(device):
+        raise ValueError(f'gds="strict" needs a GPU, and device is {str(device)!r}')
     if not is_gpu(device) or not gpu_kind():
         return {}
     unified = _UNIFIED.get(os.environ.get("FASTSAFETENSORS_UNIFIED_MEM", ""), "auto")
@@ -57,18 +63,18 @@ def load_options(device: Any, gds: str = "auto", memory: str = "torch") -> dict[
 
 
 def stream_of(device: Any) -> int:
-    """Return the handle of torch's current stream: for loads into memory that it may still use."""
+    """Return the handle of torch's current stream, for loads into memory that it may still use."""
     stream = int(torch.cuda.current_stream(device).cuda_stream)
-    return stream or 1  # the default stream, which CUDA calls 1 as well
+    return stream or 1  # the default stream, which is 1 in CUDA
 
 
 def wait_for_stream(device: Any) -> None:
-    """Wait for what torch has queued on its current stream: others are about to read the memory."""
+    """Wait for queued work on torch's current stream before others read the memory."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def shares_memory(device: int, unified: str) -> bool:
-    """Tell whether tensors for a GPU lie in memory that it shares with the processors."""
+    """Tell whether the GPU shares its memory with the CPU."""
     if unified != "auto":
         return unified == "on"
     found = torch.cuda.get_device_properties(device)
@@ -76,16 +82,16 @@ def shares_memory(device: int, unified: str) -> bool:
 
 
 def _take_bytes(size_bytes: int, device: int, stream: Any) -> Any:
-    """Memory of torch's, whose last use may still be queued on the stream."""
-    with torch.cuda.stream(stream):  # also in a thread of the load
+    """Memory allocated by torch. Its last use may still be queued on the stream."""
+    with torch.cuda.stream(stream):  # also on a thread of the load
         return torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")
 
 
 def torch_memory(device: int) -> dict[str, Any]:
-    """Options for memory from torch's caching allocator; freed there with the last tensor.
+    """Options for allocating from torch's caching allocator, which frees with the last tensor.
 
-    What torch keeps unused is there for it, its counters and pools know of it, and a second load
-    asks the driver for nothing. It is ordered with the stream that is current now.
+    The load reuses torch's cached memory, appears in torch's memory statistics and pools, and a
+    second load needs no driver calls. Memory is ordered with the stream that is current now.
     """
     stream = torch.cuda.current_stream(device)
 
@@ -94,18 +100,18 @@ def torch_memory(device: int) -> dict[str, Any]:
             return retrying(lambda: _take_bytes(size_bytes, device, stream))
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             _logger.info("%s", error)
-            return None  # the load says what it needed
+            return None  # the load reports how much it needed
 
     return {"allocator": allocate, "stream": stream_of(device)}
 
 
 def _is_full(error: BaseException) -> bool:
-    """Tell whether an error says that a device's memory is full."""
+    """Tell whether an error means that a device is out of memory."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or "device memory" in str(error)
 
 
 def retrying(load: Callable[[], _T]) -> _T:
-    """Do it once more without what torch keeps unused, when the device's memory is full."""
+    """Retry after emptying torch's cache if the device is out of memory."""
     try:
         return load()
     except (MemoryError, torch.cuda.OutOfMemoryError) as error:
@@ -117,9 +123,9 @@ def retrying(load: Callable[[], _T]) -> _T:
     return load()
 
 
-def tell_gds(reason: str) -> None:
-    """Say once for each reason that files are not read straight to the GPU, and why."""
+def report_gds(reason: str) -> None:
+    """Log, once per reason, why files are not read by GPUDirect Storage."""
     _, found, why = reason.partition("gds: ")
-    if found and why not in _told and "switched off" not in why and "straight to" not in why:
-        _told.add(why)
+    if found and why not in _reported and "switched off" not in why and "straight to" not in why:
+        _reported.add(why)
         _logger.info("GPUDirect Storage is not used: %s", why)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's headers say, and editing it: without its tensors."""
+"""Read and edit a model's headers, without loading tensors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ._verify import open_files
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's entry: dtype (the format's name), shape in elements, size, and where it lies.
+    """A tensor's entry: dtype (the format's name), shape in elements, size in bytes, and offset.
 
-    begin: its first byte, from the start of the file.
+    begin: offset of its first byte in the file.
     """
 
     dtype: str
@@ -32,24 +32,24 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """tensors: {name: TensorInfo} in file order; metadata: {path: what the file says, or None}."""
+    """tensors: {name: TensorInfo} in file order; metadata: {path: the file's metadata, or None}."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, dict[str, str] | None]
 
 
 def read_header(filename: Paths) -> Header:
-    """Read headers; no tensor is touched.
+    """Read headers, without reading tensors.
 
     Args:
         filename: a file, an index, a folder or a list of files.
 
     Returns:
-        Its tensors and metadata.
+        The tensors and metadata.
 
     Raises:
-        SafetensorError: a bad header.
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: an invalid header.
+        OSError: the matching subclass, if a system call fails.
     """
     with contextlib.closing(open_files(filename)) as model:
         files = [model.file(number)[0] for number in range(model.file_count)]
@@ -70,37 +70,37 @@ def edit_header(
     durable: bool = False,
     manifest: bool | Path = False,
 ) -> None:
-    """Change a file's metadata and names of tensors; no tensor is loaded.
+    """Change a file's metadata and tensor names, without loading tensors.
 
-    The edited file takes the old one's place in one step, as every save does: at every instant the
-    old file is there or the new one. Where the file system shares blocks between files only the
-    header is written, elsewhere the kernel copies the rest.
+    The edit is atomic, like every save: at every instant the old or the new file is there. If the
+    file system can share blocks between files, only the header is written; otherwise the kernel
+    copies the rest.
 
     Args:
         filename: one file.
         metadata: entries of __metadata__ to set; None as a value removes an entry.
-        renames: {old name: new name}, taken at once: two tensors may exchange their names.
-        clear: entries that are not set here go.
-        target: where the edited file comes to; without it, the place of the old one.
+        renames: {old name: new name}, applied together, so two tensors can swap names.
+        clear: delete entries that are not set here.
+        target: where to write the edited file; by default the file is replaced.
         durable: wait until the bytes are on the device.
-        manifest: True, "blake3" or "sha256" make the edited file's manifest beside it, a path makes
-            it there. Else that of the old file goes: it says what the file was.
+        manifest: True, "blake3" or "sha256": write the edited file's manifest next to it; a path:
+            write it there. Otherwise the old file's manifest is deleted, because it no longer
+            matches.
 
     Raises:
-        TypeError: a key, value or name that is no text.
-        SafetensorError: a bad file, an unknown tensor or metadata entry, or a name that is there
-            already.
+        TypeError: a key, value or name that is not text.
+        SafetensorError: an invalid file, an unknown tensor or metadata entry, or a duplicate name.
         ValueError: nothing to change.
-        OSError: of its kind, for what the system refuses.
+        OSError: the matching subclass, if a system call fails.
     """
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, type(None))):
-            raise TypeError(f"metadata: {key!r}: {value!r} is no text for a text, nor None")
+            raise TypeError(f"metadata must map str to str or None, not {key!r} to {value!r}")
     for old, new in (renames or {}).items():
         if not isinstance(old, str) or not isinstance(new, str):
-            raise TypeError(f"renames: {old!r}: {new!r} is no name for a name")
+            raise TypeError(f"renames must map str to str, not {old!r} to {new!r}")
     if not (metadata or renames or clear or target):
-        raise ValueError("nothing to change: no metadata, no renames, no clear, no target")
+        raise ValueError("nothing to change: give metadata, renames, clear or a target")
     dropped = [key for key, value in (metadata or {}).items() if value is None]
     if dropped and not clear:
         with contextlib.closing(Model(filename)) as model:

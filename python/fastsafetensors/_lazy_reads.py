@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes of a model's tensors, read when they are asked for, and ahead of that where it is clear.
+"""Slices of a model's tensors, read on demand, and ahead of use when the access order is known.
 
-What the page cache has is not read at all: it is used where it lies. What was asked of one layer is
-expected of the next ones: of ``layers.1.q`` the boxes that were taken of ``layers.0.q``. Boxes that
-are expected are read together, in windows ahead of the program. A wrong guess costs time, never a
-wrong byte.
+Cached bytes are not read but mapped from the page cache. Layers are expected to be accessed alike:
+slices taken from ``layers.0.q`` are expected from ``layers.1.q``. Expected slices are read
+together, in windows ahead of the program. A wrong guess costs time, but never a wrong byte.
+
+Invariants: `_lock` protects all state but the files, which are opened without it; loads are waited
+for without it. A window is dropped when
+its slices were taken or passed, and is marked as dropped before its load is cancelled, so that a
+waiting thread reads alone.
 """
 
 from __future__ import annotations
@@ -18,39 +22,38 @@ from math import prod
 from operator import mul, sub
 from typing import Any
 
-from ._core import Loader, Model, error_class
-from ._errors import add_place
-from ._load import open_load
+from ._core import Loader, Model, Tensor, error_class
+from ._errors import add_location
+from ._load import close_load, open_load
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import from_bytes, make_item, spread
 from ._view_geometry import packed_strides
 
 MEMORY_LIMIT_BYTES = 256 << 20
-# Boxes below this that are no views are copied by the thread that asks where the page cache has
-# them.
+# Smaller slices that cannot be views are copied by the requesting thread if they are cached.
 _SMALL_BYTES = 64 << 10
-# The first window of what an earlier load has taken, which may be another way through the model:
-# what it had is forgotten where this one passes it by, and windows grow twofold.
+# Size of the first window that follows an earlier load's order, which may differ now: recorded
+# slices that are passed over are forgotten, and windows double.
 _FIRST_BYTES = 4 << 20
-# A program that goes back takes up its way from there when the next tensor is this near.
+# A program that goes back resumes the recorded order if the next tensor is this near.
 _NEAR = 16
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
-# What was taken of a tensor of some layer: {name without its layer, dtype, shape: boxes}. The boxes
-# are keys, in the order in which they were taken.
+# Slices taken of a layer's tensor: {name without its layer, dtype, shape: slices}. The slices are
+# keys, in the order of use.
 Habits = dict[tuple[str, str, tuple[int, ...]], dict[Bounds, None]]
 
 
 class Stored:
-    """A tensor of the files."""
+    """A tensor in the files."""
 
     __slots__ = ("name", "index", "format_dtype", "dtype", "shape", "element_bytes", "nbytes",
                  "habit", "place", "lock", "pitches", "file", "file_offset")
 
     def __init__(self, model: Model, name: str, place: int) -> None:
-        """Look into the header; place: in the order in which the program gets the tensors."""
+        """Look the tensor up; place: its position in the order in which the program gets them."""
         self.name, self.place = name, place
         self.index = model.find(name)
         self.format_dtype, shape, self.nbytes, self.file, self.file_offset = model.info(self.index)
@@ -62,12 +65,12 @@ class Stored:
         self.lock = threading.RLock()
 
     def size_of(self, bounds: Bounds) -> int:
-        """Bytes of a box."""
+        """Size of a slice in bytes."""
         return int(self.element_bytes * prod(map(sub, bounds[1], bounds[0])))
 
 
 def in_layers(names: Sequence[str]) -> list[str]:
-    """Names in the order of their layers: what has none first, then layer by layer."""
+    """Names in layer order: first those without a layer, then layer by layer."""
     def layer(name: str) -> int:
         found = _LAYER.search(name)
         return -1 if found is None else int(found.group(1))
@@ -76,18 +79,18 @@ def in_layers(names: Sequence[str]) -> list[str]:
 
 
 class _Window:
-    """A load of boxes that are expected."""
+    """A load of expected slices."""
 
     def __init__(self, loader: Loader, first: int, end: int) -> None:
         self.loader = loader
-        self.first, self.end = first, end  # places of the tensors
+        self.first, self.end = first, end  # positions of the tensors
         self.before: _Window | None = None
         self.is_last = True
-        self.is_dropped = False  # its loader is closed, maybe under who waits for a box
+        self.is_dropped = False  # its loader is closed, possibly while a thread waits for it
 
 
 class LazyReads:
-    """Reads of boxes from one model, by any thread; counts what was read and what was needed."""
+    """Reads slices of one model from any thread, and counts bytes read and needed."""
 
     keeps_promises = True
 
@@ -96,11 +99,10 @@ class LazyReads:
         memory_limit: int = MEMORY_LIMIT_BYTES, ahead: bool = True, habits: Habits | None = None,
         expects: Callable[[str], bool] | None = None,
     ) -> None:
-        """Begin without windows.
+        """Start without windows.
 
-        options: of open_load(). names: in the order in which the program gets them. habits: of an
-        earlier load, gone on with. expects: whether a name will be used at all, for all it is
-        known.
+        options: of open_load(). names: in the order in which the program gets them. habits: the
+        access order of an earlier load, to continue. expects: whether a name will be used.
         """
         self.model = model
         self._options = options
@@ -110,12 +112,12 @@ class LazyReads:
         self._order = list(self.stored.values())
         self._limit = memory_limit
         self._ahead = ahead and memory_limit > 0
-        self._room = min(_FIRST_BYTES, memory_limit // 2) if habits else memory_limit // 2
+        self._free_bytes = min(_FIRST_BYTES, memory_limit // 2) if habits else memory_limit // 2
         self._habits: Habits = {} if habits is None else habits
         self._expects = expects
-        # What loads give may be views of the files, which all of them share.
+        # Loads may return views of the files, which all tensors share.
         self._shares = options.get("device", "cpu") == "cpu" and options.get("mode") != "load"
-        self._files: dict[tuple[int, Any, int], Any] = {}  # by file, dtype and phase
+        self._files: dict[tuple[int, Any, int], Any] = {}  # by file, dtype and alignment
         self._looks = self._shares and options.get("cache", "auto") == "auto"
         self.bytes_needed = 0
         self._bytes_read = 0
@@ -125,7 +127,7 @@ class LazyReads:
         _all.add(self)
 
     def forget(self) -> None:
-        """Begin anew, in a forked process: the loads belong to the one that it was forked from."""
+        """Reset in a forked process: the loads belong to its parent."""
         self._lock = threading.Lock()
         self._expected: dict[tuple[int, Bounds], tuple[_Window, int]] = {}
         self._window: _Window | None = None
@@ -136,7 +138,7 @@ class LazyReads:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that loads have read, what lies between boxes and was guessed wrongly with them."""
+        """Bytes read by loads, including gaps between slices and wrong guesses."""
         with self._lock:
             window, running = self._window, 0
             while window is not None:
@@ -145,7 +147,7 @@ class LazyReads:
             return self._bytes_read + running
 
     def check_options(self) -> None:
-        """Raise what a load raises for an option that is none, before anything is asked for."""
+        """Raise a load's errors for invalid options, before anything is requested."""
         for stored in self._order:
             if stored.dtype is not None and stored.shape:
                 none = (0,) * len(stored.shape)
@@ -155,19 +157,19 @@ class LazyReads:
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
     ) -> tuple[Any, int | None, bool]:
-        """Return (tensor, where the stored one begins in it, whether its memory is shared).
+        """Return (tensor, offset of the stored tensor in it, whether its memory is shared).
 
-        It is a plain tensor: of the file's elements, the stored one's among them, or (None) the
-        box, packed. Who writes to shared memory changes what others read. Raises what loads raise:
-        the file, the tensor and the rank are named.
+        It is a plain tensor: of the file's elements, including the stored tensor, or (offset None)
+        the packed slice. Writing to shared memory changes what others read. Raises a load's errors
+        with file, tensor and rank.
 
-        What somebody copies out of memory that nobody else has is kept until something else is
-        read: an expert with several places on a rank is read once.
+        Private memory that a caller copies from is kept until something else is read, because an
+        expert with several places on a rank is copied several times.
         """
         try:
             return self._read(stored, bounds, to_copy)
         except (error_class(), OSError) as error:
-            add_place(error, stored.name)
+            add_location(error, stored.name)
             raise
 
     def _read(
@@ -178,7 +180,7 @@ class LazyReads:
             kept = self._take_kept(stored, bounds, size)
             if kept is not None:
                 return kept
-        at_hand = self._look(stored, bounds) if self._looks else None
+        at_hand = self._find_resident(stored, bounds) if self._looks else None
         with self._lock:
             self.bytes_needed += size
             found = self._expected.pop((stored.place, bounds), None)
@@ -187,7 +189,7 @@ class LazyReads:
             elif at_hand is not None:
                 self._learn(stored, bounds)
             else:
-                found = self._miss(stored, bounds)
+                found = self._find_absent(stored, bounds)
         if at_hand is not None:
             return (*at_hand, True)
         tensor = None
@@ -195,7 +197,7 @@ class LazyReads:
             try:
                 tensor = make_item(found[0].loader, found[1])
             except (error_class(), OSError, MemoryError):
-                self._give_up(found[0])  # it may be another tensor's; this one is read alone
+                self._abandon(found[0])  # it may belong to another tensor, so read this one alone
             except (RuntimeError, ValueError):  # cancelled, or closed
                 if not found[0].is_dropped:
                     raise
@@ -210,7 +212,7 @@ class LazyReads:
     def _take_kept(
         self, stored: Stored, bounds: Bounds, size: int
     ) -> tuple[Any, int | None, bool] | None:
-        """Return a box that was copied just now; let go of what is kept where it is another's."""
+        """Return the slice that was copied last; drop it if it is another one."""
         with self._lock:
             if self._kept is None:
                 return None
@@ -219,30 +221,39 @@ class LazyReads:
             if last is stored and (box == bounds or is_whole):
                 self.bytes_needed += size
                 return tensor, int(tensor.storage_offset()) if is_whole else None, True
-            self._kept = None  # before the next one takes memory
+            self._kept = None  # free it before allocating the next one
             return None
 
-    def _look(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
-        """Return (the file's elements, where the tensor begins) where the page cache has the box.
+    def _find_resident(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
+        """Return (the file's elements, the tensor's offset) if the slice is in the page cache.
         """
         pitches, size = stored.pitches, stored.element_bytes
         first = sum(map(mul, bounds[0], pitches))
         end = sum(map(mul, bounds[1], pitches)) - sum(pitches)
-        view = self.model.view_range(stored.index, first * size, (end + 1) * size)
-        if view is None:
+        view = self.model.cached_view(stored.index, first * size, (end + 1) * size)
+        if view is None:  # not in the page cache
             return None
-        # One tensor a file and dtype: as many as there are tensors would be slow to make and keep.
+        # One tensor per file and dtype, because one per stored tensor would be slow to create.
         begin, phase = divmod(stored.file_offset, size)
         key = (stored.file, stored.dtype, phase)
         elements = self._files.get(key)
         if elements is None:
             count = (self.model.file(stored.file)[1] - phase) // size
-            elements = spread(view, phase - stored.file_offset, count * size, stored.dtype)
+            mapped = self._map_file(stored)
+            elements = spread(mapped, phase - stored.file_offset, count * size, stored.dtype)
             self._files[key] = elements
         return elements, begin
 
+    def _map_file(self, stored: Stored) -> Tensor:
+        """Return a stored tensor in a private mapping of its whole file, which it keeps alive."""
+        loader = open_load(self.model, [stored.name], mode="map")
+        try:
+            return loader.item(0)
+        finally:
+            loader.close()
+
     def convert(self, stored: Stored, view: Any, dtype: Any) -> Any:
-        """Leave it to torch: what is read ahead is as it is in the file."""
+        """Leave conversion to torch: readahead keeps the file's dtype."""
         return None
 
     def _read_alone(self, stored: Stored, bounds: Bounds, size: int) -> Any:
@@ -264,7 +275,7 @@ class LazyReads:
                 self._bytes_read += int(loader.stats()["bytes_read"])
             return tensor
         finally:
-            loader.close()
+            close_load(loader)
 
     def _item(self, stored: Stored, bounds: Bounds) -> Any:
         if bounds[1] == stored.shape and not any(bounds[0]):
@@ -272,24 +283,24 @@ class LazyReads:
         return (stored.name, *format_box(stored.format_dtype, *bounds))
 
     def _learn(self, stored: Stored, bounds: Bounds) -> bool:
-        """Remember what was taken; tell whether it is new."""
+        """Record a slice; return whether it is new."""
         known = self._habits.setdefault(stored.habit, {})
         is_new = bounds not in known
         known[bounds] = None
         return is_new
 
-    def _miss(self, stored: Stored, bounds: Bounds) -> tuple[_Window, int] | None:
-        """Learn, and begin a window with the box if there is something to expect behind it."""
+    def _find_absent(self, stored: Stored, bounds: Bounds) -> tuple[_Window, int] | None:
+        """Record the slice, and start a window with it if it was expected."""
         is_new = self._learn(stored, bounds)
-        if not self._ahead or is_new or self._is_passed(stored.place):
+        if not self._ahead or is_new or self._is_read_past(stored.place):
             return None
         self._open(stored.place, (stored, bounds))
         return self._expected.pop((stored.place, bounds), None)
 
-    def _is_passed(self, place: int) -> bool:
-        """Tell whether the windows on their way go past a tensor, which was not expected then.
+    def _is_read_past(self, place: int) -> bool:
+        """Tell whether the current windows skip a tensor, because it was not expected then.
 
-        One that lies before them is used once more, by itself, unless the program goes on there.
+        A tensor before them is probably a single reuse, unless the program continues from there.
         """
         window = self._window
         if window is None or place >= window.end:
@@ -301,23 +312,23 @@ class LazyReads:
         return not goes_on
 
     def _hit(self, window: _Window) -> None:
-        """Keep one window ahead of the one that is being used."""
+        """Keep one window ahead of the one in use."""
         if window.is_last and self._ahead:
             self._open(window.end, None)
 
     def _open(self, first: int, must: tuple[Stored, Bounds] | None) -> None:
-        """Begin to read what is expected from a place on, at most half of the limit."""
+        """Start reading expected slices from a position on, up to half of the limit."""
         if self._window is not None:
             self._window.is_last = False
             self._drop(self._window.before)
             self._window.before = None
-        room, self._room = self._room, min(2 * self._room, self._limit // 2)
+        capacity, self._free_bytes = self._free_bytes, min(2 * self._free_bytes, self._limit // 2)
         picked = [must] if must is not None else []
         total = 0 if must is None else must[0].size_of(must[1])
         place = first
         while place < len(self._order):
             boxes, size = self._expect(self._order[place], must)
-            if picked and total + size > room:
+            if picked and total + size > capacity:
                 break
             picked += boxes
             total += size
@@ -328,7 +339,8 @@ class LazyReads:
         try:
             loader = open_load(self.model, items, **self._options)
         except (error_class(), OSError, MemoryError):
-            self._ahead = False  # whoever needs one of them is told; nobody else
+            # the error is raised for callers that need one of them, and not for others
+            self._ahead = False
             return
         self.loads += 1
         self.boxes_ahead += len(picked)
@@ -341,21 +353,22 @@ class LazyReads:
     def _expect(
         self, stored: Stored, must: tuple[Stored, Bounds] | None
     ) -> tuple[list[tuple[Stored, Bounds]], int]:
-        """Boxes that are expected of a tensor, and their bytes."""
+        """Expected slices of a tensor, and their size."""
         known = self._habits.get(stored.habit)
         if not known or (self._expects is not None and not self._expects(stored.name)):
             return [], 0
-        # A copy, made at once: another load of the same model may learn meanwhile.
+        # A copy, because another load of the same model may record concurrently.
         boxes = [(stored, bounds) for bounds in list(known)
                  if (stored, bounds) != must and (stored.place, bounds) not in self._expected]
         return boxes, sum(stored.size_of(bounds) for _, bounds in boxes)
 
     def _drop(self, window: _Window | None) -> None:
-        """Let go of what nobody has taken of a window; what is taken late is read alone."""
+        """Drop slices of a window that were not taken; if needed later, they are read alone."""
         while window is not None:
             for place, bounds in [key for key, (of, _) in self._expected.items() if of is window]:
                 del self._expected[place, bounds]
-                self._habits.get(self._order[place].habit, {}).pop(bounds, None)  # it is no habit
+                # it was not used again
+                self._habits.get(self._order[place].habit, {}).pop(bounds, None)
             self._end(window)
             window = window.before
 
@@ -363,16 +376,16 @@ class LazyReads:
         if window.is_dropped:
             return
         self._bytes_read += int(window.loader.stats()["bytes_read"])
-        window.is_dropped = True  # first: who waits is woken by what follows
-        window.loader.close()
+        window.is_dropped = True  # set it first, because cancelling wakes waiting threads
+        close_load(window.loader)
 
-    def _give_up(self, window: _Window) -> None:
+    def _abandon(self, window: _Window) -> None:
         with self._lock:
             for key in [key for key, (of, _) in self._expected.items() if of is window]:
                 del self._expected[key]
 
     def close(self) -> None:
-        """Let go of what was read ahead; tensors handed out stay valid, and may still read."""
+        """Drop readahead. Returned tensors stay valid, and can still read."""
         with self._lock:
             self._ahead = False
             self._files.clear()
@@ -384,7 +397,8 @@ class LazyReads:
                 window = window.before
 
 
-# Forked processes have the objects, but neither the threads of their loads nor the locks' holders.
+# A forked child inherits these objects. It has neither the threads that load for them nor the
+# threads that held their locks.
 _all: weakref.WeakSet[LazyReads] = weakref.WeakSet()
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that read when they are used.
+"""Tensors that are read when they are used.
 
-A LazyTensor is a torch.Tensor with the shape, dtype and device of what a file has, and no memory.
-Operations that give views give another one, by arithmetic; a copy to the meta device reads nothing;
-anything else reads the smallest box that covers the view, once, and goes on with a plain tensor.
-What may write to that has a copy of its own: the file's pages are everybody's.
+A LazyTensor has no memory. View operations create another by arithmetic. Other operations read
+the smallest slice that covers the view, once. Those that may write get a private copy of it.
+
+Invariant: `_cell[0]` is None until the plain tensor is read. Shared memory is never written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,24 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from . import _view_arguments as view_arguments
 from . import _view_geometry as geometry
 from ._lazy_reads import Bounds, Stored
-from ._lazy_writers import WATCH, WRITES, Watch, address_of, has_no_address, tensors_in, way_of
+from ._lazy_writers import (
+    ELEMENTS,
+    LAYOUT,
+    STORAGE,
+    STORED,
+    WATCH,
+    WRITES,
+    Watch,
+    address_of,
+    find_functions,
+    has_no_address,
+    memory_needed,
+    tensors_in,
+    write_kind_of,
+)
 from ._torch_installed import torch as _torch
 from ._torch_modes import outside_modes
 from ._view_geometry import View
@@ -23,46 +38,47 @@ from ._view_geometry import View
 _Tensor = _torch.Tensor
 _plainly = _torch._C.DisableTorchFunctionSubclass
 _make = _Tensor._make_wrapper_subclass
-# What torch's own code finds at an address that is none is an error then, where it would write.
+# Code that uses an invalid data pointer then fails instead of writing to memory.
 _forbid = getattr(_torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
 
 
 class Reads(Protocol):
-    """Where promises get their bytes from."""
+    """The source of a lazy tensor's bytes."""
 
     device: Any
-    keeps_promises: bool  # False: what to() gives is a plain tensor
+    keeps_promises: bool  # False: to() returns a plain tensor
 
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
     ) -> tuple[Any, int | None, bool]:
-        """Return (plain tensor, where the stored one begins in it, whether its memory is shared).
+        """Return (plain tensor, offset of the stored tensor in it, whether its memory is shared).
 
-        None: it is the box. to_copy: nobody but a copy sees it, so it may serve the next one, too.
+        Offset None: it is the slice. to_copy: only used for a copy, so it may be reused.
         """
         ...
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
-        """Return a view as another dtype; None: torch has to do it."""
+        """Return a view converted to another dtype; None: leave it to torch."""
 
 
 class LazyTensor(_torch.Tensor):  # type: ignore[misc]
-    """A view of a stored tensor that is read when it is used. Usable from several threads."""
+    """A view of a stored tensor, read when it is used. Thread-safe."""
 
     _reads: Reads
     _stored: Stored
     _view: View
-    # [the plain tensor once it was read, whether its memory is shared], and True where it is no
-    # longer what was promised: t_(), and half() of the module that it is a parameter of.
+    # [the plain tensor once read, whether its memory is shared], and True if it has changed since
+    # (t_(), or half() of its module). The second is None if the memory is private and holds the
+    # whole stored tensor.
     _cell: list[Any]
 
     def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
-        """A plain Parameter, for libraries that put another in a frozen one's place by its type."""
+        """Return a plain Parameter, for libraries that recreate a frozen one by its type."""
         return _torch.nn.Parameter(data, requires_grad=requires_grad)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do it by arithmetic where it gives a view, else read first."""
+        """Use arithmetic if the result is a view; otherwise read first."""
         handler = _HANDLERS.get(func)
         if handler is not None:
             own = args[0] if args else None
@@ -70,7 +86,8 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
                 cell = own._cell
                 if cell[0] is not None and handler in (
                         _OF_CHANGED if len(cell) > 2 else _NONE if cell[1] else _VIEW_MAKERS):
-                    return func(cell[0], *args[1:], **(kwargs or {}))
+                    data = cell[0] if len(cell) > 2 else _take_layout(own)
+                    return func(data, *args[1:], **(kwargs or {}))
                 result = handler(func, args, kwargs or {})
                 if result is not NotImplemented:
                     return result
@@ -78,16 +95,16 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what comes from torch's own code."""
+        """Handle operations from torch's own code."""
         if func in _ALIASES:
             return _alias(args[0])
         if func is _COPY and args[0].device.type == "meta" and isinstance(args[1], LazyTensor):
-            return func(args[0], _twin(args[1]), *args[2:], **(kwargs or {}))
-        return _call(func, args, kwargs or {}, way_of(func, kwargs))
+            return func(args[0], _meta_copy(args[1]), *args[2:], **(kwargs or {}))
+        return _call(func, args, kwargs or {}, write_kind_of(func, kwargs))
 
     @property
     def _is_param(self) -> bool:  # pyright: ignore
-        """Whether it is a Parameter: torch says so of what is not made by its own class."""
+        """Whether it is a Parameter, which torch checks by this attribute for subclasses."""
         return bool(getattr(self, "_is_parameter", False))
 
     @_is_param.setter
@@ -97,11 +114,11 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
             _become_parameter(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as the plain tensor; copy.copy() asks for this as well, and may write to it."""
+        """Pickle as the plain tensor. copy.copy() also calls this, and may write to the result."""
         return _plain_kind(self, _take(self)).__reduce_ex__(protocol)
 
     def _settle(self) -> Any:
-        """The plain tensor, for who saves it."""
+        """Return the plain tensor, for saving."""
         return read(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -110,7 +127,7 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
 
 
 def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
-    """A promise of all of a tensor, of a dtype that torch has."""
+    """Create a lazy tensor of a whole stored tensor whose dtype torch has."""
     return _promise(reads, stored, View(stored.shape, stored.pitches, 0))
 
 
@@ -119,7 +136,7 @@ def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
         LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
         dtype=stored.dtype, device=reads.device,
     )
-    # One assignment, not four: there are tens of thousands of tensors.
+    # One assignment instead of four, because there are tens of thousands of tensors.
     made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
         "_reads": reads, "_stored": stored, "_view": view, "_cell": [None, False],
     }
@@ -127,13 +144,13 @@ def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
     return made
 
 
-def _another(own: LazyTensor, view: View) -> LazyTensor:
+def _view_of(own: LazyTensor, view: View) -> LazyTensor:
     return _promise(own._reads, own._stored, view)
 
 
 def _alias(own: LazyTensor) -> LazyTensor:
-    """Another promise of the same view, and of the same memory when it is read; no gradient."""
-    made = _another(own, own._view)
+    """Return another lazy tensor of the same view, sharing memory once read, without gradient."""
+    made = _view_of(own, own._view)
     made._cell = own._cell
     data = own._cell[0]
     if data is not None and data.requires_grad:
@@ -142,7 +159,7 @@ def _alias(own: LazyTensor) -> LazyTensor:
 
 
 def read(own: LazyTensor, to_copy: bool = False) -> Any:
-    """Return the plain tensor; it is read at the first call. to_copy: it is copied, no more."""
+    """Return the plain tensor, reading it on the first call. to_copy: it is only copied."""
     cell = own._cell
     if cell[0] is not None:
         return cell[0]
@@ -155,7 +172,7 @@ def read(own: LazyTensor, to_copy: bool = False) -> Any:
 
 
 def _take(own: LazyTensor) -> Any:
-    """Return the plain tensor on memory that is nobody else's."""
+    """Return the plain tensor in private memory."""
     with own._stored.lock:
         data = read(own)
         if own._cell[1]:
@@ -164,8 +181,81 @@ def _take(own: LazyTensor) -> Any:
         return own._cell[0]
 
 
+def _has_layout(own: LazyTensor) -> bool:
+    """Tell whether the tensor that was read has the view's strides and offset."""
+    data, view = own._cell[0], own._view
+    return (len(own._cell) > 2 or 0 in view.sizes
+            or (data.stride() == view.strides and data.storage_offset() == view.offset))
+
+
+def _take_layout(own: LazyTensor) -> Any:
+    """Return the plain tensor in private memory, with the view's strides and offset.
+
+    Memory around the view is zero, and only takes address space. On a GPU it would take memory, so
+    there the offset differs.
+    """
+    with own._stored.lock:
+        data = read(own)
+        if not own._cell[1] and _has_layout(own):
+            return data
+        view, is_cpu = own._view, own._reads.device.type == "cpu"
+        if not is_cpu and data.stride() == view.strides:
+            return _take(own)
+        with outside_modes():
+            offset = view.offset if is_cpu else 0
+            end = 1 + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True))
+            count = own._stored.pitches[0] * own._stored.shape[0] if own._stored.shape else 1
+            memory = _torch.zeros(count if is_cpu else end, dtype=data.dtype, device=data.device)
+            _replace_data(own, view_arguments.put_into(memory, data.detach(), view, offset), False)
+        return own._cell[0]
+
+
+def _take_stored(own: LazyTensor) -> Any:
+    """Return the plain tensor as a view of private memory with the whole stored tensor."""
+    with own._stored.lock:
+        stored, view = own._stored, own._view
+        if len(own._cell) > 2 or own._cell[1] is None:
+            return own._cell[0]
+        data = read(own)
+        with outside_modes():
+            if _is_whole(own):
+                _replace_data(own, data.detach().clone(), None)
+                return own._cell[0]
+            whole = read(make_lazy(own._reads, stored)).reshape(-1).clone()
+            if 0 in view.sizes:
+                placed = whole.as_strided(view.sizes, view.strides, view.offset)
+            else:
+                placed = view_arguments.put_into(whole, data.detach(), view, view.offset)
+            _replace_data(own, placed, None)
+        return own._cell[0]
+
+
+def _is_whole(own: LazyTensor) -> bool:
+    stored, view = own._stored, own._view
+    return view.sizes == stored.shape and view.strides == stored.pitches
+
+
+def _take_storage(own: LazyTensor) -> Any:
+    """The same in memory that may not be resizable."""
+    with own._stored.lock:
+        data = read(own)
+        has_all = _is_whole(own) and not own._cell[1] and _has_layout(own)
+        return data if has_all else _take_stored(own)
+
+
+def _replace_data(own: LazyTensor, data: Any, is_shared: bool | None) -> None:
+    """Continue with the same elements in other memory."""
+    before = own._cell[0]
+    if before.requires_grad and before.is_leaf:
+        data = data.detach().requires_grad_(True)
+    own._cell[:2] = data, is_shared
+
+
+_TAKE = {ELEMENTS: _take, LAYOUT: _take_layout, STORED: _take_stored, STORAGE: _take_storage}
+
+
 def _plain_kind(own: LazyTensor, data: Any) -> Any:
-    """A plain tensor as the Parameter that the promise is, or with its gradient's wish."""
+    """Return a plain tensor as a Parameter if this one is, or with its requires_grad."""
     if own._is_param:
         return _torch.nn.Parameter(data, requires_grad=own.requires_grad)
     return data.requires_grad_(own.requires_grad) if data.is_leaf else data
@@ -175,10 +265,10 @@ _OWN_NAMES = {"_reads", "_stored", "_view", "_cell", "_is_parameter"}
 
 
 def _become_parameter(own: LazyTensor) -> None:
-    """Be a plain Parameter from now on, the same object, on the memory that was read for it.
+    """Become a plain Parameter, the same object, with the memory that was read for it.
 
-    Gradients, and torch's own code that gathers them (DistributedDataParallel), need one. Where
-    torch can't exchange two tensors (before 2.3, or one that a graph holds) it stays what it is.
+    Required for gradients and for torch code that gathers them (DistributedDataParallel). If torch
+    cannot swap two tensors (before 2.3, or referenced by a graph), it stays lazy.
     """
     exchange = getattr(_torch.utils, "swap_tensors", None)
     if exchange is not None:
@@ -205,7 +295,7 @@ def _read_view(own: LazyTensor, to_copy: bool) -> tuple[Any, bool]:
 
 
 def _replace(thing: Any, by: Callable[[LazyTensor], Any]) -> Any:
-    """Replace promises by what they stand for, in arguments of any nesting."""
+    """Replace lazy tensors by plain ones in arguments of any nesting."""
     if isinstance(thing, LazyTensor):
         return by(thing)
     if type(thing) in (tuple, list):
@@ -215,37 +305,43 @@ def _replace(thing: Any, by: Callable[[LazyTensor], Any]) -> Any:
     return thing
 
 
-def _call(func: Any, args: Any, kwargs: Any, way: int) -> Any:
-    """Call a function with plain tensors; shared memory stays as it is."""
+def _call(func: Any, args: Any, kwargs: Any, write_kind: int) -> Any:
+    """Call a function with plain tensors, which may be in shared memory."""
     shared: set[int] = set()
+    moved: set[int] = set()  # private memory whose elements have another layout
 
-    def look(own: LazyTensor) -> Any:
+    def describe_view(own: LazyTensor) -> Any:
         data = read(own)
         if own._cell[1]:
             shared.add(data.untyped_storage().data_ptr())
+        elif not _has_layout(own):
+            moved.add(data.untyped_storage().data_ptr())
         return data
 
-    if way != WRITES:
-        given = _replace(args, look), _replace(kwargs, look)
-        done, result = _watch(func, given, shared) if way == WATCH and shared else (
+    need = memory_needed(func)
+    if write_kind != WRITES and need in (ELEMENTS, LAYOUT):
+        given = _replace(args, describe_view), _replace(kwargs, describe_view)
+        done, result = _watch(func, given, shared) if write_kind == WATCH and shared else (
             True, func(*given[0], **given[1]))
-        if done and not (shared and _is_on(result, shared)):
+        if done and not ((shared or moved) and _is_on(result, shared | moved)):
             return result
+    take = _TAKE[need]
     promises = [one for one in tensors_in([args, kwargs]) if isinstance(one, LazyTensor)]
-    before = [_geometry(_take(own)) for own in promises]
-    result = func(*_replace(args, _take), **_replace(kwargs, _take))
+    before = [_geometry(take(own)) for own in promises]
+    result = func(*_replace(args, take), **_replace(kwargs, take))
     for own, geometry_before in zip(promises, before, strict=True):
         if len(own._cell) == 2 and _geometry(own._cell[0]) != geometry_before:
             own._cell.append(True)
-    return result
+    # A function that writes in place returns the tensor that it was given.
+    return next((own for own in promises if own._cell[0] is result), result)
 
 
 def _geometry(data: Any) -> tuple[Any, ...]:
-    return data.dtype, data.device, data.shape, data.stride()
+    return data.dtype, data.device, data.shape, data.stride(), data.storage_offset()
 
 
 def _watch(func: Any, given: tuple[Any, Any], shared: set[int]) -> tuple[bool, Any]:
-    """(whether it was done, its result): not where it would have written to shared memory."""
+    """Return (whether it ran, its result). It is interrupted before it writes to shared memory."""
     watch = Watch(shared)
     try:
         with watch:
@@ -257,13 +353,13 @@ def _watch(func: Any, given: tuple[Any, Any], shared: set[int]) -> tuple[bool, A
 
 
 def _is_on(result: Any, addresses: set[int]) -> bool:
-    """Tell whether a result has memory of what it was made of: who gets it may write to it."""
+    """Tell whether a result shares memory with its inputs, because the caller may write to it."""
     return any(address_of(tensor) in addresses or has_no_address(tensor)
                for tensor in tensors_in(result))
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function with plain tensors, but for copies to the meta device."""
+    """Call a function with plain tensors, except for copies to the meta device."""
     if func is _Tensor.copy_ and len(args) >= 2 and type(args[1]) is LazyTensor:
         target = args[0]
         if type(target) is LazyTensor:
@@ -271,18 +367,18 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
         if not target.is_meta:
             return func(target, read(args[1], True), *args[2:], **kwargs)
         with _plainly():
-            return func(*args, **kwargs)  # whoever counts copies sees it on its way
+            return func(*args, **kwargs)  # the caller may be counting copies with a dispatch mode
     if func in _LIKE and len(args) == 2 and type(args[1]) is LazyTensor:
-        return func(args[0], _twin(args[1]))
-    return _call(func, args, kwargs, way_of(func, kwargs))
+        return func(args[0], _meta_copy(args[1]))
+    return _call(func, args, kwargs, write_kind_of(func, kwargs))
 
 
-# Of these the second tensor's shape is all that matters.
+# For these functions only the second tensor's shape matters.
 _LIKE = {_Tensor.expand_as, _Tensor.view_as, _Tensor.reshape_as}
 
 
-def _twin(own: LazyTensor) -> Any:
-    """A tensor on the meta device of the same geometry."""
+def _meta_copy(own: LazyTensor) -> Any:
+    """Return a tensor on the meta device with the same geometry."""
     if len(own._cell) > 2:
         return own._cell[0].detach().to("meta")
     count = 1
@@ -292,115 +388,59 @@ def _twin(own: LazyTensor) -> Any:
     return base.as_strided(own._view.sizes, own._view.strides, own._view.offset)
 
 
-# ---- functions that give views, by arithmetic where that is simple ----
+# ---- functions that create views, by arithmetic in simple cases ----
 
 _Handler = Callable[[Any, Any, Any], Any]
 
 
 def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
-    """Let torch do it on the meta device: what it makes of the twin is made of the promise."""
+    """Run torch's function on a meta tensor, and apply the resulting view to the lazy tensor."""
     own = args[0]
-    twin = _twin(own)
+    meta_copy = _meta_copy(own)
     if any(isinstance(part, LazyTensor) for part in args[1:]):
-        args = (own, *(_twin(p) if isinstance(p, LazyTensor) else p for p in args[1:]))
-    result = func(twin, *args[1:], **kwargs)
+        args = (own, *(_meta_copy(p) if isinstance(p, LazyTensor) else p for p in args[1:]))
+    result = func(meta_copy, *args[1:], **kwargs)
     is_many = isinstance(result, (tuple, list))
     made = []
     for part in result if is_many else (result,):
         if not isinstance(part, _Tensor) or part.dtype != own._stored.dtype:
             return NotImplemented
-        if part.untyped_storage()._cdata != twin.untyped_storage()._cdata:
-            return NotImplemented  # it takes a copy
+        if part.untyped_storage()._cdata != meta_copy.untyped_storage()._cdata:
+            return NotImplemented  # torch makes a copy
         view = View(tuple(part.size()), part.stride(), int(part.storage_offset()))
-        _check_inside(own._stored, view)
-        made.append(_another(own, view))
+        view_arguments.check_inside(own._stored, view)
+        made.append(_view_of(own, view))
     return type(result)(made) if is_many else made[0]
 
 
-def _check_inside(stored: Stored, view: View) -> None:
-    """Refuse what goes beyond the tensor, as torch does where there is memory (not on meta)."""
-    count = 1
-    for size in stored.shape:
-        count *= size
-    end = 1 + view.offset + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True))
-    if 0 not in view.sizes and end > count:
-        raise RuntimeError(
-            f"setStorage: sizes {list(view.sizes)}, strides {list(view.strides)}, storage offset "
-            f"{view.offset}, and itemsize {stored.element_bytes} requiring a storage size of "
-            f"{end * stored.element_bytes} are out of bounds for storage of size "
-            f"{count * stored.element_bytes}")
-
-
 def _by_arithmetic(find: Callable[..., View | None]) -> _Handler:
-    """A handler of what `find` makes of a view and the other arguments; torch where it can't."""
+    """Return a handler for the view that `find` computes from the arguments, or torch's."""
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
         own = args[0]
         if not kwargs:
             view = find(own._view, *args[1:])
             if view is not None:
-                return _another(own, view)
+                return _view_of(own, view)
         return _ask_torch(func, args, kwargs)
 
     return handle
 
 
-def _narrow(view: View, *args: Any) -> View | None:
-    if len(args) != 3:
-        return None
-    dim, start, length = args
-    if type(dim) is int and type(start) is int and type(length) is int:
-        return geometry.narrow(view, dim, start, length)
-    return None
-
-
-def _select(view: View, *args: Any) -> View | None:
-    if len(args) != 2 or any(type(number) is not int for number in args):
-        return None
-    return geometry.select(view, *args)
-
-
-def _transpose(view: View, *args: Any) -> View | None:
-    if len(args) != 2 or any(type(number) is not int for number in args):
-        return None
-    return geometry.transpose(view, *args)
-
-
-def _swap_last(view: View) -> View | None:
-    return geometry.transpose(view, -1, -2) if len(view.sizes) == 2 else None
-
-
-def _unsqueeze(view: View, *args: Any) -> View | None:
-    return geometry.unsqueeze(view, args[0]) if len(args) == 1 and type(args[0]) is int else None
-
-
-def _sizes_of(args: Any) -> Any:
-    return args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-
-
-def _reshape(view: View, *args: Any) -> View | None:
-    sizes = _sizes_of(args)
-    return geometry.reshape(view, sizes) if len(sizes) else None
-
-
-def _permute(view: View, *args: Any) -> View | None:
-    return geometry.permute(view, _sizes_of(args))
-
-
 def _index(func: Any, args: Any, kwargs: Any) -> Any:
-    """What numbers, slices, None and an Ellipsis select; for all else the tensor is read."""
+    """Handle integers, slices, None and Ellipsis; for other indices the tensor is read."""
     own, key = args
     view = geometry.index(own._view, key)
-    return NotImplemented if view is None else _another(own, view)
+    return NotImplemented if view is None else _view_of(own, view)
 
 
 def _parts(func: Any, args: Any, kwargs: Any) -> Any:
-    """unbind(), and the parts that iteration gives."""
+    """unbind(), and iteration."""
     own = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     sizes = own._view.sizes
     if type(dim) is not int or not -len(sizes) <= dim < len(sizes):
         return _ask_torch(func, args, kwargs)
-    parts = [_another(own, view) for at in range(sizes[dim])
+    parts = [_view_of(own, view) for at in range(sizes[dim])
              if (view := geometry.select(own._view, dim, at)) is not None]
     return iter(parts) if func is _Tensor.__iter__ else tuple(parts)
 
@@ -417,7 +457,7 @@ def _chunk(func: Any, args: Any, kwargs: Any) -> Any:
     for first in range(0, sizes[dim], step):
         view = geometry.narrow(own._view, dim, first, min(step, sizes[dim] - first))
         if view is not None:
-            made.append(_another(own, view))
+            made.append(_view_of(own, view))
     return tuple(made)
 
 
@@ -426,28 +466,22 @@ def _same(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
-    """By the places in the file: what was read may lie elsewhere."""
+    """Computed from offsets in the file, because memory that was read may be elsewhere."""
     own = args[0]
-    data, is_shared = own._cell
+    data, is_shared = own._cell[:2]
     if data is None or is_shared:
         return _ask_torch(func, args, kwargs)
-    if View(tuple(data.shape), data.stride(), data.storage_offset()) == own._view:
-        return func(data, *args[1:], **kwargs)
-    # What was written to is a part: the rest is the file's.
-    stored, view = own._stored, own._view
-    whole = read(make_lazy(own._reads, stored)).reshape(-1).clone()
-    whole.as_strided(view.sizes, view.strides, view.offset).copy_(data)
-    return func(whole.as_strided(view.sizes, view.strides, view.offset), *args[1:], **kwargs)
+    return func(_take_stored(own), *args[1:], **kwargs)
 
 
-def _own_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
+def _self_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs or len(args) > 1 or not geometry.is_packed(args[0]._view):
         return NotImplemented
     return args[0]
 
 
-def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
-    """cpu(), float() and the like where nothing changes; to() with a dtype or a device."""
+def _self_if_unchanged(func: Any, args: Any, kwargs: Any) -> Any:
+    """cpu(), float() and similar without an effect; to() with a dtype or a device."""
     own = args[0]
     kind = own._reads.device
     if func is _Tensor.cpu:
@@ -463,7 +497,7 @@ def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.keys() - {"device", "dtype", "non_blocking"}:
         return NotImplemented
     if device is not None and _torch.device(device).type == "meta":
-        return _twin(own).to("meta", dtype, copy=True)
+        return _meta_copy(own).to("meta", dtype, copy=True)
     if device is not None and _torch.device(device) != kind:
         return NotImplemented
     if dtype in (None, own._stored.dtype):
@@ -473,9 +507,9 @@ def _own_if_there(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _without_bytes(func: Any, args: Any, kwargs: Any) -> Any:
-    """empty_like() and the like: the elements do not matter."""
+    """empty_like() and similar, which ignore the elements."""
     own = args[0]
-    return func(_twin(own), *args[1:], **{"device": own._reads.device, **kwargs})
+    return func(_meta_copy(own), *args[1:], **{"device": own._reads.device, **kwargs})
 
 
 def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
@@ -489,7 +523,7 @@ def _identity(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _of_data(func: Any, args: Any, kwargs: Any) -> Any:
-    """What a tensor has that was read, and a promise has not: a gradient, a count of changes."""
+    """State that a tensor only has once read: a gradient, a version counter."""
     data = args[0]._cell[0]
     if data is not None:
         return func(data, *args[1:], **kwargs)
@@ -497,13 +531,13 @@ def _of_data(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _type(func: Any, args: Any, kwargs: Any) -> Any:
-    """The name of its type, or another type."""
+    """Return the name of its type, or convert to another type."""
     return NotImplemented if len(args) > 1 or kwargs else func(_torch.empty(
         0, dtype=args[0]._stored.dtype, device=args[0]._reads.device))
 
 
 def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
-    """requires_grad_(), of what is a Parameter as well; gradients need memory of one's own."""
+    """requires_grad_(), also for a Parameter; gradients need private memory."""
     own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if wanted:
@@ -515,34 +549,19 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     return own
 
 
-def _set_wish(func: Any, args: Any, kwargs: Any) -> None:
+def _set_requires_grad(func: Any, args: Any, kwargs: Any) -> None:
     """The setter of requires_grad."""
     _set_gradient(func, args, {})
 
 
-def _find(names: str) -> list[Any]:
-    """torch's functions of these names: methods, module functions and getters of attributes."""
-    found = []
-    for name in names.split():
-        for home in (_Tensor, _torch):
-            thing = getattr(home, name, None)
-            if thing is not None:
-                found.append(getattr(thing, "__get__", thing) if _is_getter(thing) else thing)
-    return found
-
-
-def _is_getter(thing: Any) -> bool:
-    return type(thing).__name__ in ("getset_descriptor", "property")
-
-
 _TABLE: tuple[tuple[str, _Handler], ...] = (
-    ("narrow", _by_arithmetic(_narrow)),
-    ("select", _by_arithmetic(_select)),
-    ("transpose swapaxes swapdims", _by_arithmetic(_transpose)),
-    ("t T mT", _by_arithmetic(_swap_last)),
-    ("unsqueeze", _by_arithmetic(_unsqueeze)),
-    ("view reshape", _by_arithmetic(_reshape)),
-    ("permute", _by_arithmetic(_permute)),
+    ("narrow", _by_arithmetic(view_arguments.narrow)),
+    ("select", _by_arithmetic(view_arguments.select)),
+    ("transpose swapaxes swapdims", _by_arithmetic(view_arguments.transpose)),
+    ("t T mT", _by_arithmetic(view_arguments.swap_last)),
+    ("unsqueeze", _by_arithmetic(view_arguments.unsqueeze)),
+    ("view reshape", _by_arithmetic(view_arguments.reshape)),
+    ("permute", _by_arithmetic(view_arguments.permute)),
     ("__getitem__", _index),
     ("unbind __iter__", _parts),
     ("chunk", _chunk),
@@ -551,8 +570,8 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
      _ask_torch),
     ("as_strided", _as_strided),
     ("detach data alias", _same),
-    ("contiguous", _own_if_packed),
-    ("to cpu", _own_if_there),
+    ("contiguous", _self_if_packed),
+    ("to cpu", _self_if_unchanged),
     ("empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full",
      _without_bytes),
     ("requires_grad_", _set_gradient),
@@ -565,17 +584,17 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
     ("is_leaf requires_grad grad grad_fn retains_grad _version output_nr", _of_data),
 )
 _HANDLERS: dict[Any, _Handler] = {
-    func: handler for names, handler in _TABLE for func in _find(names)
+    func: handler for names, handler in _TABLE for func in find_functions(names)
 }
-_HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_wish  # noqa: B009
-# Of a tensor that was read these are torch's to do.
+_HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_requires_grad  # noqa: B009
+# Once a tensor was read, torch handles these.
 _VIEW_MAKERS = {
     handler for names, handler in _TABLE
-    if handler not in (_attribute, _identity, _of_data, _set_gradient, _own_if_there, _same,
-                       _as_strided, _type, _own_if_packed, _without_bytes, _set_wish)
+    if handler not in (_attribute, _identity, _of_data, _set_gradient, _self_if_unchanged, _same,
+                       _as_strided, _type, _self_if_packed, _without_bytes, _set_requires_grad)
 }
 _OF_CHANGED = {handler for _, handler in _TABLE if handler not in (
-    _identity, _set_gradient, _same, _set_wish)}
+    _identity, _set_gradient, _same, _set_requires_grad)}
 _NONE: set[_Handler] = set()
 _COPY = _torch.ops.aten.copy_.default
 _ALIASES = {_torch.ops.aten.detach.default, _torch.ops.aten.alias.default}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a load, waiting for it, making tensors of it, and closing it: what every front does."""
+"""Opens, waits for and closes loads, and converts results to tensors, for all load functions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ._core import Loader, Model
-from ._dtypes import check_wish
+from . import _counters
+from ._core import Loader, Model, log_drain
+from ._dtypes import check_dtype
 from ._memory import open_bytes
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
 from ._verify import Verify, open_files
 
-# Makes a framework's tensors of all items of a load: {name: tensor}.
+# Creates a framework's tensors from all items of a load: {name: tensor}.
 Export = Callable[[Loader], dict[str, Any]]
 
 
-def _goes_far(options: dict[str, Any]) -> bool:
+def _is_on_gpu(options: dict[str, Any]) -> bool:
     return options.get("device", "cpu") not in ("cpu", "pinned")
 
 
 def _dtypes(model: Model, items: Sequence[Any] | None) -> Iterator[tuple[str, str]]:
-    """(name, dtype) of what is to be loaded; unknown names are the load's to refuse."""
+    """(name, dtype) of the tensors to load. Unknown names are refused by the load."""
     for item in model.names() if items is None else items:
         name = item if isinstance(item, str) else item[0]
         index = model.find(name)
@@ -33,15 +34,14 @@ def _dtypes(model: Model, items: Sequence[Any] | None) -> Iterator[tuple[str, st
 
 
 def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) -> Loader:
-    """Begin to load; options of Model.load(), and for a device:
+    """Start a load. Takes options of Model.load(), and for a device:
 
-    memory: "own", or "torch": its caching allocator's, but where the device shares the processors'
-    memory.
+    memory: "own", or "torch" (its caching allocator, unless the device shares the CPU's memory).
     """
     memory = options.pop("memory", "own")
     if options.get("dtype") is not None:
-        check_wish(_dtypes(model, items), options["dtype"])
-    if not _goes_far(options):
+        check_dtype(_dtypes(model, items), options["dtype"])
+    if not _is_on_gpu(options):
         return model.load(items, **options)
     from ._gpu import shares_memory, torch_memory
 
@@ -51,11 +51,20 @@ def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) 
     return model.load(items, **options)
 
 
+def close_load(loader: Loader) -> None:
+    """Close a load, count it if requested, and forward its log lines."""
+    if _counters.is_on:
+        with contextlib.suppress(Exception):  # closed before, or of the parent process
+            _counters.add_load(loader.stats())
+    loader.close()
+    log_drain()
+
+
 class OpenLoad:
-    """A load for the length of a `with`; where Ctrl-C has ended a wait, closing does not wait."""
+    """A load as a context manager. After Ctrl-C, closing does not wait."""
 
     def __init__(self, model: Model, items: Sequence[Any] | None = None, **options: Any) -> None:
-        """Begin to load; options of open_load()."""
+        """Start the load; options of open_load()."""
         self._loader = open_load(model, items, **options)
 
     def __enter__(self) -> Loader:
@@ -64,7 +73,7 @@ class OpenLoad:
 
     def __exit__(self, *failure: object) -> None:
         """Close it."""
-        self._loader.close()
+        close_load(self._loader)
 
 
 def load_from(
@@ -77,10 +86,10 @@ def load_from(
     watch: Callable[[Loader], object] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Load items of a model, None for all: {name: tensor}, in the order of the files.
+    """Load items of a model, or all (None): {name: tensor}, in file order.
 
-    keep: name -> bool, which of them (then items are names). watch: called with the load when all
-    is there. options: of open_load().
+    keep: name -> bool, which items to load (items are then names). watch: called with the finished
+    load. options: of open_load().
     """
     if keep is not None:
         names = choose_names(model, names, keep)
@@ -94,8 +103,8 @@ def load_from(
                 watch(loader)
             return export(loader)
 
-    if not _goes_far(options) or options.get("memory") == "torch":
-        return load()  # where a device is full, torch's memory is asked for twice
+    if not _is_on_gpu(options) or options.get("memory") == "torch":
+        return load()  # when a device is full, torch's memory is requested twice
     from ._gpu import retrying
 
     return retrying(load)
@@ -108,12 +117,12 @@ def load_paths(
     verify: Verify | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Load a model's tensors, all or the named ones; options as in load_from()."""
+    """Load a model's tensors, all or by name; options as in load_from()."""
     with contextlib.closing(open_files(filename, verify)) as model:
         return load_from(model, export, choose_names(model, names, None), **options)
 
 
 def load_bytes(data: Any, export: Export) -> dict[str, Any]:
-    """Load all tensors of a file's bytes, which are copied once."""
-    with open_bytes(data) as model:  # what is decoded is no view
+    """Load all tensors from the bytes of a file, which are copied once."""
+    with open_bytes(data) as model:  # decoded tensors cannot be views
         return load_from(model, export, mode="load" if model.is_compressed else "map")

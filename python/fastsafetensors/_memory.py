@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that are bytes in memory rather than files."""
+"""Models in memory instead of files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._verify import chosen
 
 
 def model_of_bytes(data: Any) -> Model:
-    """Open the bytes of a file as a model, which the caller closes.
+    """Open the bytes of a file as a model. The caller closes it.
 
-    They are copied once, to a nameless file in memory; tensors can then be views of that. Anything
-    that gives its bytes is taken (bytes, bytearray, memoryview, mmap).
+    The bytes are copied once to an anonymous file in memory, so that tensors can be views of it.
+    Accepts any bytes-like object (bytes, bytearray, memoryview, mmap).
     """
     try:
         view = memoryview(data).cast("B")
@@ -46,7 +46,7 @@ def model_of_bytes(data: Any) -> Model:
 
 @contextlib.contextmanager
 def open_bytes(data: Any) -> Iterator[Model]:
-    """Open the bytes of a file as a model, for a while."""
+    """Open the bytes of a file as a model, as a context manager."""
     model = model_of_bytes(data)
     try:
         yield model

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module's weights from files: read into its own memory, or put in its place.
+"""Load a module's weights from files: into its own memory, or as new tensors.
 
-After a load every parameter and persistent buffer has the file's values, and what was one tensor,
-or a view of another, still is.
+After a load every parameter and persistent buffer has the file's values, and tied tensors and views
+of others are still tied.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ._torch_tensors import export
 
 
 class ModuleState:
-    """A module's parameters and persistent buffers as they are before a load."""
+    """A module's parameters and persistent buffers before a load."""
 
     def __init__(self, module: Any) -> None:
-        """Look at the module; nothing is changed."""
+        """Examine the module without changing it."""
         self.module = module
-        # The objects themselves, of which tied ones are the same.
+        # The tensor objects themselves; tied ones are identical.
         state = module.state_dict(keep_vars=True)
         self.names = list(state)
         self.tensors = {n: t for n, t in state.items() if isinstance(t, _torch.Tensor)}
@@ -42,7 +42,7 @@ class ModuleState:
         ]
 
     def takes_direct_reads(self) -> bool:
-        """Tell whether the module takes its state as it is: nothing of its own in between."""
+        """Tell whether the module loads its state without hooks or overrides."""
         base = _torch.nn.Module
         own = {id(tensor) for _, _, tensor in self._slots}
         return (
@@ -58,13 +58,13 @@ class ModuleState:
         )
 
     def missing(self, present: Iterable[str], is_assigned: bool) -> set[str]:
-        """Names that get no bytes when the tensors that are `present` get theirs."""
+        """Names without bytes after the tensors that are `present` were loaded."""
         found = set(present)
         covered = set(self.bases(found)) if is_assigned else find_covered(self.extents, found)
         return set(self.names) - found - covered
 
     def bases(self, present: Iterable[str]) -> dict[str, str]:
-        """{name: a present name whose tensor holds all its bytes}, of names that are not there."""
+        """{name: a present name whose tensor contains all its bytes}, for missing names."""
         found = set(present)
         rows = [(name, self.extents[name]) for name in sorted(found & self.extents.keys())]
         rows = [(name, extent) for name, extent in rows if extent.is_dense]
@@ -81,16 +81,16 @@ class ModuleState:
         return result
 
     def cut_views(self, present: Iterable[str]) -> set[str]:
-        """Names that are views of present tensors, rather than other names of them."""
+        """Names that are views of present tensors, not just other names for them."""
         return {name for name, base in self.bases(present).items()
                 if self.tensors[name] is not self.tensors[base]}
 
     def is_parameter(self, name: str) -> bool:
-        """Tell whether a name is a parameter's, rather than a buffer's."""
+        """Tell whether a name is a parameter, not a buffer."""
         return isinstance(self.tensors.get(name), _torch.nn.Parameter)
 
     def shape_faults(self, file: Model, names: Iterable[str]) -> list[str]:
-        """What torch says of tensors whose shape is not the file's."""
+        """torch's messages for tensors whose shape differs from the file's."""
         faults = []
         for name in names:
             dtype, shape, *_ = file.info(file.find(name))
@@ -104,10 +104,10 @@ class ModuleState:
         return faults
 
     def assign(self, tensors: dict[str, Any]) -> Any:
-        """Put tensors in the place of the module's, under all the names that each has there.
+        """Replace the module's tensors, under all their names.
 
-        What was a view of a tensor that is replaced becomes the same view of the new one. Returns
-        what load_state_dict() does.
+        A view of a replaced tensor becomes the same view of the new one. Returns the result of
+        load_state_dict().
         """
         complete = dict(tensors)
         for name, base in self.bases(tensors).items():
@@ -122,7 +122,9 @@ class ModuleState:
         return result
 
     def _view(self, tensors: dict[str, Any], name: str, base: str) -> Any:
-        """Return what is to `tensors[base]` as the tensor `name` is to the tensor `base` now."""
+        """Return the view of `tensors[base]` that corresponds to the tensor `name` of the tensor
+        `base`.
+        """
         old, old_base, whole = self.tensors[name], self.tensors[base], tensors[base]
         if old is old_base:
             return whole
@@ -138,7 +140,7 @@ class ModuleState:
 
 def raise_faults(module: Any, missing: set[str], unexpected: list[str], faults: list[str],
                  strict: bool) -> None:
-    """Raise what torch raises for a state that does not fit."""
+    """Raise torch's error for a state that does not fit."""
     lines = list(faults)
     if strict and unexpected:
         names = ", ".join(f'"{name}"' for name in sorted(unexpected))
@@ -151,16 +153,16 @@ def raise_faults(module: Any, missing: set[str], unexpected: list[str], faults: 
         raise RuntimeError("\n    ".join([title, *lines]))
 
 
-# ---- parts of tensors that are spread over ranks ----
+# ---- parts of distributed tensors ----
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Tell whether a tensor is spread over ranks."""
+    """Tell whether a tensor is distributed over ranks."""
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
 def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
-    """Begin and end of the part of a DTensor that this rank has."""
+    """Begin and end of this rank's part of a DTensor."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -173,7 +175,7 @@ def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
 
 
 def _spread(part: Any, like: Any) -> Any:
-    """A DTensor of this rank's part, placed as another one is."""
+    """Make a DTensor from this rank's part, placed like another one."""
     from torch.distributed.tensor import DTensor
 
     mesh = like.device_mesh
@@ -185,7 +187,7 @@ def _spread(part: Any, like: Any) -> Any:
 
 
 def _takes_bytes(tensor: Any, dtype: str) -> bool:
-    """Tell whether bytes of the file may be read straight into a tensor."""
+    """Tell whether the file's bytes can be read directly into a tensor."""
     known = dtype in WORDS and dtype != "F4"
     simple = type(tensor) in (_torch.Tensor, _torch.nn.Parameter)
     if not (known and simple and tensor.numel() and tensor.is_contiguous()):
@@ -199,21 +201,21 @@ def _takes_bytes(tensor: Any, dtype: str) -> bool:
 
 
 def _note_change(tensor: Any) -> None:
-    """Let torch know that a tensor's bytes are others now."""
+    """Notify torch that a tensor's bytes have changed."""
     if tensor.is_inference():
-        return  # of which it keeps no count
+        return  # inference tensors have no version counter
     count = getattr(_torch.autograd.graph, "increment_version", None)
     if count is not None:
         count(tensor)
-    else:  # before torch 2.1: an operation in place, on none of the elements
+    else:  # before torch 2.1: an in-place operation on no elements
         tensor.detach().reshape(-1)[:0].zero_()
 
 
 def read_in_place(file: Model, state: ModuleState, names: list[str], threads: int) -> list[str]:
-    """Read tensors into the module's own memory; return the names that this could not be done for.
+    """Read tensors into the module's own memory. Return names for which this is not possible.
 
-    Tensors of another dtype than the file's are converted on the way where that is possible. What
-    shares bytes with another one is left to be copied, one after the other.
+    Other dtypes are converted while reading, where supported. Tensors that share bytes are copied
+    one after the other instead.
     """
     own = {name: state.extents[name] for name in names if name in state.extents}
     shared = {name for group in overlap_groups(own) for name in group}
@@ -230,22 +232,22 @@ def read_in_place(file: Model, state: ModuleState, names: list[str], threads: in
     for (target, device), items in groups.items():
         options = {"mode": "load", **load_options(device)}
         if "device" in options:
-            options["stream"] = stream_of(device)  # which may still use the parameters
+            options["stream"] = stream_of(device)  # it may still use the parameters
         with OpenLoad(file, items, threads=threads, dtype=target, **options) as loader:
             loader.wait()
-        # Torch does not see these writes; graphs that kept the old values must.
+        # torch does not see these writes, but graphs that saved the old values must.
         for name, _, _ in items:
             _note_change(state.tensors[name])
     return rest
 
 
 class ModuleLoad:
-    """One call of load_model: a file's tensors into a module, or in place of its own."""
+    """One call of load_model: reads a file's tensors into a module, or assigns them."""
 
     def __init__(
         self, file: Model, module: Any, assign: bool, threads: int, device: Any, views: str
     ) -> None:
-        """Look at the module. views: the load mode of tensors that are assigned."""
+        """Examine the module. views: the load mode of assigned tensors."""
         self._file, self._state, self._threads = file, ModuleState(module), threads
         self._is_assigned, self._device = assign, device
         self._options = {"mode": views, **load_options(device)} if assign else {"mode": "load"}
@@ -253,9 +255,9 @@ class ModuleLoad:
     def run(
         self, strict: bool, changed: Iterable[str] | None = None
     ) -> tuple[set[str], list[str]]:
-        """Load: (missing names, unexpected names). RuntimeError for what does not fit.
+        """Load, and return (missing names, unexpected names). RuntimeError if they do not fit.
 
-        changed: read and write these only, and of them what the module has.
+        changed: read and write only these names, as far as the module has them.
         """
         state, names = self._state, self._file.names()
         if not self._is_assigned and any(t.is_meta for t in state.tensors.values()):
@@ -287,7 +289,7 @@ class ModuleLoad:
     def _leave_to_torch(
         self, names: list[str], strict: bool, chosen: set[str]
     ) -> tuple[set[str], list[str]]:
-        """Modules that look at their state, or change it, get all of it, or all that changed."""
+        """Pass all tensors, or all changed ones, to modules with hooks that use their state."""
         state, tensors = self._state, self._read([name for name in names if name in chosen])
         if self._is_assigned:
             found, covered = state.assign(tensors), set[str]()
@@ -300,7 +302,7 @@ class ModuleLoad:
         return missing, unexpected
 
     def _read(self, names: list[str]) -> dict[str, Any]:
-        """Read tensors to where they are copied from, or stay; of DTensors this rank's part."""
+        """Read tensors for copying or assigning; of DTensors this rank's part."""
         spread = {name: self._state.tensors[name] for name in names
                   if is_dtensor(self._state.tensors.get(name))}
         result = self._load([name for name in names if name not in spread], self._options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""numpy, or an error that says what to install. Modules that need numpy import it from here."""
+"""Imports numpy, or raises an error that says what to install. Modules that need numpy use it."""
 
 from __future__ import annotations
 

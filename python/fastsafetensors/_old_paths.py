@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where programs for earlier versions import from: each path is the module that is there now.
+"""Import paths of fastsafetensors 0.5: each one is an alias of a current module.
 
-The modules themselves are under the new paths only; what was `fastsafetensors.loader` is the very
-module `fastsafetensors.v05.loader`. The .pyi files beside this one tell type checkers the same.
+The modules exist only under the new paths; `fastsafetensors.loader` is the same module object as
+`fastsafetensors.v05.loader`. The .pyi files in this folder describe them to type checkers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from importlib.abc import Loader, MetaPathFinder
 
     class _Found(MetaPathFinder, Loader):
-        """What the import system calls."""
+        """The interface of the import system."""
 
-else:  # importlib.abc takes longer to import than all the rest of this package
+else:  # importlib.abc takes longer to import than the rest of this package
     _Found = object
 
-# {old name: new name}, both within the package; modules inside of packages go with them.
+# {old name: new name} within the package; includes modules inside packages.
 OLD_PATHS = {
     **{
         name: f"v05.{name}"
@@ -46,7 +46,7 @@ OLD_PATHS = {
             "threefs_loader",
         )
     },
-    # 0.5 has a module for each of its readers; here all of them are one.
+    # 0.5 has one module for each reader; here they are one module.
     **{
         f"copier.{name}": "v05.copier.built_in"
         for name in ("fgds", "gds", "nogds", "threefs", "unified")
@@ -59,7 +59,7 @@ _PACKAGE = __package__ or "fastsafetensors"
 
 
 def new_path(old: str) -> str | None:
-    """Return the full new name for a full old one; None for what did not move."""
+    """Return the new full name for an old one; None if it did not move."""
     package, _, rest = old.partition(".")
     if package != _PACKAGE:
         return None
@@ -70,7 +70,7 @@ def new_path(old: str) -> str | None:
 
 
 class _Finder(_Found):
-    """Finds old names: before the path is searched, so that no module is there twice."""
+    """Finds old names before the path is searched, so that no module is loaded twice."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -81,18 +81,18 @@ class _Finder(_Found):
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return the module at its new place."""
+        """Return the module under its new name."""
         module = importlib.import_module(new_path(spec.name) or "")
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Leave the module as it is, under its own name."""
+        """Leave the module unchanged, under its own name."""
         if module.__spec__ is not None and module.__spec__.loader is self:
             module.__spec__ = module.__spec__.loader_state
 
 
 def install() -> None:
-    """Let old names be imported; once a process."""
+    """Make old names importable, once per process."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safe_open: a model whose tensors are read when they are asked for."""
+"""safe_open: an open model whose tensors are read on demand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ._errors import refuse, unknown_tensor
-from ._load import OpenLoad, load_from, open_load
+from ._load import OpenLoad, close_load, load_from, open_load
 from ._readahead import ReadAhead
+from ._representation import format_model, format_paths
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
 from ._verify import Verify, chosen, open_files
 
-# The module of this package for each name of a framework.
+# This package's module for each framework name.
 _FRAMEWORKS = {
     "pt": "torch",
     "torch": "torch",
@@ -36,10 +37,9 @@ _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
 def check_device(device: Any) -> Any:
-    """Return a device as torch takes it; an error of the reference's for what is none.
+    """Return a device in torch's form. Raises the reference's error for an invalid one.
 
-    None is the CPU. Only the form is looked at: whether there is such a device shows when it is
-    used.
+    None is the CPU. Only the form is checked; a missing device is reported when it is used.
     """
     if device is None:
         return "cpu"
@@ -54,14 +54,14 @@ def check_device(device: Any) -> Any:
 
 
 def check_backend(backend: str) -> str:
-    """Return the load mode of a backend's name."""
+    """Return the load mode for a backend's name."""
     if backend not in _BACKENDS:
         refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
     return _BACKENDS[backend]
 
 
 def check_path(filename: Any) -> None:
-    """TypeError for what is no path, and no list of paths."""
+    """TypeError for anything except a path or a list of paths."""
     if isinstance(filename, (list, tuple)):
         for part in filename:
             os.fspath(part)
@@ -74,11 +74,11 @@ def check_path(filename: Any) -> None:
 
 
 def _absolute(filename: Any) -> Any:
-    """Return a path, or a list of them, as it will be found from any folder."""
+    """Return a path, or a list of them, independent of the working folder."""
     if isinstance(filename, (list, tuple)):
         return [_absolute(part) for part in filename]
     path = os.fspath(filename)
-    # Joined and no more: ".." behind a link to a folder is not what its letters say.
+    # Joined only, because ".." after a link to a folder cannot be resolved from the text.
     if isinstance(path, bytes):
         return path if b"://" in path else os.path.join(os.getcwdb(), path)
     return path if "://" in path else os.path.join(os.getcwd(), path)
@@ -95,18 +95,18 @@ class safe_open:  # noqa: N801 - the name that programs know
     Args:
         filename: a file, an index, a folder, or a list of files.
         framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
-        device: where tensors go: "cpu", "cuda", "cuda:1", a torch.device, or a number of a GPU.
-        backend: "mmap" (views of the file) or "pread" (reads into memory of our own).
-        mode: the same in load_file's words, and counts more.
+        device: of the tensors: "cpu", "cuda", "cuda:1", a torch.device, or the number of a GPU.
+        backend: "mmap" (views of the file) or "pread" (reads into owned memory).
+        mode: load_file's name for the same; takes precedence.
         cache: as in load_file.
-        verify: as in load_file; a tensor or a slice needs its chunks, whole.
+        verify: as in load_file; a tensor or slice is verified by its complete chunks.
 
-    Tensors are writable and stay valid after the model is closed. Usable from several threads at
-    once, and after a fork.
+    Tensors are writable and stay valid after the model is closed. Thread-safe, and usable after a
+    fork.
 
     Raises:
-        SafetensorError: a bad file, or an unknown name (a KeyError as well).
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: an invalid file, or an unknown name (also a KeyError).
+        OSError: the matching subclass, if a system call fails.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class safe_open:  # noqa: N801 - the name that programs know
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
-        verify = chosen(verify)  # for who pickles it as well
+        verify = chosen(verify)  # also for pickling
         self._opened = (_absolute(filename), framework, device, backend, mode, cache, verify)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
@@ -140,7 +140,7 @@ class safe_open:  # noqa: N801 - the name that programs know
             from ._gpu import load_options
 
             self._options.update(load_options(self._device))
-        # Small parts are copied on the CPU, where no way to read was asked for.
+        # Small cached parts are copied on the CPU, unless an engine was requested.
         copies = cache == "auto" and self._device == "cpu"
         copies = copies and self._options["mode"] != "load"
         self._from_bytes = getattr(self._adapter, "from_bytes", None) if copies else None
@@ -157,13 +157,17 @@ class safe_open:  # noqa: N801 - the name that programs know
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the files; after Ctrl-C without waiting for reads that are in flight."""
+        """Close the files. After Ctrl-C does not wait for reads in flight."""
         self._ahead.close(waits=kind is None or issubclass(kind, Exception))
         self._model.close()
 
+    def __repr__(self) -> str:
+        """Return the path, the number of tensors and their dtypes."""
+        return format_model(type(self).__name__, self._opened[0], self._model)
+
     def __reduce__(self) -> Any:
-        """Pickle as what opens the same paths again, in another process or folder too."""
-        self._model.names()  # an error once closed
+        """Pickle as the paths and options, to be opened again in another process or folder."""
+        self._model.names()  # raises an error once closed
         return _reopen, (type(self), self._opened)
 
     def close(self) -> None:
@@ -176,7 +180,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         return sorted(self._model.names())
 
     def offset_keys(self) -> list[str]:
-        """Names of all tensors in the order in which their bytes lie in the files."""
+        """Names of all tensors in file order, as in safetensors."""
         return self._model.names()
 
     def __len__(self) -> int:
@@ -196,12 +200,12 @@ class safe_open:  # noqa: N801 - the name that programs know
         return self.get_tensor(name)
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the __metadata__ of the first file, or None where it has none."""
+        """Return the __metadata__ of the first file, or None."""
         return self._model.metadata(0) if self._model.file_count else None
 
     def _find(self, name: str) -> int:
         if not isinstance(name, str):
-            raise TypeError(f"argument 'name': a str is expected, not {type(name).__name__}")
+            raise TypeError(f"argument 'name' must be a str, not {type(name).__name__}")
         index = self._model.find(name)
         if index < 0:
             names = self._model.names()
@@ -217,21 +221,21 @@ class safe_open:  # noqa: N801 - the name that programs know
             return self._place(self._adapter.make_item(loader, 0))
 
     def get_tensor(self, name: str) -> Any:
-        """Read one tensor. SafetensorError names close matches when there is none."""
+        """Read one tensor. SafetensorError names close matches for an unknown name."""
         return self._take(self._find(name), name)
 
     def _take(self, index: int, name: str) -> Any:
-        """Return a whole tensor: of those that are read ahead, else by a read of its own."""
+        """Return a whole tensor, from readahead or by a separate read."""
         found = self._ahead.take(index)
         if found is None:
             return self._read(name)
         return self._place(self._adapter.make_item(*found))
 
     def read_ahead(self, threads: int = 0) -> None:
-        """Tell that all tensors will be asked for, one by one and about in order.
+        """Announce that all tensors will be read, one by one and roughly in order.
 
-        The first one then begins to read what comes after it. Without this call that begins when
-        some tensors were asked for in order. threads: of a load, 0: as many as there may be.
+        The first read then starts readahead. Without this call it starts after several tensors were
+        read in order. threads: of a load; 0: one per CPU that the process may use.
         """
         self._ahead = ReadAhead(self._model, self._options, threads, eager=True)
 
@@ -241,12 +245,15 @@ class safe_open:  # noqa: N801 - the name that programs know
         return {name: self._place(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> TensorSlice:
-        """Return an object that reads only what it is indexed with: ``f.get_slice(n)[2:4, :8]``."""
+        """Return an object that reads only the indexed part: ``f.get_slice(n)[2:4, :8]``."""
         return TensorSlice(self, name, self._find(name))
 
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Return what the header says of a tensor; data_offsets count from the data section."""
+        """Return a tensor's entry in the header, as in safetensors 0.9.
+
+        data_offsets are relative to the data section.
+        """
         dtype, shape, size, file, offset = self._model.info(self._find(name))
         begin = offset - self._model.file(file)[2]
         return TensorMeta(dtype, list(shape), (begin, begin + size))
@@ -254,7 +261,9 @@ class safe_open:  # noqa: N801 - the name that programs know
     def prefetch(
         self, plan: dict[str, Any] | None = None, *, device: Any = None, threads: int = 8
     ) -> PrefetchLoader:
-        """Load to a GPU ahead of use: {name: None or a slice of dimension 0}, None for all.
+        """Start loading to a GPU, as in safetensors 0.9.
+
+        plan: {name: None or a slice of dimension 0}; None for all tensors.
 
         torch and CUDA only.
         """
@@ -271,14 +280,14 @@ class safe_open:  # noqa: N801 - the name that programs know
 
 
 def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
-    """Undo a pickled safe_open."""
+    """Open a pickled safe_open again."""
     filename, framework, device, backend, mode, cache, verify = opened
     return kind(filename, framework, device, backend=backend, mode=mode, cache=cache,
                 verify=verify)
 
 
 class TensorMeta(NamedTuple):
-    """A tensor's entry in the header."""
+    """A tensor's entry in the header, as in safetensors 0.9."""
 
     dtype: str
     shape: list[int]
@@ -286,12 +295,12 @@ class TensorMeta(NamedTuple):
 
 
 class PrefetchLoader:
-    """Tensors on their way to a GPU: each can be taken once."""
+    """Tensors being loaded to a GPU, as in safetensors 0.9. Each can be taken once."""
 
     def __init__(
         self, file: safe_open, plan: dict[str, Any], device: Any, threads: int
     ) -> None:
-        """Begin to read. Made by safe_open.prefetch()."""
+        """Start reading. Created by safe_open.prefetch()."""
         items: list[Any] = []
         for name, part in plan.items():
             shape = list(file._model.info(file._find(name))[1])
@@ -300,6 +309,7 @@ class PrefetchLoader:
                 first, last, _ = part.indices(shape[0])
                 begin[0], end[0] = first, max(first, last)
             items.append((name, begin, end) if part is not None else name)
+        self._path = file._opened[0]
         self._names = list(plan)
         self._left = dict.fromkeys(self._names)
         self._device = device
@@ -313,16 +323,21 @@ class PrefetchLoader:
             if items else None
         )
 
+    def __repr__(self) -> str:
+        """Return the path and the number of remaining tensors."""
+        left = "closed" if self._loader is None and self._names else f"{len(self._left)} left"
+        return f"<PrefetchLoader {format_paths(self._path)}: {len(self._names)} tensors, {left}>"
+
     def names(self) -> list[str]:
-        """Names that were asked for."""
+        """Requested names."""
         return list(self._names)
 
     def __len__(self) -> int:
-        """Return how many were asked for."""
+        """Return the number of requested tensors."""
         return len(self._names)
 
     def take(self, name: str) -> Any:
-        """Return a tensor on the device, once its bytes are there; each once only."""
+        """Return a tensor on the device, waiting for its bytes. Once per tensor."""
         if self._loader is None:
             refuse("prefetch is closed")
         if name not in self._left:
@@ -332,14 +347,14 @@ class PrefetchLoader:
         return tensor if self._is_there else tensor.to(self._device)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Iterate over (name, tensor) of what was not taken."""
+        """Iterate over (name, tensor) of the remaining tensors."""
         for name in list(self._left):
             yield name, self.take(name)
 
     def close(self) -> None:
-        """Stop and let go; tensors taken stay valid."""
+        """Cancel and free the rest. Tensors that were taken stay valid."""
         if self._loader is not None:
-            self._loader.close()
+            close_load(self._loader)
         self._loader = None
 
     def __enter__(self) -> PrefetchLoader:
@@ -352,7 +367,7 @@ class PrefetchLoader:
 
 
 def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", **options: Any) -> safe_open:
-    """Open a Python file object: by its descriptor, or, where it has none, by its bytes."""
+    """Open a Python file object: by its descriptor or, if it has none, by its bytes."""
     import io
 
     try:
@@ -369,19 +384,24 @@ def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", **options: An
 
 
 class TensorSlice:
-    """A tensor of an open model that is read when it is indexed."""
+    """A tensor of an open model, read when it is indexed."""
 
     def __init__(self, file: safe_open, name: str, index: int) -> None:
-        """Made by safe_open.get_slice()."""
+        """Created by safe_open.get_slice()."""
         self._file = file
         self._name = name
         self._index = index
         self._model = file._model
         self._from_bytes = file._from_bytes
-        self._dtype, self._shape, *_ = self._model.info(index)  # told when the file is closed, too
+        # stored, to be available after closing
+        self._dtype, self._shape, *_ = self._model.info(index)
+
+    def __repr__(self) -> str:
+        """Return the tensor's name, shape and dtype."""
+        return f"<{type(self).__name__} {self._name!r}: shape {self.get_shape()}, {self._dtype}>"
 
     def __reduce__(self) -> Any:
-        """Pickle as a part of the same file, opened again."""
+        """Pickle as a part of the same file, to be opened again."""
         return type(self._file).get_slice, (self._file, self._name)
 
     def get_shape(self) -> list[int]:
@@ -393,14 +413,14 @@ class TensorSlice:
         return self._dtype
 
     def _copy(self, key: Any) -> Any:
-        """Copy a small part that the page cache has: that costs less than a load. Else None."""
+        """Copy a small cached part, which is faster than a load. None if that is not possible."""
         if self._from_bytes is None:
             return None
         found = self._model.copy_slice(self._index, key)
         return None if found is None else self._from_bytes(found[0], self._dtype, found[1])
 
     def _check_packed(self, parts: tuple[Any, ...]) -> None:
-        """Refuse what would cut elements that share bytes: anything but rows of torch's pairs."""
+        """Refuse to cut elements that share bytes; only whole rows of torch's pairs are allowed."""
         keeps_last = len([part for part in parts if part is not Ellipsis]) < len(self._shape)
         is_whole = all(part is Ellipsis or part == slice(None) for part in parts)
         if is_whole or (self._file._is_torch and self._dtype == "F4" and keeps_last
@@ -412,8 +432,8 @@ class TensorSlice:
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects.
 
-        Of integers and slices only the box around them is read, and of slices with steps every
-        element in it; for lists, index tensors and the like (torch) the tensor is read whole.
+        For integers and slices only the selected range is read, including skipped elements for
+        slices with steps. For lists, index tensors and similar (torch) the whole tensor is read.
         """
         copied = self._copy(key)
         if copied is not None:
@@ -431,6 +451,6 @@ class TensorSlice:
             result = self._copy(tuple(map(slice, plan.begin, plan.end)))
             if result is None:
                 result = self._file._read((self._name, plan.begin, plan.end))
-        except ValueError:  # millions of pieces: cheaper read whole
+        except ValueError:  # millions of pieces: reading the whole tensor is cheaper
             return self._file._take(self._index, self._name)[key]
         return result[plan.rest] if plan.rest is not None else result

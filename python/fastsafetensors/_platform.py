@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this package does not run, and what to do: said before the extension fails to load."""
+"""Unsupported platforms, reported before the extension fails to load."""
 
 import sys
 

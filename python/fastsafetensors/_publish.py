@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that several ranks have written become a set: one of them publishes it, all or nothing."""
+"""Publishes a sharded model written by several ranks, atomically, from one of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._errors import serialization_error
 
 
 @dataclass(frozen=True)
-class SetPlace:
-    """Where a set goes: STEM-00001-of-0000N.safetensors in a folder, perhaps without an index."""
+class SetTarget:
+    """The target of a sharded model: STEM-00001-of-0000N.safetensors in a folder."""
 
     folder: str
     stem: str
@@ -26,7 +26,7 @@ class SetPlace:
 
 
 def _hand_over(writers: Mapping[int, Writer]) -> dict[int, str]:
-    """{number of the file: its hidden name}: everything is written."""
+    """{number of the file: its temporary name}, completely written."""
     try:
         return {number: os.path.basename(writer.hand_over()[0])
                 for number, writer in writers.items()}
@@ -38,14 +38,14 @@ def publish_together(
     pg: Any,
     agreement: Agreement,
     writers: Mapping[int, Writer],
-    place: SetPlace,
+    place: SetTarget,
     error: Exception | None = None,
 ) -> None:
-    """Write the files of all ranks, {number: writer} of this one's; then rank 0 names them.
+    """Write the files of all ranks, {number: writer} on each; then rank 0 publishes them.
 
-    The writers must stay open until this returns. error: what went wrong here before. Until rank 0
-    publishes, an error on any rank is one on all, and the old model is there; a writer that is
-    closed takes its file back.
+    The writers must stay open until this returns. error: an earlier failure on this rank. Until
+    rank 0 publishes, an error on any rank is an error on all, and the old model is intact; closing
+    a writer deletes its file.
     """
     hidden: dict[int, str] = {}
     if error is None:

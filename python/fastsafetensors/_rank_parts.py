@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a tensor a rank has, and which way it best comes there. Pure."""
+"""Which part of a tensor a rank has, and how best to read or send it. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Pieces of a slice that are closer than this are read as one (the loader's own rule).
+# Closer pieces of a slice are read together (the loader's rule).
 _GAP_BYTES = 64 << 10
-# Smaller whole tensors are read by every rank: a message would take longer.
+# Smaller whole tensors are read by every rank, because a message would take longer.
 _SMALL_BYTES = 1 << 20
 
 
 def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Begin and end of a rank's block of ceil(size / ranks), as torch.chunk cuts.
+    """Begin and end of a rank's block of ceil(size / ranks), like torch.chunk.
 
     The last blocks may be short or empty.
     """
@@ -28,7 +28,7 @@ def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's part of a tensor: begin and end of every dimension."""
+    """A rank's part of a tensor: begin and end of each dimension."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass
 class Speeds:
-    """Bytes a second: of a rank's reads while all ranks read, and of a broadcast."""
+    """Bytes per second: of a rank's reads while all ranks read, and of a broadcast."""
 
     storage: float
     link: float
@@ -49,7 +49,7 @@ class Speeds:
 
 @contextlib.contextmanager
 def tensor_named(name: str) -> Iterator[None]:
-    """Say of which tensor a part can't be had."""
+    """Add the tensor's name to errors."""
     try:
         yield
     except ValueError as error:
@@ -57,15 +57,15 @@ def tensor_named(name: str) -> Iterator[None]:
 
 
 def check_dim(shape: Sequence[int], dim: int) -> None:
-    """Raise a ValueError where a shape has no such dimension."""
+    """Raise ValueError if a shape has no such dimension."""
     if not -len(shape) <= dim < len(shape):
-        raise ValueError(f"dimension {dim} of a tensor of {len(shape)} dimensions")
+        raise ValueError(f"dimension {dim} is out of range for a tensor of {len(shape)} dimensions")
 
 
 def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Part:
-    """Return the rank's block of ceil(size / ranks) along a dimension, as torch.chunk cuts.
+    """Return the rank's block of ceil(size / ranks) along a dimension, like torch.chunk.
 
-    The last blocks may be short or empty; dim None: the whole.
+    The last blocks may be short or empty. dim None: the whole tensor.
     """
     begin, end = [0] * len(shape), list(shape)
     if dim is not None:
@@ -75,9 +75,9 @@ def part_of(shape: Sequence[int], dim: int | None, rank: int, ranks: int) -> Par
 
 
 def over_read(shape: Sequence[int], part: Part, item_bytes: float) -> float:
-    """Bytes that reading a part takes, over the bytes of the part.
+    """Bytes read for a part, relative to the part's size.
 
-    A part whose pieces are closer than 64 KiB is read with the gaps between them.
+    Gaps of less than 64 KiB between pieces are read over.
     """
     wanted = math.prod(part.shape)
     if wanted == 0:
@@ -93,12 +93,12 @@ def over_read(shape: Sequence[int], part: Part, item_bytes: float) -> float:
     return shape[last] / part.shape[last]
 
 
-def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ranks: int) -> str:
-    """Choose how a tensor comes to the ranks; the same on all of them.
+def choose_method(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ranks: int) -> str:
+    """Choose how a tensor gets to the ranks; the result is the same on all of them.
 
-    A slice costs over / ranks of the tensor at storage speed on each rank. Sending costs one read
-    of it, shared out among the ranks (each owns every n-th tensor), and the link: scatter each
-    other rank's part once, broadcast the tensor.
+    A slice costs over / ranks of the tensor at storage speed on each rank. Sending costs reading
+    the tensor once, shared among the ranks (each owns every n-th tensor), plus the link: scatter
+    sends each other rank's part once, broadcast the whole tensor.
     """
     if whole_bytes <= _SMALL_BYTES:
         return "slice"
@@ -112,7 +112,7 @@ def choose_way(whole_bytes: int, over: float, is_whole: bool, speeds: Speeds, ra
     return "slice" if slice_seconds <= sent else "scatter"
 
 
-# What the tensor-parallel styles of transformers mean for a weight and a bias.
+# Meaning of transformers' tensor-parallel styles for a weight and a bias.
 _STYLES = {"colwise": (0, 0), "rowwise": (1, None)}
 
 
@@ -122,16 +122,16 @@ def _placements_of(style: str, name: str) -> Any:
 
     kind = next((kind for kind in _STYLES if kind in style), None)
     if kind is None:
-        return [Replicate()]  # "replicate", "sequence_parallel" and the like keep weights whole
+        return [Replicate()]  # "replicate", "sequence_parallel" and similar keep weights whole
     dim = _STYLES[kind][1 if name.endswith("bias") else 0]
     return [Replicate() if dim is None else Shard(dim)]
 
 
 def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
-    """Return the placements of a parameter, one for each dimension of the mesh.
+    """Return the placements of a parameter, one per dimension of the mesh.
 
-    described: placements for all, or {pattern: placements or a style of a tp_plan}; patterns match
-    the whole name, or the module's. What nothing describes is replicated.
+    described: placements for all, or {pattern: placements or a style of a tp_plan}. Patterns match
+    the parameter's or the module's name. Other parameters are replicated.
     """
     from torch.distributed.tensor import Replicate
 
@@ -139,7 +139,7 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
     if isinstance(described, Mapping):
         module = name.rpartition(".")[0]
         for pattern, value in described.items():
-            # A base model's plan does not say the name under which a larger model has it.
+            # The plan of a base model lacks the prefix that a larger model adds.
             patterns = (pattern, f"*.{pattern}")
             if any(fnmatch.fnmatchcase(n, p) for n in (name, module) for p in patterns):
                 found = _placements_of(value, name) if isinstance(value, str) else list(value)
@@ -155,7 +155,7 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
 
 def part_on_mesh(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
                  coordinate: Sequence[int]) -> Part:
-    """Return the part of a mesh coordinate: each Shard cuts what the ones before it left."""
+    """Return the part for a mesh coordinate; each Shard divides the previous result."""
     begin, end = [0] * len(shape), list(shape)
     for placement, size, at in zip(placements, sizes, coordinate, strict=True):
         if placement.is_replicate():

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving a model whose tensors are spread over ranks: a file a rank, written at the same time.
+"""Saves a model whose tensors are distributed over ranks: one file per rank, in parallel.
 
     from fastsafetensors.distributed import save_on_ranks
 
     save_on_ranks(my_tensors, "folder", dist.group.WORLD)
 
-For pipeline and expert parallelism, where each tensor is whole on one rank. Tensors that are cut
-over ranks (DTensors) are saved by fastsafetensors.checkpoint, which writes ranges of common files.
+For pipeline and expert parallelism, where each tensor is complete on one rank. For tensors divided
+over ranks (DTensors) use fastsafetensors.checkpoint, which writes parts of common files.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ import pathlib
 from typing import Any
 
 from ._agreement import Agreement
+from ._async_save import SaveHandle, ThreadSave
 from ._core import Writer
-from ._publish import SetPlace, publish_together
+from ._kept_copies import KeptCopies
+from ._publish import SetTarget, publish_together
 from ._saving import manifest_options, refuse_address
 from ._torch_state import check_tensors, make_rows
 from ._types import Path
 from .v05.frameworks import get_framework_op
 
-__all__ = ["save_on_ranks"]
+__all__ = ["save_on_ranks", "save_on_ranks_async"]
 
 
 def _check_unique(every: list[list[list[Any]]]) -> None:
-    """ValueError for a name on two ranks."""
+    """ValueError for a name that two ranks have."""
     seen: dict[str, int] = {}
     for rank, rows in enumerate(every):
         for name, _ in rows:
             if name in seen:
-                raise ValueError(f"{name!r} is on rank {seen[name]} and on rank {rank}")
+                raise ValueError(f"duplicate tensor {name!r} on ranks {seen[name]} and {rank}")
             seen[name] = rank
 
 
@@ -49,36 +51,53 @@ def save_on_ranks(
 ) -> str:
     """Save tensors of all ranks as one sharded model.
 
-    Each rank writes its own tensors to model-RANK-of-RANKS.safetensors, under a hidden name; when
-    all have, rank 0 publishes them with their index, as every save of a set does: at every instant
-    the folder has the old model or the new one, whoever dies. An error on one rank is one on all.
-    All ranks must see the folder.
+    Each rank writes its own tensors to model-RANK-of-RANKS.safetensors under a temporary name. When
+    all are finished, rank 0 publishes them with an index, atomically like every sharded save: at
+    every instant the folder has the old or the new model, even if a rank is killed. An error on one
+    rank is an error on all. All ranks must see the folder.
 
     Args:
         tensors: {name: tensor} of this rank.
-        folder: is made if it is not there.
-        group: a torch.distributed group, None: alone.
-        metadata: of every file; without it, {"format": "pt"}.
+        folder: created if missing.
+        group: a torch.distributed group; None: a single process.
+        metadata: of every file; {"format": "pt"} by default.
         durable: wait until files and folder are on the device.
-        manifest: as in save_file, of the set; rank 0 reads the files of all for it.
-        timeout: seconds to wait for other ranks, None: the group's own.
+        manifest: as in save_file, for the whole model; rank 0 reads all files for it.
+        timeout: seconds to wait for other ranks; None: the group's timeout.
 
     Returns:
-        The path of the index, or of the one file of a rank that is alone.
+        The path of the index, or of the only file of a single process.
 
     Raises:
-        ValueError: a name on two ranks.
-        RankError: what happened on another rank.
-        NotImplementedError: an address (s3://..): several ranks can't write one set there.
+        ValueError: two ranks have the same name.
+        RankError: an error on another rank.
+        NotImplementedError: a URL (s3://...), which several ranks cannot save to.
     """
+    return _save(tensors, folder, group, metadata, durable=durable, manifest=manifest,
+                 timeout=timeout)
+
+
+def _save(
+    tensors: dict[str, Any],
+    folder: str | os.PathLike[str],
+    group: Any,
+    metadata: dict[str, str] | None,
+    *,
+    durable: bool,
+    manifest: bool | Path,
+    timeout: float | None,
+    failure: Exception | None = None,
+) -> str:
+    """Run save_on_ranks(); failure: an earlier error of this rank, which all ranks raise."""
     refuse_address(folder)
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
     agreement = Agreement(pg)
     place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()
     name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
-    failure: Exception | None = None
     mine: list[list[Any]] = []
     try:
+        if failure is not None:
+            raise failure
         check_tensors(tensors, metadata)
         place.mkdir(parents=True, exist_ok=True)
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
@@ -87,13 +106,13 @@ def save_on_ranks(
     options = manifest_options(manifest)
     agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}",
                                        f"manifest {options}"], failure)
-    made = SetPlace(str(place), "model", durable, manifest=options)
+    made = SetTarget(str(place), "model", durable, manifest=options)
     every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
     writers: dict[int, Writer] = {}
     try:
         try:
             _check_unique(every)
-            rows, owners = make_rows(tensors, far=True)
+            rows, owners = make_rows(tensors, on_device=True)
             writers[rank] = Writer(
                 place / f"{name}.safetensors", rows,
                 {"format": "pt"} if metadata is None else metadata,
@@ -105,3 +124,79 @@ def save_on_ranks(
         for writer in writers.values():
             writer.close()
     return str(place / ("model.safetensors.index.json" if ranks > 1 else "model.safetensors"))
+
+
+# Buffers of save_on_ranks_async(), of this process.
+_copies: KeptCopies | None = None
+
+
+def _forget_copies() -> None:
+    """In a fork's child: no thread of it will release them."""
+    global _copies
+    _copies = None
+
+
+os.register_at_fork(after_in_child=_forget_copies)
+
+
+def save_on_ranks_async(
+    tensors: dict[str, Any],
+    folder: str | os.PathLike[str],
+    group: Any = None,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    manifest: bool | Path = False,
+    timeout: float | None = None,
+) -> SaveHandle:
+    """Start save_on_ranks() on copies of the tensors, and return while a thread does it.
+
+    The files have the state at the call. The copies lie in CPU memory that is kept for the next
+    call, which waits until the save before it has ended. A rank that fails or dies fails the save
+    on all ranks, at wait().
+
+    Args:
+        tensors: {name: tensor} of this rank.
+        folder: is made if it is not there.
+        group: a torch.distributed group with a CPU backend (gloo) that nothing else uses while the
+            save runs: the thread exchanges messages over it. None: alone.
+        metadata: of every file; without it, {"format": "pt"}.
+        durable: files and folder are on the device when the save has ended.
+        manifest: as in save_file, of the set.
+        timeout: seconds to wait for other ranks, None: the group's own.
+
+    Returns:
+        The handle. It can't be cancelled: the other ranks would wait. ``result`` is the path of the
+        index, or of the one file.
+
+    Raises:
+        NotImplementedError: a URL.
+        KeyboardInterrupt: Ctrl-C; the other ranks' saves fail at their time limit.
+    """
+    global _copies
+    refuse_address(folder)
+    if _copies is None:
+        _copies = KeptCopies()
+    copies = _copies
+    copies.acquire()
+    staged: dict[str, Any] = {}
+    failure: Exception | None = None
+
+    def work() -> str:
+        try:
+            return _save(staged, folder, group, metadata, durable=durable, manifest=manifest,
+                         timeout=timeout, failure=failure)
+        finally:
+            copies.release()
+
+    try:
+        try:
+            check_tensors(tensors, metadata)
+            staged = copies.copy(tensors)
+        except Exception as error:  # the other ranks wait to hear of it
+            failure = error
+        return ThreadSave(work, os.fspath(folder))
+    except BaseException:  # Ctrl-C, or no thread: nothing will release them
+        copies.release()
+        raise
+

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be loaded: names as the fronts take them."""
+"""Names of the tensors to load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ._errors import unknown_tensor
 def choose_names(
     model: Model, names: Iterable[str] | None, keep: Callable[[str], bool] | None
 ) -> list[str] | None:
-    """Return the names to load, None for all: those given, without what `keep` says no to.
+    """Return the names to load, or None for all, without those that `keep` rejects.
 
     An unknown name is a SafetensorError and a KeyError.
     """
     if names is None and keep is None:
         return None
     if isinstance(names, (str, bytes)):
-        raise TypeError(f"names: a list of names is expected, not {names!r}")
+        raise TypeError(f"names must be a list of names, not {names!r}")
     known = model.names()
     chosen = known if names is None else list(dict.fromkeys(names))
     for name in chosen if names is not None else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all front ends share when they save."""
+"""Shared by all functions that save."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 from typing import Any
 
-from ._core import Writer
+from . import _counters
+from ._core import Writer, log_drain
 from ._errors import serialization_error
+from ._log import follow_logging
 from ._types import Path
 
 
@@ -26,17 +28,18 @@ def check_names(names: Any, metadata: Any) -> None:
             raise TypeError(f"metadata must be a dict of str to str: {key!r}: {value!r}")
 
 
-# The metadata's entry that names the tensors saved under another name: JSON of {left out: kept}.
+# The metadata key with names of tensors that were saved under another name: JSON of {left out:
+# kept}.
 _TIED_KEY = "fastsafetensors.tied"
 
 
 def with_ties(metadata: dict[str, str], tied: dict[str, str]) -> dict[str, str]:
-    """Return the metadata with an entry for tensors that are known under several names."""
+    """Return the metadata with an entry for tensors that have several names."""
     return {**metadata, _TIED_KEY: json.dumps(tied, sort_keys=True)} if tied else metadata
 
 
 def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
-    """Return what with_ties() has put there; {} where there is none, or it is not ours."""
+    """Return the names from with_ties(); {} if there is no valid entry."""
     try:
         found = json.loads((metadata or {}).get(_TIED_KEY, "{}"))
     except ValueError:
@@ -47,20 +50,26 @@ def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
 
 
 def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:
-    """Write rows to a file, or to a set of files in a folder; return (paths, statistics)."""
+    """Write rows to a file, or to shards in a folder; return (paths, statistics)."""
+    follow_logging()
     try:
         writer = Writer(path, rows, metadata, **options)
         try:
             writer.commit()
-            return writer.paths(), writer.stats()
+            stats = writer.stats()
+            if _counters.is_on:
+                _counters.add_save(stats)
+            return writer.paths(), stats
         finally:
             writer.close()
     except OSError as error:
         raise serialization_error(error) from error
+    finally:
+        log_drain()
 
 
 def refuse_address(path: Path) -> None:
-    """Raise NotImplementedError for an address: as a path it would be a folder of that name."""
+    """Raise NotImplementedError for a URL, which would otherwise be taken for a folder name."""
     if os.fsdecode(path).lower().startswith(("s3:/", "gs:/", "az:/", "hf:/", "http:/", "https:/")):
         raise NotImplementedError(
             "ranks share the files of a set, which addresses don't have: save to a folder that all "
@@ -69,7 +78,7 @@ def refuse_address(path: Path) -> None:
 
 
 def compress_word(compress: bool | str) -> str:
-    """What the library calls it: "none", "float" (True) or "all"."""
+    """The library's name of the option: "none", "float" (True) or "all"."""
     if isinstance(compress, str):
         return compress
     return "float" if compress else "none"
@@ -79,19 +88,19 @@ _ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3", "
 
 
 def manifest_options(manifest: bool | Path) -> dict[str, Any]:
-    """What a front's argument ``manifest`` is in Writer's: a place and an algorithm."""
+    """Convert the argument ``manifest`` to Writer's: a path and an algorithm."""
     if isinstance(manifest, bool):
         return {"manifest": b""} if manifest else {}
     if isinstance(manifest, str) and manifest in _ALGORITHMS:
         return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
     path = os.fsencode(manifest)
     if not path:
-        raise ValueError("manifest: True, the name of an algorithm, or a path")
+        raise ValueError("manifest must be True, the name of an algorithm, or a path")
     return {"manifest": path}
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of 5000, "5GB" (10^9 to the unit) or "5GiB" (2^30)."""
+    """Parse 5000, "5GB" (units of 10^9) or "5GiB" (2^30) to bytes."""
     if isinstance(size, int) and not isinstance(size, bool):
         if size <= 0:
             raise ValueError(f"a size must be positive, not {size}")
@@ -106,7 +115,8 @@ def parse_size(size: int | str) -> int:
     try:
         value = float(digits) * units[unit]
     except (ValueError, KeyError):
-        raise ValueError(f"not a size: {size!r}; say 5000000000, '5GB' or '5GiB'") from None
+        raise ValueError(f"invalid size {size!r}; expected 5000000000, '5GB' or '5GiB', for "
+                         f"example") from None
     if not 1 <= value < 2**63:
         raise ValueError(f"a size must be positive and finite, not {size!r}")
     return int(value)

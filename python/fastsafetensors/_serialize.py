@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lowest level of the safetensors package: specs and bytes."""
+"""The low-level functions of the safetensors package: specs and bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._types import Path
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's dtype (torch's name), shape, and where its bytes are."""
+    """A tensor's dtype (torch's name), shape, and the address of its bytes."""
 
     dtype: str
     shape: list[int]

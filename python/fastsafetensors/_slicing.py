@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index expressions as the box of a tensor to read, and what is left to do with the box."""
+"""Index expressions as the range of a tensor to read, and an index for the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._core import error_class
 
 
 class SlicePlan(NamedTuple):
-    """begin and end of every dimension, and the index that makes the result of the box; or None."""
+    """Begin and end of each dimension, and the index to apply to the result; or None."""
 
     begin: list[int]
     end: list[int]
@@ -18,7 +18,9 @@ class SlicePlan(NamedTuple):
 
 
 def _as_int(part: Any) -> Any:
-    """Numbers of numpy's and other libraries' as int, all else as it is (bools, arrays, ..)."""
+    """Convert numbers of numpy and other libraries to int; others are unchanged (bools, arrays,
+    ...).
+    """
     if type(part) in (int, bool, slice) or part is Ellipsis or part is None:
         return part
     if hasattr(part, "__index__") and getattr(part, "ndim", 0) == 0 and "bool" not in str(
@@ -36,7 +38,7 @@ def _is_int(part: Any) -> bool:
 
 
 def _expand(parts: tuple[Any, ...], rank: int) -> tuple[Any, ...] | None:
-    """Replace an Ellipsis, and what is missing at the end, by whole dimensions."""
+    """Replace an Ellipsis, and missing dimensions at the end, by whole dimensions."""
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]
     if len(dots) > 1:
         return None
@@ -67,9 +69,9 @@ def _make_plan(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan:
 
 
 def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | None:
-    """Plan what a torch tensor gives for an index; None: read it whole and let torch index it.
+    """Plan a torch index; None: read the whole tensor and let torch index it.
 
-    IndexError for more than one Ellipsis: torch takes them, but reads memory that it does not own.
+    IndexError for more than one Ellipsis: torch accepts them, but then reads foreign memory.
     """
     parts = tuple(map(_as_int, parts))
     if sum(part is Ellipsis for part in parts) > 1:
@@ -98,13 +100,13 @@ def plan_torch(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
 
 
 def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | None:
-    """Plan integers, slices of positive step and Ellipsis; None: read it whole, numpy indexes it.
+    """Plan integers, slices with positive steps and Ellipsis; None: read all, numpy indexes it.
 
-    SafetensorError for what of the first is out of range, as the reference has it.
+    SafetensorError for an integer out of range, as in the reference.
     """
     error = error_class()
     parts = tuple(map(_as_int, parts))
-    # As the reference has it: numbers. numpy would make a dimension of them.
+    # The reference treats bools as numbers; numpy would add a dimension.
     parts = tuple(int(part) if isinstance(part, bool) else part for part in parts)
     for part in parts:
         if not (_is_int(part) or isinstance(part, slice) or part is Ellipsis):
@@ -125,5 +127,5 @@ def plan_numpy(parts: tuple[Any, ...], shape: tuple[int, ...]) -> SlicePlan | No
     plan = _make_plan(expanded, shape)
     if plan.rest is None:
         return plan
-    # numpy then gives an array for one element, too.
+    # numpy then returns an array even for one element.
     return plan._replace(rest=(*plan.rest, Ellipsis))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch tensors lie: the memory that is theirs, and what shares it with what."""
+"""The memory of torch tensors: addresses, ranges, and which tensors share it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from ._torch_installed import torch as _torch
 
-# Classes whose tensors are what they seem: their methods are torch's own.
+# Classes whose methods are torch's own.
 PLAIN = (_torch.Tensor, _torch.nn.Parameter)
-# Methods of subclasses may answer for other tensors; inside this they are torch's own.
+# Methods of subclasses may refer to other tensors; within this context they are torch's own.
 plainly: Callable[[], Any] = getattr(
     _torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext
 )
 
 
 def settle(tensor: Any) -> Any:
-    """What a tensor that reads when it is used stands for; any other one is itself."""
+    """Return the plain tensor of a lazy one; others unchanged."""
     made = None if type(tensor) in PLAIN else getattr(type(tensor), "_settle", None)
     return tensor if made is None else made(tensor)
 
 
 def settled(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of many."""
+    """The same for a dict."""
     return {name: settle(tensor) for name, tensor in tensors.items()}
 
 
 def storage_ptr(tensor: Any) -> int:
-    """Address of the memory that a tensor is a view of; 0 where it has none."""
+    """Address of the storage that a tensor is a view of; 0 if it has none. As in safetensors."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):
@@ -38,7 +38,7 @@ def storage_ptr(tensor: Any) -> int:
 
 
 def storage_size(tensor: Any) -> int:
-    """Bytes of the memory that a tensor is a view of; 0 where it has none."""
+    """Size of the storage that a tensor is a view of; 0 if it has none. As in safetensors."""
     try:
         return int(tensor.untyped_storage().nbytes())
     except (NotImplementedError, RuntimeError):
@@ -61,10 +61,10 @@ def _no_memory(name: str, tensor: Any) -> RuntimeError:
 
 
 def address_of(name: str, tensor: Any) -> int:
-    """Address of a packed tensor's first byte, in the memory that torch says is the tensor's.
+    """Address of a packed tensor's first byte, checked against its storage.
 
-    RuntimeError for tensors that have none (DTensors and other wrappers, fake and freed tensors),
-    which says what to do. 0 for tensors without elements.
+    RuntimeError with advice for tensors without storage (DTensors and other wrappers, fake and
+    freed tensors). 0 for tensors without elements.
     """
     try:
         if type(tensor) in PLAIN:
@@ -85,7 +85,7 @@ def address_of(name: str, tensor: Any) -> int:
 
 
 def check_memory(name: str, tensor: Any) -> None:
-    """RuntimeError for a tensor on the CPU or a GPU that has elements and no memory for them."""
+    """RuntimeError for a tensor on the CPU or a GPU with elements but without storage."""
     known = tensor.device.type in ("cpu", "cuda")
     if known and tensor.numel() and not _plain_storage_ptr(tensor):
         raise _no_memory(name, tensor)
@@ -98,9 +98,9 @@ def _plain_storage_ptr(tensor: Any) -> int:
 
 @dataclass(frozen=True)
 class Extent:
-    """The bytes from the first to the last that a tensor reaches, in some memory.
+    """The range of bytes in a storage that a tensor covers.
 
-    is_dense: every byte in between is the tensor's.
+    is_dense: every byte in the range belongs to the tensor.
     """
 
     memory: Hashable
@@ -110,10 +110,10 @@ class Extent:
 
 
 def extent_of(tensor: Any) -> Extent | None:
-    """Where a tensor lies; None where it has no elements, or nothing can be said.
+    """The extent of a tensor; None if it has no elements, or it is unknown.
 
-    Tensors on the meta device have a place in a memory without bytes. A wrapper (a DTensor) is
-    alone in a memory of its own.
+    Tensors on the meta device are in a storage without bytes. A wrapper (a DTensor) counts as a
+    separate storage.
     """
     if tensor.numel() == 0:
         return None
@@ -138,7 +138,7 @@ def extent_of(tensor: Any) -> Extent | None:
 
 
 def overlap_groups(extents: Mapping[str, Extent]) -> list[set[str]]:
-    """Names whose bytes overlap, in groups. Disjoint views of one memory share nothing."""
+    """Groups of names whose bytes overlap. Disjoint views of one storage do not share bytes."""
     by_memory: dict[Hashable, list[tuple[int, int, str]]] = {}
     for name, extent in extents.items():
         by_memory.setdefault(extent.memory, []).append((extent.begin, extent.end, name))
@@ -146,7 +146,7 @@ def overlap_groups(extents: Mapping[str, Extent]) -> list[set[str]]:
 
 
 def _group(by_memory: dict[Hashable, list[tuple[int, int, str]]]) -> list[set[str]]:
-    """Names of (begin, end, name) that overlap in a memory."""
+    """Names of (begin, end, name) that overlap in one storage."""
     groups = []
     for rows in by_memory.values():
         rows.sort()
@@ -167,16 +167,16 @@ def _group(by_memory: dict[Hashable, list[tuple[int, int, str]]]) -> list[set[st
 
 
 def extents_of(tensors: Mapping[str, Any]) -> dict[str, Extent]:
-    """{name: extent} of the tensors that have one."""
+    """{name: extent} of the tensors with an extent."""
     found = ((name, extent_of(tensor)) for name, tensor in tensors.items())
     return {name: extent for name, extent in found if extent is not None}
 
 
 def find_shared(tensors: Mapping[str, Any]) -> list[set[str]]:
-    """Names of tensors that share bytes, in groups."""
+    """Groups of names of tensors that share bytes."""
     by_memory: dict[Hashable, list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():
-        if type(tensor) in PLAIN and tensor.is_contiguous():  # nearly all: by the shortest way
+        if type(tensor) in PLAIN and tensor.is_contiguous():  # the usual case, by a shorter path
             try:
                 begin, size = tensor.data_ptr(), tensor.nbytes
             except (NotImplementedError, RuntimeError):
@@ -191,7 +191,7 @@ def find_shared(tensors: Mapping[str, Any]) -> list[set[str]]:
 
 
 def find_covered(extents: Mapping[str, Extent], present: Iterable[str]) -> set[str]:
-    """Names whose bytes all belong to tensors that are `present`: they need none of their own."""
+    """Names whose bytes all belong to tensors that are `present`, so they need not be stored."""
     runs: dict[Hashable, list[list[int]]] = {}
     rows = [extents[name] for name in present if name in extents and extents[name].is_dense]
     for extent in sorted(rows, key=lambda row: row.begin):
@@ -214,10 +214,10 @@ def _covers_storage(tensor: Any) -> bool:
 
 
 def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
-    """{name to leave out: name that is kept} of tensors that share bytes.
+    """{name to leave out: name to keep} of tensors that share bytes.
 
-    Of each group the first name (sorted) that covers its memory is kept, as the reference does;
-    a group in which none does is a RuntimeError, because saving one would lose the others.
+    In each group the first name (sorted) that covers the storage is kept, as in the reference. If
+    no tensor covers it, RuntimeError, because saving one would lose the others.
     """
     tied = {}
     by_storage: dict[Any, set[str]] = {}
@@ -240,7 +240,7 @@ def find_tied(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_same(state: Mapping[str, Any]) -> dict[str, str]:
-    """{name: first name (sorted)} of tensors that are one: memory, shape, strides and dtype."""
+    """{name: first name (sorted)} of identical tensors: same storage, shape, strides and dtype."""
     same: dict[Any, str] = {}
     tied = {}
     for name in sorted(state):
@@ -253,3 +253,28 @@ def find_same(state: Mapping[str, Any]) -> dict[str, str]:
         if kept != name:
             tied[name] = kept
     return tied
+
+
+def _version_of(name: str, tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError as error:  # "Inference tensors do not track version counter"
+        raise RuntimeError(
+            f"`{name}` has no version counter, so changes during the save would go unnoticed: "
+            'use stage="copy"'
+        ) from error
+
+
+def watch_changes(tensors: Mapping[str, Any]) -> Callable[[], bool]:
+    """Return a function that says whether tensors are what they are now, by torch's counters.
+
+    It notices writes by torch, and storage that was resized or freed.
+    """
+    seen = [(tensor, _version_of(name, tensor), storage_ptr(tensor), storage_size(tensor))
+            for name, tensor in tensors.items()]
+
+    def is_unchanged() -> bool:
+        return all(tensor._version == version and storage_ptr(tensor) == place
+                   and storage_size(tensor) == size for tensor, version, place, size in seen)
+
+    return is_unchanged

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.save files as safetensors, for the command's ``convert``, which has read the options.
+"""Converts torch.save files, for the command's ``convert``, which has parsed the options.
 
-They are read by torch's restricted loader (weights_only), which runs no code of the file's.
+Files are read by torch's restricted loader (weights_only), which runs no code from the file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-# Where training programs put the weights beside other things.
+# Keys of training checkpoints that contain the weights.
 _NESTED = ("state_dict", "model", "model_state_dict", "module")
 
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was asked for, in the words of Writer; dtype: of the format, or None."""
+    """Options from the command, with the names of Writer; dtype: the format's name, or None."""
 
     dtype: str | None = None
     alignment: int = 0
@@ -29,7 +29,7 @@ class Options:
     engine: str = "auto"
     promise: str = "durable"
     compress: str = "none"
-    manifest: str | None = None  # by which algorithm
+    manifest: str | None = None  # the algorithm
     dry_run: bool = False
     to_pipe: bool = False
     as_json: bool = False
@@ -41,14 +41,14 @@ def _printable(text: str) -> str:
 
 
 def _say(error: object, source: str | None = None) -> None:
-    """Print a failure, its first line, without what would drive the terminal."""
+    """Print the first line of an error, with control characters removed."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
     where = f", in {_printable(source)}" if source else ""
     print(f"fastsafetensors: {_printable(text)}{where}", file=sys.stderr)
 
 
 def _holds_tensors(value: Any, torch: Any) -> bool:
-    """Tell whether weights would be lost with a value; an optimizer's state is none."""
+    """Tell whether a value has weights that would be lost; an optimizer's state does not."""
     if isinstance(value, torch.Tensor):
         return True
     return (isinstance(value, dict) and bool(value)
@@ -56,7 +56,7 @@ def _holds_tensors(value: Any, torch: Any) -> bool:
 
 
 def _find_tensors(content: Any, torch: Any) -> dict[str, Any]:
-    """Return the dict of tensors of a checkpoint."""
+    """Return a checkpoint's dict of tensors."""
     whole = content
     for name in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
@@ -64,45 +64,45 @@ def _find_tensors(content: Any, torch: Any) -> dict[str, Any]:
             left_out = sorted(str(key) for key, value in whole.items()
                               if key != name and _holds_tensors(value, torch))
             if left_out:
-                raise ValueError(f"besides {name!r} the file holds tensors in {left_out}: "
+                raise ValueError(f"besides {name!r} the file has tensors in {left_out}: "
                                  "save what is meant alone")
             dropped = sorted(str(key) for key in whole if key != name)
             if dropped:
                 _say(f"only the tensors of {name!r} are kept, not {', '.join(dropped)}")
             break
     if not isinstance(content, dict):
-        raise ValueError(f"the file holds no dict of tensors but {type(content).__name__}")
+        raise ValueError(f"the file contains {type(content).__name__}, not a dict of tensors")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             kind = type(value).__name__
-            raise ValueError(f"the file holds more than tensors: {name!r} is {kind}")
+            raise ValueError(f"the file contains more than tensors: {name!r} is {kind}")
     return content
 
 
-def _convert(tensors: dict[str, Any], wish: str | None) -> dict[str, Any]:
-    """Floats in another dtype, integers in wider ones; others as they are."""
+def _convert(tensors: dict[str, Any], requested: str | None) -> dict[str, Any]:
+    """Convert floats to another dtype and integers to wider ones; others are unchanged."""
     from ._torch_state import dtype_name, torch_dtype
 
-    target = torch_dtype(wish) if wish else None
-    if wish and target is None:
-        raise ValueError(f"torch has no dtype {wish}")
+    target = torch_dtype(requested) if requested else None
+    if requested and target is None:
+        raise ValueError(f"torch has no dtype {requested}")
     result = {}
     for name, tensor in tensors.items():
         own = dtype_name(tensor.dtype) or ""
         floats = tensor.dtype.is_floating_point and target and target.is_floating_point
         widens = (
-            wish
+            requested
             and own[:1] in "IU"
-            and wish[:1] in "IU"
-            and int(wish[1:]) > int(own[1:])
-            and (own[0] == "U" or wish[0] == "I")
+            and requested[:1] in "IU"
+            and int(requested[1:]) > int(own[1:])
+            and (own[0] == "U" or requested[0] == "I")
         )
         result[name] = tensor.to(target) if floats or widens else tensor
     return result
 
 
 def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
-    """Return the tensors of a file, all or those whose names match."""
+    """Return the tensors of a file, all or those with matching names."""
     import torch
 
     try:
@@ -110,7 +110,7 @@ def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
     except RuntimeError as error:
         if "mmap can only be used" not in str(error):
             raise
-        # A file of torch before 1.6, which is no zip archive.
+        # A file written by torch before 1.6, which is not a zip archive.
         content = torch.load(source, map_location="cpu", weights_only=True)
     tensors = _find_tensors(content, torch)
     if not select:
@@ -118,12 +118,12 @@ def _read(source: str, select: tuple[str, ...]) -> dict[str, Any]:
     chosen = {name: tensor for name, tensor in tensors.items()
               if any(fnmatch.fnmatchcase(name, glob) for glob in select)}
     if not chosen:
-        raise ValueError("no tensor's name matches")
+        raise ValueError("no tensor name matches")
     return chosen
 
 
 def _write(target: str, tensors: dict[str, Any], tied: dict[str, str], options: Options) -> Any:
-    """Write the target; return the statistics, None of a pipe."""
+    """Write the target; return the statistics, or None for a pipe."""
     from ._core import serialize
     from ._saving import manifest_options, save_rows, with_ties
     from ._torch_state import make_rows
@@ -140,7 +140,7 @@ def _write(target: str, tensors: dict[str, Any], tied: dict[str, str], options: 
 
 
 def convert_file(source: str, target: str, options: Options) -> dict[str, Any]:
-    """Convert one file; return what the command tells of it."""
+    """Convert one file; return the command's report."""
     from ._tensor_memory import find_same
 
     tensors = _read(source, options.select)
@@ -149,33 +149,34 @@ def convert_file(source: str, target: str, options: Options) -> dict[str, Any]:
     written = _convert(kept, options.dtype)
     converted = sum(written[name] is not kept[name] for name in kept)
     if options.dtype and not converted and not options.as_json:
-        _say(f"nothing is converted: no tensor has a dtype that becomes {options.dtype} "
-             "(floats become floats, integers wider ones)")
-    answer = {"target": target, "tensors": len(written), "converted": converted, "files": 1,
-              "bytes": sum(tensor.nbytes for tensor in written.values())}
+        _say(f"warning: --dtype {options.dtype} has no effect: no tensor can be converted to it "
+             "(floats convert to floats, integers to wider integers)")
+    answer = {"target": target, "tensors": len(written), "converted": converted, "files": 1}
     if options.dry_run:
-        return {**answer, "dry_run": True}
+        tensor_bytes = sum(tensor.nbytes for tensor in written.values())
+        return {**answer, "tensor_bytes": tensor_bytes, "dry_run": True}
     stats = _write(target, written, tied, options)
     if stats is None:
         return {}
-    return {**answer, "seconds": stats["total_ns"] / 1e9, "engine": stats["engine"],
-            "promise": options.promise}
+    return {**answer, "bytes": stats["bytes_total"], "seconds": stats["total_ns"] / 1e9,
+            "engine": stats["engine"], "promise": options.promise}
 
 
-def _answer(told: dict[str, Any], options: Options) -> None:
-    """Say what was done, as the command says it."""
+def _answer(reported: dict[str, Any], options: Options) -> None:
+    """Print what was done, like the command."""
     if options.as_json:
-        print(json.dumps(told))
-    elif told:
-        count = told["tensors"]
+        print(json.dumps(reported))
+    elif reported:
+        count = reported["tensors"]
         begin = "would write " if options.dry_run else ""
-        end = "" if options.dry_run else f", {told['seconds']:.2f} s"
-        print(f"{begin}{_printable(told['target'])}: {count} tensor{'s' if count != 1 else ''}, "
-              f"{told['bytes'] / 2**20:.1f} MiB in 1 file{end}")
+        end = "" if options.dry_run else f", {reported['seconds']:.2f} s"
+        mib = reported.get("bytes", reported.get("tensor_bytes", 0)) / 2**20
+        print(f"{begin}{_printable(reported['target'])}: {count} tensor{'s' if count != 1 else ''}"
+              f", {mib:.1f} MiB in 1 file{end}")
 
 
 def _explain(error: Exception) -> tuple[int, str, object]:
-    """(exit code, kind for programs, what to say) of a failure."""
+    """(exit code, kind for programs, message) of an error."""
     if isinstance(error, ImportError):
         return 4, "Missing", "reading a torch file needs torch: pip install torch"
     if isinstance(error, OSError):
@@ -186,11 +187,11 @@ def _explain(error: Exception) -> tuple[int, str, object]:
             return 1, "NotTensors", (
                 f"it holds {found.group(1)}, which is no tensor: torch's restricted loader "
                 "(weights_only) takes only tensors, numbers and texts")
-    return 1, "TorchFile", error  # whatever torch's loader finds wrong with the file
+    return 1, "TorchFile", error  # any error of torch's loader
 
 
 def main(words: list[str]) -> int:
-    """Run what the command asks for: SOURCE TARGET OPTIONS (JSON) GLOB..; return the exit code."""
+    """Run with arguments SOURCE TARGET OPTIONS (JSON) GLOB...; return the exit code."""
     source, target, text, *select = words
     options = Options(**json.loads(text), select=tuple(select))
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch, or an error that says what to install. Modules that need torch import it from here."""
+"""Imports torch, or raises an error that says what to install. Modules that need torch use it."""
 
 from __future__ import annotations
 

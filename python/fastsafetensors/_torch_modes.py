@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modes that torch's operations may be under, and how to be outside of all of them.
+"""Leaves all modes that torch's operations may run under.
 
-A file's tensors are kept, and used by others later: what is read under torch.inference_mode(), in
-a function that is differentiated or mapped (torch.func), or traced with fake tensors, has to be
-what would have been read without.
+Tensors of a file are cached and used later by others. Tensors read under torch.inference_mode(), in
+a differentiated or mapped function (torch.func), or while tracing with fake tensors must be the
+same as those read without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _nothing = contextlib.nullcontext()
 
 
 def outside_modes() -> contextlib.AbstractContextManager[Any]:
-    """A context without modes of this thread's; mostly there are none."""
+    """A context without this thread's modes; usually it has no modes."""
     is_inside = _torch.is_inference_mode_enabled() or _mode_count() or _trace() is not None
     return _outside() if is_inside or _innermost() is not None else _nothing
 
@@ -39,7 +39,7 @@ def _outside() -> Iterator[None]:
             from torch.utils._python_dispatch import _disable_current_modes
 
             stack.enter_context(_disable_current_modes())
-        if _trace() is not None:  # torch.jit.trace(): what is read is a constant of its
+        if _trace() is not None:  # torch.jit.trace(): tensors that are read become its constants
             stack.callback(_set_trace, _trace())
             _set_trace(None)
         stack.enter_context(_torch.inference_mode(False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors as rows for the writer: what can be saved, and what shares memory."""
+"""torch tensors as rows for the writer: which can be saved, and which share memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FORMAT_NAMES = {
 }
 
 
-# {the format's name: torch's dtype}, of those that this torch has.
+# {the format's name: torch's dtype}, for dtypes that this torch has.
 DTYPES_BY_NAME = {dtype: known for known, dtype in _FORMAT_NAMES.items()}
 
 
 def torch_dtype(dtype: str) -> Any | None:
-    """torch's dtype for the format's dtype name, or None where this torch has none."""
+    """Return torch's dtype for the format's name, or None if this torch lacks it."""
     return DTYPES_BY_NAME.get(dtype)
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """torch's shape of a tensor of the format's: of 4-bit floats it counts pairs."""
+    """Return torch's shape for a format shape; torch counts pairs of 4-bit floats."""
     if dtype == "F4" and shape and shape[-1] % 2 == 0:
         return (*shape[:-1], shape[-1] // 2)
     return tuple(shape)
@@ -34,7 +34,7 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 def format_box(
     dtype: str, begin: Sequence[int], end: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The format's begin and end of a box in torch's shape."""
+    """Convert a range in torch's shape to the format's."""
     first, last = list(begin), list(end)
     if dtype == "F4" and first:
         first[-1], last[-1] = 2 * first[-1], 2 * last[-1]
@@ -42,7 +42,7 @@ def format_box(
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """Return the format's name of a torch dtype (a name stays one, None is None)."""
+    """Return the format's name of a torch dtype (names and None are unchanged)."""
     if dtype is None or isinstance(dtype, str):
         return dtype
     name = _FORMAT_NAMES.get(dtype)
@@ -52,7 +52,7 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raise for a tensor that has no plain bytes."""
+    """Raise for a tensor without plain bytes."""
     if tensor.layout is not _torch.strided:
         raise ValueError(
             f"You are trying to save a sparse tensors: `{[name]}` which this library does not "
@@ -68,12 +68,12 @@ def check_dense(name: str, tensor: Any) -> None:
             f"`{name}` is quantized: save `.int_repr()` and the scales, or `.dequantize()` it."
         )
     if tensor.dtype not in _FORMAT_NAMES:
-        raise ValueError(f"`{name}` is {tensor.dtype}, which the format has no dtype for.")
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}, which the format does not have.")
     check_memory(name, tensor)
 
 
 def plain(tensor: Any) -> Any:
-    """The tensor as packed bytes in CPU memory: itself, wherever it is that already."""
+    """Return the tensor as packed bytes in CPU memory, without a copy if it is that already."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.device.type != "cpu":
@@ -85,15 +85,15 @@ def make_row(name: str, tensor: Any) -> tuple[str, str, Any, int, int]:
     """Describe a dense, contiguous CPU tensor for the writer."""
     dtype = _FORMAT_NAMES[tensor.dtype]
     shape = tuple(tensor.shape)
-    if hasattr(tensor, "format_dtype"):  # packed elements that torch has no dtype for
+    if hasattr(tensor, "format_dtype"):  # packed elements without a torch dtype
         dtype, shape = tensor.format_dtype, tensor.format_shape
     elif dtype == "F4":
         shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
     return name, dtype, shape, address_of(name, tensor), tensor.nbytes
 
 
-def _far_row(name: str, tensor: Any, streams: set[Any]) -> Any:
-    """Describe a packed tensor on a GPU that the writer reads by itself, else None."""
+def _device_row(name: str, tensor: Any, streams: set[Any]) -> Any:
+    """Describe a packed GPU tensor that the writer can read itself, else None."""
     from ._gpu import load_options, wait_for_stream
 
     if not (tensor.is_cuda and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
@@ -107,10 +107,10 @@ def _far_row(name: str, tensor: Any, streams: set[Any]) -> Any:
     return (*make_row(name, tensor), options["device"])
 
 
-def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], list[Any]]:
-    """(rows, tensors that keep the memory) of a checked dict.
+def make_rows(tensors: dict[str, Any], on_device: bool = False) -> tuple[list[Any], list[Any]]:
+    """(rows, tensors that own the memory) of a checked dict.
 
-    far: tensors on GPUs stay there, and the writer reads them by blocks.
+    on_device: tensors on GPUs stay there, and the writer reads them in blocks.
     """
     rows, owners = [], []
     streams: set[Any] = set()
@@ -129,7 +129,7 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
         )
         if not simple:
             check_dense(name, tensor)
-            row = _far_row(name, tensor, streams) if far else None
+            row = _device_row(name, tensor, streams) if on_device else None
             if row is not None:
                 rows.append(row)
                 owners.append(tensor)
@@ -137,7 +137,7 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
             tensor = plain(tensor)
         owners.append(tensor)
         rows.append(
-            # Plain tuples of numbers are nothing to the garbage collector; a torch.Size is.
+            # The garbage collector ignores tuples of plain numbers, but not a torch.Size.
             (name, dtype, tuple(tensor.shape), address_of(name, tensor), tensor.nbytes)
             if simple
             else make_row(name, tensor)
@@ -146,7 +146,7 @@ def make_rows(tensors: dict[str, Any], far: bool = False) -> tuple[list[Any], li
 
 
 def check_tensors(tensors: Any, metadata: Any) -> None:
-    """Raise what the reference raises for a dict that it can't save."""
+    """Raise the reference's error for a dict that cannot be saved."""
     from ._saving import check_names
 
     if not isinstance(tensors, dict):

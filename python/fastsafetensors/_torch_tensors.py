@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a load has brought as torch tensors on the same memory."""
+"""Results of a load as torch tensors that share its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ._core import DTYPES, Tensor, dlpack_at, dlpack_probe
-from ._dtypes import check_wish, converted_dtype
+from ._dtypes import check_dtype, converted_dtype
 from ._gpu import load_options
 from ._request import choose_names
 from ._tensor_memory import plainly
@@ -16,13 +16,13 @@ from ._torch_installed import torch as _torch
 from ._torch_state import torch_dtype, torch_shape
 from ._verify import Verify, open_files
 
-# The importer behind torch.from_dlpack, without its checks of objects that are no capsules.
+# The importer behind torch.from_dlpack, without its checks for other objects.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.from_dlpack)
 
 
 @cache
 def capsule_mask() -> int:
-    """Which dtypes this torch imports as they are: bit d for dtype d, found by trying each."""
+    """Which dtypes this torch can import: bit d for dtype d, found by trying each."""
     mask = 0
     for number, dtype in enumerate(DTYPES):
         try:
@@ -35,12 +35,12 @@ def capsule_mask() -> int:
 
 
 def _device_of(tensor: Tensor) -> str:
-    """What torch calls the place of a tensor: its "cuda" is ROCm's as well."""
+    """torch's device of a tensor; its "cuda" includes ROCm."""
     kind, _, number = tensor.device.partition(":")
     return f"cuda:{number}" if kind in ("cuda", "hip") else "cpu"
 
 
-# What gives the same bytes once more, elsewhere or beside them.
+# Functions that return the same bytes, possibly elsewhere.
 _SAME_BYTES = {
     *(getattr(_torch.Tensor, name)
       for name in ("clone", "contiguous", "cpu", "cuda", "detach", "pin_memory", "to")),
@@ -50,10 +50,10 @@ _SAME_BYTES = {
 
 
 class PackedTensor(_torch.Tensor):  # type: ignore[misc]
-    """Bytes of elements that torch has no dtype for: saved, they are again what they were.
+    """Bytes of elements without a torch dtype. When saved, they get their original dtype.
 
-    format_dtype, format_shape: the format's. Copies, on other devices too, are what the tensor is;
-    parts of it, and what is computed from it, are plain tensors of bytes.
+    format_dtype, format_shape: the format's. Copies, also on other devices, keep them; parts and
+    computed results are plain tensors of bytes.
     """
 
     format_dtype: str
@@ -63,7 +63,7 @@ class PackedTensor(_torch.Tensor):  # type: ignore[misc]
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call torch's function, which gives plain tensors."""
+        """Call torch's function, which returns plain tensors."""
         with plainly():
             result = func(*args, **(kwargs or {}))
         own: Any = args[0] if args else None
@@ -73,7 +73,7 @@ class PackedTensor(_torch.Tensor):  # type: ignore[misc]
         return _packed(result, own.format_dtype, own.format_shape)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copy the bytes and what they are."""
+        """Copy the bytes and their format."""
         return memo.setdefault(id(self), self.clone())
 
 
@@ -84,11 +84,11 @@ def _packed(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def wrap(tensor: Tensor) -> Any:
-    """A torch tensor on the memory of `tensor`, whatever its dtype: no bytes are copied.
+    """Return a torch tensor for `tensor` of any dtype, without copying bytes.
 
-    Dtypes that torch can't import come as bytes and are viewed; 6-bit floats stay bytes (a
-    PackedTensor of one dimension), and so does what this version of torch does not know. A 4-bit
-    float tensor halves its last dimension, because torch counts pairs.
+    Dtypes that torch cannot import are imported as bytes and viewed. 6-bit floats, and dtypes that
+    this torch lacks, stay bytes (a PackedTensor of one dimension). The last dimension of a 4-bit
+    float tensor is halved, because torch counts pairs.
     """
     number = DTYPES.index(tensor.dtype)
     if capsule_mask() >> number & 1:
@@ -110,25 +110,27 @@ def wrap(tensor: Tensor) -> Any:
 
 
 def spread(view: Tensor, offset: int, size: int, dtype: Any) -> Any:
-    """The memory around a view, from `offset` of it on, as a tensor that keeps the view."""
-    where = (1, 0)  # the processors
+    """Return memory around a view, from `offset` of it on, as a tensor that keeps the view
+    alive.
+    """
+    where = (1, 0)  # the CPU
     capsule = dlpack_at(view.data_ptr + offset, (size,), (1,), "U8", where, view)
     return _import_capsule(capsule).view(dtype)
 
 
 def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:
-    """Return a tensor of `data`, which it keeps; None where torch has no such dtype."""
+    """Return a tensor over `data`, which it keeps alive; None if torch lacks the dtype."""
     target = torch_dtype(dtype)
     if target is None:
         return None
     try:
         return _torch.frombuffer(data, dtype=target).reshape(shape)
-    except AssertionError:  # FakeTensorMode: what a load gives is in shape already
+    except AssertionError:  # FakeTensorMode: results of a load have their shape already
         return None
 
 
 def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
-    """All tensors of a load as {name: torch tensor} on `device`, to which it may have gone."""
+    """All tensors of a load as {name: torch tensor} on `device`, copied there if necessary."""
     tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
     if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
         return tensors
@@ -139,13 +141,13 @@ def load_meta(
     filename: Any, names: Any = None, keep: Any = None, dtype: str | None = None,
     verify: Verify | None = None,
 ) -> dict[str, Any]:
-    """Tensors on the meta device as a load would give them: headers are read, and no more."""
+    """Tensors on the meta device as a load would return them; only headers are read."""
     with contextlib.closing(open_files(filename, verify)) as model:
         chosen = choose_names(model, names, keep)
         result = {}
         for name in model.names() if chosen is None else chosen:
             own, shape, size, *_ = model.info(model.find(name))
-            check_wish([(name, own)], dtype)
+            check_dtype([(name, own)], dtype)
             made = converted_dtype(own, dtype)
             known = torch_dtype(made)
             result[name] = _torch.empty(
@@ -156,5 +158,5 @@ def load_meta(
 
 
 def make_item(loader: Any, index: int) -> Any:
-    """Item `index` of a load as a torch tensor, once its bytes are there."""
+    """Return item `index` of a load as a torch tensor, waiting for its bytes."""
     return loader.make(index, _import_capsule, wrap, capsule_mask())

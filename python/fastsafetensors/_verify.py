@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening models, held against manifests where that is asked for: by argument or by context."""
+"""Opening and verifying models: by argument or by context manager."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._core import Model
+from ._log import follow_logging
 from ._types import Path, Paths
 
 if TYPE_CHECKING:
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SignedBy:
-    """For ``verify=``: the model's manifest has to be signed, with this key.
+    """A value for ``verify=``: the model's manifest must be signed with this key.
 
         load_file("folder/model.safetensors", verify=SignedBy("pub.pem"))
 
-    The OpenSSF bundle's signature is verified with the key, then the manifest's digest in it, and
-    then each chunk while it loads. What does not hold is a SafetensorError whose tag is
-    InvalidSignature or DigestMismatch.
+    Verifies the OpenSSF bundle's signature with the key, then the manifest's digest in it, and then
+    each chunk while it is loaded. A failure is a SafetensorError with the tag InvalidSignature or
+    DigestMismatch.
 
     Attributes:
-        public_key: path of a PEM file, of the curve P-256, P-384 or P-521.
+        public_key: path of a PEM file, on the curve P-256, P-384 or P-521.
         signature: path of the bundle; None for model.sig in the model's folder.
-        manifest: path of the manifest; None for the one beside the model.
+        manifest: path of the manifest; None for the one next to the model.
     """
 
     public_key: Path
@@ -40,7 +41,7 @@ class SignedBy:
     manifest: Path | None = None
 
     def _held(self, paths: Paths) -> tuple[Path | None, Path, Path]:
-        """What the extension takes for a model at these paths."""
+        """The extension's arguments for a model at these paths."""
         if self.signature is not None:
             return self.manifest, self.signature, self.public_key
         if not isinstance(paths, (str, bytes, os.PathLike)):
@@ -48,18 +49,17 @@ class SignedBy:
         first = os.fsdecode(paths)
         if "://" in first:
             address, mark, query = first.partition("?")
-            end = mark + query if first[:4].lower() == "http" else ""  # a version is one object's
+            end = mark + query if first[:4].lower() == "http" else ""  # the version of one object
             return self.manifest, f"{address.rpartition('/')[0]}/model.sig{end}", self.public_key
         folder = first if os.path.isdir(first) else os.path.dirname(first)
         return self.manifest, os.path.join(folder, "model.sig"), self.public_key
 
 
-# What verify= of the fronts takes: False, True for the manifest beside the model, its path, or
-# whose signature it has to have.
+# Values of verify=: False, True for a manifest next to the model, its path, or SignedBy.
 Verify = bool | Path | SignedBy
 
-# What the contexts that are open say and in which thread, the latest last. Of the process: helper
-# threads of whoever loads verify as well.
+# Open verifying() contexts with their threads, the latest last. Process-wide, so that loads on
+# helper threads are verified as well.
 _contexts: list[tuple[object, int, Verify]] = []
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
@@ -67,30 +67,30 @@ _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 @contextlib.contextmanager
 def verifying(verify: Verify = True) -> Iterator[None]:
-    """Hold every model that is opened within against a manifest, by whatever front.
+    """Verify every model that is opened within this context, by any function.
 
         with fastsafetensors.verifying():
             model = AutoModel.from_pretrained(folder)  # through this package's hooks
 
-    It counts for all threads of the process: loads that run beside it are verified, too, unless
-    their own thread is within another verifying() that says otherwise. What has no manifest is
-    refused, bytes in memory among it. Rewriting files (edit_header(), the command) is no load.
+    It applies to all threads of the process, unless a thread is within another verifying() with
+    another setting. Models without a manifest are refused, including bytes in memory. Editing files
+    (edit_header(), the command) is not affected.
 
     Args:
-        verify: True for the manifest beside each model, or what else there is (nothing is an
-            error), the path of a manifest or list, or SignedBy() for a signed one; False for no
-            check. An argument verify= of a front counts more.
+        verify: True for the manifest next to each model, or another digest source (an error if
+            there is none); the path of a manifest or list; SignedBy() for a signed one; False for
+            no verification. A function's verify= argument takes precedence.
 
     Returns:
         A context manager.
 
     Raises:
-        SafetensorError: from what is opened or loaded within: bytes that differ (its tag is
+        SafetensorError: from functions in the context: bytes that differ (the tag is
             DigestMismatch), or a damaged manifest.
-        FileNotFoundError: from what is opened within: no manifest.
+        FileNotFoundError: from opening in the context: no manifest.
     """
     if verify is None:
-        raise TypeError("verifying() takes True, False, a path or SignedBy(), not None")
+        raise TypeError("verifying() needs True, False, a path or SignedBy(), not None")
     context = (object(), threading.get_ident(), verify)
     _contexts.append(context)
     try:
@@ -100,7 +100,7 @@ def verifying(verify: Verify = True) -> Iterator[None]:
 
 
 def chosen(verify: Verify | None) -> Verify:
-    """Return what a front's argument means: None is what verifying() says now."""
+    """Resolve a verify= argument; None means the current verifying() context."""
     if verify is not None:
         return verify
     if not _contexts:
@@ -108,19 +108,20 @@ def chosen(verify: Verify | None) -> Verify:
     own = [said for _, thread, said in _contexts if thread == threading.get_ident()]
     if own:
         return own[-1]
-    # Another thread's False is for that thread's loads: it takes nobody else's check away.
+    # A False in another thread applies to that thread only.
     return next((said for *_, said in reversed(_contexts) if said is not False), False)
 
 
 def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:
-    """Open a model as every front does; verify: None for what verifying() says."""
+    """Open a model; verify None means the current verifying() context."""
+    follow_logging()
     held = chosen(verify)
     return Model(paths, lenient, held._held(paths) if isinstance(held, SignedBy) else held)
 
 
 @dataclass(frozen=True)
 class ManifestMade:
-    """What making a manifest took: files listed, those that were not read again, bytes."""
+    """Result of writing a manifest: files listed, files not read again, bytes."""
 
     algorithm: str
     files: int
@@ -137,30 +138,34 @@ def write_manifest(
     keep: Path | None = None,
     tensors: bool = False,
 ) -> ManifestMade:
-    """Make the manifest of a model: digests of every chunk of its files, for verify=.
+    """Write the manifest of a model: digests of every chunk of its files, for verify=.
 
     Args:
         filename: a file, an index or a folder (then of every file in it).
-        target: where to; None for where verify=True looks: FILE.manifest, or model.manifest in the
-            folder.
+        target: where to write it; None for the path where verify=True looks: FILE.manifest, or
+            model.manifest in the folder.
         algorithm: "xxh3-128" against accidents; "blake3" or "sha256" against forgery as well.
-        keep: an older manifest, whose word stands for files that have the same size and were not
-            changed since it was begun.
-        tensors: digests of tensors as well, for comparing files.
+        keep: an older manifest, whose digests are reused for files with the same size that have not
+            changed since.
+        tensors: also store digests of tensors, for comparing files.
 
     Returns:
-        What it took.
+        Counts and sizes.
 
     Raises:
-        ValueError: an algorithm of another name.
-        SafetensorError: a bad file, or a library that is not there.
-        OSError: of its kind, for what the system refuses.
+        ValueError: an unknown algorithm, or the name of one as `target`.
+        SafetensorError: an invalid file, or a missing library.
+        OSError: the matching subclass, if a system call fails.
     """
     from ._command import ask_command
     from ._digests import _plain_path
 
     if algorithm not in _ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}: there are {', '.join(_ALGORITHMS)}")
+        raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
+                         f"{', '.join(_ALGORITHMS)}")
+    if target in _ALGORITHMS:
+        raise ValueError(f"target is a path, and {target!r} is an algorithm: write "
+                         f"algorithm={target!r}, or the path as './{target}'")
     more: list[Any] = ["--tensors"] if tensors else []
     for option, value in (("--output", target), ("--keep", keep)):
         if value is not None:
@@ -172,18 +177,18 @@ def write_manifest(
 
 
 def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
-    """Make a list of the SHA-256 of whole files that ``sha256sum -c`` checks, and verify= takes.
+    """Write a list of SHA-256 checksums for ``sha256sum -c`` and verify=.
 
     Args:
         filename: a file, an index or a folder (then of every file in it).
-        target: where to; None for FILE.sha256, or SHA256SUMS in the folder.
+        target: where to write it; None for FILE.sha256, or SHA256SUMS in the folder.
 
     Returns:
-        What it took.
+        Counts and sizes.
 
     Raises:
-        SafetensorError: a library that is not there.
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: a missing library.
+        OSError: the matching subclass, if a system call fails.
     """
     from ._command import ask_command
     from ._digests import _plain_path
@@ -198,20 +203,20 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
 def sign_folder(
     folder: Path, key: Path, bundle: Path | None = None, *, keep: Path | None = None
 ) -> tuple[int, int]:
-    """Sign all files of a folder: an OpenSSF model-signing bundle, as SignedBy() looks for it.
+    """Sign all files of a folder: writes an OpenSSF model-signing bundle, as SignedBy() expects.
 
     Args:
-        folder: of the model; make its manifest first, which is signed with the rest.
-        key: path of a private key, PEM without a password, of the curve P-256, P-384 or P-521.
-        bundle: where to; None for model.sig in the folder.
-        keep: an older bundle of the same key, whose word stands for files that were not changed.
+        folder: of the model. Write its manifest first, which is signed with the rest.
+        key: path of a private key, PEM without a password, on the curve P-256, P-384 or P-521.
+        bundle: where to write it; None for model.sig in the folder.
+        keep: an older bundle of the same key, whose digests are reused for unchanged files.
 
     Returns:
-        The files that were signed, and the bytes that were read of them.
+        The number of signed files, and of bytes read.
 
     Raises:
-        SafetensorError: a bad key or bundle, or a library that is not there.
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: an invalid key or bundle, or a missing library.
+        OSError: the matching subclass, if a system call fails.
     """
     from ._command import ask_command
     from ._digests import _plain_path
@@ -230,23 +235,23 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
 
     Args:
         filename: a file, an index or a folder.
-        manifest: None for the one beside it.
+        manifest: None for the one next to it.
 
     Returns:
-        What differs: files that are missing, sizes, each chunk; an empty list where nothing does.
+        The differences: missing files, sizes, each chunk; an empty list if everything matches.
 
     Raises:
-        SafetensorError: a manifest that is damaged.
-        OSError: no manifest, or what the system refuses.
+        SafetensorError: a damaged manifest.
+        OSError: no manifest, or a failed system call.
     """
     from ._command import ask_command
     from ._digests import Problem, _plain_path
 
-    chosen: list[Any] = [] if manifest is None else ["--from", _plain_path(manifest)]
-    answer = ask_command("verify", "--json", "--no-progress", "--manifest", *chosen, "--",
+    chosen = b"--manifest" if manifest is None else b"--manifest=" + _plain_path(manifest)
+    answer = ask_command("verify", "--json", "--no-progress", chosen, "--",
                          _plain_path(filename), good=(0, 1, 2))
     if "error" in answer:
-        Model(filename, True, True if manifest is None else manifest).close()  # raises it
+        Model(filename, True, True if manifest is None else manifest).close()  # raises the error
         raise OSError(json.dumps(answer["error"]))
     return [Problem(row["kind"], row["message"], row.get("file", ""))
             for row in answer["differences"]]

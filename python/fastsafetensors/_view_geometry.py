@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a stored tensor as numbers: which elements they are, and the box that covers them. Pure.
+"""Views of a stored tensor as numbers: their elements, and the range that covers them. Pure.
 
-A view is torch's: sizes, strides and an offset, in elements of the stored tensor, which is packed
-in row-major order.
+A view is described like torch's: sizes, strides and an offset, in elements of the stored tensor,
+which is packed in row-major order.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 Sizes = tuple[int, ...]
-_ZEROS = (0,) * 64  # as many dimensions as torch allows
+_ZEROS = (0,) * 64  # torch's maximum number of dimensions
 
 
 class View(NamedTuple):
-    """Elements of a stored tensor."""
+    """A view of a stored tensor."""
 
     sizes: Sizes
     strides: Sizes
@@ -25,15 +25,18 @@ class View(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A part of a stored tensor, begin and end of each dimension, and a view of it when packed."""
+    """A part of a stored tensor:
+
+    begin and end of each dimension, and a view within the packed part.
+    """
 
     begin: Sizes
     end: Sizes
-    view: View | None  # None: all of it
+    view: View | None  # None: the whole part
 
 
 def packed_strides(sizes: Sequence[int]) -> Sizes:
-    """Strides of a packed tensor; dimensions without elements count as one, as in torch."""
+    """Strides of a packed tensor; empty dimensions count as one, as in torch."""
     strides, step = [], 1
     for size in reversed(sizes):
         strides.append(step)
@@ -42,12 +45,12 @@ def packed_strides(sizes: Sequence[int]) -> Sizes:
 
 
 def whole(sizes: Sequence[int]) -> View:
-    """All of a stored tensor."""
+    """The view of the whole tensor."""
     return View(tuple(sizes), packed_strides(sizes), 0)
 
 
 def narrow(view: View, dim: int, start: int, length: int) -> View | None:
-    """Elements start to start + length of a dimension; None where torch has to say."""
+    """Elements start to start + length of a dimension; None: leave it to torch."""
     rank = len(view.sizes)
     if not -rank <= dim < rank:
         return None
@@ -62,7 +65,7 @@ def narrow(view: View, dim: int, start: int, length: int) -> View | None:
 
 
 def select(view: View, dim: int, index: int) -> View | None:
-    """One element of a dimension, which goes; None where torch has to say."""
+    """One index of a dimension, which is removed; None: leave it to torch."""
     rank = len(view.sizes)
     if not -rank <= dim < rank:
         return None
@@ -76,7 +79,7 @@ def select(view: View, dim: int, index: int) -> View | None:
 
 
 def index(view: View, key: Any) -> View | None:
-    """What numbers, slices, None and an Ellipsis select; None for anything else."""
+    """Apply integers, slices, None and Ellipsis; None for anything else."""
     parts = list(key) if type(key) is tuple else [key]
     named = sum(part is not None and part is not Ellipsis for part in parts)
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]
@@ -104,10 +107,10 @@ def index(view: View, key: Any) -> View | None:
 
 
 def _number(thing: Any) -> int | None:
-    """A number as torch takes it for an index: int's or numpy's, no tensor and no truth."""
+    """Convert an index like torch: int or numpy integers, but no tensors or bools."""
     if type(thing) is int:
         return thing
-    # Of numpy's, numbers can't be assigned to, arrays can.
+    # numpy scalars do not support item assignment, arrays do.
     if type(thing) is bool or hasattr(thing, "__setitem__"):
         return None
     try:
@@ -130,7 +133,7 @@ def _cut(view: View, dim: int, part: slice) -> View | None:
 
 
 def unsqueeze(view: View, dim: int) -> View | None:
-    """A dimension of one more."""
+    """Add a dimension of size 1."""
     rank = len(view.sizes)
     if not -rank - 1 <= dim <= rank:
         return None
@@ -141,7 +144,7 @@ def unsqueeze(view: View, dim: int) -> View | None:
 
 
 def permute(view: View, dims: Sequence[int]) -> View | None:
-    """Dimensions in another order."""
+    """Reorder dimensions."""
     rank = len(view.sizes)
     if len(dims) != rank or any(type(d) is not int or not -rank <= d < rank for d in dims):
         return None
@@ -153,7 +156,7 @@ def permute(view: View, dims: Sequence[int]) -> View | None:
 
 
 def transpose(view: View, one: int, other: int) -> View | None:
-    """Two dimensions in each other's place."""
+    """Swap two dimensions."""
     rank = len(view.sizes)
     if not (-rank <= one < rank and -rank <= other < rank):
         return None
@@ -163,7 +166,7 @@ def transpose(view: View, one: int, other: int) -> View | None:
 
 
 def is_packed(view: View) -> bool:
-    """Tell whether the elements lie one behind the other, in row-major order."""
+    """Tell whether the elements are contiguous in row-major order."""
     if not all(view.sizes):
         return True
     step = 1
@@ -175,7 +178,7 @@ def is_packed(view: View) -> bool:
 
 
 def reshape(view: View, sizes: Sequence[int]) -> View | None:
-    """Other dimensions of a packed view; None where torch has to say."""
+    """Reshape a packed view; None: leave it to torch."""
     if any(type(size) is not int or size < -1 for size in sizes) or not is_packed(view):
         return None
     count, shape = prod(view.sizes), list(sizes)
@@ -191,12 +194,12 @@ def reshape(view: View, sizes: Sequence[int]) -> View | None:
 
 
 def cover(stored: Sequence[int], pitches: Sizes, view: View) -> Box:
-    """Return the smallest box of a stored tensor that holds a view with elements.
+    """Return the smallest part of a stored tensor that contains a non-empty view.
 
     pitches: its packed_strides().
 
-    Each step of a view's dimension is a number of steps of one stored dimension. What runs over
-    that one's end takes it whole and goes on in the next outer one.
+    Each step along a view's dimension is a number of steps along one stored dimension. If it
+    exceeds that dimension, the dimension is taken whole and the rest belongs to the next outer one.
     """
     rank = len(stored)
     if rank and view.strides == pitches and view.sizes[1:] == stored[1:]:
@@ -206,12 +209,12 @@ def cover(stored: Sequence[int], pitches: Sizes, view: View) -> Box:
     begin, rest = [0] * rank, view.offset
     for d, pitch in enumerate(pitches):
         begin[d], rest = divmod(rest, pitch)
-    if view.strides == pitches:  # narrowed, and no more
+    if view.strides == pitches:  # only narrowed
         ends = tuple(map(operator.add, begin, view.sizes))
         if all(map(operator.le, ends, stored)):
             return Box(tuple(begin), ends, None)
     reach = list(begin)
-    steps: list[tuple[int, int] | None] = []  # by dimension of the view: stored dimension, steps
+    steps: list[tuple[int, int] | None] = []  # by dimension of the view: (stored dimension, steps)
     for size, stride in zip(view.sizes, view.strides, strict=True):
         if size == 1 or stride == 0:
             steps.append(None)
@@ -230,7 +233,7 @@ def cover(stored: Sequence[int], pitches: Sizes, view: View) -> Box:
 
 def _inside(view: View, pitches: Sizes, steps: list[tuple[int, int] | None],
             begin: list[int], end: Sizes) -> View:
-    """The same elements in the packed box."""
+    """The same elements within the packed part."""
     packed = packed_strides([last - first for first, last in zip(begin, end, strict=True)])
     offset, rest = 0, view.offset
     for d, pitch in enumerate(pitches):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint on Hugging Face folders: read them, write them, on any ranks.
+"""torch.distributed.checkpoint for Hugging Face folders: reading and writing, on any number of
+ranks.
 
     import torch.distributed.checkpoint as dcp
     from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter
@@ -7,10 +8,10 @@
     dcp.save(state_dict, storage_writer=FastSafetensorsWriter(folder))
     dcp.load(state_dict, storage_reader=FastSafetensorsReader(folder))
 
-The folder holds whole tensors, whatever the sharding: what four ranks have saved, three can load,
-and so can anything else that reads safetensors. Each rank writes its own parts of the files, all at
-once, and reads only the parts that it has a place for. Only tensors are kept: state that is
-something else is an error (put it into a file of your own).
+The folder contains whole tensors, whatever the sharding: three ranks can load what four have saved,
+and so can other safetensors readers. All ranks write their parts of the files in parallel, and read
+only the parts that they need. Only tensors are saved; other state is an error (store it
+separately).
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import math
 import os
 import pathlib
 import secrets
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ._torch_installed import torch  # isort: skip  # first: it says what is missing
+from ._torch_installed import torch  # isort: skip  # first, because its error says what to install
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -43,17 +46,20 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from ._checkpoint_shards import StoredPart, open_parts, size_of
+from ._consolidate import consolidate
 from ._core import Model, Writer, assign_shards
+from ._kept_copies import CopyStore
 from ._load import OpenLoad
+from ._representation import format_paths
 from ._saving import manifest_options, parse_size, refuse_address
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
-from ._verify import open_files
 
-__all__ = ["FastSafetensorsReader", "FastSafetensorsWriter"]
+__all__ = ["FastSafetensorsReader", "FastSafetensorsWriter", "consolidate"]
 
-# Most bytes that were read and not yet copied to their place.
+# Maximum bytes that are read and not yet copied.
 _BUDGET_BYTES = 256 << 20
 
 
@@ -63,67 +69,95 @@ def _done(value: Any) -> Any:
     return future
 
 
-class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
-    """Reads a folder, an index or a file; on every rank only what the plan asks for."""
+def _elements(dtype: str, numbers: Sequence[int]) -> torch.Size:
+    """Convert a shape or offsets to torch's units: pairs of 4-bit floats."""
+    if dtype == "F4" and numbers:
+        return torch.Size([*numbers[:-1], numbers[-1] // 2])
+    return torch.Size(numbers)
 
-    def __init__(self, path: str | os.PathLike[str], threads: int = 0) -> None:
-        """Keep the path; threads: of a load, 0: as many as the process may use."""
+
+def _part_of(stored: dict[str, list[StoredPart]], item: Any) -> StoredPart:
+    """Return the part of a tensor that an item of a plan reads from."""
+    name, offset = item.storage_index.fqn, item.storage_index.offset
+    parts = stored.get(name, [])
+    if len(parts) == 1:
+        return parts[0]
+    for part in parts:
+        if offset is not None and _elements(part.dtype, part.offsets) == torch.Size(offset):
+            return part
+    raise ValueError(f"{name}: the files do not have the part at {list(offset or ())}")
+
+
+def _add_stats(sums: dict[str, Any], stats: dict[str, Any]) -> None:
+    """Add the statistics of a load to earlier ones."""
+    for key, value in stats.items():
+        sums[key] = sums[key] + value if isinstance(value, int) and key in sums else value
+
+
+class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
+    """Reads a folder, an index or a file. Each rank reads only the parts in its plan.
+
+    Also reads folders of torch's HuggingFaceStorageWriter(save_distributed=True).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, threads: int = 0) -> None:
+        """Store the path. threads: of a load; 0: one per CPU that the process may use."""
         self._path: Any = path
         self._threads = threads
         self._load_id: str | None = None
         self.stats: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        """Return the path, without opening files."""
+        return f"<{type(self).__name__} {format_paths(self._path)}>"
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a load, perhaps of another path."""
+        """Start a load, possibly of another path."""
         if checkpoint_id is not None:
             self._path = checkpoint_id
         self._load_id = secrets.token_hex(8)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Describe every tensor of the files as one chunk."""
-        model = open_files(self._path)
-        try:
-            described: dict[str, Any] = {}
-            for index, name in enumerate(model.names()):
-                dtype, shape, *_ = model.info(index)
-                known = torch_dtype(dtype)
+        """Describe every tensor of the files: one chunk, or one for each of its parts."""
+        described: dict[str, Any] = {}
+        with open_parts(self._path) as stored:
+            for name, parts in stored.items():
+                known = torch_dtype(parts[0].dtype)
                 if known is None:
-                    raise ValueError(f"{name}: this torch has no dtype for {dtype}")
-                size = torch.Size(shape)
-                if dtype == "F4":
-                    size = torch.Size([*shape[:-1], shape[-1] // 2])
-                chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-                described[name] = TensorStorageMetadata(TensorProperties(known), size, [chunk])
-        finally:
-            model.close()
+                    raise ValueError(f"{name}: this torch has no dtype for {parts[0].dtype}")
+                chunks = [ChunkStorageMetadata(_elements(part.dtype, part.offsets),
+                                               _elements(part.dtype, part.shape)) for part in parts]
+                size = _elements(parts[0].dtype, size_of(parts))
+                described[name] = TensorStorageMetadata(TensorProperties(known), size, chunks)
         meta = StorageMeta(checkpoint_id=self._path, load_id=self._load_id)
         return Metadata(described, storage_meta=meta)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any,
                               **kwargs: Any) -> None:
-        """Do nothing: the files say everything."""
+        """Do nothing, because the files have all information."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the parts that this rank asked for, in the order of the files, to their places."""
-        model = open_files(self._path)
-        try:
-            wanted = []
-            for item in plan.items:
-                if item.type is LoadItemType.BYTE_IO:
-                    raise ValueError(f"{item.storage_index.fqn} is no tensor: not in these files")
-                wanted.append((model.find(item.storage_index.fqn), item))
-            wanted.sort(key=lambda pair: (pair[0], pair[1].storage_offsets))
-            self._read(model, [item for _, item in wanted], planner)
-        finally:
-            model.close()
+        """Read this rank's parts, in file order, to their destinations."""
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                raise ValueError(f"{item.storage_index.fqn} is not a tensor, and the files only "
+                                 f"contain tensors")
+        self.stats = {}
+        with open_parts(self._path) as stored:
+            wanted = [(_part_of(stored, item), item) for item in plan.items]
+            models = dict.fromkeys(part.model for part, _ in wanted)
+            for model in models:
+                own = [(part, item) for part, item in wanted if part.model is model]
+                own.sort(key=lambda pair: (pair[0].number, pair[1].storage_offsets))
+                self._read(model, [item for _, item in own], planner)
         return _done(None)
 
     def _read(self, model: Model, items: list[Any], planner: LoadPlanner) -> None:
@@ -152,7 +186,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
                                      f"the file for a place of {list(target.shape)}")
                 target.copy_(source)
                 planner.commit_tensor(item, target)
-            self.stats = loader.stats()
+            _add_stats(self.stats, loader.stats())
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -162,15 +196,15 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
 
 
 class _Part:
-    """What this rank writes of a file that the coordinator has made."""
+    """This rank's part of a file that the coordinator has created."""
 
     def __init__(self, path: str, promise: str) -> None:
-        """Open the file, which has its header by now."""
+        """Open the file, which already has its header."""
         self._model = Model(path)
         self._writer = Writer(path, [], promise=promise, joins=True)
 
     def write(self, name: str, chunk: ChunkStorageMetadata, tensor: Any) -> None:
-        """Write a chunk of a tensor, which is packed on the CPU, to its pieces of the file."""
+        """Write a chunk of a tensor (packed on the CPU) to its pieces of the file."""
         index = self._model.find(name)
         sizes, shape = list(chunk.sizes), list(self._model.info(index)[1])
         if tensor.numel() == 0:
@@ -186,21 +220,37 @@ class _Part:
         whole[key].copy_(tensor)
 
     def finish(self) -> None:
-        """Make what was written last, if so promised."""
+        """Sync the file, if durable."""
         self._writer.finish()
 
     def close(self) -> None:
-        """Leave the file to its maker."""
+        """Close the file without publishing it."""
         self._writer.close()
         self._model.close()
+
+
+class _Save(threading.local):
+    """The save that a thread does: each asynchronous one has a thread."""
+
+    path: pathlib.Path | None = None  # None: the writer's own
+    writer: Writer | None = None  # on the coordinator, until finish
+
+    def drop(self) -> None:
+        """Delete files that were created and not published."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.close()
 
 
 class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
     """Writes a Hugging Face folder: model.safetensors, or numbered files and their index.
 
-    The coordinator makes the files under hidden names, every rank writes its parts, and when all
-    have, the coordinator publishes them with their index, as every save of a set does: at every
-    instant the folder has the old model or the new one, whoever dies.
+    The coordinator creates the files under temporary names, every rank writes its parts, and when
+    all are finished, the coordinator publishes them with an index, atomically like every sharded
+    save: at every instant the folder has the old or the new model, even if a rank is killed.
+
+    Saves of one writer may run at the same time, in different threads. Those to the same folder are
+    published in the order in which they end: wait for the first if the order matters.
     """
 
     def __init__(
@@ -212,12 +262,12 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         durable: bool = False,
         manifest: bool | str | os.PathLike[str] = False,
     ) -> None:
-        """Keep the settings.
+        """Store the settings.
 
         Args:
             path: the folder.
-            max_shard_size: bytes of a file, or "5GB", "5GiB".
-            metadata: of every file; without it, {"format": "pt"}.
+            max_shard_size: maximum size of a file in bytes, or "5GB", "5GiB".
+            metadata: of every file; {"format": "pt"} by default.
             durable: wait until files and folder are on the device.
             manifest: as in fastsafetensors.torch.save_file; the coordinator reads the files for it.
         """
@@ -228,33 +278,63 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
         self._promise = "durable" if durable else "quick"
         self._manifest = manifest_options(manifest)
-        self._writer: Writer | None = None  # on the coordinator, between plan and end
+        self._save = _Save()
+        self._copies = CopyStore()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save, perhaps to another path."""
+        """Start a save, possibly to another path."""
         if checkpoint_id is not None:
             refuse_address(checkpoint_id)
-            self._path = pathlib.Path(checkpoint_id)
-        self._drop()
+            self._path = self._save.path = pathlib.Path(checkpoint_id)
+        self._save.drop()
 
-    def _drop(self) -> None:
-        """What was begun and not published goes."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    # What follows makes the writer the stager of dcp.async_save() where none is given.
+
+    _synchronize_after_execute = True
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """stage() has copied everything when it returns."""
+        return True
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copy a state dict to CPU memory that is kept, if the writer is, for its next save.
+
+        Copies that an earlier save is still written from are left to it.
+        """
+        return self._copies.copy(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: stage() has copied everything when it returns."""
+
+    def close(self) -> None:
+        """Give the copies' memory back, when they are written."""
+        self._copies.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the process of AsyncCheckpointerType.PROCESS: the settings."""
+        return {name: value for name, value in self.__dict__.items()
+                if name not in ("_save", "_copies")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the settings, without a save or copies."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._save, self._copies = _Save(), CopyStore()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: files are made when it is known what they hold."""
+        """Do nothing, because files are created when their contents are planned."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuse what is no tensor."""
+        """Refuse state other than tensors."""
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                raise ValueError(f"{item.index.fqn} is no tensor: these files keep tensors only")
+                raise ValueError(f"{item.index.fqn} is not a tensor, and the files only contain "
+                                 f"tensors")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Lay the files out, and tell every rank where its parts go. On the coordinator."""
+        """On the coordinator: lay out the files, and send every rank its offsets."""
         tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
         for plan in plans:
             for item in plan.items:
@@ -274,16 +354,17 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         ]
 
     def _make_files(self, tensors: dict[str, Any]) -> dict[str, str]:
-        """Make the files; return the hidden path of each tensor's."""
-        self._drop()
+        """Create the files; return the temporary path for each tensor."""
+        self._save.drop()
         sizes = [size for _, _, size in tensors.values()]
         file_of, count = assign_shards(sizes, None, self._limit)
         rows: list[Any] = [(name, dtype, shape, None, size)
                            for name, (dtype, shape, size) in tensors.items()]
-        self._writer = Writer(self._path, rows, self._metadata, promise=self._promise,
-                              file_of=file_of, file_count=max(count, 1), others_write=True,
-                              **self._manifest)
-        hidden = self._writer.hand_over()
+        writer = Writer(self._save.path or self._path, rows, self._metadata, promise=self._promise,
+                        file_of=file_of, file_count=max(count, 1), others_write=True,
+                        **self._manifest)
+        self._save.writer = writer
+        hidden = writer.hand_over()
         return {name: hidden[file] for name, file in zip(tensors, file_of, strict=True)}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -308,18 +389,18 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publish the files. On the coordinator, when all have written."""
-        if self._writer is None:
-            raise RuntimeError("finish() without a plan: nothing was begun")
-        self._writer.commit()
-        self._drop()
+        """On the coordinator, when all ranks have written: publish the files."""
+        if self._save.writer is None:
+            raise RuntimeError("finish() was called in a thread without a plan")
+        self._save.writer.commit()
+        self._save.drop()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return what identifies the checkpoint."""
-        return StorageMeta(checkpoint_id=str(self._path))
+        """Return the checkpoint's identifier."""
+        return StorageMeta(checkpoint_id=str(self._save.path or self._path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether a path can be written to by this class: any local one can."""
+        """Tell whether this class can write to a path: any local path."""
         return "://" not in str(checkpoint_id)
 

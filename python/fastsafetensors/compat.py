@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This package in place of safetensors, for programs that can't be changed.
+"""Replaces safetensors by this package, for programs that cannot be changed.
 
     import fastsafetensors.compat
-    fastsafetensors.compat.install()      # from here on `import safetensors.torch` is ours
+    fastsafetensors.compat.install()      # `import safetensors.torch` now imports this package
     fastsafetensors.compat.uninstall()
 
-Modules of safetensors that a program holds already are given our functions, too. What only the
-safetensors package has is found there, where it is installed.
+Modules of safetensors that a program has already imported get this package's functions too. Names
+that only the safetensors package has are taken from it, if it is installed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+__all__ = ["install", "uninstall"]
+
 _MODULES = ("torch", "numpy", "flax", "tensorflow", "mlx", "paddle")
-# The interface that is meant where the package itself is not installed.
+# The version to report if safetensors is not installed.
 _EMULATED_VERSION = "0.8.0"
 _PACKAGE_NAMES = (
     "SafetensorError", "TensorSpec", "PrefetchLoader", "PySafeSlice", "TensorMeta",
@@ -37,7 +39,7 @@ def _version() -> str:
 
 
 def _core_names() -> dict[str, Any]:
-    """What the safetensors package itself offers."""
+    """The names of the safetensors package itself."""
     from . import SafetensorError, safe_open
     from ._open import PrefetchLoader, TensorMeta, TensorSlice, _safe_open_handle
     from ._serialize import TensorSpec, deserialize, serialize, serialize_file
@@ -48,7 +50,7 @@ def _core_names() -> dict[str, Any]:
 
 
 def _private_names(name: str) -> dict[str, Any]:
-    """What libraries take from safetensors.torch though it is not for them."""
+    """Private names of safetensors.torch that libraries import."""
     if name != "torch":
         return {}
     from ._tensor_memory import find_shared, find_tied
@@ -57,14 +59,14 @@ def _private_names(name: str) -> dict[str, Any]:
     def remove_duplicate_names(
         state_dict: dict[str, Any], *, preferred_names: Any = None, discard_names: Any = None
     ) -> dict[str, list[str]]:
-        """{name that is kept: names to leave out}."""
+        """{name to keep: names to leave out}."""
         groups: dict[str, list[str]] = {}
         for left_out, kept in find_tied(state_dict).items():
             groups.setdefault(kept, []).append(left_out)
         return groups
 
     def find_shared_tensors(state_dict: dict[str, Any]) -> list[set[str]]:
-        """Names that share memory, in groups; those that are alone are groups of one."""
+        """Groups of names that share memory; others form groups of one."""
         groups = find_shared(state_dict)
         known = {name for group in groups for name in group}
         return groups + [{name} for name in state_dict if name not in known]
@@ -78,7 +80,7 @@ def _private_names(name: str) -> dict[str, Any]:
 
 
 def _names_of(name: str) -> dict[str, Any]:
-    """What a module of safetensors is to have: "" is the package."""
+    """The names of a safetensors module; "" is the package."""
     if not name or name == "_safetensors_rust":
         return {**_core_names(), "__version__": _version()}
     ours = importlib.import_module(f"fastsafetensors.{name}")
@@ -87,7 +89,7 @@ def _names_of(name: str) -> dict[str, Any]:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds safetensors.torch and its like as modules of this package, when they are asked for."""
+    """Finds safetensors.torch and similar modules as modules of this package, on import."""
 
     def find_spec(
         self,
@@ -95,14 +97,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for the modules that are replaced."""
+        """Return a spec for replaced modules."""
         package, _, name = fullname.rpartition(".")
         if package != "safetensors" or name not in (*_MODULES, "_safetensors_rust"):
             return None
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return a module with our names."""
+        """Return a module with this package's names."""
         name = spec.name.partition(".")[2]
         module = types.ModuleType(spec.name, "fastsafetensors in place of safetensors")
         module.__dict__.update(_names_of(name))
@@ -110,11 +112,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the names are there."""
+        """Do nothing, because the names are set."""
 
 
 class _Installed:
-    """What install() has put in place of what."""
+    """What install() has replaced."""
 
     def __init__(self) -> None:
         self.finder = _Finder()
@@ -123,7 +125,7 @@ class _Installed:
         self.changed: list[tuple[types.ModuleType, str, Any]] = []
 
     def reach(self) -> None:
-        """Give our functions to the modules that programs hold already."""
+        """Set this package's functions in modules that programs have already imported."""
         for full, module in self.kept.items():
             name = full.partition(".")[2]
             if name and name not in _MODULES:
@@ -134,7 +136,7 @@ class _Installed:
                     setattr(module, key, value)
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for module, key, value in self.changed:
             setattr(module, key, value)
         for name in [n for n in sys.modules if n.partition(".")[0] == "safetensors"]:
@@ -142,7 +144,7 @@ class _Installed:
         sys.modules.update(self.kept)
 
     def original(self, full: str) -> types.ModuleType:
-        """Import a module of the safetensors package that is installed, under its own name."""
+        """Import a module of the installed safetensors package, under its own name."""
         if full not in self.kept:
             ours = {n: sys.modules.pop(n) for n in list(sys.modules)
                     if n.partition(".")[0] == "safetensors"}
@@ -164,11 +166,11 @@ _installed: _Installed | None = None
 
 
 def _fallback(full: str) -> Callable[[str], Any]:
-    """Return a module's __getattr__, which looks in the package that is installed."""
+    """Return a module's __getattr__, which searches the installed package."""
 
     def find(name: str) -> Any:
         missing = AttributeError(f"module {full!r} has no attribute {name!r}")
-        # What Python itself asks modules for, and submodules that are not imported.
+        # Names that Python itself queries, and submodules that are not imported.
         if name.startswith("__") or _installed is None or name in _MODULES:
             raise missing
         try:
@@ -180,10 +182,10 @@ def _fallback(full: str) -> Callable[[str], Any]:
 
 
 def install() -> None:
-    """Put this package in place of safetensors for the process; twice is fine.
+    """Replace safetensors by this package in this process. Repeated calls are harmless.
 
-    What a program has imported by name before (`from safetensors.torch import load_file`) stays
-    what it was; see fastsafetensors.integrations for libraries that do.
+    Names that a program has imported before (`from safetensors.torch import load_file`) are
+    unchanged; see fastsafetensors.integrations for libraries that do this.
     """
     global _installed
     if _installed is not None:
@@ -202,7 +204,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo install(): safetensors is again what it was."""
+    """Undo install()."""
     global _installed
     if _installed is None:
         return

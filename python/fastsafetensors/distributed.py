@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's part of a model: read where that is cheapest, sent where it is not. For torch.
+"""Loads a rank's part of a model: read or received, whichever is faster. For torch.
 
     from fastsafetensors.distributed import load_sharded, load_model_sharded
 
     parts = load_sharded(folder, {"layers.0.wq": 0, "norm": None}, group)      # tensors
     state = load_model_sharded(folder, mesh, {"layers.*.wq": [Shard(0)]})      # DTensors
 
-Three ways to get a part, chosen for each tensor by strategy="auto" or forced:
+Three methods, chosen for each tensor by strategy="auto" or forced:
 
 slice       each rank reads its own part from the files;
-broadcast   one rank reads the tensor and gives it to all;
+broadcast   one rank reads the tensor and sends it to all;
 scatter     one rank reads the tensor and sends each rank its part.
 
-Parts along dimension 0 are one range of the file, and a slice reads nothing else. Parts along
-another dimension lie in many pieces: a slice reads over the gaps. "auto" weighs those bytes against
-sending, by the speed of storage and link, measured once a group; the ranks agree on what was
-measured.
+A part along dimension 0 is one range of the file, so a slice reads nothing else. Parts along other
+dimensions consist of many pieces, and a slice reads over the gaps. "auto" compares those bytes with
+sending, using the speed of storage and link, which is measured once per group; all ranks use the
+same results.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from typing import Any
 
 from ._agreement import Agreement, named
 from ._core import Model
-from ._load import load_from
+from ._load import close_load, load_from
 from ._module_weights import ModuleState
 from ._rank_parts import (
     Part,
     Speeds,
-    choose_way,
+    choose_method,
     find_placements,
     over_read,
     part_of,
     part_on_mesh,
     tensor_named,
 )
-from ._ranks_save import save_on_ranks
+from ._ranks_save import save_on_ranks, save_on_ranks_async
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
@@ -56,7 +56,7 @@ __all__ = [
     "Part",
     "ShardedTensors",
     "Speeds",
-    "choose_way",
+    "choose_method",
     "find_placements",
     "load_model_sharded",
     "load_sharded",
@@ -64,19 +64,22 @@ __all__ = [
     "part_of",
     "part_on_mesh",
     "save_on_ranks",
+    "save_on_ranks_async",
 ]
 
-# Tensors that are sent are read and sent in groups of this many bytes, the next one being read
-# meanwhile.
+# Tensors to send are read and sent in groups of this many bytes, while the next group is read.
 _GROUP_BYTES = 64 << 20
 _PROBE_BYTES = 8 << 20
 
 
 class ShardedTensors(dict[str, Any]):
-    """{name: this rank's part}; `stats`: bytes_read, bytes_sent, how many tensors each way."""
+    """{name:
+
+    this rank's part}; `stats`: bytes_read, bytes_sent, and the number of tensors by method.
+    """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         super().__init__()
         self.stats: dict[str, int] = {"bytes_read": 0, "bytes_sent": 0, "slice": 0,
                                       "broadcast": 0, "scatter": 0}
@@ -86,7 +89,7 @@ _measured: dict[int, Speeds] = {}
 
 
 class _Described:
-    """A model that this rank can't open, as another rank has described it."""
+    """A model that this rank cannot open, as described by another rank."""
 
     def __init__(self, rows: list[list[Any]]) -> None:
         self._rows = [(dtype, tuple(shape), size) for _, dtype, shape, size in rows]
@@ -103,13 +106,14 @@ class _Described:
         return self._rows[index]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
-def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
-    """(model, ranks that have the files): what lies on some hosts only is described by one of them.
+def _open_or_receive(files: Any, pg: Any) -> tuple[Any, list[int]]:
+    """(model, ranks that have the files). If only some hosts have them, one rank describes the
+    model.
 
-    The error of a missing file when no rank has it.
+    Raises the error of the missing file if no rank has it.
     """
     model: Any = None
     failure: Exception | None = None
@@ -120,7 +124,7 @@ def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
     state = 1 if model is not None else 0 if isinstance(failure, FileNotFoundError) else 2
     has = pg.exchange(bytes([state]), "who has the files") if pg.size() > 1 else [bytes([state])]
     readers = [rank for rank, said in enumerate(has) if said[0] == 1]
-    # A rank whose files are bad says so in the next round; nothing is described then.
+    # A rank with invalid files reports that in the next round, so nothing is described.
     if failure is not None and (not readers or any(said[0] == 2 for said in has)):
         raise failure
     if len(readers) < pg.size() and not any(said[0] == 2 for said in has):
@@ -134,7 +138,7 @@ def _open_or_hear(files: Any, pg: Any) -> tuple[Any, list[int]]:
 
 
 class _Load:
-    """One call of load_sharded on one rank."""
+    """A call of load_sharded on one rank."""
 
     def __init__(self, model: Any, parts: Mapping[str, list[Part]], pg: Any, strategy: str,
                  agreement: Agreement, readers: list[int]) -> None:
@@ -150,7 +154,7 @@ class _Load:
         return dtype, torch_shape(dtype, shape), size
 
     def describe(self) -> list[str]:
-        """What all ranks must have in common."""
+        """Properties on which all ranks must agree."""
         lines = [f"strategy {self.strategy}"]
         for name, parts in self.parts.items():
             dtype, shape, size = self.info(name)
@@ -158,10 +162,10 @@ class _Load:
         return lines
 
     def speeds(self) -> Speeds:
-        """Measure storage and link, once a group; the slowest rank counts.
+        """Measure storage and link once per group, taking the slowest rank.
 
-        All ranks measure where one has not: of a group that is gone some may take a new one's
-        results for theirs.
+        If one rank has no results, all measure again: after a group was destroyed, some ranks might
+        use its results for a new one.
         """
         key = id(getattr(self.pg, "real_pg", self.pg))
         known = self.pg.exchange(bytes([key in _measured]), "who has measured the speeds")
@@ -187,13 +191,13 @@ class _Load:
     def _measure_link(self) -> float:
         data = TorchTensor(Device.from_str("cpu"), fst_dtype(torch.uint8),
                            torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
-        self.pg.broadcast(data, 0)  # connections are made by the first one
+        self.pg.broadcast(data, 0)  # the first one sets up connections
         start = time.perf_counter()
         self.pg.broadcast(data, 0)
         return _PROBE_BYTES / max(time.perf_counter() - start, 1e-6)
 
-    def ways(self) -> dict[str, str]:
-        """Choose the way of every tensor."""
+    def methods(self) -> dict[str, str]:
+        """Choose the method of every tensor."""
         if self.ranks == 1:
             return dict.fromkeys(self.parts, "slice")
         if len(self.readers) < self.ranks:
@@ -204,27 +208,27 @@ class _Load:
             return {name: whole if parts[0] == parts[-1] else self.strategy
                     for name, parts in self.parts.items()}
         speeds = self.speeds()
-        ways = {}
+        methods = {}
         for name, parts in self.parts.items():
             dtype, shape, size = self.info(name)
             item = size / max(math.prod(shape), 1)
             over = max(over_read(shape, part, item) for part in parts)
-            ways[name] = choose_way(size, over, parts[0] == parts[-1], speeds, self.ranks)
-        return ways
+            methods[name] = choose_method(size, over, parts[0] == parts[-1], speeds, self.ranks)
+        return methods
 
     def run(self) -> ShardedTensors:
         """Read the slices and exchange the rest."""
-        ways = self.ways()
-        for way in ways.values():
-            self.result.stats[way] += 1
-        sent = [name for name, way in ways.items() if way != "slice"]
+        methods = self.methods()
+        for method in methods.values():
+            self.result.stats[method] += 1
+        sent = [name for name, method in methods.items() if method != "slice"]
         groups = list(self._groups(sent))
         ahead = self._start(groups[0]) if groups else None
-        self._read_slices([name for name, way in ways.items() if way == "slice"])
+        self._read_slices([name for name, method in methods.items() if method == "slice"])
         for number, group in enumerate(groups):
             current = ahead
             ahead = self._start(groups[number + 1]) if number + 1 < len(groups) else None
-            self._exchange(group, current, ways)
+            self._exchange(group, current, methods)
         ordered = {name: self.result[name] for name in self.parts}
         self.result.clear()
         self.result.update(ordered)
@@ -247,7 +251,7 @@ class _Load:
         self.agreement.agree("reading slices", error=failure)
 
     def _groups(self, names: Iterable[str]) -> Iterable[list[tuple[str, int]]]:
-        """Cut tensors to groups of some bytes, each with the rank that reads it, in turn."""
+        """Divide tensors into groups by size, each with the rank that reads it, in rotation."""
         group: list[tuple[str, int]] = []
         total = 0
         for number, name in enumerate(names):
@@ -261,7 +265,7 @@ class _Load:
             yield group
 
     def _start(self, group: list[tuple[str, int]]) -> Any:
-        """Begin to read what this rank owns of a group; an error waits for the exchange."""
+        """Start reading this rank's tensors of a group; an error is raised in the exchange."""
         own = [name for name, owner in group if owner == self.rank]
         if not own:
             return None
@@ -270,7 +274,7 @@ class _Load:
         except Exception as error:
             return error
 
-    def _exchange(self, group: list[tuple[str, int]], loader: Any, ways: dict[str, str]) -> None:
+    def _exchange(self, group: list[tuple[str, int]], loader: Any, methods: dict[str, str]) -> None:
         failure: Exception | None = None
         own: dict[str, Any] = {}
         try:
@@ -281,14 +285,14 @@ class _Load:
                 mine = [name for name, owner in group if owner == self.rank]
                 own = {name: make_item(loader, at) for at, name in enumerate(mine)}
                 self._count(loader)
-                loader.close()
+                close_load(loader)
         except Exception as error:
             failure = error
         self.agreement.agree("reading what is sent", error=failure)
         for name, owner in group:
             whole = own.pop(name, None)
-            with named(f"{ways[name]} of {name!r} from rank {owner}"):
-                if ways[name] == "broadcast":
+            with named(f"{methods[name]} of {name!r} from rank {owner}"):
+                if methods[name] == "broadcast":
                     self.result[name] = self._broadcast(name, owner, whole)
                 else:
                     self.result[name] = self._scatter(name, owner, whole)
@@ -304,7 +308,7 @@ class _Load:
         return whole[key]
 
     def _broadcast(self, name: str, owner: int, whole: Any) -> Any:
-        """Give the owner's tensor to all, each of which keeps its part."""
+        """Send the owner's tensor to all ranks, which keep their parts."""
         if whole is None:
             whole = self._empty(name, self.info(name)[1])
         if whole.numel():
@@ -334,7 +338,7 @@ class _Load:
 
 def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
                 timeout: float | None) -> ShardedTensors:
-    """Open the model, agree on what is wanted, and get it."""
+    """Open the model, agree on the request, and load."""
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
@@ -342,7 +346,7 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
     model = None
     try:
         try:
-            model, readers = _open_or_hear(files, pg)
+            model, readers = _open_or_receive(files, pg)
             if strategy == "slice" and len(readers) < pg.size():
                 raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
             load = _Load(model, make_parts(model, pg), pg, strategy, agreement, readers)
@@ -358,7 +362,7 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
 
 
 def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
-    """torch's shape of a tensor that is cut or sent; ValueError where torch has no such dtype."""
+    """torch's shape of a tensor to cut or send; ValueError if torch lacks the dtype."""
     dtype, shape, *_ = model.info(model.find(name))
     if ranks > 1 and torch_dtype(dtype) is None:
         raise ValueError(f"{name}: this torch has no dtype for {dtype}: it can't go to ranks")
@@ -377,21 +381,21 @@ def load_sharded(
     """Load this rank's parts of a model.
 
     Args:
-        filename: a file, an index, a folder, or a list of files. Where only some ranks have them
-            (on a local disk, say), those read and send.
-        dims: {name: dimension to cut, or None for the whole tensor on every rank}; the blocks are
-            torch.chunk's.
-        group: a torch.distributed group, None: alone.
+        filename: a file, an index, a folder, or a list of files. If only some ranks have them (for
+            example on a local disk), those read and send.
+        dims: {name: dimension to divide, or None for the whole tensor on every rank}; blocks as in
+            torch.chunk.
+        group: a torch.distributed group; None: a single process.
         strategy: "auto", "slice", "broadcast" or "scatter".
-        device: where the parts go.
-        timeout: seconds to wait for other ranks, None: the group's own.
+        device: of the parts.
+        timeout: seconds to wait for other ranks; None: the group's timeout.
 
     Returns:
-        {name: tensor}, and how that was done in `.stats`.
+        {name: tensor}, with statistics in `.stats`.
 
     Raises:
         KeyError: a name that the model lacks.
-        RankError: another rank failed, asked for something else or has other files.
+        RankError: another rank failed, requested something else or has other files.
     """
 
     def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
@@ -400,7 +404,7 @@ def load_sharded(
         parts = {}
         for name, dim in dims.items():
             if dim is not None and not isinstance(dim, int):
-                raise TypeError(f"{name}: a dimension is an int or None, not {dim!r}")
+                raise TypeError(f"{name}: a dimension must be an int or None, not {dim!r}")
             index = model.find(name)
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")
@@ -428,18 +432,18 @@ def load_model_sharded(
     strategy: str = "auto",
     timeout: float | None = None,
 ) -> dict[str, Any]:
-    """Load a model as DTensors, of which each rank has read its own part.
+    """Load a model as DTensors. Each rank reads only its own part.
 
     Args:
-        model: what to load from (files, index, folder), or a module, whose parameters and
-            persistent buffers then become the DTensors; tied ones stay tied.
+        model: the source (files, index, folder), or a module whose parameters and persistent
+            buffers then become the DTensors; tied ones stay tied.
         mesh: a DeviceMesh.
-        placements: for all tensors, or {pattern of names: placements}; a tensor-parallel plan of
-            transformers ({"layers.*.q_proj": "colwise"}) does as well. What is not described is
-            replicated, and so are buffers without a pattern.
-        filename: where a module's tensors come from, all of them.
+        placements: for all tensors, or {pattern of names: placements}; also accepts a
+            tensor-parallel plan of transformers ({"layers.*.q_proj": "colwise"}). Other tensors,
+            and buffers without a pattern, are replicated.
+        filename: the source of a module's tensors.
         strategy: "auto", "slice", "broadcast" or "scatter".
-        timeout: seconds to wait for other ranks, None: the group's own.
+        timeout: seconds to wait for other ranks; None: the group's timeout.
 
     Returns:
         {name: DTensor}.
@@ -447,7 +451,7 @@ def load_model_sharded(
     Raises:
         KeyError: names that the files lack.
         RuntimeError: shapes that differ from the module's.
-        RankError: another rank failed, asked for something else or has other files.
+        RankError: another rank failed, requested something else or has other files.
     """
     from torch.distributed.tensor import DTensor
 
@@ -492,11 +496,11 @@ def load_model_sharded(
 
 
 def _names_for(opened: Any, wanted: ModuleState) -> list[str]:
-    """Names of the files that a module has a place for; an error unless it gets all it needs."""
+    """Names that the files share with a module. An error if the module would miss some."""
     names = [name for name in opened.names() if name in wanted.tensors]
     lacking = sorted(wanted.missing(names, is_assigned=True) | wanted.cut_views(names))
     if lacking:
-        raise KeyError(f"the files lack {', '.join(lacking[:5])}")
+        raise KeyError(f"missing in the files: {', '.join(lacking[:5])}")
     faults = wanted.shape_faults(opened, names)
     if faults:
         raise RuntimeError("\n".join(faults))

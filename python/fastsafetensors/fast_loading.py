@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import OrderedDict
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ from ._verify import open_files
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ._async_save import SaveHandle
+
 __all__ = [
     "is_fastsafetensors_available",
     "load_embeddings_safetensors",
@@ -42,16 +45,17 @@ __all__ = [
     "save_embeddings_safetensors",
     "save_safetensors",
     "save_safetensors_sharded",
+    "save_safetensors_sharded_async",
 ]
 
 _Path_ = str | os.PathLike[str]
 
-# Metadata entry that holds the structure of embeddings, as JSON.
+# The metadata key with the structure of embeddings, as JSON.
 _STRUCTURE_KEY = "fastsafetensors.structure"
 
 
 def is_fastsafetensors_available() -> bool:
-    """Tell whether this package can be used: it is being used.
+    """Tell whether this package can be used.
 
     Returns:
         True.
@@ -62,18 +66,18 @@ def is_fastsafetensors_available() -> bool:
 def load_safetensors(
     path: _Path_, num_threads: int = 8, device: Any = "cpu"
 ) -> dict[str, Tensor]:
-    """Load all tensors of a file into memory of their own.
+    """Load all tensors of a file into owned memory.
 
     Args:
         path: a file, an index or a folder.
-        num_threads: a wish: a load uses no more threads than it has work for.
-        device: where the tensors go.
+        num_threads: maximum number of threads; small loads use fewer.
+        device: of the tensors.
 
     Returns:
-        {name: tensor} in the order of the file.
+        {name: tensor} in file order.
 
     Raises:
-        SafetensorError: a bad file.
+        SafetensorError: an invalid file.
         FileNotFoundError: a missing one.
     """
     from .torch import load_file
@@ -86,12 +90,12 @@ def load_safetensors(
 def save_safetensors(
     state_dict: dict[str, Tensor], path: _Path_, metadata: dict[str, str] | None = None
 ) -> None:
-    """Save tensors; the checks, errors and promises are fastsafetensors.torch.save_file's.
+    """Save tensors. The checks, errors and promises are those of fastsafetensors.torch.save_file.
 
     Args:
         state_dict: {name: tensor}.
-        path: where the file comes to.
-        metadata: text only; without it, {"format": "pt"} is written.
+        path: of the file.
+        metadata: text only; {"format": "pt"} by default.
     """
     from .torch import save_file
 
@@ -101,12 +105,12 @@ def save_safetensors(
 def load_safetensors_mmap(
     path: _Path_, keys: list[str] | None = None, device: Any = "cpu"
 ) -> dict[str, Tensor]:
-    """Load only the named tensors, as views of the file: pages come when they are touched.
+    """Load only the named tensors, as memory-mapped views: pages are read when they are accessed.
 
     Args:
         path: a file, an index or a folder.
         keys: names; None means all, [] none.
-        device: where the tensors go.
+        device: of the tensors.
 
     Returns:
         {name: tensor} in the order of the keys.
@@ -129,9 +133,9 @@ def load_safetensors_mmap(
 
 
 def _storage_groups(tensors: dict[str, Any]) -> list[int]:
-    """A number for each tensor: that of its memory, where it shares it with another.
+    """A number per tensor, equal for tensors that share memory.
 
-    Tensors without elements have no memory, which Hugging Face's splitter takes for shared.
+    Tensors without elements have no address, which Hugging Face's splitter takes for shared.
     """
     from ._tensor_memory import storage_ptr
 
@@ -147,10 +151,10 @@ def _storage_groups(tensors: dict[str, Any]) -> list[int]:
 
 
 def _stem_of(pattern: str) -> str:
-    """What files are called before their number; ValueError for what is no pattern of names."""
+    """The file name stem before the number; ValueError for an invalid pattern."""
     stem, found, ending = pattern.partition("{suffix}")
     if not found or ending != ".safetensors" or not stem or "/" in stem or stem.startswith("."):
-        raise ValueError(f"a pattern is NAME{{suffix}}.safetensors, not {pattern!r}")
+        raise ValueError(f"a pattern must be NAME{{suffix}}.safetensors, not {pattern!r}")
     return stem
 
 
@@ -167,34 +171,57 @@ def save_safetensors_sharded(
     compress: bool | str = False,
     manifest: bool | _Path_ = False,
 ) -> str:
-    """Save tensors as Hugging Face's libraries do: numbered files and their index.
+    """Save tensors like Hugging Face's libraries: numbered files and their index.
 
-    Shards are written in parallel; the index comes into place last, and files of an earlier save go
-    after that, so that a reader finds the old set or the new one. A tensor that has several names
-    is saved once, and the metadata says under which others it is known; different views of one
-    memory are saved each with its bytes.
+    Shards are written in parallel. The index is published last, and files of an earlier save are
+    deleted after that, so readers find the old or the new model. A tensor with several names is
+    saved once, and the metadata has its other names. Different views of one storage are each saved.
 
     Args:
         state_dict: {name: tensor}.
-        output_dir: a folder, which is made.
-        max_shard_size: most bytes of tensors in a file (an int, or "5GB"), in the dict's order; a
-            larger tensor is alone. What fits in one file becomes one without an index.
-        metadata: of every file; without it, {"format": "pt"}.
+        output_dir: a folder, created if missing.
+        max_shard_size: maximum bytes of tensors per file (an int, or "5GB"), filled in the dict's
+            order; a larger tensor gets its own file. If everything fits in one file, there is no
+            index.
+        metadata: of every file; {"format": "pt"} by default.
         durable: wait until files and folder are on the device.
-        threads: that write; 0: as many as the process may use.
-        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
-        filename_pattern: of the files' names, {suffix} being the number
+        threads: that write; 0: one per CPU that the process may use.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
+        filename_pattern: for file names, where {suffix} is the number
             ("diffusion_pytorch_model.fp16{suffix}.safetensors").
-        compress: as in fastsafetensors.torch.save_file; max_shard_size counts bytes before that.
-        manifest: as in fastsafetensors.torch.save_file, of the set: model.manifest in the folder.
+        compress: as in fastsafetensors.torch.save_file; max_shard_size counts uncompressed bytes.
+        manifest: as in fastsafetensors.torch.save_file, for all files: model.manifest in the
+            folder.
 
     Returns:
-        The path of the index, or of the one file.
+        The path of the index, or of the only file.
 
     Raises:
-        ValueError: a size or a pattern that is none, and what save_file can't save.
-        SafetensorError: what the system refuses; it is an OSError of its kind as well.
+        ValueError: an invalid size or pattern, or an error of save_file.
+        SafetensorError: a failed system call; also the matching OSError subclass.
     """
+    rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
+    paths, _ = save_rows(
+        output_dir,
+        rows,
+        with_ties({"format": "pt"} if metadata is None else metadata, tied),
+        promise="durable" if durable else "quick",
+        threads=threads,
+        progress=progress,
+        compress=compress_word(compress),
+        **options,
+        **manifest_options(manifest),
+    )
+    return str(paths[-1])
+
+
+def _plan_shards(
+    state_dict: dict[str, Tensor],
+    max_shard_size: int | str,
+    filename_pattern: str,
+    metadata: dict[str, str] | None,
+) -> tuple[list[Any], dict[str, Any], dict[str, str]]:
+    """The rows of a sharded save, the writer's options, and {left out: kept} of tied tensors."""
     from ._tensor_memory import find_same, settled
     from ._torch_state import make_rows
 
@@ -207,25 +234,69 @@ def save_safetensors_sharded(
     rows, owners = make_rows(kept)
     sizes = [row[4] for row in rows]
     file_of, file_count = assign_shards(sizes, _storage_groups(kept), limit)
-    paths, _ = save_rows(
+    options = {"file_of": file_of, "file_count": max(file_count, 1), "stem": stem,
+               "owners": owners}
+    return rows, options, tied
+
+
+def save_safetensors_sharded_async(
+    state_dict: dict[str, Tensor],
+    output_dir: _Path_,
+    max_shard_size: int | str = 10 * 1024**3,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    threads: int = 0,
+    filename_pattern: str = "model{suffix}.safetensors",
+    compress: bool | str = False,
+    manifest: bool | _Path_ = False,
+    **staging: Any,
+) -> SaveHandle:
+    """Start to save tensors as numbered files and their index, and return while they are written.
+
+    The files are those of save_safetensors_sharded(), with the state at the call.
+
+    Args:
+        state_dict: {name: tensor}.
+        output_dir: a folder, which is made, or a URL.
+        max_shard_size: as in save_safetensors_sharded.
+        metadata: of every file; without it, {"format": "pt"}.
+        durable: files and folder are on the device when the save has ended.
+        threads: that write; 0: as many as the process may use.
+        filename_pattern: as in save_safetensors_sharded.
+        compress: as in save_safetensors_sharded.
+        manifest: as in save_safetensors_sharded.
+        staging: stage, memory, pool, overlap, copy_threads, nice, at_exit, as in
+            fastsafetensors.torch.save_file_async.
+
+    Returns:
+        The handle.
+
+    Raises:
+        ValueError: an invalid size or pattern, and tensors that save_file can't save.
+    """
+    from ._async_save import Staging, start_rows
+    from ._tensor_memory import watch_changes
+
+    how = Staging(**staging)
+    is_unchanged = None if how.stage == "copy" else watch_changes(state_dict)
+    rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
+    return start_rows(
         output_dir,
         rows,
         with_ties({"format": "pt"} if metadata is None else metadata, tied),
+        how,
+        is_unchanged,
         promise="durable" if durable else "quick",
-        file_of=file_of,
-        file_count=max(file_count, 1),
-        stem=stem,
         threads=threads,
-        progress=progress,
-        owners=owners,
         compress=compress_word(compress),
+        **options,
         **manifest_options(manifest),
     )
-    return str(paths[-1])
 
 
 def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
-    """Names that were saved once for several: the metadata says which."""
+    """Other names of tensors that were saved once, from the metadata."""
     for index in range(model.file_count):
         for name, kept in ties_of(model.metadata(index)).items():
             if kept in tensors and name not in tensors:
@@ -233,7 +304,9 @@ def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
 
 
 def _variant_of(folder: _Path_, variant: str | None) -> Any:
-    """The files of a folder that are of a variant ("fp16"); the folder itself without one."""
+    """The files of a folder that belong to a variant ("fp16"); the folder itself without a
+    variant.
+    """
     if variant is None:
         return folder
     indexes = sorted(_Path(folder).glob(f"*.safetensors.index.{variant}.json"))
@@ -250,20 +323,20 @@ def _variant_of(folder: _Path_, variant: str | None) -> Any:
 def load_safetensors_sharded(
     model_dir: _Path_, device: Any = "cpu", *, variant: str | None = None
 ) -> dict[str, Tensor]:
-    """Load a folder: by its index, or, without one, all its *.safetensors files, sorted.
+    """Load a folder: by its index, or else all its *.safetensors files, sorted.
 
     Args:
         model_dir: the folder.
-        device: where the tensors go.
-        variant: only the files of that variant (NAME.VARIANT.safetensors and its index), as
-            diffusers names them.
+        device: of the tensors.
+        variant: only the files of that variant (NAME.VARIANT.safetensors and its index), named as
+            in diffusers.
 
     Returns:
-        {name: tensor}. Names that were saved as tied to another are there, as the same tensor.
+        {name: tensor}. Tied names are included, as the same tensor.
 
     Raises:
-        SafetensorError: a bad file, or one that lacks a tensor; it is named.
-        FileNotFoundError: an empty folder, or a shard that is not there.
+        SafetensorError: an invalid file, or one that lacks a tensor (named).
+        FileNotFoundError: an empty folder, or a missing shard.
     """
     from ._gpu import load_options
     from ._torch_tensors import export
@@ -279,14 +352,14 @@ def load_safetensors_sharded(
 
 
 class _Flattener:
-    """Turns a structure of tensors into named tensors and a description of the structure."""
+    """Converts a structure of tensors to named tensors and a description of the structure."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
 
     def _name(self, tensor: Any, place: str) -> str:
-        """Return the tensor's name: the same one for the same memory seen the same way."""
+        """Return the tensor's name, which is the same for identical tensors."""
         from ._tensor_memory import extent_of
 
         layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device),
@@ -302,41 +375,58 @@ class _Flattener:
         return self._names[key]
 
     def describe(self, value: Any, place: str) -> Any:
-        """Describe a value, adding its tensors."""
+        """Describe a value and add its tensors."""
         import torch
+        from torch.nn.parameter import is_lazy
 
         if value is None:
             return None
-        if isinstance(value, torch.Tensor):
+        is_empty = isinstance(value, torch.Tensor) and is_lazy(value)
+        if isinstance(value, torch.nn.Parameter) and not is_empty:
+            return {"parameter": self._name(value, place), "grad": value.requires_grad}
+        if isinstance(value, torch.Tensor) and not is_empty:
             return {"tensor": self._name(value, place)}
+        return self._describe_container(value, place)
+
+    def _describe_container(self, value: Any, place: str) -> Any:
+        import torch
+
+        if type(value) is torch.Size:
+            return {"size": list(value)}
         join = f"{place}." if place else ""
-        if isinstance(value, dict):
+        if type(value) in (dict, OrderedDict):
             for key in value:
                 if not isinstance(key, str):
                     raise TypeError(f"a key must be str, not {key!r}, at {place or 'the top'}")
-            return {"dict": [[k, self.describe(v, f"{join}{k}")] for k, v in value.items()]}
-        if isinstance(value, (list, tuple)):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [self.describe(v, f"{join}{i}") for i, v in enumerate(value)]}
+            kind = "dict" if type(value) is dict else "ordered"
+            return {kind: [[k, self.describe(v, f"{join}{k}")] for k, v in value.items()]}
+        if type(value) in (list, tuple):
+            return {type(value).__name__: [self.describe(v, f"{join}{i}")
+                                           for i, v in enumerate(value)]}
+        # A file must not name a class, because loading it would import what the file says.
         raise TypeError(
-            f"embeddings are tensors, None, and lists, tuples and dicts of them, not "
-            f"{type(value).__name__}, at {place or 'the top'}"
+            f"embeddings are tensors, Parameters, torch.Size, None, and list, tuple, dict and "
+            f"OrderedDict of them, not {type(value).__name__}, at {place or 'the top'}. Convert it "
+            "first, e.g. a namedtuple by tuple(), a defaultdict by dict()"
         )
 
 
 def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
     """Save a tensor, or nested lists, tuples and dicts of tensors and None, on any device.
 
-    The file is a plain safetensors file: tensors are named by their place ("prompt",
-    "pooled.0"), and the structure is kept in the metadata. A tensor that comes twice is stored
-    once.
+    Parameters, torch.Size and OrderedDict keep their types. Other subclasses of Tensor are saved
+    with their values and loaded as plain tensors.
+
+    The result is a normal safetensors file: tensors are named by position ("prompt", "pooled.0"),
+    and the metadata has the structure. A repeated tensor is stored once.
 
     Args:
         embeddings: the structure.
-        path: where the file comes to.
+        path: of the file.
 
     Raises:
-        TypeError: anything else in it, with its place.
+        TypeError: a value of another type (a namedtuple, a defaultdict, a subclass) that loading
+            could not restore; names its position.
     """
     from ._tensor_memory import find_shared, settled
     from ._torch_state import make_rows
@@ -345,22 +435,43 @@ def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
     structure = json.dumps(flattener.describe(embeddings, ""))
     tensors = settled(flattener.tensors)
     for group in find_shared(tensors):
-        for name in group:  # different views of one memory: each gets its own bytes
+        for name in group:  # different views of one storage: each is saved with its bytes
             tensors[name] = tensors[name].clone()
     rows, owners = make_rows(tensors)
     metadata = {"format": "pt", "type": "embeddings", _STRUCTURE_KEY: structure}
     save_rows(path, rows, metadata, owners=owners)
 
 
+def _parameter(tensor: Any, requires_grad: Any) -> Any:
+    from torch.nn import Parameter
+
+    if type(requires_grad) is not bool:
+        raise ValueError("requires_grad of a parameter must be true or false")
+    return Parameter(tensor, requires_grad=requires_grad)
+
+
+def _size(sizes: Any) -> Any:
+    from torch import Size
+
+    if any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"sizes must not be negative: {sizes!r}")
+    return Size(sizes)
+
+
 def _rebuild(node: Any, tensors: dict[str, Any]) -> Any:
-    """Undo describe(); KeyError, TypeError or ValueError where the description is broken."""
+    """Undo describe(). KeyError, TypeError or ValueError if the description is invalid."""
     if node is None:
         return None
+    if "parameter" in node:
+        return _parameter(tensors[node["parameter"]], node["grad"])
     ((kind, value),) = node.items()
     if kind == "tensor":
         return tensors[value]
-    if kind == "dict":
-        return {key: _rebuild(part, tensors) for key, part in value}
+    if kind in ("dict", "ordered"):
+        pairs = [(key, _rebuild(part, tensors)) for key, part in value]
+        return dict(pairs) if kind == "dict" else OrderedDict(pairs)
+    if kind == "size":
+        return _size(value)
     if kind in ("list", "tuple"):
         parts = [_rebuild(part, tensors) for part in value]
         return parts if kind == "list" else tuple(parts)
@@ -371,15 +482,15 @@ def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
     """Load what save_embeddings_safetensors saved, with its types and order.
 
     Args:
-        path: the file. Where there is none but one of the same name that ends in .pt, that cache of
-            an earlier program is read (by torch's restricted loader).
-        device: where the tensors go.
+        path: the file. If it is missing and a file of the same name ending in .pt exists, that
+            older cache is read (by torch's restricted loader).
+        device: of the tensors.
 
     Returns:
-        The structure; of a file without one, the plain dict.
+        The structure; for a file without one, the plain dict.
 
     Raises:
-        SafetensorError: a bad file, or a structure that does not fit it.
+        SafetensorError: an invalid file, or a structure that does not match it.
     """
     from ._gpu import load_options
     from ._torch_tensors import export

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors files as jax arrays: on the CPU, or wherever jax puts new arrays."""
+"""safetensors files as jax arrays, on the CPU or on jax's default device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ._array_front import ArrayFront
+from ._array_api import ArrayApi
 from ._numpy_installed import numpy as _np
 
 try:
@@ -20,16 +20,16 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def _make(array: Any) -> Any:
-    """A jax array of a numpy array."""
+    """Convert a numpy array to a jax array."""
     return _jnp.asarray(array)
 
 
 def _to_array(value: Any) -> Any:
-    """A numpy array of a jax array."""
+    """Convert a jax array to a numpy array."""
     return _np.asarray(value)
 
 
-_front = ArrayFront(_make, _to_array, _jax.device_put)
-wrap, export, make_item = _front.wrap, _front.export, _front.make_item
-load_file, load = _front.load_file, _front.load
-save_file, save = _front.save_file, _front.save
+_api = ArrayApi(_make, _to_array, _jax.device_put)
+wrap, export, make_item = _api.wrap, _api.export, _api.make_item
+load_file, load = _api.load_file, _api.load
+save_file, save = _api.save_file, _api.save

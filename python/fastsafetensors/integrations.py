@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faster ``from_pretrained``: the safetensors reads of libraries, done by this package.
+"""Faster ``from_pretrained``: this package does the safetensors reads of libraries.
 
     from fastsafetensors.integrations import accelerate_from_pretrained
 
-    with accelerate_from_pretrained():                  # for a while
+    with accelerate_from_pretrained():                  # within a context
         model = AutoModel.from_pretrained(folder)
 
     @accelerate_from_pretrained()                       # for a function
     def load(): ...
 
-    accelerate_from_pretrained().enable()               # for the process; .disable() ends it
+    accelerate_from_pretrained().enable()               # process-wide; .disable() ends it
 
-Works with what reads through the safetensors package: transformers, diffusers, peft, accelerate,
-timm. Device maps, dtypes and everything else are the library's own, and the tensors are the same.
+Works with libraries that read through the safetensors package: transformers, diffusers, peft,
+accelerate, timm. Device maps, dtypes and all other behaviour stay the library's, and the tensors
+are the same.
 """
 
 from __future__ import annotations
@@ -34,24 +35,28 @@ from ._verify import chosen
 
 __all__ = ["Acceleration", "accelerate_from_pretrained"]
 
-# Libraries whose modules bind the reference's functions under names of their own.
+# Libraries whose modules import the reference's functions by name.
 LIBRARIES = ("transformers", "diffusers", "peft", "accelerate", "timm")
 
-# What is replaced in the reference's own modules.
+# Names to replace in the reference's own modules.
 _TARGETS = {
     "safetensors": ("safe_open",),
     "safetensors.torch": ("load_file", "load", "load_model"),
 }
 
-# Promises that all became what is stored: a promise costs time, the others are read at once.
-_KEPT_PROMISES = 8
+# After this many lazy tensors that were not converted, read directly, because lazy tensors cost
+# time.
+_RETAINED_READS = 8
 
-# Slices that a program collects without reading one: it is about to read them all.
+# After collecting this many slices without reading one, a program is about to read them all.
 _COLLECTED_SLICES = 8
 
 
 class _State:
-    """The process's switch: how many are on, what was put where, and whether we have warned."""
+    """Process-wide state:
+
+    how many switches are on, replaced names, and whether a warning was issued.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -59,15 +64,16 @@ class _State:
         self.threads = 0
         self.mode: str | None = None
         self.converts = True
-        self.settings: list[tuple[int, str | None, bool]] = []  # of those who are on
-        self.reads = 0  # files opened or loaded by this package while switched on
+        self.settings: list[tuple[int, str | None, bool]] = []  # the active switches
+        self.reads = 0  # files opened or loaded by this package while active
         self.warned = False
         self.wrappers: dict[int, tuple[Any, Any]] = {}  # id of original: (original, wrapper)
         self.replaced: list[tuple[ModuleType, str, Any]] = []
-        # Modules of the libraries that were looked through, and the globals found in them.
+        # Modules of the libraries that were searched, and globals found in them.
         self.scanned: set[str] = set()
         self.places: list[tuple[ModuleType, str]] = []
-        self.begun: weakref.ref[_File] | None = None  # the file that was read before it was asked
+        # the file that was read ahead of its first use
+        self.begun: weakref.ref[_File] | None = None
 
 
 _state = _State()
@@ -83,13 +89,13 @@ def _warn(error: BaseException) -> None:
         )
 
 
-def _try(ours: Callable[[], Any], original: Callable[[], Any]) -> Any:
-    """Do it our way; on any error the original's, with its result or its error.
+def _try(replacement: Callable[[], Any], original: Callable[[], Any]) -> Any:
+    """Use this package; on any error use the original, with its result or error.
 
-    But where loads are to be verified: the original would hand out what ours has refused.
+    Not with verification: the original would return what this package has refused.
     """
     try:
-        return ours()
+        return replacement()
     except Exception as error:
         if chosen(None):
             raise
@@ -99,18 +105,18 @@ def _try(ours: Callable[[], Any], original: Callable[[], Any]) -> Any:
 
 
 def _is_called_by_transformers() -> bool:
-    """Tell whether transformers 5 asks: it gives what it gets a device and a dtype at once."""
+    """Tell whether transformers 5 is calling, which converts and moves what it reads at once."""
     return bool(sys._getframe(2).f_globals.get("__name__") == "transformers.core_model_loading")
 
 
 def _is_a_rank() -> bool:
-    """Tell whether this is one of several processes, which may want parts of tensors only."""
+    """Tell whether this is one of several processes, which may read only parts of tensors."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 class _GuardedReads:
-    """Reads of promises which are left to the original where ours fail."""
+    """Reads of lazy tensors that fall back to the original."""
 
     keeps_promises = False
 
@@ -118,7 +124,7 @@ class _GuardedReads:
         self._reads = reads
         self.device = reads.device
         self._original = original
-        self.kept: dict[str, int] = {}  # promises that became what is stored, by its dtype
+        self.kept: dict[str, int] = {}  # lazy tensors that were not converted, by dtype
 
     def read(self, stored: Any, bounds: Any, to_copy: bool = False) -> Any:
         self.kept[stored.format_dtype] = self.kept.get(stored.format_dtype, 0) + 1
@@ -135,34 +141,34 @@ class _Slice:
     """A slice of an accelerated file."""
 
     def __init__(
-        self, ours: TensorSlice, original: Callable[[], Any], promise: Callable[[str], Any]
+        self, replacement: TensorSlice, original: Callable[[], Any], promise: Callable[[str], Any]
     ) -> None:
-        self._ours = ours
+        self._replacement = replacement
         self._original = original
-        self._promise = promise
+        self._lazy_tensor = promise
 
     def get_shape(self) -> list[int]:
         """Shape in elements."""
-        return self._ours.get_shape()
+        return self._replacement.get_shape()
 
     def get_dtype(self) -> str:
         """Return the format's name of the dtype."""
-        return self._ours.get_dtype()
+        return self._replacement.get_dtype()
 
     def __getitem__(self, key: Any) -> Any:
-        """Read a part; all of it when transformers says what is to become of it."""
+        """Read a part; read the whole tensor lazily if transformers converts it next."""
         if key is Ellipsis and _is_called_by_transformers():
-            promise = self._promise(self._ours.get_dtype())
+            promise = self._lazy_tensor(self._replacement.get_dtype())
             if promise is not None:
                 return promise
-        return _try(lambda: self._ours[key], lambda: self._original()[key])
+        return _try(lambda: self._replacement[key], lambda: self._original()[key])
 
 
 class _File:
-    """An accelerated safe_open: ours, with the original at hand when ours fails."""
+    """An accelerated safe_open: this package's, with the original as a fallback."""
 
-    def __init__(self, ours: safe_open, original: Callable[[], Any]) -> None:
-        self._ours = ours
+    def __init__(self, replacement: safe_open, original: Callable[[], Any]) -> None:
+        self._replacement = replacement
         self._open_original = original
         self._fallback: Any = None
         self._closed = False
@@ -182,35 +188,36 @@ class _File:
     def get_tensor(self, name: str) -> Any:
         """Read a tensor."""
         return _try(
-            lambda: self._ours.get_tensor(name), lambda: self._original().get_tensor(name)
+            lambda: self._replacement.get_tensor(name), lambda: self._original().get_tensor(name)
         )
 
     def _expect_all(self) -> None:
-        """Begin to read where a program collects slices first: meanwhile it works on their names.
+        """Start reading when a program first collects slices, because it then works on names.
 
-        Of one file only: others are read when their turn comes.
+        Only for one file; others are read when they are used.
         """
         other = _state.begun() if _state.begun is not None else None
         is_alone = other is None or other._closed
-        if is_alone and self._ours._device == "cpu" and not _is_a_rank():
+        if is_alone and self._replacement._device == "cpu" and not _is_a_rank():
             _state.begun = weakref.ref(self)
-            with contextlib.suppress(Exception):  # what fails here fails again when it is taken
-                self._ours._ahead.begin()
+            with contextlib.suppress(Exception):  # errors occur again when the tensor is read
+                self._replacement._ahead.begin()
 
     def get_slice(self, name: str) -> Any:
-        """Return what reads only what it is indexed with."""
+        """Return an object that reads only the indexed part."""
         self._slice_count += 1
         if self._slice_count == _COLLECTED_SLICES:
             self._expect_all()
         return _try(
-            lambda: _Slice(self._ours.get_slice(name), lambda: self._original().get_slice(name),
-                           lambda dtype: self._promise(name, dtype)),
+            lambda: _Slice(self._replacement.get_slice(name),
+                           lambda: self._original().get_slice(name),
+                           lambda dtype: self._lazy_tensor(name, dtype)),
             lambda: self._original().get_slice(name),
         )
 
-    def _promise(self, name: str, dtype: str) -> Any:
-        """Return the tensor as a promise, of torch and the CPU; else None."""
-        plain = self._ours._is_torch and self._ours._device == "cpu"
+    def _lazy_tensor(self, name: str, dtype: str) -> Any:
+        """Return the tensor as a lazy one, for torch on the CPU; else None."""
+        plain = self._replacement._is_torch and self._replacement._device == "cpu"
         if not _state.converts or not plain or self._closed:
             return None
         from ._converted_reads import ConvertedReads
@@ -222,14 +229,14 @@ class _File:
                         reads, lambda name: self._original().get_slice(name))
                     return self._guarded
 
-                self._reads = ConvertedReads(self._ours, _state.threads, guard)
-        if not self._reads.converts and self._guarded.kept.get(dtype, 0) >= _KEPT_PROMISES:
+                self._reads = ConvertedReads(self._replacement, _state.threads, guard)
+        if not self._reads.converts and self._guarded.kept.get(dtype, 0) >= _RETAINED_READS:
             return None
         return self._reads.promise(name)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is our safe_open's."""
-        return getattr(self._ours, name)
+        """Other attributes are those of this package's safe_open."""
+        return getattr(self._replacement, name)
 
     def __getitem__(self, name: str) -> Any:
         """Read a tensor."""
@@ -237,15 +244,15 @@ class _File:
 
     def __len__(self) -> int:
         """Return the number of tensors."""
-        return len(self._ours)
+        return len(self._replacement)
 
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a tensor of that name."""
-        return name in self._ours
+        return name in self._replacement
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._ours)
+        return iter(self._replacement)
 
     def __enter__(self) -> _File:
         """Return the object itself."""
@@ -256,14 +263,14 @@ class _File:
         self._closed = True
         if self._reads is not None:
             self._reads.close()
-        self._ours.close()
+        self._replacement.close()
         if self._fallback is not None:
             self._fallback.__exit__(*failure)
             self._fallback = None
 
 
 class _Opener:
-    """What stands where the reference's safe_open stood: called, asked for, derived from."""
+    """Replaces the reference's safe_open: callable, and usable for isinstance() and subclassing."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -272,32 +279,32 @@ class _Opener:
     def __call__(
         self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any
     ) -> Any:
-        """Open a file, our way while that is on."""
-        def theirs() -> Any:
+        """Open a file, with this package while active."""
+        def original_reader() -> Any:
             return self._original(filename, framework, device, **options)
 
-        def ours() -> Any:
+        def replacement() -> Any:
             file = safe_open(filename, framework, device, mode=_state.mode, **options)
             file.read_ahead(_state.threads)
             _state.reads += 1
-            return _File(file, theirs)
+            return _File(file, original_reader)
 
-        return _try(ours, theirs) if _state.depth else theirs()
+        return _try(replacement, original_reader) if _state.depth else original_reader()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the original's."""
+        """Other attributes are the original's."""
         return getattr(self._original, name)
 
     def __instancecheck__(self, thing: object) -> bool:
-        """Files opened here are what the original's files are."""
+        """Files opened here count as instances of the original."""
         return isinstance(thing, (_File, self._original))
 
     def __subclasscheck__(self, kind: type) -> bool:
-        """Classes derived from the original are, and our file's."""
+        """Subclasses of the original count, and this package's file."""
         return issubclass(kind, (_File, self._original))
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A class that derives from it derives from the original."""
+        """A subclass derives from the original."""
         return (self._original,)
 
 
@@ -309,7 +316,7 @@ def _wrap_function(original: Any) -> Any:
         if not _state.depth:
             return original(*args, **kwargs)
 
-        def ours() -> Any:
+        def replacement() -> Any:
             from . import torch as fst_torch
 
             options = dict(kwargs)
@@ -321,7 +328,7 @@ def _wrap_function(original: Any) -> Any:
             _state.reads += 1
             return result
 
-        return _try(ours, lambda: original(*args, **kwargs))
+        return _try(replacement, lambda: original(*args, **kwargs))
 
     return call
 
@@ -335,16 +342,18 @@ def _wrapper_of(name: str, original: Any) -> Any:
 
 
 def _find_places() -> None:
-    """Find the globals of the libraries' modules that are the reference's functions or ours."""
+    """Find globals of the libraries' modules that are the reference's functions or the
+    replacements.
+    """
     wanted = {id(thing) for pair in _state.wrappers.values() for thing in pair}
-    # Imports of other threads may change the table meanwhile.
+    # Imports on other threads may change the table meanwhile.
     new = set(list(sys.modules)) - _state.scanned
     _state.scanned |= new
-    beginnings = {name[:4] for name in LIBRARIES}  # of thousands of names nearly none has one
+    beginnings = {name[:4] for name in LIBRARIES}  # of thousands of names very few match
     for module_name in [name for name in new if name[:4] in beginnings]:
         module = sys.modules.get(module_name)
         if isinstance(module, ModuleType) and module_name.partition(".")[0] in LIBRARIES:
-            # The module's own table: lazy modules make attributes on access. Nearly none has any.
+            # Use the module's dict, because lazy modules import attributes on access.
             table = vars(module).copy()
             if not wanted.isdisjoint(map(id, table.values())):
                 names = [name for name, value in table.items() if id(value) in wanted]
@@ -352,7 +361,7 @@ def _find_places() -> None:
 
 
 def _exchange(pairs: dict[int, Any], note: bool) -> None:
-    """In the libraries' modules, replace every global whose id is in `pairs`."""
+    """Replace every global in the libraries' modules whose id is in `pairs`."""
     _find_places()
     for module, name in _state.places:
         value = vars(module).get(name)
@@ -365,7 +374,7 @@ def _exchange(pairs: dict[int, Any], note: bool) -> None:
 
 def _install() -> None:
     originals: dict[int, Any] = {}
-    # All of them first: one that is imported later would take a wrapper for the original.
+    # Import all of them first: one imported later would take a wrapper for the original.
     modules = [importlib.import_module(name) for name in _TARGETS]
     for module, names in zip(modules, _TARGETS.values(), strict=True):
         for name in names:
@@ -381,21 +390,21 @@ def _uninstall() -> None:
     for module, name, original in reversed(_state.replaced):
         setattr(module, name, original)
     _state.replaced.clear()
-    # Modules that were imported meanwhile have bound our wrappers.
+    # Modules imported meanwhile have the wrappers.
     _exchange({id(wrapper): original for original, wrapper in _state.wrappers.values()}, note=False)
 
 
 class Acceleration(contextlib.ContextDecorator):
     """A switch: context manager, decorator, or enable() and disable().
 
-    Process-wide while it is on, nestable, usable from several threads. What was put in place is
-    taken back exactly when the last one goes off.
+    Process-wide, nestable and thread-safe. The original names are restored when the last switch is
+    off.
     """
 
     def __init__(
-        self, threads: int = 0, mode: str | None = None, converts: bool = True
+        self, *, threads: int = 0, mode: str | None = None, converts: bool = True
     ) -> None:
-        """Keep the settings; see accelerate_from_pretrained()."""
+        """Store the settings; see accelerate_from_pretrained()."""
         if threads < 0:
             raise ValueError(f"threads must not be negative, not {threads}")
         if mode not in (None, "auto", "load", "map"):
@@ -405,7 +414,7 @@ class Acceleration(contextlib.ContextDecorator):
 
     @property
     def reads(self) -> int:
-        """Files that this package has opened or loaded for libraries, in this process."""
+        """Files that this package has opened or loaded for libraries in this process."""
         return _state.reads
 
     def __enter__(self) -> Acceleration:
@@ -421,7 +430,7 @@ class Acceleration(contextlib.ContextDecorator):
     def __exit__(self, *failure: Any) -> None:
         """Switch off."""
         with _state.lock:
-            # Of several threads the one that began last need not be the first to end.
+            # Threads may end in another order than they started.
             at = len(_state.settings) - 1 - _state.settings[::-1].index(self._settings)
             del _state.settings[at]
             left = _state.settings[-1] if _state.settings else (0, None, True)
@@ -431,7 +440,7 @@ class Acceleration(contextlib.ContextDecorator):
                 _uninstall()
 
     def enable(self) -> Acceleration:
-        """Switch on until disable(); twice is once."""
+        """Switch on until disable(). Repeated calls are harmless."""
         with _state.lock:
             if not self._enabled:
                 self._enabled = True
@@ -439,7 +448,7 @@ class Acceleration(contextlib.ContextDecorator):
         return self
 
     def disable(self) -> None:
-        """Undo enable(); twice is fine."""
+        """Undo enable(). Repeated calls are harmless."""
         with _state.lock:
             if self._enabled:
                 self._enabled = False
@@ -447,29 +456,28 @@ class Acceleration(contextlib.ContextDecorator):
 
 
 def accelerate_from_pretrained(
-    threads: int = 0, mode: str | None = None, converts: bool = True
+    *, threads: int = 0, mode: str | None = None, converts: bool = True
 ) -> Acceleration:
     """Let libraries read safetensors files through this package while it is on.
 
-    A read that fails here is left to safetensors, with one RuntimeWarning a process.
+    If a read fails, it falls back to safetensors, with one RuntimeWarning per process.
 
     Args:
-        threads: of a load; 0: as many as the process may use.
-        mode: "map" and "auto" for views of the file, "load" for memory of the tensors' own.
-        converts: where transformers 5 wants floats of another dtype than the file's, on the CPU,
-            they are converted by the load: about a third less memory at the peak, and faster. In
-            memory that a host must find first it may gain no time. False: left to torch.
+        threads: of a load; 0: one per CPU that the process may use.
+        mode: "map" and "auto" for views of the file, "load" for owned memory.
+        converts: if transformers 5 requests another float dtype than the file's, on the CPU, the
+            load converts: about a third less peak memory, and faster, unless a virtual machine's
+            host must first allocate the memory. False: leave it to torch.
 
     Returns:
         The switch: a context manager and a decorator, with enable() and disable().
 
     Raises:
-        ImportError: when it goes on, where the safetensors package, which the libraries use, is
-            not installed.
+        ImportError: when switched on without the safetensors package, which the libraries use.
     """
-    return Acceleration(threads, mode, converts)
+    return Acceleration(threads=threads, mode=mode, converts=converts)
 
 
-if "torch" in sys.modules:  # what the first read needs, before somebody waits for it
+if "torch" in sys.modules:  # import it now, so that the first read does not wait for it
     with contextlib.suppress(ImportError):
         from . import _converted_reads, _torch_tensors  # noqa: F401

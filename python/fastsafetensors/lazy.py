@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose tensors are read when they are used, and only as far as they are. For torch.
+"""Models whose tensors are read when they are used, and only the used parts. For torch.
 
     from fastsafetensors.lazy import LazyModel
 
     with LazyModel(folder) as model:
         for name, tensor in model:                    # nothing is read
             part = tensor.narrow(0, 4096, 4096)       # nothing is read
-            parameter.copy_(part)                     # these rows are
+            parameter.copy_(part)                     # reads these rows
         print(model.stats())
 
-The tensors are torch tensors, of a class of their own. What gives views of plain tensors (narrow,
-slices, view, transpose, chunk, unbind, ..) gives another such tensor; anything else reads the
-smallest box that covers what is used, once. A copy to the meta device reads nothing. What is taken
-of one layer is read ahead of the next ones.
+The tensors are torch tensors of a special class. Functions that create views (narrow, slices, view,
+transpose, chunk, unbind, ...) return another such tensor; other functions read the smallest range
+that covers what they use, once. A copy to the meta device reads nothing. Accesses to one layer are
+used to read the next ones ahead.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ from types import TracebackType
 from typing import Any
 
 from ._core import error_class
-from ._errors import add_place
+from ._errors import add_location
 from ._gpu import check_present, load_options
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy_tensor import LazyTensor, make_lazy
-from ._load import open_load
-from ._open import check_device, check_path
+from ._load import close_load, open_load
+from ._open import _absolute, check_device, check_path
+from ._representation import format_contents, format_paths
 from ._request import choose_names
+from ._saving import parse_size
 from ._torch_tensors import make_item
 from ._types import Paths
-from ._verify import Verify, open_files
+from ._verify import Verify, chosen, open_files
 
-__all__ = ["LazyModel", "LazyTensor"]
+__all__ = ["Habits", "LazyModel", "LazyTensor"]
 
 
 class LazyModel:
-    """A model's tensors as promises, layer by layer; they stay valid when it is closed.
+    """Lazily loaded tensors of a model, in layer order. They stay valid after it is closed.
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        device: where what is read goes: "cpu" or a GPU.
+        device: of the tensors that are read: "cpu" or a GPU.
         mode: as in load_file.
-        threads: of a load; 0: as many as the process may use, at most 16.
+        threads: of a load; 0: one per CPU that the process may use, at most 16.
         gds, cache: as in load_file.
-        memory_limit: bytes that may be read ahead of their use; 0: nothing is.
-        ahead: False: nothing is read but what is used.
-        names: which tensors; all others are left out.
+        memory: maximum bytes of readahead, a number or "256MiB"; 0: none.
+        ahead: False disables readahead.
+        names: the tensors to include.
         filter: name -> whether to keep it.
-        habits: what an earlier load of the same model has taken (its habits), to begin with.
-        expects: name -> whether it will be used, for all that is known: nothing else is read ahead.
-        verify: as in load_file; a box needs its chunks, whole.
+        habits: the access order of an earlier load of the same model (its habits), to start with.
+        expects: name -> whether it will be used; other tensors are not read ahead.
+        verify: as in load_file; a slice is verified by its complete chunks.
 
     Raises:
-        SafetensorError: a bad file; an unknown name (a KeyError as well). A use raises it, too.
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: an invalid file, or an unknown name (also a KeyError). Also raised on use.
+        OSError: the matching subclass, if a system call fails.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class LazyModel:
         threads: int = 0,
         gds: str = "auto",
         cache: str = "auto",
-        memory_limit: int = MEMORY_LIMIT_BYTES,
+        memory: int | str = MEMORY_LIMIT_BYTES,
         ahead: bool = True,
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
@@ -77,26 +79,43 @@ class LazyModel:
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
-        if memory_limit < 0:
-            raise ValueError(f"memory_limit must not be negative, not {memory_limit}")
+        limit = 0 if memory == 0 else parse_size(memory)
         device = check_device(device)
         if device != "cpu" and not load_options(device):
             check_present(device)
             raise ValueError(f"device must be the CPU or a GPU, not {device}")
+        verify = chosen(verify)
         self._model = open_files(filename, verify)
-        chosen = choose_names(self._model, names, filter)
-        order = in_layers(self._model.names() if chosen is None else chosen)
+        wanted = choose_names(self._model, names, filter)
+        order = in_layers(self._model.names() if wanted is None else wanted)
+        self._opened = _absolute(filename), device, {
+            "mode": mode, "threads": threads, "gds": gds, "cache": cache,
+            "memory": limit, "ahead": ahead, "verify": verify,
+            "names": None if wanted is None else list(wanted),
+        }
         self._options = {"mode": mode, "threads": threads, "cache": cache,
                          **load_options(device, gds)}
         self.habits: Habits = {} if habits is None else habits
         self._reads = LazyReads(
-            self._model, self._options, names=order, memory_limit=memory_limit, ahead=ahead,
+            self._model, self._options, names=order, memory_limit=limit, ahead=ahead,
             habits=self.habits, expects=expects,
         )
         self._reads.check_options()
 
+    def __repr__(self) -> str:
+        """Return the path, the number of tensors and their dtypes."""
+        contents = format_contents(stored.format_dtype for stored in self._reads.stored.values())
+        return f"<{type(self).__name__} {format_paths(self._opened[0])}: {contents}>"
+
+    def __reduce__(self) -> Any:
+        """Pickle as the paths and options, to be opened again in another process or folder.
+
+        `names` and `filter` become the resulting names; `expects` is left out.
+        """
+        return _reopen, (type(self), self._opened, dict(self.habits))
+
     def keys(self) -> list[str]:
-        """Names of all tensors in the order in which iteration gives them."""
+        """Names of all tensors in the order of iteration."""
         return list(self._reads.stored)
 
     def __len__(self) -> int:
@@ -108,7 +127,7 @@ class LazyModel:
         return name in self._reads.stored
 
     def __getitem__(self, name: str) -> Any:
-        """Return the tensor of that name; what torch has no dtype for is read at once, as bytes."""
+        """Return the tensor of that name. Dtypes that torch lacks are read at once, as bytes."""
         if name not in self._reads.stored:
             choose_names(self._model, [name], None)
             raise KeyError(name)
@@ -119,38 +138,43 @@ class LazyModel:
         try:
             return make_item(loader, 0)
         finally:
-            loader.close()
+            close_load(loader)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Iterate over (name, tensor), what is in no layer first, then layer by layer."""
+        """Iterate over (name, tensor): first those without a layer, then layer by layer."""
         for name in self._reads.stored:
             yield name, self[name]
 
     @property
+    def largest_bytes(self) -> int:
+        """Size of the largest tensor."""
+        return max((stored.nbytes for stored in self._reads.stored.values()), default=0)
+
+    @property
     def bytes_needed(self) -> int:
-        """Bytes of the boxes that were used."""
+        """Bytes of the parts that were used."""
         return self._reads.bytes_needed
 
     def stats(self) -> dict[str, int]:
-        """Return counts: bytes_needed (of boxes used), bytes_read, loads, boxes read ahead."""
+        """Return counts: bytes_needed (used parts), bytes_read, loads, parts read ahead."""
         reads = self._reads
         return {"bytes_needed": reads.bytes_needed, "bytes_read": reads.bytes_read,
                 "loads": reads.loads, "boxes_ahead": reads.boxes_ahead}
 
     def check(self) -> None:
-        """Raise a SafetensorError where a file was changed in place since it was opened.
+        """Raise SafetensorError if a file was changed in place since it was opened.
 
-        What was used by then may be of either: end with it where that matters. Leaving a `with`
-        does.
+        Data used until then may be mixed, so call it at the end if that matters. Leaving a `with`
+        block calls it.
         """
         try:
             self._model.check()
         except (error_class(), OSError) as error:
-            add_place(error)
+            add_location(error)
             raise
 
     def close(self) -> None:
-        """Let go of what was read ahead. Tensors stay valid, and the files open while they do."""
+        """Drop readahead. Tensors stay valid, and keep the files open."""
         self._reads.close()
 
     def __enter__(self) -> LazyModel:
@@ -163,7 +187,13 @@ class LazyModel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it; a SafetensorError where a file was changed in place meanwhile."""
+        """Close it. SafetensorError if a file was changed in place meanwhile."""
         self.close()
         if kind is None:
             self.check()
+
+
+def _reopen(kind: type[LazyModel], opened: tuple[Any, ...], habits: Habits) -> LazyModel:
+    """Open a pickled LazyModel."""
+    filename, device, options = opened
+    return kind(filename, device, habits=habits, **options)

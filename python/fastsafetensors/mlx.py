@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._array_front import ArrayFront
+from ._array_api import ArrayApi
 from ._numpy_installed import numpy as _np
 
 try:
@@ -19,15 +19,15 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def _make(array: Any) -> Any:
-    """One of mlx's own from a numpy array."""
+    """Convert a numpy array to an mlx array."""
     if array.dtype.name == "bfloat16":
-        # mlx reads no bfloat16 of ml_dtypes: its bits go over as integers.
+        # mlx does not accept ml_dtypes' bfloat16, so its bits are passed as integers.
         return _mx.array(array.view(_np.uint16)).view(_mx.bfloat16)
     return _mx.array(array)
 
 
 def _to_array(value: Any) -> Any:
-    """A numpy array of one of mlx's own."""
+    """Convert an mlx array to a numpy array."""
     if value.dtype == _mx.bfloat16:
         import ml_dtypes
 
@@ -35,7 +35,7 @@ def _to_array(value: Any) -> Any:
     return _np.array(value)
 
 
-_front = ArrayFront(_make, _to_array)
-wrap, export, make_item = _front.wrap, _front.export, _front.make_item
-load_file, load = _front.load_file, _front.load
-save_file, save = _front.save_file, _front.save
+_api = ArrayApi(_make, _to_array)
+wrap, export, make_item = _api.wrap, _api.export, _api.make_item
+load_file, load = _api.load_file, _api.load
+save_file, save = _api.save_file, _api.save

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from ._async_save import SaveHandle, Staging, start_rows
 from ._core import Tensor, error_class, serialize
 from ._dtypes import WORDS, dtype_word
 from ._load import load_bytes, load_paths
@@ -14,13 +15,14 @@ from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
 from ._saving import check_names, compress_word, manifest_options, save_rows
+from ._stream import TensorStream
 from ._types import Path, Paths
 from ._verify import Verify
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
+           "save_file_async"]
 
-# The dtypes that an array can have, by numpy's names, and those of them that the ml_dtypes package
-# adds.
+# Dtypes of arrays by numpy's names, and those that the ml_dtypes package adds.
 _FORMAT_NAMES = {word: name for name, word in WORDS.items() if name != "F4"}
 _ML_NAMES = {name: word for word, name in _FORMAT_NAMES.items() if not hasattr(_np, word)}
 
@@ -34,29 +36,29 @@ def _ml_dtype(name: str) -> Any:
 
 
 class PackedArray(_np.ndarray[Any, Any]):
-    """Bytes of elements that numpy has no dtype for: saved, they are again what they were.
+    """Bytes of elements without a numpy dtype. When saved, they get their original dtype.
 
-    format_dtype, format_shape: the format's. Copies and pickles are what the array is; parts of it,
-    and what is computed from it, are bytes.
+    format_dtype, format_shape: the format's. Copies and pickles keep them; parts and computed
+    results are bytes.
     """
 
     format_dtype: str | None = None
     format_shape: tuple[int, ...] = ()
 
     def copy(self, order: Any = "C") -> Any:
-        """Copy the bytes and what they are."""
+        """Copy the bytes and their format."""
         return _packed(super().copy(order), self.format_dtype, self.format_shape)
 
     def __copy__(self) -> Any:
-        """Copy the bytes and what they are."""
+        """Copy the bytes and their format."""
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> Any:
-        """Copy the bytes and what they are."""
+        """Copy the bytes and their format."""
         return self.copy()
 
     def __reduce__(self) -> Any:
-        """Pickle the bytes and what they are."""
+        """Pickle the bytes and their format."""
         return _packed, (_np.array(self), self.format_dtype, self.format_shape)
 
 
@@ -67,10 +69,11 @@ def _packed(array: Any, dtype: str | None, shape: tuple[int, ...]) -> Any:
 
 
 def wrap(tensor: Tensor) -> Any:
-    """A numpy array on the memory of `tensor`: no bytes are copied.
+    """Return a numpy array for `tensor`, without copying bytes.
 
-    bfloat16 and 8-bit floats need the ml_dtypes package (ImportError says so). 4- and 6-bit
-    floats, which numpy has no packed form for, come as their bytes: a PackedArray of one dimension.
+    bfloat16 and 8-bit floats need the ml_dtypes package (ImportError without it). 4- and 6-bit
+    floats, for which numpy has no packed form, are returned as bytes: a PackedArray of one
+    dimension.
     """
     if tensor.nbytes == 0:
         array = _np.empty(tensor.shape, dtype=tensor.__array_interface__["typestr"])
@@ -92,7 +95,7 @@ def wrap(tensor: Tensor) -> Any:
 
 @cache
 def _own_dtype(dtype: str) -> Any | None:
-    """Return the dtype that arrays of the format's `dtype` have; None where there is none here."""
+    """Return the dtype of arrays for the format's `dtype`; None if numpy has no such dtype."""
     try:
         return _ml_dtype(_ML_NAMES[dtype]) if dtype in _ML_NAMES else _np.dtype(WORDS[dtype])
     except (ImportError, KeyError):
@@ -100,7 +103,7 @@ def _own_dtype(dtype: str) -> Any | None:
 
 
 def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | None:
-    """Return an array of `data`, which it keeps; None where numpy has no such dtype."""
+    """Return an array over `data`, which it keeps alive; None if numpy lacks the dtype."""
     own = _own_dtype(dtype)
     return None if own is None else _np.ndarray(shape, own, data)
 
@@ -112,7 +115,7 @@ def export(loader: Any) -> dict[str, Any]:
 
 
 def make_item(loader: Any, index: int) -> Any:
-    """Item `index` of a load as an array, once its bytes are there."""
+    """Return item `index` of a load as an array, waiting for its bytes."""
     return wrap(loader.item(index))
 
 
@@ -134,27 +137,27 @@ def load_file(
 
     Args:
         filename: a file, an index, a folder, or a list of files.
-        backend: "mmap" or "pread", mode in other words.
+        backend: the safetensors package's name for mode: "mmap" or "pread".
         mode: "auto", "load" or "map".
-        engine: forces how "load" reads.
-        threads: of "load"; 0: as many as the process may use, at most 16.
-        dtype: what elements become: one of numpy's, its name, or the format's.
-        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
-        names: which tensors; nothing else is read.
+        engine: forces the engine of "load".
+        threads: of "load"; 0: one per CPU that the process may use, at most 16.
+        dtype: convert to this dtype while loading: numpy's, its name, or the format's.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
+        names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
         cache: "keep", "bypass" or "auto".
-        verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one, SignedBy() against a signed one; a tensor
-            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+        verify: True verifies every loaded byte against the manifest next to the model (an error
+            without one), a path against that manifest, SignedBy() against a signed one. A tensor in
+            a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
 
     Returns:
-        {name: array} in the order of the file; they may be written to.
+        {name: array} in file order. They are writable.
 
     Raises:
-        SafetensorError: a bad file; an unknown name (a KeyError as well).
-        OSError: of its kind, for what the system refuses.
-        ImportError: of bfloat16 and 8-bit floats, without the ml_dtypes package.
+        SafetensorError: an invalid file, or an unknown name (also a KeyError).
+        OSError: the matching subclass, if a system call fails.
+        ImportError: for bfloat16 and 8-bit floats, without the ml_dtypes package.
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
@@ -163,8 +166,56 @@ def load_file(
                       verify=verify)
 
 
+def open_stream(
+    filename: Paths,
+    *,
+    memory: int | str = 0,
+    engine: str = "auto",
+    threads: int = 0,
+    dtype: Any = None,
+    names: Iterable[str] | None = None,
+    filter: Callable[[str], bool] | None = None,
+    cache: str = "auto",
+    verify: Verify | None = None,
+) -> TensorStream:
+    """Go through a model array by array, in file order, while the next ones are being read.
+
+    By default arrays on the CPU are memory-mapped views, as in load_file(). With a memory limit
+    they are copies, and the library holds at most that many bytes that were read and not yet
+    returned, not counting arrays that the program keeps.
+
+        with open_stream("model.safetensors", memory="1GiB") as stream:
+            for name, array in stream:
+                ...
+
+    Args:
+        filename: a file, an index, a folder, or a list of files (names must then be unique).
+        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
+            largest tensor, with the pages around it, must fit. 0: no limit.
+        engine: forces the engine of reads into memory.
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
+        dtype: convert to this dtype while loading, as in load_file().
+        names: the tensors to load; nothing else is read.
+        filter: name -> whether to load it.
+        cache: "keep", "bypass" or "auto".
+        verify: as in load_file().
+
+    Returns:
+        An iterator of (name, array), and a context manager.
+
+    Raises:
+        SafetensorError: an invalid file, an unknown name (also a KeyError). Damaged bytes
+            raise it from the iteration.
+        ValueError: an invalid argument, or a tensor that does not fit in `memory`.
+        OSError: the matching subclass, if a system call fails.
+    """
+    return TensorStream(
+        filename, wrap, memory=memory, names=names, filter=filter, verify=verify, engine=engine,
+        threads=threads, dtype=dtype_word(dtype), cache=cache)
+
+
 def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:
-    """Load all tensors of a file's bytes, which are copied once.
+    """Load all tensors from the bytes of a file, which are copied once.
 
     Args:
         data: any bytes-like object.
@@ -173,20 +224,20 @@ def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:
         {name: array}.
 
     Raises:
-        SafetensorError: bytes that are no such file.
+        SafetensorError: bytes that are not a valid file.
     """
     return load_bytes(data, export)
 
 
 def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
-    """(rows, arrays that keep the memory) of a dict of arrays."""
+    """(rows, arrays that own the memory) of a dict of arrays."""
     if not isinstance(tensor_dict, dict):
         raise TypeError(f"expected a dict of str to numpy.ndarray, not {type(tensor_dict)}")
     check_names(tensor_dict, metadata)
     rows, owners = [], []
     for name, given in tensor_dict.items():
         if not isinstance(given, (_np.ndarray, _np.generic)):
-            raise TypeError(f"`{name}` is no numpy array but {type(given)}")
+            raise TypeError(f"`{name}` must be a numpy array, not {type(given)}")
         array = _np.asarray(given)
         dtype = _FORMAT_NAMES.get(array.dtype.name)
         if dtype is None:
@@ -219,32 +270,31 @@ def save_file(
     compress: bool | str = False,
     manifest: bool | Path = False,
 ) -> None:
-    """Save arrays to a file; everything as in fastsafetensors.torch.save_file.
+    """Save arrays to a file, like fastsafetensors.torch.save_file.
 
-    Arrays that are not packed or not in the machine's byte order are normalised.
+    Arrays that are not packed, or not in the machine's byte order, are converted.
 
     Args:
         tensor_dict: {name: array}.
-        filename: where the file comes to.
+        filename: of the file.
         metadata: text only.
         durable: wait until file and folder are on the device.
-        alignment: begin tensors at multiples of this many bytes.
-            Where sizes are no multiples, fillers stand between: this package leaves them out,
-            other readers see U8 tensors ``__padding__.N``.
+        alignment: align tensors to this many bytes. If sizes are not multiples, padding tensors are
+            added: this package hides them, other readers see U8 tensors ``__padding__.N``.
         engine: "auto", "buffered", "direct" or "uring".
-        progress: called with (bytes done, bytes in all, tensors done, tensors in all).
-        compress: True: tensors of floats are written compressed, without loss, where that saves
-            something; "all": integers, too. This package loads such a file as it was; other
-            readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
-            for the plain file as well while it is written.
-        manifest: True: a manifest of the file is made of the bytes as they are written, and comes
-            with it, as FILE.manifest: verify=True finds it. "blake3" or "sha256": the same by that
-            algorithm, against forgery as well; else its path. Without one a manifest of the old
-            file, which it does not fit any more, goes with that.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
+        compress: True compresses float tensors losslessly, if that saves space; "all": integers
+            too. This package loads such a file like the original; other readers can open it and see
+            U8 vectors with reserved names. Needs libzstd, and free space for the uncompressed file
+            while saving.
+        manifest: True writes a manifest of the file as FILE.manifest, where verify=True finds it,
+            computed while saving. "blake3" or "sha256": the same with that algorithm, which also
+            protects against forgery; other text is a path. Without it, the manifest of an old file
+            is deleted, because it no longer matches.
 
     Raises:
-        SafetensorError: dtypes that the format lacks; what the system refuses (an OSError as well).
-        TypeError: names or metadata that are not text, and what is no array.
+        SafetensorError: unsupported dtypes, or a failed system call (also an OSError).
+        TypeError: names or metadata that are not text, or values that are not arrays.
     """
     rows, owners = _make_rows(tensor_dict, metadata)
     save_rows(
@@ -255,6 +305,59 @@ def save_file(
         alignment=alignment,
         engine=engine,
         progress=progress,
+        owners=owners,
+        compress=compress_word(compress),
+        **manifest_options(manifest),
+    )
+
+
+def save_file_async(
+    tensor_dict: dict[str, _np.ndarray[Any, Any]],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    durable: bool = False,
+    alignment: int = 0,
+    engine: str = "auto",
+    compress: bool | str = False,
+    manifest: bool | Path = False,
+    **staging: Any,
+) -> SaveHandle:
+    """Start to save arrays to a file; everything as in fastsafetensors.torch.save_file_async.
+
+    Args:
+        tensor_dict: {name: array}.
+        filename: where the file is saved: a path or a URL.
+        metadata: text only.
+        durable: the file is on the device when the save has ended.
+        alignment: as in save_file.
+        engine: as in save_file.
+        compress: as in save_file.
+        manifest: as in save_file.
+        staging: stage, memory, pool, overlap, copy_threads, nice, at_exit. Arrays count no changes,
+            so that stage="lazy" is refused; stage="none" is a promise of the caller.
+
+    Returns:
+        The handle.
+
+    Raises:
+        ValueError: an invalid option.
+        SafetensorError: dtypes that the format lacks.
+        TypeError: names or metadata that are not text, and values that are not arrays.
+    """
+    options = Staging(**staging)
+    if options.stage == "lazy":
+        raise ValueError('arrays have no version counters, so changes during a save would go '
+                         'unnoticed: use stage="copy"')
+    rows, owners = _make_rows(tensor_dict, metadata)
+    return start_rows(
+        filename,
+        rows,
+        metadata,
+        options,
+        promise="durable" if durable else "quick",
+        alignment=alignment,
+        engine=engine,
         owners=owners,
         compress=compress_word(compress),
         **manifest_options(manifest),
@@ -274,7 +377,7 @@ def save(
         The file's bytes.
 
     Raises:
-        SafetensorError: dtypes that the format lacks.
+        SafetensorError: unsupported dtypes.
     """
     rows, owners = _make_rows(tensor_dict, metadata)
     result = serialize(None, rows, metadata)

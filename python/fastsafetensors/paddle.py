@@ -6,11 +6,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._array_front import ArrayFront
+from ._array_api import ArrayApi
 from ._numpy_installed import numpy as _np
 
 try:
-    _paddle: Any = importlib.import_module("paddle")  # not this module, whose name is the same
+    _paddle: Any = importlib.import_module("paddle")  # not this module, which has the same name
 except ImportError as error:
     raise ModuleNotFoundError(
         "fastsafetensors.paddle needs paddle: pip install paddlepaddle", name="paddle"
@@ -20,15 +20,15 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def _make(array: Any) -> Any:
-    """One of paddle's own from a numpy array."""
+    """Convert a numpy array to a paddle tensor."""
     if array.dtype.name == "bfloat16":
-        # paddle's numpy side of bfloat16 is its bits.
+        # paddle's numpy form of bfloat16 is its bits.
         return _paddle.to_tensor(array.view(_np.uint16), dtype="bfloat16")
     return _paddle.to_tensor(array)
 
 
 def _to_array(value: Any) -> Any:
-    """A numpy array of one of paddle's own."""
+    """Convert a paddle tensor to a numpy array."""
     array = value.numpy()
     if str(value.dtype).endswith("bfloat16"):
         import ml_dtypes
@@ -38,11 +38,11 @@ def _to_array(value: Any) -> Any:
 
 
 def _move(tensor: Any, device: Any) -> Any:
-    """A tensor on a device."""
+    """Copy a tensor to a device."""
     return tensor if str(device) == "cpu" else tensor.to(device)
 
 
-_front = ArrayFront(_make, _to_array, _move)
-wrap, export, make_item = _front.wrap, _front.export, _front.make_item
-load_file, load = _front.load_file, _front.load
-save_file, save = _front.save_file, _front.save
+_api = ArrayApi(_make, _to_array, _move)
+wrap, export, make_item = _api.wrap, _api.export, _api.make_item
+load_file, load = _api.load_file, _api.load
+save_file, save = _api.save_file, _api.save

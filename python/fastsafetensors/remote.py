@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How models behind addresses are asked for: whatever takes a path to read takes an address."""
+"""Settings for remote models. Every function that reads a path also accepts a URL."""
 
 from __future__ import annotations
 
@@ -8,43 +8,65 @@ from typing import Any
 
 from ._core import cache_objects as _cache_objects
 from ._core import cache_prune as _cache_prune
-from ._core import configure_remote
+from ._core import configure_remote as _configure
+from ._saving import parse_size
+
+_SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
+
+__all__ = ["cache_objects", "cache_prune", "configure"]
+
+
+def _cache_size(size: int | str) -> int:
+    return 0 if size == 0 and size is not False else parse_size(size)
 
 
 def configure(**settings: Any) -> None:
-    """Say how objects are asked for that this process opens from now on.
+    """Set the options for remote objects that this process opens from now on.
 
-    What is not given has its default: the environment, as the stores' own tools read it. Each call
-    replaces all of the one before; configure() takes everything back.
+    Options that are not given use the environment variables of the stores' own tools. Each call
+    replaces the previous one; configure() restores the defaults.
 
-    endpoint: of s3://, gs://, az:// or hf://, such as "http://127.0.0.1:9000".
-    region, access_key, secret_key, session_token: of s3:// (keys also of gs://).
-    bearer_token: of gs:// and hf://. account, account_key, sas_token: of az://.
-    anonymous: nothing is signed, and no credentials are looked for.
+    endpoint: for s3://, gs://, az:// or hf://, such as "http://127.0.0.1:9000".
+    region, access_key, secret_key, session_token: for s3:// (keys also for gs://).
+    bearer_token: for gs:// and hf://. account, account_key, sas_token: for az://.
+    anonymous: send unsigned requests without looking for credentials.
     bucket_style: "path", "host" or "auto". ca_file: certificates to trust.
-    connect_ms, first_byte_ms, stall_ms: patience. tries_max, retry_base_ms, retry_cap_ms: tries in
-    a row without progress, and the waits between them. connections_max: at one host.
-    no_overwrite: save only where no object is there (else FileExistsError).
-    cache_dir: a folder to keep on disk what is read, for all processes of this user; "auto" (by
-    FASTSAFETENSORS_CACHE_DIR, XDG_CACHE_HOME or ~/.cache) or "off". cache_bytes_max: that it may
-    take; 0: four fifths of what its disk has for it. cache_required: a cache that can't be used is
-    an error. cache_offline: no server is asked, and what is not in the cache is an error.
+    connect_ms, first_byte_ms, stall_ms: timeouts. tries_max, retry_base_ms, retry_cap_ms: attempts
+    without progress, and the waits between them. connections_max: per host.
+    create_only: save only if no object exists (else FileExistsError).
+    cache_dir: a folder for caching remote data on disk, shared by all processes of this user;
+    "auto" (FASTSAFETENSORS_CACHE_DIR, XDG_CACHE_HOME or ~/.cache) or "off". cache_bytes_max: its
+    maximum size, a number or text such as "200GiB"; 0: four fifths of the space available to it.
+    cache_required: an unusable cache is an error.
+    offline: send no requests, neither to servers nor to metadata services, and do not check cached
+    objects for newer versions. Cached objects are served; any other URL is a FileNotFoundError.
+    FASTSAFETENSORS_OFFLINE=1 has the same effect, whatever this option says.
+    private_redirects: follow redirects to private, link-local and loopback addresses of another
+    host, which are an OSError otherwise.
     """
-    configure_remote(**settings)
+    for name in _SWITCHES & settings.keys():
+        if not isinstance(settings[name], bool):
+            raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
+    if "cache_bytes_max" in settings:
+        settings["cache_bytes_max"] = _cache_size(settings["cache_bytes_max"])
+    _configure(**settings)
 
 
 def cache_objects(cache_dir: str | PathLike[str] | None = None) -> list[dict[str, Any]]:
-    """List the objects of the cache on disk, the one that was used least recently first.
+    """List the objects in the disk cache, least recently used first.
 
-    address (without its query), size_bytes, kept_bytes (of it that are there), disk_bytes (that its
-    files take), used_s (Unix time), is_whole, in_use. cache_dir: None is the one of configure().
+    address (without its query), size_bytes, kept_bytes (cached part), disk_bytes (size of its
+    files), used_s (Unix time), is_whole, in_use. cache_dir: None is the one of configure().
     """
     return _cache_objects(cache_dir)
 
 
-def cache_prune(bytes_max: int = 0, cache_dir: str | PathLike[str] | None = None) -> dict[str, int]:
-    """Remove what was used least recently until the cache takes at most `bytes_max`; 0: all.
+def cache_prune(
+    bytes_max: int | str, cache_dir: str | PathLike[str] | None = None
+) -> dict[str, int]:
+    """Evict least recently used objects until the cache has at most `bytes_max` bytes.
 
-    What is in use stays. Returns removed_count, removed_bytes, left_count and left_bytes.
+    `bytes_max` is a number or text such as "200GiB"; 0 evicts all. Objects in use are kept.
+    Returns removed_count, removed_bytes, left_count and left_bytes.
     """
-    return _cache_prune(bytes_max, cache_dir)
+    return _cache_prune(_cache_size(bytes_max), cache_dir)

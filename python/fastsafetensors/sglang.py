@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plug-in for SGLang: ``--load-format fastsafetensors`` reads what a rank needs, and no more.
+"""The SGLang plug-in: ``--load-format fastsafetensors`` reads only the weights a rank needs.
 
-SGLang finds register() by its entry point once this package is installed.
+SGLang finds register() through its entry point once this package is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _logger = logging.getLogger("sglang.fastsafetensors")
 
 
 class _State:
-    """What SGLang does not hand on to the function that reads: options, and the model."""
+    """State that SGLang does not pass to the iterating function: options and model."""
 
     def __init__(self) -> None:
         self.registered = False
@@ -35,14 +35,14 @@ _state = _State()
 
 
 def register() -> None:
-    """Make SGLang load the format "fastsafetensors" by this package.
+    """Register the load format "fastsafetensors" in SGLang.
 
-    Repeatable. Options go into ``--model-loader-extra-config``: threads, memory_limit, mode, plan,
-    gds, verify, public_key, progress, and SGLang's own. A reload brings none: the first load's
-    count.
+    Repeatable. Options in ``--model-loader-extra-config``: threads, memory, mode, plan, gds,
+    verify, public_key, progress, and SGLang's own. A reload has no options and uses those of the
+    first load.
 
     Raises:
-        ImportError: there is no SGLang.
+        ImportError: SGLang is not installed.
     """
     if _state.registered:
         return
@@ -61,7 +61,7 @@ def register() -> None:
 
 
 def _validate(original: Any, *, extra_config: Any, load_format: Any) -> Any:
-    """Take the options that are ours; SGLang checks its own."""
+    """Remove this package's options; SGLang validates its own."""
     if getattr(load_format, "value", load_format) != "fastsafetensors":
         return original(extra_config=extra_config, load_format=load_format)
     from ._engine_weights import split_options
@@ -75,7 +75,7 @@ def _validate(original: Any, *, extra_config: Any, load_format: Any) -> Any:
 
 def _note_model(original: Any, loader: Any, model_config: Any, model: Any, *more: Any,
                 **named: Any) -> Any:
-    """Remember which model the weights are for: its stage has some layers only."""
+    """Store the model to load for, because a pipeline stage has only some layers."""
     _state.model.last = weakref.ref(model)
     return original(loader, model_config, model, *more, **named)
 
@@ -83,7 +83,7 @@ def _note_model(original: Any, loader: Any, model_config: Any, model: Any, *more
 def _iterate(
     hf_weights_files: list[str], enable_gds: bool = True, drop_cache_after_load: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """Iterate over (name, tensor) of the files, as SGLang's own function does."""
+    """Iterate over (name, tensor) of the files, like SGLang's function."""
     import dataclasses
 
     from ._engine_weights import EngineOptions, begun, expectation, iterate

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._array_front import ArrayFront
+from ._array_api import ArrayApi
 
 try:
     import tensorflow as _tf
@@ -18,16 +18,16 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 
 def _make(array: Any) -> Any:
-    """One of tensorflow's own from a numpy array."""
+    """Convert a numpy array to a tensorflow tensor."""
     return _tf.convert_to_tensor(array)
 
 
 def _to_array(value: Any) -> Any:
-    """A numpy array of one of tensorflow's own."""
+    """Convert a tensorflow tensor to a numpy array."""
     return value.numpy()
 
 
-_front = ArrayFront(_make, _to_array)
-wrap, export, make_item = _front.wrap, _front.export, _front.make_item
-load_file, load = _front.load_file, _front.load
-save_file, save = _front.save_file, _front.save
+_api = ArrayApi(_make, _to_array)
+wrap, export, make_item = _api.wrap, _api.export, _api.make_item
+load_file, load = _api.load_file, _api.load
+save_file, save = _api.save_file, _api.save

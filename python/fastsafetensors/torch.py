@@ -7,18 +7,20 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ._async_save import SaveHandle, Staging, StagingPool, start_rows
 from ._core import serialize
 from ._dtypes import dtype_word
-from ._gpu import check_present, is_gpu, load_options, tell_gds
+from ._gpu import check_present, is_gpu, load_options, report_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names
 from ._saving import compress_word, manifest_options, save_rows
-from ._tensor_memory import find_tied, settled, storage_ptr, storage_size
+from ._stream import TensorStream
+from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
 from ._torch_state import check_tensors, make_rows, plain
-from ._torch_tensors import export, load_meta
+from ._torch_tensors import PackedTensor, export, load_meta, wrap
 from ._types import Path, Paths
 from ._verify import Verify, open_files
 
@@ -27,25 +29,29 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 __all__ = [
+    "PackedTensor",
     "load",
     "load_file",
     "load_model",
+    "open_stream",
     "save",
     "save_file",
+    "save_file_async",
     "save_model",
+    "save_model_async",
     "storage_ptr",
     "storage_size",
 ]
 
-def _target(device: Any, gds: str, memory: str, pin_memory: bool) -> dict[str, Any]:
-    """Options of Model.load() for where the tensors go."""
-    if memory not in ("own", "torch"):
-        raise ValueError(f'memory must be "own" or "torch", not {memory!r}')
+def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str, Any]:
+    """Options of Model.load() for the tensors' device."""
+    if allocator not in ("own", "torch"):
+        raise ValueError(f'allocator must be "own" or "torch", not {allocator!r}')
     if pin_memory and is_gpu(device):
         raise ValueError("pin_memory is for tensors on the CPU")
     if pin_memory:
         return {"device": "pinned", "mode": "load"}
-    return load_options(device, gds, memory)
+    return load_options(device, gds, allocator)
 
 
 def load_file(
@@ -59,7 +65,7 @@ def load_file(
     dtype: Any = None,
     progress: Progress | bool | None = None,
     gds: str = "auto",
-    memory: str = "torch",
+    allocator: str = "torch",
     pin_memory: bool = False,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
@@ -68,53 +74,54 @@ def load_file(
 ) -> dict[str, Tensor]:
     """Load a model's tensors.
 
-    On the CPU, tensors are views of the file unless something else is asked for (mode, dtype,
-    pin_memory, cache="bypass"), whatever the page cache holds. A program that writes into that file
-    (rather than put another in its place, as every save here does) changes them, and one that makes
-    it shorter takes their bytes away (SIGBUS). Of mode="load" neither is so.
+    By default, tensors on the CPU are memory-mapped views of the file, whether it is cached or not,
+    unless the request needs a copy (mode, dtype, pin_memory, cache="bypass"). A program that
+    overwrites the file in place (saves of this package replace it instead) changes the tensors, and
+    one that truncates it causes SIGBUS. With mode="load" neither can happen.
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        device: where the tensors go, as torch takes it; "meta": shapes and dtypes only. To GPUs
-            ("cuda", "cuda:1", 1) bytes go by the library's own pipeline, and the tensors may be
-            used on any stream at once.
-        backend: the safetensors package's word for mode: "mmap" is "auto", "pread" is "load".
-        mode: "load" reads into memory of our own; "map" gives views of the file (writes stay
-            private); "auto" gives views where they can be what is asked for, and loads elsewhere.
-        engine: forces how "load" reads; see `fastsafetensors engines` for what works.
-        threads: of "load"; 0: as many as the process may use, at most 16.
-        dtype: what elements become on the way: a torch dtype, its name ("bfloat16"), the format's
-            ("BF16"), or None and "auto" for the file's. Floats become any float type (rounded to
-            nearest even), integers wider ones. A wish for floats leaves other tensors as they are;
-            what can't become the dtype that is wished for it is an error.
-        progress: called in this thread with (bytes done, bytes in all, tensors done, tensors in
-            all) ten times a second and at the end, an exception ends the load; False for nothing,
-            None for a bar (bytes, GB/s) on terminals when the load takes more than a second and
-            tqdm is installed.
-        gds: GPUDirect Storage: "auto", where a probe on the file shows that it is real, "off", or
-            "strict": RuntimeError (with "gds" in its text) where it is not.
-        memory: of GPUs: "own", freed with the last tensor, or "torch": its caching allocator's.
-        pin_memory: tensors on the CPU lie in memory that is page-locked for GPUs.
-        names: which tensors; nothing else is read. Neighbours in the file share memory: keeping one
-            keeps up to 64 MiB of them (of views the mapping, whose pages the system takes back when
-            it wants them; on a GPU its file), so ask for what you want rather than drop the rest.
+        device: of the tensors, in torch's form; "meta": shapes and dtypes only. Loads to GPUs
+            ("cuda", "cuda:1", 1) use the library's own pipeline, and the tensors can be used on any
+            stream at once.
+        backend: the safetensors package's name for mode: "mmap" is "auto", "pread" is "load".
+        mode: "load" reads into owned memory; "map" returns views of the file (writes are private);
+            "auto" returns views if the request allows it, and loads otherwise.
+        engine: forces the engine of "load"; `fastsafetensors engines` lists those that work.
+        threads: of "load"; 0: one per CPU that the process may use, at most 16.
+        dtype: convert to this dtype while loading: a torch dtype, its name ("bfloat16"), the
+            format's ("BF16"), or None and "auto" for the file's. Floats are converted to any float
+            type (rounding to nearest even), integers to wider ones. A float dtype leaves other
+            tensors unchanged; an unsupported conversion is an error.
+        progress: called on this thread with (bytes done, total bytes, tensors done, total tensors)
+            ten times a second and at the end; an exception cancels the load. False for nothing,
+            None for a bar (bytes, GB/s) on terminals if the load takes more than a second and tqdm
+            is installed.
+        gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
+            "strict": RuntimeError (with "gds" in its text) if it does not.
+        allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
+            it.
+        pin_memory: CPU tensors are in pinned (page-locked) memory.
+        names: the tensors to load; nothing else is read. Neighbouring tensors share memory: keeping
+            one alive keeps up to 64 MiB (for views the mapping, whose pages the system can reclaim;
+            on a GPU the whole file), so select tensors instead of dropping others.
         filter: name -> whether to load it.
-        cache: whether what is read stays in the page cache, where the next start finds it: "keep",
-            "bypass", or "auto", by whether it fits the memory that is left (of mode="load" on the
-            CPU twice; above 512 MiB, and parts of models above 128 MiB, go around the cache).
-        verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one, SignedBy() against a signed one; a tensor
-            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+        cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
+            or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
+            and 128 MiB for parts of models, the cache is bypassed).
+        verify: True verifies every loaded byte against the manifest next to the model (an error
+            without one), a path against that manifest, SignedBy() against a signed one. A tensor in
+            a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
 
     Returns:
-        {name: tensor} in the order of the file. Tensors may be written to, and outlive everything.
+        {name: tensor} in file order. Tensors are writable and stay valid independently.
 
     Raises:
-        SafetensorError: a bad file; an unknown name (a KeyError as well).
-        ValueError: a dtype that is none, or that a tensor can't become.
-        OSError: of its kind, for what the system refuses.
-        MemoryError: memory, or the GPU's, that is not there.
+        SafetensorError: an invalid file, or an unknown name (also a KeyError).
+        ValueError: an invalid dtype, or an unsupported conversion.
+        OSError: the matching subclass, if a system call fails.
+        MemoryError: not enough memory on the CPU or GPU.
     """
     check_path(filename)
     if str(device) == "meta":
@@ -122,8 +129,8 @@ def load_file(
     device = check_device(device)
     check_present(device)
     chosen = check_backend(backend) if mode is None else mode
-    options = {"mode": chosen, **_target(device, gds, memory, pin_memory)}
-    watch = (lambda loader: tell_gds(loader.stats()["reason"])) if "device" in options else None
+    options = {"mode": chosen, **_target(device, gds, allocator, pin_memory)}
+    watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
         chosen_names = choose_names(model, names, filter)
         return load_from(
@@ -133,17 +140,74 @@ def load_file(
         )
 
 
+def open_stream(
+    filename: Paths,
+    device: Any = "cpu",
+    *,
+    memory: int | str = 0,
+    engine: str = "auto",
+    threads: int = 0,
+    dtype: Any = None,
+    gds: str = "auto",
+    names: Iterable[str] | None = None,
+    filter: Callable[[str], bool] | None = None,
+    cache: str = "auto",
+    verify: Verify | None = None,
+) -> TensorStream:
+    """Go through a model tensor by tensor, in file order, while the next ones are being read.
+
+    By default tensors on the CPU are memory-mapped views, as in load_file(). With a memory limit
+    they are copies, and the library holds at most that many bytes that were read and not yet
+    returned, not counting tensors that the program keeps.
+
+        with open_stream("model.safetensors", memory="1GiB") as stream:
+            for name, tensor in stream:
+                ...
+
+    Args:
+        filename: a file, an index, a folder, or a list of files (names must then be unique).
+        device: of the tensors, in torch's form.
+        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
+            largest tensor, with the pages around it, must fit. 0: no limit.
+        engine: forces the engine of reads into memory.
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
+        dtype: convert to this dtype while loading, as in load_file().
+        gds: GPUDirect Storage: "auto", "off" or "strict".
+        names: the tensors to load; nothing else is read.
+        filter: name -> whether to load it.
+        cache: "keep", "bypass" or "auto".
+        verify: as in load_file().
+
+    Returns:
+        An iterator of (name, tensor), and a context manager.
+
+    Raises:
+        SafetensorError: an invalid file, an unknown name (also a KeyError). Damaged bytes
+            raise it from the iteration.
+        ValueError: an invalid argument, or a tensor that does not fit in `memory`.
+        OSError: the matching subclass, if a system call fails.
+    """
+    device = check_device(device)
+    check_present(device)
+    options = load_options(device, gds)
+    is_copied = device != "cpu" and not options
+    return TensorStream(
+        filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, memory=memory,
+        names=names, filter=filter, verify=verify, engine=engine, threads=threads,
+        dtype=dtype_word(dtype), cache=cache, **options)
+
+
 def load(data: Any) -> dict[str, Tensor]:
-    """Load all tensors of a file's bytes, which are copied once.
+    """Load all tensors from the bytes of a file, which are copied once.
 
     Args:
         data: any bytes-like object.
 
     Returns:
-        {name: tensor}; the tensors own their memory and may be written to.
+        {name: tensor}. The tensors own their memory and are writable.
 
     Raises:
-        SafetensorError: bytes that are no such file.
+        SafetensorError: bytes that are not a valid file.
     """
     return load_bytes(data, export)
 
@@ -162,36 +226,36 @@ def load_model(
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
 
-    The bytes are read straight into the parameters' own memory, converted on the way where their
-    dtype differs: there is never a second copy of the model.
+    The bytes are read directly into the parameters' own memory, and converted while reading if the
+    dtype differs, so there is never a second copy of the model.
 
     Args:
         model: a torch module.
         filename: a file, an index, a folder, or a list of files.
-        strict: a missing or unexpected name is a RuntimeError, in torch's words. Names whose bytes
-            belong to tensors that the file has are not missing.
-        device: where tensors go that assign makes.
-        backend: of assign: "mmap" or "pread", as in load_file.
-        assign: the parameters become the loaded tensors instead (the way for a model on the meta
-            device); tied ones stay tied, and views of others stay views. Of DTensors each rank
-            reads its own part.
-        threads: of the load; 0: as many as the process may use, at most 16.
-        verify: True holds every byte that is loaded against the manifest beside the model (none is
-            an error), a path against that one, SignedBy() against a signed one; a tensor
-            that touches a chunk whose digest differs is not handed out. None: as verifying() says,
+        strict: a missing or unexpected name is a RuntimeError with torch's message. Names whose
+            bytes belong to tensors in the file are not missing.
+        device: of assigned tensors.
+        backend: of assigned tensors: "mmap" or "pread", as in load_file.
+        assign: replace the parameters by the loaded tensors (required for a model on the meta
+            device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
+            part.
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
+        verify: True verifies every loaded byte against the manifest next to the model (an error
+            without one), a path against that manifest, SignedBy() against a signed one. A tensor in
+            a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
-        changed: names of the file; only these are read and written, all else of the model stays as
-            it is. changed_tensors() finds them by digests. What a load that fails has written by
-            then is written; names, shapes and sizes are looked at before.
+        changed: names in the file; only these are read and written. changed_tensors() finds them by
+            digests. A load that fails leaves what it has written; names, shapes and sizes are
+            checked before.
 
     Returns:
         (missing names, unexpected names).
 
     Raises:
-        RuntimeError: names, if strict; a shape that differs; a model on the meta device, without
+        RuntimeError: names, if strict; a different shape; a model on the meta device without
             assign.
-        SafetensorError: a bad file.
-        OSError: of its kind, for what the system refuses.
+        SafetensorError: an invalid file.
+        OSError: the matching subclass, if a system call fails.
     """
     check_path(filename)
     views = check_backend(backend)
@@ -214,40 +278,40 @@ def save_file(
 ) -> None:
     """Save tensors to a file.
 
-    The file is byte for byte the reference writer's (its order of metadata keys is random, ours
-    the dict's). It comes into place in one step, when it is complete: until then, and after any
+    The file is byte for byte the reference writer's (whose order of metadata keys is random; here
+    it is the dict's). It is published atomically when it is complete: until then, and after any
     error or crash, the old file is there. Permissions of an existing file are kept, symbolic links
-    followed. No tensor is copied that is packed in CPU memory.
+    followed. Tensors that are packed in CPU memory are not copied.
 
     Args:
         tensors: {name: tensor}, on any device.
-        filename: where the file comes to.
+        filename: of the file.
         metadata: text only.
-        durable: wait until file and folder are on the device; else a power cut (not a crash) may
-            lose the new file.
-        alignment: begin tensors at multiples of this many bytes; 0: of their dtype's.
-            Where sizes are no multiples, fillers stand between: this package leaves them out,
-            other readers see U8 tensors ``__padding__.N``.
+        durable: wait until file and folder are on the device; otherwise a power cut (not a crash)
+            may lose the new file.
+        alignment: align tensors to this many bytes; 0: to their dtype. If sizes are not multiples,
+            padding tensors are added: this package hides them, other readers see U8 tensors
+            ``__padding__.N``.
         engine: "auto", "buffered", "direct" or "uring".
-        progress: called now and then with (bytes done, bytes in all, tensors done, tensors in all);
-            an exception ends the save.
-        compress: True: tensors of floats are written compressed, without loss, where that saves
-            something; "all": integers, too. This package loads such a file as it was; other
-            readers open it and see U8 vectors of reserved names. It needs libzstd, and free space
-            for the plain file as well while it is written.
-        manifest: True: a manifest of the file is made of the bytes as they are written, and comes
-            with it, as FILE.manifest: verify=True finds it. "blake3" or "sha256": the same by that
-            algorithm, against forgery as well; else its path. Without one a manifest of the old
-            file, which it does not fit any more, goes with that.
+        progress: called regularly with (bytes done, total bytes, tensors done, total tensors); an
+            exception cancels the save.
+        compress: True compresses float tensors losslessly, if that saves space; "all": integers
+            too. This package loads such a file like the original; other readers can open it and see
+            U8 vectors with reserved names. Needs libzstd, and free space for the uncompressed file
+            while saving.
+        manifest: True writes a manifest of the file as FILE.manifest, where verify=True finds it,
+            computed while saving. "blake3" or "sha256": the same with that algorithm, which also
+            protects against forgery; other text is a path. Without it, the manifest of an old file
+            is deleted, because it no longer matches.
 
     Raises:
-        ValueError: what is no dense, packed tensor.
-        RuntimeError: tensors that share memory (see save_model), or have none of their own.
+        ValueError: a tensor that is not dense and packed.
+        RuntimeError: tensors that share memory (see save_model), or have no storage.
         TypeError: names or metadata that are not text.
-        SafetensorError: what the system refuses; it is an OSError of its kind as well.
+        SafetensorError: a failed system call; also the matching OSError subclass.
     """
     check_tensors(tensors, metadata)
-    rows, owners = make_rows(tensors, far=True)
+    rows, owners = make_rows(tensors, on_device=True)
     save_rows(
         filename,
         rows,
@@ -256,6 +320,86 @@ def save_file(
         alignment=alignment,
         engine=engine,
         progress=progress,
+        owners=owners,
+        compress=compress_word(compress),
+        **manifest_options(manifest),
+    )
+
+
+def save_file_async(
+    tensors: dict[str, Tensor],
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    *,
+    stage: str = "copy",
+    memory: int | str | None = None,
+    pool: StagingPool | None = None,
+    overlap: str = "order",
+    copy_threads: int = 0,
+    nice: int = 0,
+    at_exit: str = "wait",
+    durable: bool = False,
+    alignment: int = 0,
+    engine: str = "auto",
+    compress: bool | str = False,
+    manifest: bool | Path = False,
+) -> SaveHandle:
+    """Start to save tensors to a file, and return while threads of the library write it.
+
+    The file has the state at the call, and the bytes that save_file() would write. It is published
+    in the same way: until then, and after any error, the old file is there.
+
+    Args:
+        tensors: {name: tensor}, on any device.
+        filename: where the file is saved: a path or a URL.
+        metadata: text only.
+        stage: "copy": the call returns when every tensor is copied. "lazy": it returns at once, and
+            a thread copies; tensors must not change before ``handle.wait_staged()`` has returned
+            (``optimizer.register_step_pre_hook(handle.before_step)``). A change before that, by
+            torch's version counters, makes the save fail. Writes that torch does not count
+            (``tensor.data``, NumPy arrays of the same memory) are not noticed. "none": tensors
+            are read while they are written, through 32 MiB of memory, and must not change until the
+            save has ended.
+        memory: the most staging memory that this save uses, bytes or "1GiB", at least 32 MiB. With
+            less than the tensors take, copying waits for the disk: the call blocks for longer.
+            None: the pool's limit.
+        pool: where the memory comes from; None: a pool of the process, which grows to what the
+            largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
+        overlap: what happens to a save of the same pool, or to the same file, that has not ended.
+            "order": this one is written after it. "supersede": it is cancelled.
+        copy_threads: threads that copy; 0: up to 4 for "copy", 1 for "lazy".
+        nice: lowers the priority of the writing threads, 0 to 19.
+        at_exit: whether the interpreter's exit waits for the save ("wait") or cancels it
+            ("cancel").
+        durable: the file is on the device when the save has ended.
+        alignment: as in save_file.
+        engine: as in save_file.
+        compress: as in save_file.
+        manifest: as in save_file.
+
+    Returns:
+        The handle: wait(), done(), cancel(), progress, stats, exception(), wait_staged().
+
+    Raises:
+        ValueError: a tensor that is not dense and packed; an invalid option.
+        RuntimeError: tensors that share memory, or have none; for "lazy" and "none", tensors
+            without version counters (made in inference mode).
+        TypeError: names or metadata that are not text.
+        MemoryError: there are not even 32 MiB of memory.
+    """
+    staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+    check_tensors(tensors, metadata)
+    is_unchanged = None if stage == "copy" else watch_changes(tensors)
+    rows, owners = make_rows(tensors, on_device=True)
+    return start_rows(
+        filename,
+        rows,
+        metadata,
+        staging,
+        is_unchanged,
+        promise="durable" if durable else "quick",
+        alignment=alignment,
+        engine=engine,
         owners=owners,
         compress=compress_word(compress),
         **manifest_options(manifest),
@@ -273,8 +417,8 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
         The file's bytes.
 
     Raises:
-        ValueError: what is no dense, packed tensor.
-        RuntimeError: tensors that share memory, or have none of their own.
+        ValueError: a tensor that is not dense and packed.
+        RuntimeError: tensors that share memory, or have no storage.
         TypeError: names or metadata that are not text.
     """
     check_tensors(tensors, metadata)
@@ -295,21 +439,29 @@ def save_model(
 ) -> None:
     """Save a module's parameters and buffers, each shared tensor once.
 
-    Of names that are the same memory one is saved, the others go to the metadata ({left out:
+    Of several names for the same memory one is saved, and the metadata has the others ({left out:
     kept}); load_model ties them again.
 
     Args:
         model: a torch module.
-        filename: where the file comes to.
+        filename: of the file.
         metadata: text only.
-        force_contiguous: pack tensors that are not; else they are a ValueError.
+        force_contiguous: pack tensors that are not packed; otherwise they are a ValueError.
         durable: wait until file and folder are on the device.
         manifest: as in save_file.
 
     Raises:
-        RuntimeError: tensors that share memory of which none holds all; others as in save_file.
-        SafetensorError: what the system refuses; it is an OSError of its kind as well.
+        RuntimeError: tensors that share memory which no single one covers; others as in save_file.
+        SafetensorError: a failed system call; also the matching OSError subclass.
     """
+    kept, metadata = _model_state(model, metadata, force_contiguous)
+    save_file(kept, filename, metadata, durable=durable, manifest=manifest)
+
+
+def _model_state(
+    model: Module, metadata: dict[str, str] | None, force_contiguous: bool
+) -> tuple[dict[str, Tensor], dict[str, str] | None]:
+    """The tensors of a module that are saved, each memory once, and the metadata."""
     state = settled(model.state_dict())
     tied = find_tied(state)
     if tied:
@@ -319,4 +471,32 @@ def save_model(
     kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
     if force_contiguous:
         kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
-    save_file(kept_tensors, filename, metadata, durable=durable, manifest=manifest)
+    return kept_tensors, metadata
+
+
+def save_model_async(
+    model: Module,
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+    **options: Any,
+) -> SaveHandle:
+    """Start saving the parameters and buffers of a module: save_model() in the background.
+
+    Args:
+        model: a torch module.
+        filename: where the file is saved: a path or a URL.
+        metadata: text only.
+        force_contiguous: pack tensors that are not; else they are a ValueError.
+        options: of save_file_async().
+
+    Returns:
+        The handle.
+
+    Raises:
+        ValueError: a parameter is not contiguous and force_contiguous is false, or an option is
+            invalid.
+        TypeError: names or metadata are not text.
+    """
+    kept, metadata = _model_state(model, metadata, force_contiguous)
+    return save_file_async(kept, filename, metadata, **options)

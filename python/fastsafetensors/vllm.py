@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plug-in for vLLM: ``--load-format fastsafetensors`` reads what a rank needs, and no more.
+"""The vLLM plug-in: ``--load-format fastsafetensors`` reads only the weights a rank needs.
 
-vLLM finds register() by its entry point once this package is installed. Formats are
+vLLM finds register() through its entry point once this package is installed. Formats:
 
-fastsafetensors          models as they are published;
-fastsafetensors_sharded  folders of vLLM's sharded states.
+fastsafetensors          published models;
+fastsafetensors_sharded  folders with vLLM's sharded states.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _registered: dict[str, type] = {}
 
 
 def register() -> None:
-    """Make vLLM load the formats "fastsafetensors" and "fastsafetensors_sharded" by this package.
+    """Register the load formats "fastsafetensors" and "fastsafetensors_sharded" in vLLM.
 
-    Repeatable. Options go into ``--model-loader-extra-config``: threads, memory_limit, mode, plan,
-    gds, verify, public_key, progress, and vLLM's own.
+    Repeatable. Options in ``--model-loader-extra-config``: threads, memory, mode, plan, gds,
+    verify, public_key, progress, and vLLM's own.
 
     Raises:
-        ImportError: there is no vLLM.
+        ImportError: vLLM is not installed.
     """
     if _registered:
         return
@@ -37,7 +37,7 @@ def register() -> None:
         raise ImportError(f"fastsafetensors.vllm needs vllm: {error}") from error
     for name, kind in _make_loaders().items():
         known = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
-        known.pop(name, None)  # taking a format over is what is meant: no warning
+        known.pop(name, None)  # replacing a format is intended, so no warning
         _registered[name] = loaders.register_model_loader(name)(kind)
 
 
@@ -49,7 +49,6 @@ def _make_loaders() -> dict[str, type]:
     from ._engine_weights import (
         EngineOptions,
         begun,
-        check_begins,
         expectation,
         iterate,
         split_options,
@@ -65,29 +64,35 @@ def _make_loaders() -> dict[str, type]:
         return options, dataclasses.replace(load_config, model_loader_extra_config=rest)
 
     class FastsafetensorsLoader(DefaultModelLoader):  # type: ignore[misc]
-        """vLLM's default loader with tensors that read when they are used."""
+        """vLLM's default loader with lazy tensors."""
 
         def __init__(self, load_config: Any) -> None:
-            """Take the options that are ours, and leave vLLM its own."""
+            """Remove this package's options; vLLM validates its own."""
             self._options, load_config = take_options(load_config, _ENGINE_KEYS)
             load_config = dataclasses.replace(load_config, load_format=_FORMAT)
             super().__init__(load_config)
             self._expects: Any = None
+            self._opened: dict[int, Iterator[tuple[str, Any]]] = {}
 
         def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-            """Iterate over the weights; layers of other pipeline stages are not expected."""
+            """Iterate over the weights. Layers of other pipeline stages are not expected."""
             self._expects = expectation(model)
-            for source in getattr(model, "secondary_weights", ()):
-                check_begins(self._get_weights_iterator(source))
+            self._opened = {id(source): begun(self._read_source(source))
+                            for source in getattr(model, "secondary_weights", ())}
             return begun(super().get_all_weights(model_config, model))
 
         def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
+            """Iterate over a source's weights, from files that were opened before, if they were.
+            """
+            return self._opened.pop(id(source), None) or self._read_source(source)
+
+        def _read_source(self, source: Any) -> Iterator[tuple[str, Any]]:
             folder, files, is_safetensors, _ = self._prepare_weights(
                 source.model_or_path, source.subfolder, source.revision, source.fall_back_to_pt,
                 source.allow_patterns_overrides,
             )
             if not is_safetensors:
-                yield from super()._get_weights_iterator(source)
+                yield from DefaultModelLoader._get_weights_iterator(self, source)
                 return
             if not files:
                 raise RuntimeError(f"no safetensors files in {folder}")
@@ -104,7 +109,7 @@ def _make_loaders() -> dict[str, type]:
         """vLLM's loader of sharded states, with files read by this package."""
 
         def __init__(self, load_config: Any) -> None:
-            """Take the options that are ours, and leave vLLM its own."""
+            """Remove this package's options; vLLM validates its own."""
             self._options, load_config = take_options(load_config, ("pattern",))
             super().__init__(load_config)
 

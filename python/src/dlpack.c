@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/// Sub-byte types have no packed form in DLPack: bytes.
+/// DLPack has no packed sub-byte types, so these are exported as bytes.
 static dl_type type_of(fst_dtype dtype) {
     static const uint8_t codes[FST_DTYPE_COUNT] = {
         [FST_DTYPE_BOOL] = DL_BOOL,
@@ -37,13 +37,13 @@ static dl_type type_of(fst_dtype dtype) {
 }
 
 dl_device fstpy_dlpack_device(const fst_tensor_view *view) {
-    // Locked memory is the processors' own: frameworks find out by themselves that it is locked.
+    // Pinned memory is exported as CPU memory; frameworks detect pinning themselves.
     if (view->device.kind == FST_DEVICE_CUDA) return (dl_device){DL_CUDA, view->device.index};
     if (view->device.kind == FST_DEVICE_HIP) return (dl_device){DL_ROCM, view->device.index};
     return (dl_device){DL_CPU, 0};
 }
 
-/// Fills `out`; `shape` has room for the rank, and for 1. False: a dimension does not fit.
+/// Fills `out`; `shape` has space for the rank, at least 1. False if a dimension does not fit.
 static int describe(const fst_tensor_view *view, int64_t *shape, int as_bytes, dl_tensor *out) {
     *out = (dl_tensor){.data = view->data,
                        .device = fstpy_dlpack_device(view),
@@ -73,7 +73,7 @@ static void delete_versioned(dl_managed_versioned *self) {
     free(self);
 }
 
-/// Only a capsule that nobody consumed still has its first name.
+/// Only an unconsumed capsule still has its original name.
 static void destroy_capsule(PyObject *capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
     dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
@@ -86,17 +86,17 @@ static void destroy_versioned(PyObject *capsule) {
     managed->deleter(managed);
 }
 
-/// Memory for a managed struct of `size` bytes with its shape behind it. Plain malloc: the
-/// deleter may run when the interpreter is gone.
+/// Allocates a managed struct of `size` bytes followed by its shape. Uses malloc(), because the
+/// deleter may run after the interpreter has ended.
 static void *alloc_managed(fst_tensor *tensor, size_t size, size_t tensor_at, int as_bytes) {
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return NULL;
     char *block = calloc(1, size + ((size_t)view.rank + 1) * sizeof(int64_t));
     if (block == NULL) {
         PyErr_NoMemory();
     } else if (!describe(&view, (int64_t *)(void *)(block + size), as_bytes,
                          (dl_tensor *)(void *)(block + tensor_at))) {
-        PyErr_SetString(PyExc_BufferError, "a dimension is larger than DLPack allows");
+        PyErr_SetString(PyExc_BufferError, "a dimension exceeds the limit of DLPack");
         free(block);
         block = NULL;
     }
@@ -124,7 +124,7 @@ PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor) {
         fst_tensor_unref(tensor);
         return NULL;
     }
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(tensor, &view, NULL) == FST_OK && !view.writable)
         managed->flags = DL_FLAG_READ_ONLY;
     managed->major = 1;
@@ -135,7 +135,7 @@ PyObject *fstpy_dlpack_capsule_versioned(fst_tensor *tensor) {
     return capsule;
 }
 
-/// Memory of somebody's: the capsule holds the owner, an object of the main interpreter's.
+/// For foreign memory the capsule holds its owner, an object of the main interpreter.
 static void delete_foreign(dl_managed *self) {
     if (self->context != NULL && Py_IsInitialized()) {
         PyGILState_STATE gil = PyGILState_Ensure();
@@ -145,10 +145,12 @@ static void delete_foreign(dl_managed *self) {
     free(self);
 }
 
-/// The numbers of a list of `count` into `target`; false with an exception.
+/// Reads `count` numbers of a list into `target`. False with an exception.
 static int read_dimensions(PyObject *list, int64_t *target, Py_ssize_t count) {
     if (PySequence_Size(list) != count) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a stride for every dimension");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError,
+                            "the number of strides must equal the number of dimensions");
         return 0;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -201,15 +203,19 @@ PyObject *fstpy_dlpack_at(PyObject *module, PyObject *args) {
 }
 
 PyObject *fstpy_dlpack_probe(PyObject *module, PyObject *dtype_name) {
-    static uint64_t zero; // what every probe shows; nobody writes to it
+    static uint64_t zero; // the contents of every probe; never written
     module_state *state = PyModule_GetState(module);
     for (int i = 0; i < FST_DTYPE_COUNT; i++) {
         int equal = PyObject_RichCompareBool(dtype_name, state->dtype_names[i], Py_EQ);
         if (equal < 0) return NULL;
         if (!equal) continue;
         uint64_t one = 1;
-        fst_tensor_view view = {
-            .dtype = (fst_dtype)i, .rank = 1, .shape = &one, .size_bytes = 1, .data = &zero};
+        fst_tensor_view view = {.struct_size = sizeof view,
+                                .dtype = (fst_dtype)i,
+                                .rank = 1,
+                                .shape = &one,
+                                .size_bytes = 1,
+                                .data = &zero};
         dl_managed *managed = calloc(1, sizeof *managed + sizeof(int64_t));
         if (managed == NULL) return PyErr_NoMemory();
         describe(&view, (int64_t *)(void *)(managed + 1), 0, &managed->tensor);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The part of DLPack's binary interface that is exported: our own declarations.
-/// Source: https://dmlc.github.io/dlpack/latest/c_api.html (1.0 and later; type codes of 1.1).
+/// Own declarations of the part of the DLPack ABI that is exported. Source:
+/// https://dmlc.github.io/dlpack/latest/c_api.html (1.0 and later; type codes of 1.1).
 #ifndef FSTPY_DLPACK_ABI_H
 #define FSTPY_DLPACK_ABI_H
 
@@ -22,7 +22,7 @@ typedef struct dl_tensor {
     int32_t rank;
     dl_type type;
     int64_t *shape;
-    int64_t *strides; ///< elements; NULL: packed, row-major
+    int64_t *strides; ///< in elements; NULL: packed, row-major
     uint64_t byte_offset;
 } dl_tensor;
 

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Editing a file's header: metadata and names of tensors, without loading any.
+/// Edits a file's header: metadata and tensor names, without loading tensors.
 #include "module.h"
 
 #include <stdlib.h>
 #include <time.h>
 
-/// How often a long copy looks for Ctrl-C.
+/// Interval of checks for Ctrl-C during a long copy.
 #define SIGNAL_CHECK_NS ((int64_t)50 * 1000 * 1000)
 
-/// Called in the calling thread, without the GIL. An exception waits in the thread's state.
+/// Runs on the calling thread without the GIL. An exception stays in the thread's state.
 static int check_signals(void *context, uint64_t done, uint64_t total, size_t tensors_done,
                          size_t tensors_total) {
     (void)done, (void)total, (void)tensors_done, (void)tensors_total;
-    int64_t *looked_ns = context;
+    int64_t *checked_ns = context;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    if (now_ns - *looked_ns < SIGNAL_CHECK_NS) return 0;
-    *looked_ns = now_ns;
+    if (now_ns - *checked_ns < SIGNAL_CHECK_NS) return 0;
+    *checked_ns = now_ns;
     PyGILState_STATE gil = PyGILState_Ensure();
     int stop = PyErr_CheckSignals() != 0;
     PyGILState_Release(gil);
     return stop;
 }
 
-/// A str's UTF-8, or NULL of None where that is allowed; false with an exception.
-static int read_text(PyObject *object, int may_be_none, const char **text, size_t *size) {
+/// The UTF-8 of a str, or NULL for None if that is allowed. False with an exception.
+static int read_text(PyObject *object, int allows_none, const char **text, size_t *size) {
     Py_ssize_t length = 0;
     *text = NULL;
-    if (!(may_be_none && object == Py_None)) {
+    if (!(allows_none && object == Py_None)) {
         if ((*text = PyUnicode_AsUTF8AndSize(object, &length)) == NULL) return 0;
     }
     *size = (size_t)length;
     return 1;
 }
 
-/// What the lists of pairs say, in the C library's terms.
+/// The lists of pairs in the form of the C library.
 typedef struct edit_lists {
     fst_metadata_entry *entries;
     fst_tensor_rename *renames;
@@ -69,7 +69,7 @@ static int read_pairs(PyObject *metadata, PyObject *renames, edit_lists *lists,
     return 1;
 }
 
-/// Both paths are encoded. None, or NULL with an exception.
+/// Both paths are encoded. Returns None, or NULL with an exception.
 static PyObject *edit(module_state *state, const char *path, const char *target,
                       const fst_edit_options *options) {
     fst_error error;
@@ -79,7 +79,7 @@ static PyObject *edit(module_state *state, const char *path, const char *target,
     return status == FST_OK ? Py_NewRef(Py_None) : fstpy_raise(state, &error);
 }
 
-/// `manifest`: bytes of a path, b"" for the usual place, or None.
+/// `manifest`: bytes of a path, b"" for the default path, or None.
 static int read_manifest(PyObject *manifest, const char *digest, fst_edit_options *options) {
     if (manifest == Py_None) return 1;
     options->manifest = PyBytes_AsString(manifest);
@@ -91,7 +91,7 @@ PyObject *fstpy_edit_header(PyObject *module, PyObject *args) {
     PyObject *manifest;
     const char *digest;
     int clears, durable;
-    int64_t looked_ns = 0;
+    int64_t checked_ns = 0;
     edit_lists lists = {NULL, NULL};
     if (!PyArg_ParseTuple(args, "O&OO!O!ppOs:edit_header", PyUnicode_FSConverter, &path,
                           &target_object, &PyDict_Type, &metadata, &PyDict_Type, &renames, &clears,
@@ -103,7 +103,7 @@ PyObject *fstpy_edit_header(PyObject *module, PyObject *args) {
     options.promise = durable ? FST_SAVE_DURABLE : FST_SAVE_QUICK;
     options.clear_metadata = clears;
     options.progress = check_signals;
-    options.progress_context = &looked_ns;
+    options.progress_context = &checked_ns;
     if ((target_object == Py_None || PyUnicode_FSConverter(target_object, &target)) &&
         read_pairs(metadata, renames, &lists, &options) &&
         read_manifest(manifest, digest, &options))

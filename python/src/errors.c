@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From fst_error to Python exceptions: what the system says stays an OSError of its kind, what
-/// the format says is a SafetensorError.
+/// Converts fst_error to Python exceptions: system errors become the matching OSError subclass,
+/// format errors SafetensorError.
 #include "module.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/// Pickles as SafetensorError: a joined class can't be found by name.
+/// Pickles as SafetensorError, because a joined class cannot be found by name.
 static PyObject *error_reduce(PyObject *self, PyObject *none) {
     (void)none;
     PyObject *class = (PyObject *)Py_TYPE(self), *joined = NULL;
@@ -37,7 +37,7 @@ static PyObject *with_reduce(PyObject *class) {
     return class;
 }
 
-/// Every error has them, also where nobody knows a file.
+/// Every error has these attributes, possibly None.
 static PyObject *with_attributes(PyObject *class) {
     static const char *const names[] = {"tag", "file", "tensor"};
     PyObject *empty = PyUnicode_FromString("");
@@ -74,31 +74,31 @@ static int set_offset(PyObject *object, uint64_t offset) {
     return result;
 }
 
-/// A subclass of ours and of `theirs`, made once for each.
-static PyObject *join_classes(module_state *state, PyObject *theirs) {
-    if (state->joined_with == theirs) return state->joined_class;
+/// A subclass of both SafetensorError and `existing`, created once per class.
+static PyObject *join_classes(module_state *state, PyObject *existing) {
+    if (state->joined_with == existing) return state->joined_class;
     PyObject *joined = PyObject_CallFunction(
         (PyObject *)&PyType_Type, "s(OO){s:s,s:s,s:O}", "SafetensorError", state->error_class,
-        theirs, "__module__", "fastsafetensors", "__doc__",
+        existing, "__module__", "fastsafetensors", "__doc__",
         "A safetensors file or a request for it is wrong.", "_joined_from", state->error_class);
     if (joined == NULL) return NULL;
     Py_XDECREF(state->joined_with);
     Py_XDECREF(state->joined_class);
-    state->joined_with = Py_NewRef(theirs);
+    state->joined_with = Py_NewRef(existing);
     state->joined_class = joined;
     return joined;
 }
 
 PyObject *fstpy_error_class(module_state *state) {
-    // Programs that came from the safetensors package catch its error class.
+    // Programs written for the safetensors package catch its error class.
     PyObject *name = PyUnicode_InternFromString("safetensors");
     PyObject *module = name == NULL ? NULL : PyImport_GetModule(name);
-    PyObject *theirs = module == NULL ? NULL : PyObject_GetAttrString(module, "SafetensorError");
+    PyObject *existing = module == NULL ? NULL : PyObject_GetAttrString(module, "SafetensorError");
     PyObject *result = state->error_class;
-    if (theirs != NULL && PyType_Check(theirs) &&
-        !PyType_IsSubtype((PyTypeObject *)theirs, (PyTypeObject *)state->error_class))
-        result = join_classes(state, theirs);
-    Py_XDECREF(theirs);
+    if (existing != NULL && PyType_Check(existing) &&
+        !PyType_IsSubtype((PyTypeObject *)existing, (PyTypeObject *)state->error_class))
+        result = join_classes(state, existing);
+    Py_XDECREF(existing);
     Py_XDECREF(module);
     Py_XDECREF(name);
     PyErr_Clear();
@@ -118,15 +118,23 @@ static PyObject *raise_format(module_state *state, const fst_error *error, PyObj
     return NULL;
 }
 
-/// OSError(errno, message, file) picks its subclass (FileNotFoundError, ..) by errno. Of a plain
-/// refusal errno and path say all; Python appends the path.
+/// The message without "FILE: " at its start.
+static const char *text_of(const fst_error *error) {
+    size_t size = strlen(error->file);
+    bool has_file = size > 0 && strncmp(error->message, error->file, size) == 0 &&
+                    strncmp(error->message + size, ": ", 2) == 0;
+    return error->message + (has_file ? size + 2 : 0);
+}
+
+/// OSError(errno, message, file) selects its subclass (FileNotFoundError, ...) by errno. For a
+/// plain system error, errno and path are enough; Python appends the path.
 static PyObject *raise_system(const fst_error *error, PyObject *message) {
     int code = error->os_errno;
     if (code == 0 && error->status == FST_E_NOT_REGULAR) code = EINVAL;
     if (code == 0 && (error->status == FST_E_NO_TENSORS || error->status == FST_E_NOT_FOUND))
         code = ENOENT;
-    // "open failed, in PATH": what the system says is all there is to say.
-    bool plain = strstr(error->message, " failed, in ") != NULL;
+    // "open failed: REASON": a plain system error.
+    bool plain = strstr(text_of(error), " failed: ") != NULL;
     if (plain && error->os_errno != 0 && error->status != FST_E_IO &&
         error->status != FST_E_NO_SPACE)
         message = PyUnicode_FromString(strerror(error->os_errno));
@@ -135,8 +143,8 @@ static PyObject *raise_system(const fst_error *error, PyObject *message) {
     PyObject *file = PyUnicode_DecodeFSDefault(error->file);
     PyObject *arguments =
         file == NULL || message == NULL ? NULL : Py_BuildValue("(iOO)", code, message, file);
-    // Made here rather than by the interpreter: Python 3.10 would match handlers with OSError, not
-    // with the subclass that it becomes.
+    // Create the exception here: Python 3.10 would otherwise match handlers against OSError instead
+    // of the subclass that it becomes.
     PyObject *exception = arguments == NULL ? NULL : PyObject_CallObject(PyExc_OSError, arguments);
     if (exception != NULL) PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
     Py_XDECREF(exception);
@@ -158,29 +166,57 @@ static PyObject *class_of(fst_status status) {
     }
 }
 
-/// The message as the reference begins it; the name of a header's fault, with which ours begins,
-/// goes to the end.
-static PyObject *make_message(const fst_error *error) {
-    const char *text = error->message, *name = fst_status_name(error->status);
-    const char *meaning = fst_status_meaning(error->status);
-    size_t size = strlen(name);
-    if (error->status < FST_E_HEADER_TOO_SMALL || error->status > FST_E_METADATA_INCOMPLETE_BUFFER)
-        return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
-    if (strncmp(text, name, size) == 0 && strncmp(text + size, ": ", 2) == 0) text += size + 2;
-    char begin[256] = "";
+/// Whether a status becomes an OSError.
+static bool is_system(fst_status status) {
+    switch (status) {
+    case FST_E_NOT_FOUND:
+    case FST_E_PERMISSION:
+    case FST_E_NOT_REGULAR:
+    case FST_E_NO_TENSORS:
+    case FST_E_NO_SPACE:
+    case FST_E_IO: return true;
+    default: return false;
+    }
+}
+
+static PyObject *decode(const char *text) {
+    return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/// Of a header fault: begins like the reference's message, which names no file, and ends with the
+/// kind: "Error while deserializing header: MEANING: FILE: what happened (KIND)".
+static PyObject *make_header_message(const fst_error *error) {
+    const char *text = text_of(error), *meaning = fst_status_meaning(error->status);
+    const char *name = fst_status_name(error->status);
+    char begin[256];
+    size_t size = strlen(meaning);
     if (error->status == FST_E_INVALID_OFFSET)
         snprintf(begin, sizeof begin, "%s `%.150s`: ", meaning, error->tensor);
-    else if (strncmp(text, meaning, strlen(meaning)) != 0)
+    else
         snprintf(begin, sizeof begin, "%s: ", meaning);
-    PyObject *first = PyUnicode_DecodeUTF8(begin, (Py_ssize_t)strlen(begin), "replace");
-    PyObject *rest = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    if (strncmp(text, meaning, size) == 0) text += size + strspn(text + size, ":, ");
+    PyObject *first = decode(begin), *rest = decode(text), *file = decode(error->file);
     PyObject *message = NULL;
-    if (first != NULL && rest != NULL)
-        message =
-            PyUnicode_FromFormat("Error while deserializing header: %U%U (%s)", first, rest, name);
+    if (first != NULL && rest != NULL && file != NULL)
+        message = PyUnicode_FromFormat("Error while deserializing header: %U%U%s%U (%s)", first,
+                                       file, error->file[0] == '\0' ? "" : ": ", rest, name);
     Py_XDECREF(first);
     Py_XDECREF(rest);
+    Py_XDECREF(file);
     return message;
+}
+
+/// A system error gets the path from OSError, which appends it. A SafetensorError ends with its
+/// kind.
+static PyObject *make_message(const fst_error *error) {
+    if (error->status >= FST_E_HEADER_TOO_SMALL &&
+        error->status <= FST_E_METADATA_INCOMPLETE_BUFFER)
+        return make_header_message(error);
+    if (is_system(error->status) || class_of(error->status) != NULL)
+        return decode(is_system(error->status) ? text_of(error) : error->message);
+    char text[sizeof error->message + 64];
+    snprintf(text, sizeof text, "%s [%s]", error->message, fst_status_name(error->status));
+    return decode(text);
 }
 
 PyObject *fstpy_raise(module_state *state, const fst_error *error) {
@@ -191,19 +227,12 @@ PyObject *fstpy_raise(module_state *state, const fst_error *error) {
     PyObject *message = make_message(error);
     if (message == NULL) return NULL;
     PyObject *plain_class = class_of(error->status);
-    switch (error->status) {
-    case FST_E_NOT_FOUND:
-    case FST_E_PERMISSION:
-    case FST_E_NOT_REGULAR:
-    case FST_E_NO_TENSORS:
-    case FST_E_NO_SPACE:
-    case FST_E_IO: raise_system(error, message); break;
-    default:
-        if (plain_class != NULL)
-            PyErr_SetObject(plain_class, message);
-        else
-            raise_format(state, error, message);
-    }
+    if (is_system(error->status))
+        raise_system(error, message);
+    else if (plain_class != NULL)
+        PyErr_SetObject(plain_class, message);
+    else
+        raise_format(state, error, message);
     Py_DECREF(message);
     return NULL;
 }
@@ -211,6 +240,11 @@ PyObject *fstpy_raise(module_state *state, const fst_error *error) {
 int fstpy_find_word(const char *word, const char *const *words, int count, const char *what) {
     for (int i = 0; i < count; i++)
         if (strcmp(word, words[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "unknown %s '%s'", what, word);
+    char choices[256] = "";
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(choices);
+        snprintf(choices + used, sizeof choices - used, "%s%s", i == 0 ? "" : ", ", words[i]);
+    }
+    PyErr_Format(PyExc_ValueError, "unknown %s '%s'; expected one of: %s", what, word, choices);
     return -1;
 }

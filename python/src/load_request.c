@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Requests of loads, from Python's arguments to the options of the C library.
+/// Load requests: from Python arguments to options of the C library.
 #include "load_request.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/// The numbers of a slice's begin or end into `target`; false with an exception.
+/// Reads slice bounds into `target`. False with an exception.
 static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
     if (PySequence_Size(sequence) != (Py_ssize_t)rank) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a slice needs a number for every dimension");
+            PyErr_SetString(PyExc_ValueError, "a slice needs one number per dimension");
         return 0;
     }
     for (uint32_t i = 0; i < rank; i++) {
@@ -21,14 +21,14 @@ static int read_numbers(PyObject *sequence, uint64_t *target, uint32_t rank) {
     return 1;
 }
 
-/// Fills an item by name. *rank: of the tensor.
-static int find_item(module_state *state, const fst_model *model, PyObject *name,
-                     fst_request_item *item, uint32_t *rank) {
+/// Finds an item by name. *rank: of the tensor.
+static int find_item(module_state *state, const fst_model *model, PyObject *name, fst_part *item,
+                     uint32_t *rank) {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(name, &size);
     if (text == NULL) return 0;
     fst_error error;
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     if (fst_model_find(model, text, (size_t)size, &item->tensor_index, &error) != FST_OK ||
         fst_model_tensor_info(model, item->tensor_index, &info, &error) != FST_OK) {
         fstpy_raise(state, &error);
@@ -51,16 +51,16 @@ static int reserve_numbers(load_request *request, size_t count) {
     return 1;
 }
 
-/// (name, address, bytes): memory of the caller's, for the whole tensor.
+/// Reads (name, address, bytes): caller memory for a whole tensor.
 static int read_destination(module_state *state, const fst_model *model, PyObject *object,
-                            fst_request_item *item) {
+                            fst_part *item) {
     PyObject *name;
     unsigned long long address;
     Py_ssize_t size;
     uint32_t rank;
     if (!PyArg_ParseTuple(object, "UKn", &name, &address, &size)) return 0;
     if (address == 0 || size < 0) {
-        PyErr_SetString(PyExc_ValueError, "a destination needs an address and a size");
+        PyErr_SetString(PyExc_ValueError, "a destination must be (address, size)");
         return 0;
     }
     item->destination = (void *)(uintptr_t)address;
@@ -74,10 +74,10 @@ static int is_destination(PyObject *object) {
     return second != NULL && PyLong_Check(second);
 }
 
-/// One item: a name, (name, begin, end) or (name, address, bytes). Slices are kept as places in
-/// `numbers`, which may still move: link_slices() makes pointers of them.
+/// Reads an item: a name, (name, begin, end) or (name, address, bytes). Slices are stored as
+/// offsets into `numbers`, which may still move; link_slices() turns them into pointers.
 static int read_item(module_state *state, const fst_model *model, PyObject *object,
-                     load_request *request, fst_request_item *item) {
+                     load_request *request, fst_part *item) {
     uint32_t rank;
     if (PyUnicode_Check(object)) return find_item(state, model, object, item, &rank);
     PyObject *name, *begin, *end;
@@ -88,18 +88,18 @@ static int read_item(module_state *state, const fst_model *model, PyObject *obje
         return 0;
     uint64_t *numbers = request->numbers + request->number_count;
     if (!read_numbers(begin, numbers, rank) || !read_numbers(end, numbers + rank, rank)) return 0;
-    item->slice_begin = (const uint64_t *)(uintptr_t)(request->number_count + 1);
-    item->slice_end = (const uint64_t *)(uintptr_t)(request->number_count + 1 + rank);
+    item->begin = (const uint64_t *)(uintptr_t)(request->number_count + 1);
+    item->end = (const uint64_t *)(uintptr_t)(request->number_count + 1 + rank);
     request->number_count += 2 * (size_t)rank + 1;
     return 1;
 }
 
 static void link_slices(load_request *request, size_t item_count) {
     for (size_t i = 0; i < item_count; i++) {
-        fst_request_item *item = &request->items[i];
-        if (item->slice_begin == NULL) continue;
-        item->slice_begin = request->numbers + (uintptr_t)item->slice_begin - 1;
-        item->slice_end = request->numbers + (uintptr_t)item->slice_end - 1;
+        fst_part *item = &request->items[i];
+        if (item->begin == NULL) continue;
+        item->begin = request->numbers + (uintptr_t)item->begin - 1;
+        item->end = request->numbers + (uintptr_t)item->end - 1;
     }
 }
 
@@ -115,22 +115,23 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *object = PySequence_GetItem(sequence, i);
+        request->items[i].struct_size = sizeof request->items[i];
         int good = object != NULL && read_item(state, model, object, request, &request->items[i]);
         Py_XDECREF(object);
         if (!good) return 0;
     }
     link_slices(request, (size_t)count);
-    options->items = request->items;
-    options->item_count = (size_t)count;
+    options->parts = request->items;
+    options->part_count = (size_t)count;
     return 1;
 }
 
-/// The words of a request, as they come from Python.
+/// String options of a request, as passed from Python.
 typedef struct request_words {
     const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified, *cache;
 } request_words;
 
-/// What may be said in one place.
+/// The allowed values of one option.
 typedef struct word_list {
     const char *what;
     const char *const *words;
@@ -148,7 +149,7 @@ static int read_words(const request_words *words, fst_load_options *options,
     static const char *const unified[] = {"auto", "on", "off"};
     static const char *const caches[] = {"auto", "keep", "bypass"};
     static const word_list lists[] = {
-        {"mode", modes, FST_MODE_COUNT},         {"engine", engines, FST_ENGINE_GDS},
+        {"mode", modes, FST_MODE_COUNT},         {"engine", engines, FST_ENGINE_COUNT},
         {"order", orders, FST_ORDER_COUNT},      {"ring", rings, FST_RING_COUNT},
         {"numa policy", numas, FST_NUMA_COUNT},  {"gds", gds_ways, FST_GDS_COUNT},
         {"unified", unified, FST_UNIFIED_COUNT}, {"cache", caches, FST_CACHE_COUNT}};
@@ -160,11 +161,11 @@ static int read_words(const request_words *words, fst_load_options *options,
         if (numbers[i] < 0) return 0;
     }
     options->mode = (fst_load_mode)numbers[0];
-    options->engine = (fst_engine)numbers[1];
+    tuning->engine = (fst_engine)numbers[1];
     options->order = (fst_order)numbers[2];
     tuning->ring = (fst_ring)numbers[3];
     tuning->numa = (fst_numa)numbers[4];
-    options->gds = (fst_gds)numbers[5];
+    tuning->gds = (fst_gds)numbers[5];
     tuning->unified = (fst_unified)numbers[6];
     options->cache = (fst_cache)numbers[7];
     return 1;
@@ -181,10 +182,10 @@ static int read_dtype(const char *name, fst_load_options *options) {
     return 0;
 }
 
-// ---- memory of the caller's ----
+// ---- caller memory ----
 
-/// What allocate() keeps alive until the load and its tensors are gone. It is shared by the
-/// buffers of a load, each of which holds a reference.
+/// An object from allocate(), kept alive until the load and its tensors are freed. Shared by the
+/// buffers of a load, each with a reference.
 typedef struct caller_buffer {
     PyObject *owner;
     void *address;
@@ -194,7 +195,7 @@ typedef struct caller_buffer {
 struct caller_memory {
     PyObject *allocate; ///< callable(size in bytes) -> object with data_ptr()
     caller_buffer *buffers;
-    size_t count; ///< buffers, and 1 for the request or its load
+    size_t count; ///< buffers, plus 1 for the request or its load
 };
 
 void fstpy_memory_unref(caller_memory *memory) {
@@ -230,7 +231,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         memory->buffers = buffer;
         memory->count++;
     } else {
-        // The load ends with an error; what Python said is told on the way.
+        // The load fails with its own error; the Python exception is reported as unraisable.
         if (PyErr_Occurred()) PyErr_WriteUnraisable(memory->allocate);
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
@@ -242,7 +243,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
 static void release_memory(void *context, void *pointer, size_t size_bytes) {
     (void)size_bytes;
     caller_memory *memory = context;
-    if (!Py_IsInitialized()) return; // the process ends
+    if (!Py_IsInitialized()) return; // the process is ending
     PyGILState_STATE gil = PyGILState_Ensure();
     for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
         caller_buffer *buffer = *place;
@@ -271,7 +272,8 @@ static int take_allocator(PyObject *callable, load_request *request) {
     memory->allocate = Py_NewRef(callable);
     memory->count = 1;
     request->memory = memory;
-    request->allocator = (fst_allocator){memory, allocate_memory, release_memory};
+    request->allocator =
+        (fst_allocator){sizeof request->allocator, memory, allocate_memory, release_memory};
     request->options.allocator = &request->allocator;
     return 1;
 }
@@ -307,11 +309,11 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
     fst_load_options *options = &request->options;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKOs:load", names, &items,
                                      &words.mode, &words.engine, &threads, &words.order, &budget,
-                                     &options->map_read_only, &options->map_populate, &words.dtype,
-                                     &words.ring, &words.numa, &words.device, &words.gds,
-                                     &words.unified, &stream, &allocator, &words.cache))
+                                     &options->map_read_only, &request->tuning.map_populate,
+                                     &words.dtype, &words.ring, &words.numa, &words.device,
+                                     &words.gds, &words.unified, &stream, &allocator, &words.cache))
         return 0;
-    // The integer formats without a sign would take -1 for the largest number.
+    // Unsigned format codes would turn -1 into the largest number.
     if (threads < 0 || budget < 0) {
         PyErr_SetString(PyExc_ValueError, "threads and budget must not be negative");
         return 0;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A load's request: what Model.load() was called with, in the C library's terms.
+/// A load request: the arguments of Model.load() in the form of the C library.
 #ifndef FSTPY_LOAD_REQUEST_H
 #define FSTPY_LOAD_REQUEST_H
 
 #include "module.h"
 
-/// Memory that a callable of Python's gives. Counted; with the GIL.
+/// Memory allocated by a Python callable. Reference-counted; requires the GIL.
 typedef struct caller_memory caller_memory;
 void fstpy_memory_unref(caller_memory *memory);
-/// No more will be asked for: lets go of the callable. NULL is allowed.
+/// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);
 
 typedef struct load_request {
-    fst_load_options options; ///< points to what follows
+    fst_load_options options; ///< points to the fields below
     fst_load_tuning tuning;
-    fst_request_item *items;
+    fst_part *items;
     uint64_t *numbers;
     size_t number_count, number_capacity;
     fst_allocator allocator;
-    caller_memory *memory; ///< or NULL; the load takes it over when it is open
+    caller_memory *memory; ///< or NULL; the open load takes it over
 } load_request;
 
-/// Reads the arguments; false with an exception. To be cleared in any case, when the load is open:
-/// without the GIL too, where no memory is given.
+/// Reads the arguments. False with an exception. Must be cleared in any case once the load is open;
+/// without caller memory that needs no GIL.
 int fstpy_request_read(module_state *state, const fst_model *model, PyObject *args,
                        PyObject *kwargs, load_request *request);
 void fstpy_request_clear(load_request *request);

@@ -6,8 +6,7 @@ module_state *fstpy_state(PyTypeObject *type) { return PyType_GetModuleState(typ
 
 int fstpy_is_main_interpreter(void) {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return 1;
-    PyErr_SetString(PyExc_RuntimeError,
-                    "objects of Python's that hold memory are taken in the main interpreter only");
+    PyErr_SetString(PyExc_RuntimeError, "Python buffers can only be used in the main interpreter");
     return 0;
 }
 
@@ -31,20 +30,20 @@ static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
 static PyObject *module_trim(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
-    // It waits for what a device still does with memory that was dropped.
+    // Waits for work of a device that still uses released memory.
     PyThreadState *state = PyEval_SaveThread();
     uint64_t bytes = fst_memory_trim();
     PyEval_RestoreThread(state);
     return PyLong_FromUnsignedLongLong(bytes);
 }
 
-/// More than there are.
+/// More than the number of engines.
 #define ENGINE_INFO_COUNT_MAX 32
 
 static PyObject *module_engines(PyObject *module, PyObject *path_object) {
     PyObject *bytes = NULL;
     if (path_object != Py_None && !PyUnicode_FSConverter(path_object, &bytes)) return NULL;
-    fst_engine_info infos[ENGINE_INFO_COUNT_MAX];
+    fst_engine_info infos[ENGINE_INFO_COUNT_MAX] = {FST_STRUCT_INIT(fst_engine_info)};
     size_t count;
     fst_error error;
     fst_status status;
@@ -111,38 +110,60 @@ static PyObject *module_error_class(PyObject *module, PyObject *none) {
 
 static PyMethodDef module_methods[] = {
     {"error_class", module_error_class, METH_NOARGS,
-     "SafetensorError, or its subclass that the safetensors package's users catch."},
+     "SafetensorError, or the subclass for the safetensors package's users."},
     {"dlpack_probe", fstpy_dlpack_probe, METH_O,
-     "A capsule of one zero of that dtype, to try what an importer takes."},
+     "A capsule with one zero of that dtype, to test an importer."},
     {"dlpack_at", fstpy_dlpack_at, METH_VARARGS,
      "dlpack_at(address, shape, strides, dtype, (device kind, number), owner) -> capsule."},
     {"live_buffers", module_live_buffers, METH_NOARGS, "(buffers alive, their bytes)."},
     {"keep_memory", module_keep_memory, METH_O,
-     "keep_memory(size_bytes): how much released tensor memory is kept for the next load."},
-    {"trim", module_trim, METH_NOARGS, "Gives kept memory back; returns its bytes."},
+     "keep_memory(size_bytes): the most released tensor memory to keep for later loads."},
+    {"trim", module_trim, METH_NOARGS, "Releases kept memory; returns its bytes."},
+    {"log_start", fstpy_log_start, METH_VARARGS,
+     "Sends log lines up to a level (0 to 2) to a function of (level, text)."},
+    {"log_stop", fstpy_log_stop, METH_NOARGS, "Stops that, after the pending lines."},
+    {"log_drain", fstpy_log_drain, METH_NOARGS, "Sends the pending lines to the function."},
+    {"check_save", fstpy_check_save, METH_O,
+     "Raises if the files of open models may belong to two saves."},
     {"cache_objects", fstpy_cache_objects, METH_VARARGS, NULL},
     {"cache_prune", fstpy_cache_prune, METH_VARARGS, NULL},
     {"configure_remote", (PyCFunction)(void (*)(void))fstpy_configure_remote,
-     METH_VARARGS | METH_KEYWORDS, "How addresses are asked for; see fastsafetensors.remote."},
+     METH_VARARGS | METH_KEYWORDS, "Sets remote options; see fastsafetensors.remote."},
     {"engines", module_engines, METH_O,
-     "[(name, usable, chosen, reason)] for a path, or None for the machine."},
+     "[(name, usable, chosen, reason)] for a path, or None for the host."},
     {"device_count", module_device_count, METH_O,
-     "How many devices of a kind (\"cuda\", \"hip\") this process may use; 0 without a driver."},
+     "The number of devices of a kind (\"cuda\", \"hip\") that this process can use."},
     {"device_info", module_device_info, METH_O,
-     "What a device is, as a dict; it is opened for that."},
-    {"pinned_bytes", module_pinned_bytes, METH_NOARGS, "Bytes locked for loads to devices."},
+     "A dict that describes a device. Opens the device."},
+    {"pinned_bytes", module_pinned_bytes, METH_NOARGS, "Bytes pinned for loads to devices."},
     {"serialize", (PyCFunction)(void (*)(void))fstpy_serialize, METH_VARARGS | METH_KEYWORDS,
-     "A file's bytes; the arguments are Writer's, the path is not used."},
+     "A file as bytes; arguments as for Writer, the path is not used."},
     {"layout", (PyCFunction)(void (*)(void))fstpy_layout, METH_VARARGS | METH_KEYWORDS,
-     "(header, offset of each tensor, bytes of the file, filling tensors) without writing."},
+     "(header, offset of each tensor, file size, padding tensors) without writing."},
     {"assign_shards", fstpy_assign_shards, METH_VARARGS,
      "assign_shards(sizes, groups or None, limit) -> (file of each tensor, number of files)."},
     {"publish_set", fstpy_publish_set, METH_VARARGS,
-     "publish_set(folder, hidden paths, stem, durable, without index, manifest, digest): what was "
-     "handed over."},
+     "publish_set(folder, temporary paths, stem, durable, without index, manifest, digest): "
+     "publishes "
+     "the files of hand_over()."},
     {"edit_header", fstpy_edit_header, METH_VARARGS,
      "edit_header(path, target or None, {key: value or None}, {old name: new}, clear, durable, "
      "manifest, digest)."},
+    {"delta_open", fstpy_delta_open, METH_O, "delta_open((folder, ...)) -> delta."},
+    {"delta_info", fstpy_delta_info, METH_O, "A dict that describes a delta."},
+    {"delta_tensors", fstpy_delta_tensors, METH_O, "[(name, versions, compressed bytes)]."},
+    {"delta_apply", fstpy_delta_apply, METH_VARARGS,
+     "delta_apply(delta or None, checkpoint, flags, threads, version) -> statistics."},
+    {"delta_version", fstpy_delta_version, METH_O,
+     "delta_version(checkpoint) -> (version, whether an application was interrupted)."},
+    {"delta_prepare", fstpy_delta_prepare, METH_VARARGS,
+     "delta_prepare(delta, [(name, address, bytes)], threads, version) -> change."},
+    {"delta_commit", fstpy_delta_commit, METH_VARARGS, "delta_commit(change, or drop it)."},
+    {"delta_patch", fstpy_delta_patch, METH_VARARGS,
+     "delta_patch(delta, index, address, bytes, element, index, dense) -> (indices, values)."},
+    {"delta_make", fstpy_delta_make, METH_VARARGS,
+     "delta_make(old, folder, new, version, base, encoding, checksum, dialect, level, threads, "
+     "durable) -> statistics."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -180,8 +201,11 @@ static int module_exec(PyObject *module) {
     state->loader_type = add_type(module, &fstpy_loader_spec);
     state->tensor_type = add_type(module, &fstpy_tensor_spec);
     state->writer_type = add_type(module, &fstpy_writer_spec);
+    state->pool_type = add_type(module, &fstpy_pool_spec);
+    state->async_type = add_type(module, &fstpy_async_spec);
     return state->model_type == NULL || state->loader_type == NULL || state->tensor_type == NULL ||
-                   state->writer_type == NULL
+                   state->writer_type == NULL || state->pool_type == NULL ||
+                   state->async_type == NULL
                ? -1
                : 0;
 }
@@ -195,6 +219,8 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->loader_type);
     Py_VISIT(state->tensor_type);
     Py_VISIT(state->writer_type);
+    Py_VISIT(state->pool_type);
+    Py_VISIT(state->async_type);
     return 0;
 }
 
@@ -207,6 +233,8 @@ static int module_clear(PyObject *module) {
     Py_CLEAR(state->loader_type);
     Py_CLEAR(state->tensor_type);
     Py_CLEAR(state->writer_type);
+    Py_CLEAR(state->pool_type);
+    Py_CLEAR(state->async_type);
     for (int i = 0; i < FST_DTYPE_COUNT; i++) Py_CLEAR(state->dtype_names[i]);
     return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// configure_remote(): how addresses are asked for.
+/// configure_remote(): settings for remote files.
 #include "module.h"
 
 #include <string.h>
@@ -11,35 +11,43 @@ static int read_style(const char *word, fst_remote_options *options) {
             options->bucket_style = (fst_bucket_style)i;
             return 1;
         }
-    PyErr_Format(PyExc_ValueError, "bucket_style is 'auto', 'path' or 'host', not '%s'", word);
+    PyErr_Format(PyExc_ValueError, "unknown bucket_style '%s'; expected one of: auto, path, host",
+                 word);
     return 0;
 }
 
-/// A converter: None, or a path, as bytes.
+/// A converter for None or a path, to bytes.
 static int take_folder(PyObject *object, void *out) {
     if (object == Py_None) return 1;
     return PyUnicode_FSConverter(object, out);
 }
 
 PyObject *fstpy_configure_remote(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {
-        "endpoint",        "region",         "access_key",      "secret_key",   "session_token",
-        "bearer_token",    "sas_token",      "account",         "ca_file",      "anonymous",
-        "bucket_style",    "connect_ms",     "first_byte_ms",   "stall_ms",     "retry_base_ms",
-        "retry_cap_ms",    "tries_max",      "connections_max", "no_overwrite", "cache_dir",
-        "cache_bytes_max", "cache_required", "cache_offline",   "account_key",  NULL};
+    static char *names[] = {"endpoint",          "region",
+                            "access_key",        "secret_key",
+                            "session_token",     "bearer_token",
+                            "sas_token",         "account",
+                            "ca_file",           "anonymous",
+                            "bucket_style",      "connect_ms",
+                            "first_byte_ms",     "stall_ms",
+                            "retry_base_ms",     "retry_cap_ms",
+                            "tries_max",         "connections_max",
+                            "create_only",       "cache_dir",
+                            "cache_bytes_max",   "cache_required",
+                            "account_key",       "offline",
+                            "private_redirects", NULL};
     fst_remote_options o = {.struct_size = sizeof o};
     const char *style = "auto";
     PyObject *folder = NULL;
     unsigned long long bytes_max = 0;
     fst_error error;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$zzzzzzzzzpsIIIIIIIpO&Kppz", names, &o.endpoint, &o.region,
+            args, kwargs, "|$zzzzzzzzzpsIIIIIIIpO&Kpzpp", names, &o.endpoint, &o.region,
             &o.access_key, &o.secret_key, &o.session_token, &o.bearer_token, &o.sas_token,
             &o.account, &o.ca_file, &o.anonymous, &style, &o.connect_ms, &o.first_byte_ms,
             &o.stall_ms, &o.retry_base_ms, &o.retry_cap_ms, &o.tries_max, &o.connections_max,
-            &o.no_overwrite, take_folder, &folder, &bytes_max, &o.cache_required, &o.cache_offline,
-            &o.account_key) ||
+            &o.create_only, take_folder, &folder, &bytes_max, &o.cache_required, &o.account_key,
+            &o.offline, &o.private_redirects) ||
         !read_style(style, &o)) {
         Py_XDECREF(folder);
         return NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The arguments of a save: rows, metadata, words.
+/// The arguments of a save: tensors, metadata, options.
 #include "save_request.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ void fstpy_save_request_clear(save_request *request) {
 
 static int find_dtype(const module_state *state, PyObject *name, fst_dtype *out) {
     for (int i = 0; i < FST_DTYPE_COUNT; i++) {
-        // Nearly always the very string of DTYPES.
+        // usually the same str object as in DTYPES
         *out = (fst_dtype)i;
         if (name == state->dtype_names[i]) return 1;
     }
@@ -24,7 +24,7 @@ static int find_dtype(const module_state *state, PyObject *name, fst_dtype *out)
     return 0;
 }
 
-/// Appends a shape's numbers; pointers are set once all are there.
+/// Appends a shape's numbers; pointers are set when all are there.
 static int read_shape(save_request *request, PyObject *shape, uint32_t *rank) {
     Py_ssize_t count = PySequence_Size(shape);
     if (count < 0) return 0;
@@ -58,12 +58,12 @@ static int read_device(PyObject *name, fst_save_tensor *tensor) {
     return 0;
 }
 
-/// (name, dtype, shape, address or None, bytes[, device]).
+/// Reads (name, dtype, shape, address or None, bytes[, device]).
 static int read_tensor(const module_state *state, save_request *request, PyObject *row,
                        fst_save_tensor *tensor) {
     if (!PyTuple_Check(row) || PyTuple_Size(row) < 5 || PyTuple_Size(row) > 6) {
         PyErr_SetString(PyExc_TypeError,
-                        "a tensor is (name, dtype, shape, address, bytes[, device])");
+                        "a tensor must be (name, dtype, shape, address, bytes[, device])");
         return 0;
     }
     if (PyTuple_Size(row) == 6 && !read_device(PyTuple_GetItem(row, 5), tensor)) return 0;
@@ -79,8 +79,7 @@ static int read_tensor(const module_state *state, save_request *request, PyObjec
     return PyErr_Occurred() == NULL;
 }
 
-/// What the caller says that a tensor has must be what shape and dtype make of it: the address is
-/// read that far, and must be one.
+/// The size given by the caller must match shape and dtype, because that much memory will be read.
 static int check_bytes(fst_save_tensor *tensor, PyObject *row) {
     unsigned long long bytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(row, 4));
     unsigned long long bits = 0, count = 1;
@@ -88,17 +87,17 @@ static int check_bytes(fst_save_tensor *tensor, PyObject *row) {
     for (uint32_t i = 0; i < tensor->rank; i++)
         if (__builtin_mul_overflow(count, tensor->shape[i], &count)) count = UINT64_MAX;
     if (__builtin_mul_overflow(count, fst_dtype_bits(tensor->dtype), &bits) || bits / 8 != bytes) {
-        PyErr_Format(PyExc_ValueError, "%s: %s of that shape has not %llu bytes", tensor->name,
-                     fst_dtype_name(tensor->dtype), bytes);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: a tensor of dtype %s and this shape does not have %llu bytes",
+                     tensor->name, fst_dtype_name(tensor->dtype), bytes);
         return 0;
     }
     if (tensor->data != NULL || PyTuple_GetItem(row, 3) == Py_None) return 1;
     if (bytes > 0) {
-        PyErr_Format(PyExc_ValueError, "%s: %llu bytes at address 0: there is no memory",
-                     tensor->name, bytes);
+        PyErr_Format(PyExc_ValueError, "%s: %llu bytes at address 0", tensor->name, bytes);
         return 0;
     }
-    tensor->data = ""; // no bytes, but all of them are there
+    tensor->data = ""; // an empty tensor is complete
     return 1;
 }
 
@@ -111,12 +110,13 @@ static int read_tensors(const module_state *state, PyObject *rows, save_request 
         return 0;
     }
     request->tensor_count = (size_t)count;
-    // `rows` is a list that nobody else changes: its items stay while borrowed.
+    // `rows` is a private list, so its items stay valid while borrowed.
     for (Py_ssize_t i = 0; i < count; i++)
         if (!read_tensor(state, request, PyList_GetItem(rows, i), &request->tensors[i])) return 0;
     const uint64_t *numbers = request->numbers;
     for (Py_ssize_t i = 0; i < count; i++) {
         fst_save_tensor *tensor = &request->tensors[i];
+        tensor->struct_size = sizeof *tensor;
         tensor->shape = numbers;
         numbers += tensor->rank;
         if (!check_bytes(tensor, PyList_GetItem(rows, i))) return 0;
@@ -159,7 +159,8 @@ static int read_metadata(PyObject *metadata, save_request *request) {
 static int read_files(PyObject *file_of, save_request *request) {
     if (file_of == Py_None) return 1;
     if (PySequence_Size(file_of) != (Py_ssize_t)request->tensor_count) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "file_of: a number a tensor");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "file_of must have one number per tensor");
         return 0;
     }
     for (size_t i = 0; i < request->tensor_count; i++) {
@@ -198,12 +199,12 @@ static int read_compress(const char *compress, fst_save_options *options) {
 
 int fstpy_read_digest(const char *word, fst_digest *out) {
     static const char *const words[] = {"xxh3-128", "blake3", "sha256"};
-    int at = fstpy_find_word(word, words, FST_DIGEST_COUNT, "digest");
+    int at = fstpy_find_word(word, words, FST_DIGEST_XXH3_64, "digest");
     if (at >= 0) *out = (fst_digest)at;
     return at >= 0;
 }
 
-/// `manifest`: bytes of a path, which the arguments keep; b"" for the usual place.
+/// `manifest`: bytes of a path, owned by the arguments; b"" for the default path.
 static int read_manifest(PyObject *manifest, const char *digest, fst_save_options *options) {
     if (manifest == Py_None) return 1;
     if (!fstpy_read_digest(digest, &options->digest)) return 0;

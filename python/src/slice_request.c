@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "slice_request.h"
 
-/// The part of an expression for each dimension; NULL: all of it, which is what an Ellipsis stands
-/// for and what is missing at the end. 0: not of the simple kind.
+/// Assigns the parts of an index expression to dimensions; NULL: the whole dimension (for an
+/// Ellipsis, and missing ones at the end). 0: not supported here.
 static int spread_parts(PyObject *key, Py_ssize_t rank, PyObject **by_dimension) {
     int is_tuple = PyTuple_CheckExact(key);
     Py_ssize_t count = is_tuple ? PyTuple_Size(key) : 1, skipped = 0, dots = 0;
@@ -10,7 +10,7 @@ static int spread_parts(PyObject *key, Py_ssize_t rank, PyObject **by_dimension)
         PyObject *part = is_tuple ? PyTuple_GetItem(key, i) : key;
         if (part == Py_Ellipsis) {
             if (dots++ > 0) return 0;
-            skipped = rank - count; // one less is given than there are parts
+            skipped = rank - count; // an Ellipsis counts as a part
         } else if (i + skipped < rank) {
             by_dimension[i + skipped] = part;
         } else {
@@ -31,7 +31,7 @@ static int keep_dimension(slice_request *out, uint32_t dimension, uint64_t first
 static int read_slice(PyObject *part, uint64_t size, uint32_t dimension, slice_request *out) {
     Py_ssize_t first, last, step;
     if (PySlice_Unpack(part, &first, &last, &step) != 0) {
-        PyErr_Clear(); // numbers that are none: told by who plans any expression
+        PyErr_Clear(); // invalid numbers are reported by the general planner
         return 0;
     }
     if (step != 1) return 0;

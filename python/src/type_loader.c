@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loader: a load in progress or finished. Waits without the GIL, and wakes for signals.
+/// Loader: a load in progress or finished. Waits without the GIL, and checks for signals.
 #include "load_request.h"
 #include "waited_call.h"
 
@@ -7,15 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/// How often a wait looks for Ctrl-C.
+/// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 100
-/// A load of no more is opened by the thread that asks.
+/// Loads up to this size are opened on the calling thread.
 #define SMALL_LOAD_BYTES ((uint64_t)1 << 20)
-/// The same of views, for which no way to read is tried.
+/// The same for views, which probe no engines.
 #define SMALL_VIEW_BYTES ((uint64_t)16 << 20)
 
-/// How far a load is, for whoever waits with a progress callback. Apart from the object, because
-/// an abandoned load goes on telling when that is gone.
+/// Progress of a load, for waits with a callback. Separate from the object, because an abandoned
+/// load may report after the object is freed.
 typedef struct load_counts {
     _Atomic uint64_t bytes_done, bytes_total;
     _Atomic size_t tensors_done, tensors_total;
@@ -23,23 +23,22 @@ typedef struct load_counts {
 
 typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
-    int uses;              ///< calls that run without the GIL
-    int is_closed;         ///< the last use closes
-    caller_memory *memory; ///< what gives the load memory, or NULL
-    int has_destinations;  ///< bytes go to memory of the caller's
-    int was_interrupted;   ///< Ctrl-C ended a wait: nobody waits for its reads any more
-    int is_whole;          ///< every byte is in place: nothing waits any more
-    unsigned born;         ///< fork_count when the load began
+    int uses;              ///< calls running without the GIL
+    int is_closed;         ///< the last of these closes the loader
+    caller_memory *memory; ///< caller memory, or NULL
+    int has_destinations;  ///< some items have destinations
+    int was_interrupted;   ///< Ctrl-C ended a wait, so nothing waits for its reads
+    int is_whole;          ///< the load is complete
+    unsigned born;         ///< fork_count when the load started
     load_counts *counts;
 } loader_object;
 
-/// How many forks lie between the first process and this one. A load's threads are not in a fork:
-/// there nothing may wait for them.
+/// Number of forks since the first process. A forked child has no load threads to wait for.
 static atomic_uint fork_count;
 static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
 
 static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
-static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
+static void register_fork_handlers(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
 
 static int is_of_this_process(const loader_object *object) {
     return object->born == atomic_load_explicit(&fork_count, memory_order_relaxed);
@@ -55,21 +54,22 @@ static fst_loader *begin_use(PyObject *self) {
     }
     if (!is_of_this_process(object)) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "this load began before a fork, and goes on in the other process only: "
-                        "begin a new one");
+                        "this load began before fork() and only continues in the parent process. "
+                        "Begin a new one");
         return NULL;
     }
     object->uses++;
     return object->loader;
 }
 
-/// Without the GIL: a thread of the load may wait for it (an allocator) and hold the load's lock.
+/// Without the GIL, because a thread of the load may wait for it (in an allocator) while holding
+/// the load's lock.
 static void cancel_load(fst_loader *loader) {
     Py_BEGIN_ALLOW_THREADS fst_loader_cancel(loader);
     Py_END_ALLOW_THREADS
 }
 
-/// What a thread closes that nobody waits for.
+/// A load that a separate thread closes.
 typedef struct abandoned_load {
     fst_loader *loader;
     load_counts *counts;
@@ -83,8 +83,8 @@ static void *close_abandoned(void *argument) {
     return NULL;
 }
 
-/// Lets a thread wait for the reads in flight and close the load; false where that can't be: into
-/// memory of the caller's nothing may be read once this returns.
+/// Starts a thread that waits for reads in flight and closes the load. False if that is not
+/// allowed: nothing may be written to caller memory after this call returns.
 static int abandon_load(loader_object *object) {
     if (object->has_destinations || object->memory != NULL) return 0;
     fst_loader_cancel(object->loader);
@@ -106,7 +106,7 @@ static void close_unused(loader_object *object) {
     fst_loader *loader = object->loader;
     if (!object->is_closed || loader == NULL) return;
     if (!is_of_this_process(object)) {
-        object->loader = NULL; // its threads, for which closing waits, are not here
+        object->loader = NULL; // a forked child has no threads to wait for
         return;
     }
     if (object->uses > 0) return;
@@ -123,9 +123,9 @@ static void end_use(PyObject *self) {
     close_unused(object);
 }
 
-/// Called by the load's threads, without the GIL: only notes how far it is.
-static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
-                         size_t tensors_done, size_t tensors_total) {
+/// Called by the load's threads without the GIL, so it only stores numbers.
+static int on_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                       size_t tensors_done, size_t tensors_total) {
     load_counts *counts = context;
     atomic_store_explicit(&counts->bytes_done, bytes_done, memory_order_relaxed);
     atomic_store_explicit(&counts->bytes_total, bytes_total, memory_order_relaxed);
@@ -134,9 +134,9 @@ static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_tota
     return 0;
 }
 
-// ---- beginning ----
+// ---- starting ----
 
-/// A load that is being opened, with all that it needs: whoever asked may not wait for its end.
+/// An open call with all its data, because the caller may not wait for it.
 typedef struct start_call {
     waited_call call;
     shared_model *shared;
@@ -153,7 +153,7 @@ static void run_start(waited_call *call) {
                                     &start->loader, &start->error);
 }
 
-/// But for the loader.
+/// Frees everything except the loader.
 static void free_start(start_call *start) {
     fstpy_request_clear(&start->request);
     fstpy_model_drop(start->shared);
@@ -168,55 +168,54 @@ static void discard_start(waited_call *call) {
 }
 
 static int has_destinations(const fst_load_options *options) {
-    for (size_t i = 0; i < options->item_count; i++)
-        if (options->items[i].destination != NULL) return 1;
+    for (size_t i = 0; i < options->part_count; i++)
+        if (options->parts[i].destination != NULL) return 1;
     return 0;
 }
 
-/// Bytes of the file that an item asks for: of a slice of rows these, of any other the whole
+/// Bytes of the file that an item needs: for a slice of rows only these, otherwise the whole
 /// tensor.
-static uint64_t item_bytes(const fst_tensor_info *info, const fst_request_item *item) {
-    if (item == NULL || item->slice_begin == NULL || info->rank == 0 || info->shape[0] == 0)
+static uint64_t item_bytes(const fst_tensor_info *info, const fst_part *item) {
+    if (item == NULL || item->begin == NULL || info->rank == 0 || info->shape[0] == 0)
         return info->size_bytes;
     for (uint32_t i = 1; i < info->rank; i++)
-        if (item->slice_begin[i] != 0 || item->slice_end[i] < info->shape[i])
-            return info->size_bytes;
-    uint64_t begin = item->slice_begin[0], end = item->slice_end[0];
-    if (end <= begin || end > info->shape[0]) return 0; // nothing, or an error
+        if (item->begin[i] != 0 || item->end[i] < info->shape[i]) return info->size_bytes;
+    uint64_t begin = item->begin[0], end = item->end[0];
+    if (end <= begin || end > info->shape[0]) return 0; // empty, or an error
     return info->size_bytes / info->shape[0] * (end - begin);
 }
 
-/// Whether a load gives views, if the system does not refuse them.
+/// Whether a load returns views, unless the system refuses them.
 static int gives_views(const fst_model *model, const fst_load_options *options) {
     fst_verification verified = {.struct_size = sizeof verified};
     if (options->mode == FST_MODE_MAP) return 1;
-    return options->mode == FST_MODE_AUTO && options->engine == FST_ENGINE_AUTO &&
+    return options->mode == FST_MODE_AUTO && options->tuning->engine == FST_ENGINE_AUTO &&
            options->cache != FST_CACHE_BYPASS && options->budget_bytes == 0 && !options->convert &&
            options->device.kind == FST_DEVICE_CPU &&
            fst_model_verification(model, &verified, NULL) == FST_OK && verified.manifest == NULL;
 }
 
-/// Whether opening the load may take its time: a small one asks the file system for nothing but the
-/// file's size and, where the page cache lacks them, 64 KiB of its bytes.
+/// Whether opening may take long. A small load only queries the file's size and reads at most 64
+/// KiB that are not cached.
 static int is_large(const fst_model *model, const fst_load_options *options) {
     uint64_t left = gives_views(model, options) ? SMALL_VIEW_BYTES : SMALL_LOAD_BYTES;
-    size_t count = options->items != NULL ? options->item_count : fst_model_tensor_count(model);
+    size_t count = options->parts != NULL ? options->part_count : fst_model_tensor_count(model);
     for (size_t i = 0; i < count; i++) {
-        fst_tensor_info info;
-        size_t index = options->items != NULL ? options->items[i].tensor_index : i;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+        size_t index = options->parts != NULL ? options->parts[i].tensor_index : i;
         if (fst_model_tensor_info(model, index, &info, NULL) != FST_OK) return 1;
-        uint64_t bytes = item_bytes(&info, options->items == NULL ? NULL : &options->items[i]);
+        uint64_t bytes = item_bytes(&info, options->parts == NULL ? NULL : &options->parts[i]);
         if (bytes > left) return 1;
         left -= bytes;
     }
     return 0;
 }
 
-/// Opens the load, by a thread that is waited for where it may take its time. -1 with an exception
-/// of a signal handler's, and the call is not the caller's any more.
+/// Opens the load; on a waited-for thread if that may take long. -1 with the exception of a signal
+/// handler; the call then no longer belongs to the caller.
 static int open_load(start_call *start) {
     const fst_load_options *options = &start->request.options;
-    // Into memory of the caller's nothing may be read once this returns.
+    // Nothing may be written to caller memory after this returns.
     if (options->allocator == NULL && !has_destinations(options) &&
         is_large(fstpy_model(start->shared), options))
         return fstpy_call_run(&start->call) ? 0 : -1;
@@ -224,19 +223,19 @@ static int open_load(start_call *start) {
     Py_END_ALLOW_THREADS return 0;
 }
 
-/// A Loader that takes over an open load and what goes with it.
+/// Moves an open load and its data into a Loader.
 static void fill_loader(loader_object *object, start_call *start) {
-    pthread_once(&fork_watch, watch_forks);
+    pthread_once(&fork_watch, register_fork_handlers);
     object->born = atomic_load(&fork_count);
     object->has_destinations = has_destinations(&start->request.options);
     object->loader = start->loader;
     object->counts = start->counts;
     object->memory = start->request.memory;
-    // Where all of the memory is there what gives it is let go: it may hold this object, and would
-    // never go. Of a device, as with a budget, only the first batch's is there.
+    // When all memory is allocated, release the callable, which may refer to this object and would
+    // form a cycle. For a device, or with a budget, only the first batch is allocated.
     fst_device_kind kind = start->request.options.device.kind;
-    int is_far = kind == FST_DEVICE_CUDA || kind == FST_DEVICE_HIP;
-    if (start->request.options.budget_bytes == 0 && !is_far) fstpy_memory_finish(object->memory);
+    int is_on_gpu = kind == FST_DEVICE_CUDA || kind == FST_DEVICE_HIP;
+    if (start->request.options.budget_bytes == 0 && !is_on_gpu) fstpy_memory_finish(object->memory);
     start->counts = NULL;
     start->request.memory = NULL;
 }
@@ -258,7 +257,7 @@ PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *
     PyObject *self = NULL;
     if (fstpy_request_read(state, fstpy_model(shared), args, kwargs, &start->request))
         self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    start->request.options.progress = note_progress;
+    start->request.options.progress = on_progress;
     start->request.options.progress_context = counts;
     if (self != NULL && open_load(start) != 0) {
         Py_DECREF(self);
@@ -276,8 +275,8 @@ PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *
 
 // ---- waiting ----
 
-/// Calls progress(bytes done, bytes in all, tensors done, tensors in all); false with an exception.
-static int tell_progress(loader_object *object, PyObject *progress) {
+/// Calls progress(bytes done, total bytes, tensors done, total tensors). False with an exception.
+static int report_progress(loader_object *object, PyObject *progress) {
     if (progress == NULL || progress == Py_None) return 1;
     PyObject *result = PyObject_CallFunction(
         progress, "KKnn", (unsigned long long)atomic_load(&object->counts->bytes_done),
@@ -288,14 +287,14 @@ static int tell_progress(loader_object *object, PyObject *progress) {
     return result != NULL;
 }
 
-/// All is there, whether or not the last thread has told so yet.
-static void note_end(load_counts *counts) {
+/// Everything is complete, even if the last thread has not reported it yet.
+static void on_end(load_counts *counts) {
     atomic_store(&counts->bytes_done, atomic_load(&counts->bytes_total));
     atomic_store(&counts->tensors_done, atomic_load(&counts->tensors_total));
 }
 
-/// Waits without the GIL until all is there; false with an exception. Ctrl-C cancels the load, and
-/// so does an exception of `progress` (callable, None or NULL), which is called in between.
+/// Waits without the GIL until the load is complete. False with an exception. Ctrl-C, or an
+/// exception of `progress` (callable, None or NULL), cancels the load.
 static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
     loader_object *object = (loader_object *)self;
     fst_error error;
@@ -305,12 +304,12 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         Py_END_ALLOW_THREADS if (status == FST_OK) {
             object->is_whole = 1;
             fstpy_memory_finish(object->memory);
-            note_end(object->counts);
-            return tell_progress(object, progress);
+            on_end(object->counts);
+            return report_progress(object, progress);
         }
         if (status != FST_E_TIMEOUT) break;
         object->was_interrupted = PyErr_CheckSignals() != 0;
-        if (object->was_interrupted || !tell_progress(object, progress)) {
+        if (object->was_interrupted || !report_progress(object, progress)) {
             cancel_load(loader);
             return 0;
         }
@@ -329,7 +328,7 @@ static PyObject *loader_wait(PyObject *self, PyObject *args) {
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-/// The next tensor, or NULL: with an exception, or without one at the end.
+/// The next tensor. NULL at the end, or with an exception.
 static PyObject *loader_iternext(PyObject *self) {
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
@@ -355,17 +354,17 @@ static PyObject *loader_iternext(PyObject *self) {
     return result;
 }
 
-/// Item `index`; NULL with an exception. The GIL is given up only where there is a wait: of a load
-/// that is whole, for what of a map can be no view and is read now.
+/// Item `index`; NULL with an exception. Releases the GIL only if there is a wait, including reads
+/// of items that cannot be mapped.
 static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     fst_error error;
     fst_tensor *tensor;
     fst_status status = FST_E_TIMEOUT;
     if (((loader_object *)self)->is_whole)
-        status = fst_loader_item(loader, index, 0, &tensor, &error);
+        status = fst_loader_tensor_at(loader, index, 0, &tensor, &error);
     while (status == FST_E_TIMEOUT) {
         Py_BEGIN_ALLOW_THREADS status =
-            fst_loader_item(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
+            fst_loader_tensor_at(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
         Py_END_ALLOW_THREADS if (status == FST_E_TIMEOUT && PyErr_CheckSignals() != 0) {
             ((loader_object *)self)->was_interrupted = 1;
             return NULL;
@@ -387,10 +386,10 @@ static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     return result;
 }
 
-// ---- everything at once ----
+// ---- all tensors at once ----
 
 static PyObject *name_of(PyObject *self, const fst_tensor *tensor, fst_dtype *dtype) {
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     fst_error error;
     if (fst_tensor_view_get(tensor, &view, &error) != FST_OK)
         return fstpy_raise(state_of(self), &error);
@@ -400,23 +399,23 @@ static PyObject *name_of(PyObject *self, const fst_tensor *tensor, fst_dtype *dt
     return name;
 }
 
-/// How tensors become values of the dict: by the importer as a capsule where the mask has the
-/// dtype, else by the fallback as a Tensor.
-typedef struct export_way {
+/// How tensors become values of the dict: through the importer as capsules if the mask has the
+/// dtype, otherwise through the fallback as Tensors.
+typedef struct export_kind {
     PyObject *importer, *fallback;
     unsigned long mask;
-} export_way;
+} export_kind;
 
 /// Takes over one reference of `tensor`.
 static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
-                            const export_way *way) {
+                            const export_kind *way) {
     int by_capsule = (way->mask >> dtype & 1) != 0;
     PyObject *shown =
         by_capsule ? fstpy_dlpack_capsule(tensor, 0) : fstpy_tensor_wrap(state_of(self), tensor);
     if (shown == NULL) return NULL;
-    // Thousands of new objects would set off a full collection, which costs several times what
-    // making them does; none of them can be garbage yet. Importers are of C: no other thread runs
-    // meanwhile, who would find the collector off, or would turn it off to find it on again.
+    // Creating thousands of objects would start full garbage collections, which cost several times
+    // as much; none of the new objects is garbage. Importers are C functions, so no other thread
+    // runs meanwhile and sees the collector disabled.
     int collects = by_capsule && PyGC_Disable();
     PyObject *value =
         PyObject_CallFunctionObjArgs(by_capsule ? way->importer : way->fallback, shown, NULL);
@@ -425,7 +424,7 @@ static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
     return value;
 }
 
-static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_way *way,
+static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_kind *way,
                        PyObject *result) {
     fst_tensor *tensor = take_item(self, loader, index);
     fst_dtype dtype = FST_DTYPE_U8;
@@ -442,19 +441,19 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, const e
     return good;
 }
 
-/// make(index, importer, fallback, mask): one value, waiting for its bytes.
+/// make(index, importer, fallback, mask): waits for one tensor and converts it.
 static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (count != 4) {
         PyErr_SetString(PyExc_TypeError, "make() takes index, importer, fallback and mask");
         return NULL;
     }
     size_t index = PyLong_AsSize_t(args[0]);
-    export_way way = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
+    export_kind way = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
     if (PyErr_Occurred()) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     PyObject *result = NULL;
     fst_error error;
     if (tensor != NULL && fst_tensor_view_get(tensor, &view, &error) == FST_OK) {
@@ -468,7 +467,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
 }
 
 static PyObject *loader_export(PyObject *self, PyObject *args) {
-    export_way way;
+    export_kind way;
     if (!PyArg_ParseTuple(args, "OOk:export", &way.importer, &way.fallback, &way.mask)) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
@@ -480,26 +479,17 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     return result;
 }
 
-/// The statistics, by the names of the public header.
+/// The statistics as a dict, with the names of the public header.
 static PyObject *stats_dict(const fst_load_stats *stats) {
-#define COUNTER(name) {#name, offsetof(fst_load_stats, name)},
-#define ONE(name) +1
-    _Static_assert((0 FST_LOAD_COUNTERS(ONE)) * sizeof(uint64_t) ==
-                       sizeof(fst_load_stats) - offsetof(fst_load_stats, bytes_requested),
-                   "a counter of the struct is not on the list");
-#undef ONE
-    static const struct {
-        const char *name;
-        size_t at;
-    } counters[] = {FST_LOAD_COUNTERS(COUNTER)};
-#undef COUNTER
+    size_t count;
+    const fst_load_counter *counters = fst_load_counters(&count);
     PyObject *result =
         Py_BuildValue("{s:s,s:s,s:s,s:I,s:n}", "mode", stats->mode, "engine", stats->engine,
                       "reason", stats->reason, "thread_count", (unsigned)stats->thread_count,
                       "tensor_count", (Py_ssize_t)stats->tensor_count);
-    for (size_t i = 0; result != NULL && i < sizeof counters / sizeof *counters; i++) {
+    for (size_t i = 0; result != NULL && i < count; i++) {
         uint64_t value;
-        memcpy(&value, (const char *)stats + counters[i].at, sizeof value);
+        memcpy(&value, (const char *)stats + counters[i].offset, sizeof value);
         PyObject *number = PyLong_FromUnsignedLongLong(value);
         if (number == NULL || PyDict_SetItemString(result, counters[i].name, number) != 0)
             Py_CLEAR(result);
@@ -515,7 +505,7 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
     fst_error error;
     fst_load_stats s = {.struct_size = sizeof s};
     fst_status status;
-    // A thread of the load may wait for the GIL (an allocator) and hold what this waits for.
+    // A thread of the load may wait for the GIL (in an allocator) while holding the load's lock.
     Py_BEGIN_ALLOW_THREADS status = fst_loader_stats_get(loader, &s, &error);
     Py_END_ALLOW_THREADS end_use(self);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
@@ -535,7 +525,7 @@ static PyObject *loader_close(PyObject *self, PyObject *none) {
     (void)none;
     loader_object *object = (loader_object *)self;
     if (!object->is_closed && object->uses > 0 && is_of_this_process(object)) {
-        object->uses++; // others may end theirs, and close, meanwhile
+        object->uses++; // other threads may end their calls, and close, meanwhile
         cancel_load(object->loader);
         object->uses--;
     }
@@ -544,7 +534,7 @@ static PyObject *loader_close(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-/// For whoever can't wait: after Ctrl-C, reads that are in flight may take as long as they like.
+/// For callers that cannot wait: after Ctrl-C, reads in flight may take long.
 static PyObject *loader_abandon(PyObject *self, PyObject *none) {
     ((loader_object *)self)->was_interrupted = 1;
     return loader_close(self, none);
@@ -566,24 +556,24 @@ static Py_ssize_t loader_length(PyObject *self) {
 
 static PyMethodDef loader_methods[] = {
     {"wait", loader_wait, METH_VARARGS,
-     "wait(progress=None): until every byte is in place, without the GIL. progress(bytes done, "
+     "wait(progress=None): waits for all bytes, without the GIL. progress(bytes done, "
      "bytes in all, tensors done, tensors in all) is called ten times a second and at the end."},
-    {"item", loader_item, METH_O, "Tensor `index` of the request, waiting for its bytes."},
+    {"item", loader_item, METH_O, "Tensor `index` of the request. Waits for its bytes."},
     {"make", (PyCFunction)(void (*)(void))loader_make, METH_FASTCALL,
-     "make(index, importer, fallback, mask): a tensor as export() would give it."},
+     "make(index, importer, fallback, mask): one tensor, as by export()."},
     {"export", loader_export, METH_VARARGS,
      "export(importer, fallback, mask) -> {name: importer(capsule) or fallback(Tensor)}, "
-     "once all is there; bit d of mask: dtype d goes to the importer."},
-    {"stats", loader_stats, METH_NOARGS, "What the load did and why: a dict."},
-    {"cancel", loader_cancel, METH_NOARGS, "Makes the load stop soon."},
-    {"close", loader_close, METH_NOARGS, "Stops and frees. Tensors stay valid; twice is fine."},
-    {"abandon", loader_abandon, METH_NOARGS,
-     "Closes without waiting for reads that are in flight."},
+     "when all are loaded; bit d of mask: the importer supports dtype d."},
+    {"stats", loader_stats, METH_NOARGS, "Statistics of the load: a dict."},
+    {"cancel", loader_cancel, METH_NOARGS, "Stops the load soon."},
+    {"close", loader_close, METH_NOARGS,
+     "Stops and frees the load. Tensors stay valid. May be called twice."},
+    {"abandon", loader_abandon, METH_NOARGS, "Closes without waiting for reads in flight."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot loader_slots[] = {
-    {Py_tp_doc, "A load in progress or finished. Iterating gives tensors as they arrive."},
+    {Py_tp_doc, "A load. Iteration returns tensors as they arrive."},
     {Py_tp_dealloc, loader_dealloc},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, loader_iternext},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Model: an opened model. Immutable, so it may be used from many threads at once.
+/// Model: an open model. Immutable, so many threads may use it.
 #include "slice_request.h"
 #include "waited_call.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/// A model, for the object and for calls that go on without the GIL, perhaps after its end.
+/// A model, shared by the object and by calls without the GIL that may outlive it.
 struct shared_model {
     fst_model *model;
     atomic_size_t refs;
@@ -27,7 +27,7 @@ static fst_model *model_of(PyObject *self) {
 
 fst_model *fstpy_model(const shared_model *shared) { return shared->model; }
 
-shared_model *fstpy_model_hold(PyObject *self) {
+shared_model *fstpy_model_lock(PyObject *self) {
     if (model_of(self) == NULL) return NULL;
     shared_model *shared = ((model_object *)self)->shared;
     atomic_fetch_add(&shared->refs, 1);
@@ -42,7 +42,7 @@ void fstpy_model_drop(shared_model *shared) {
 
 // ---- opening ----
 
-/// An open under way. The paths are copies: whoever gave them may not wait for its end.
+/// An open call. It has copies of the paths, because the caller may not wait for it.
 typedef struct open_call {
     waited_call call;
     fst_open_options options;
@@ -51,7 +51,7 @@ typedef struct open_call {
     fst_model *model;
     fst_status status;
     fst_error error;
-    const char *paths[]; ///< the texts are behind them
+    const char *paths[]; ///< followed by the texts
 } open_call;
 
 static void run_open(waited_call *call) {
@@ -69,7 +69,8 @@ static void discard_open(waited_call *call) {
     free(open);
 }
 
-/// Encoded paths of a sequence: a list of bytes; NULL with an exception. *total: of their sizes.
+/// Encodes the paths of a sequence to a list of bytes. NULL with an exception. *total: sum of
+/// sizes.
 static PyObject *encode_paths(PyObject *paths, size_t *total) {
     Py_ssize_t count = PySequence_Size(paths);
     PyObject *encoded = count < 0 ? NULL : PyList_New(0);
@@ -86,45 +87,47 @@ static PyObject *encode_paths(PyObject *paths, size_t *total) {
     return encoded;
 }
 
-/// What a model is held against: paths as bytes, each or NULL.
-enum { HELD_MANIFEST, HELD_SIGNATURE, HELD_KEY, HELD_COUNT };
-typedef struct held_against {
-    PyObject *paths[HELD_COUNT];
-} held_against;
+/// The sources to verify against: paths as bytes, each may be NULL.
+enum { SOURCE_MANIFEST, SOURCE_SIGNATURE, SOURCE_KEY, SOURCE_COUNT };
+typedef struct digest_sources {
+    PyObject *paths[SOURCE_COUNT];
+} digest_sources;
 
-static void clear_held(held_against *held) {
-    for (int i = 0; i < HELD_COUNT; i++) Py_CLEAR(held->paths[i]);
+static void clear_sources(digest_sources *kept_sources) {
+    for (int i = 0; i < SOURCE_COUNT; i++) Py_CLEAR(kept_sources->paths[i]);
 }
 
-static size_t size_held(const held_against *held) {
+static size_t count_sources(const digest_sources *kept_sources) {
     size_t size = 0;
-    for (int i = 0; i < HELD_COUNT; i++)
-        if (held->paths[i] != NULL) size += (size_t)PyBytes_Size(held->paths[i]) + 1;
+    for (int i = 0; i < SOURCE_COUNT; i++)
+        if (kept_sources->paths[i] != NULL)
+            size += (size_t)PyBytes_Size(kept_sources->paths[i]) + 1;
     return size;
 }
 
-/// Copies the paths to `text`, and has the options point there.
-static void point_held(const held_against *held, char *text, fst_open_options *options) {
-    const char **const places[HELD_COUNT] = {
-        [HELD_MANIFEST] = &options->manifest,
-        [HELD_SIGNATURE] = &options->signature,
-        [HELD_KEY] = &options->public_key,
+/// Copies the paths to `text`, and sets the options' pointers.
+static void point_sources(const digest_sources *kept_sources, char *text,
+                          fst_open_options *options) {
+    const char **const places[SOURCE_COUNT] = {
+        [SOURCE_MANIFEST] = &options->manifest,
+        [SOURCE_SIGNATURE] = &options->signature,
+        [SOURCE_KEY] = &options->public_key,
     };
-    for (int i = 0; i < HELD_COUNT; i++) {
-        if (held->paths[i] == NULL) continue;
-        size_t size = (size_t)PyBytes_Size(held->paths[i]) + 1;
-        *places[i] = memcpy(text, PyBytes_AsString(held->paths[i]), size);
+    for (int i = 0; i < SOURCE_COUNT; i++) {
+        if (kept_sources->paths[i] == NULL) continue;
+        size_t size = (size_t)PyBytes_Size(kept_sources->paths[i]) + 1;
+        *places[i] = memcpy(text, PyBytes_AsString(kept_sources->paths[i]), size);
         text += size;
     }
 }
 
 static open_call *make_open(PyObject *paths, const fst_open_options *options,
-                            const held_against *held, int is_single) {
+                            const digest_sources *kept_sources, int is_single) {
     size_t total;
     PyObject *encoded = encode_paths(paths, &total);
     if (encoded == NULL) return NULL;
     size_t count = (size_t)PyList_Size(encoded);
-    total += size_held(held);
+    total += count_sources(kept_sources);
     open_call *open = calloc(1, sizeof *open + count * sizeof *open->paths + total + 1);
     if (open == NULL) PyErr_NoMemory();
     char *text = open == NULL ? NULL : (char *)&open->paths[count];
@@ -138,9 +141,9 @@ static open_call *make_open(PyObject *paths, const fst_open_options *options,
     Py_DECREF(encoded);
     if (open == NULL) return NULL;
     open->call = (waited_call){.run = run_open, .discard = discard_open};
-    open->call.is_quick = count == 1 && fstpy_path_is_at_hand(open->paths[0]);
+    open->call.is_quick = count == 1 && fstpy_path_is_cached(open->paths[0]);
     open->options = *options;
-    point_held(held, text, &open->options);
+    point_sources(kept_sources, text, &open->options);
     open->is_single = is_single;
     open->path_count = count;
     return open;
@@ -162,20 +165,21 @@ static PyObject *wrap_model(PyTypeObject *type, fst_model *model) {
     return self;
 }
 
-/// verify= of any front: False and None for no, True for what lies beside the model, the path of a
+/// The argument verify=: False and None for no, True for a source next to the model, the path of a
 /// manifest, or (manifest or None, signature, public key).
-static int read_verify(PyObject *verify, fst_open_options *options, held_against *held) {
-    *held = (held_against){{NULL}};
+static int read_verify(PyObject *verify, fst_open_options *options, digest_sources *kept_sources) {
+    *kept_sources = (digest_sources){{NULL}};
     if (verify == NULL || verify == Py_None || verify == Py_False) return 1;
     if (verify == Py_True) options->flags |= FST_OPEN_VERIFY;
     if (verify == Py_True) return 1;
-    if (!PyTuple_Check(verify)) return PyUnicode_FSConverter(verify, &held->paths[HELD_MANIFEST]);
-    for (int i = 0; i < HELD_COUNT; i++) {
+    if (!PyTuple_Check(verify))
+        return PyUnicode_FSConverter(verify, &kept_sources->paths[SOURCE_MANIFEST]);
+    for (int i = 0; i < SOURCE_COUNT; i++) {
         PyObject *path = PyTuple_GetItem(verify, i);
-        if (path == Py_None && i == HELD_MANIFEST) {
+        if (path == Py_None && i == SOURCE_MANIFEST) {
             options->flags |= FST_OPEN_VERIFY;
-        } else if (path == NULL || !PyUnicode_FSConverter(path, &held->paths[i])) {
-            clear_held(held);
+        } else if (path == NULL || !PyUnicode_FSConverter(path, &kept_sources->paths[i])) {
+            clear_sources(kept_sources);
             return 0;
         }
     }
@@ -186,17 +190,18 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {"paths", "lenient", "verify", NULL};
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
     PyObject *paths, *verify = NULL;
-    held_against held;
+    digest_sources kept_sources;
     int lenient = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO:Model", names, &paths, &lenient, &verify))
         return NULL;
     if (lenient) options.flags |= FST_OPEN_LENIENT;
-    if (!read_verify(verify, &options, &held)) return NULL;
+    if (!read_verify(verify, &options, &kept_sources)) return NULL;
     int is_single = !PyList_Check(paths) && !PyTuple_Check(paths);
     PyObject *sequence = is_single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);
-    open_call *open = sequence == NULL ? NULL : make_open(sequence, &options, &held, is_single);
+    open_call *open =
+        sequence == NULL ? NULL : make_open(sequence, &options, &kept_sources, is_single);
     Py_XDECREF(sequence);
-    clear_held(&held);
+    clear_sources(&kept_sources);
     if (open == NULL || !fstpy_call_run(&open->call)) return NULL;
     PyObject *self = open->status == FST_OK ? wrap_model(type, open->model)
                                             : fstpy_raise(fstpy_state(type), &open->error);
@@ -221,7 +226,7 @@ static PyObject *model_close(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-// ---- what is in it ----
+// ---- contents ----
 
 static PyObject *model_verification(PyObject *self, PyObject *none) {
     (void)none;
@@ -247,7 +252,7 @@ static PyObject *make_names(const fst_model *model) {
     size_t count = fst_model_tensor_count(model);
     PyObject *names = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; names != NULL && i < count; i++) {
-        fst_tensor_info info;
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         PyObject *name = NULL;
         if (fst_model_tensor_info(model, i, &info, NULL) == FST_OK)
             name = PyUnicode_DecodeUTF8(info.name, (Py_ssize_t)info.name_size, NULL);
@@ -262,7 +267,7 @@ static PyObject *model_names(PyObject *self, PyObject *none) {
     fst_model *model = model_of(self);
     if (model == NULL) return NULL;
     if (object->names == NULL && (object->names = make_names(model)) == NULL) return NULL;
-    return PyList_GetSlice(object->names, 0, PY_SSIZE_T_MAX); // the caller's own list
+    return PyList_GetSlice(object->names, 0, PY_SSIZE_T_MAX); // a copy, owned by the caller
 }
 
 static PyObject *model_find(PyObject *self, PyObject *name) {
@@ -279,7 +284,7 @@ static PyObject *model_find(PyObject *self, PyObject *name) {
 static PyObject *model_nbytes(PyObject *self, PyObject *index_object) {
     fst_model *model = model_of(self);
     fst_error error;
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
     if (model == NULL || PyErr_Occurred()) return NULL;
     if (fst_model_tensor_info(model, index, &info, &error) != FST_OK)
@@ -290,7 +295,7 @@ static PyObject *model_nbytes(PyObject *self, PyObject *index_object) {
 static PyObject *model_info(PyObject *self, PyObject *index_object) {
     fst_model *model = model_of(self);
     fst_error error;
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     size_t index = model == NULL ? 0 : PyLong_AsSize_t(index_object);
     if (model == NULL || PyErr_Occurred()) return NULL;
     module_state *state = fstpy_state(Py_TYPE(self));
@@ -303,7 +308,7 @@ static PyObject *model_info(PyObject *self, PyObject *index_object) {
                          (unsigned long long)info.file_offset);
 }
 
-/// Bytes of what is selected, as far as it may be copied; 0: it may not.
+/// Bytes of the selection, if it is small enough to copy; else 0.
 static uint64_t selected_bytes(const fst_tensor_info *info, const slice_request *slice) {
     uint64_t bytes = 0;
     if (slice->count == 0 || slice->is_whole) return 0;
@@ -312,7 +317,7 @@ static uint64_t selected_bytes(const fst_tensor_info *info, const slice_request 
 }
 
 static PyObject *copy_slice(module_state *state, fst_model *model, size_t index, PyObject *key) {
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     fst_error error;
     slice_request slice;
     int copied = 0;
@@ -320,15 +325,15 @@ static PyObject *copy_slice(module_state *state, fst_model *model, size_t index,
         return fstpy_raise(state, &error);
     if (!fstpy_read_slice(key, &info, &slice)) Py_RETURN_NONE;
     fst_part part = {.struct_size = sizeof part,
-                     .index = index,
+                     .tensor_index = index,
                      .begin = slice.begin,
                      .end = slice.end,
-                     .target_bytes = selected_bytes(&info, &slice)};
-    if (part.target_bytes == 0) Py_RETURN_NONE;
-    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)part.target_bytes);
+                     .destination_bytes = selected_bytes(&info, &slice)};
+    if (part.destination_bytes == 0) Py_RETURN_NONE;
+    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)part.destination_bytes);
     if (bytes == NULL) return NULL;
-    part.target = PyByteArray_AsString(bytes);
-    // With the interpreter's lock: what is copied is in memory.
+    part.destination = PyByteArray_AsString(bytes);
+    // With the GIL, because cached bytes are copied.
     fst_status status = fst_part_copy(model, &part, &copied, &error);
     if (status == FST_OK && copied)
         return Py_BuildValue("(NN)", bytes, fstpy_shape(slice.shape, slice.rank));
@@ -341,29 +346,32 @@ static PyObject *model_copy_slice(PyObject *self, PyObject *const *args, Py_ssiz
     if (count != 2) return PyErr_Format(PyExc_TypeError, "copy_slice() takes an index and a key");
     size_t index = PyLong_AsSize_t(args[0]);
     if (PyErr_Occurred()) return NULL;
-    // Held: the __index__ of what stands in a slice may close the file.
-    shared_model *shared = fstpy_model_hold(self);
+    // Keep the model open: __index__ of a slice's element may close the file.
+    shared_model *shared = fstpy_model_lock(self);
     if (shared == NULL) return NULL;
     PyObject *result = copy_slice(fstpy_state(Py_TYPE(self)), shared->model, index, args[1]);
     fstpy_model_drop(shared);
     return result;
 }
 
-/// view_range(index, begin, end): a view of the whole tensor, or None.
-static PyObject *model_view_range(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    fst_range range = {.struct_size = sizeof range};
+/// cached_view(index, begin, end): a view of the whole tensor if bytes begin <= i < end of it are
+/// in the page cache, else None.
+static PyObject *model_cached_view(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    size_t index;
+    uint64_t begin = 0, end = 0;
     fst_tensor *tensor = NULL;
     fst_error error;
     if (count != 3)
-        return PyErr_Format(PyExc_TypeError, "view_range() takes an index, begin and end");
-    range.index = PyLong_AsSize_t(args[0]);
-    if (!PyErr_Occurred()) range.begin = PyLong_AsUnsignedLongLong(args[1]);
-    if (!PyErr_Occurred()) range.end = PyLong_AsUnsignedLongLong(args[2]);
+        return PyErr_Format(PyExc_TypeError, "cached_view() takes an index, begin and end");
+    index = PyLong_AsSize_t(args[0]);
+    if (!PyErr_Occurred()) begin = PyLong_AsUnsignedLongLong(args[1]);
+    if (!PyErr_Occurred()) end = PyLong_AsUnsignedLongLong(args[2]);
     fst_model *model = PyErr_Occurred() ? NULL : model_of(self);
     if (model == NULL) return NULL;
     module_state *state = fstpy_state(Py_TYPE(self));
-    // With the interpreter's lock: nothing is waited for.
-    if (fst_range_view(model, &range, &tensor, &error) != FST_OK) return fstpy_raise(state, &error);
+    // Keeps the interpreter's lock: the call does not wait.
+    if (fst_cached_view(model, index, begin, end, &tensor, &error) != FST_OK)
+        return fstpy_raise(state, &error);
     if (tensor == NULL) Py_RETURN_NONE;
     return fstpy_tensor_wrap(state, tensor);
 }
@@ -375,6 +383,46 @@ static PyObject *model_check(PyObject *self, PyObject *none) {
     if (model == NULL) return NULL;
     if (fst_model_check(model, &error) != FST_OK)
         return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    Py_RETURN_NONE;
+}
+
+/// Keeps the models of a sequence open. Returns their number, or -1 with an exception. The caller
+/// frees *out.
+static Py_ssize_t lock_models(const module_state *state, PyObject *list, shared_model ***out) {
+    Py_ssize_t count = PySequence_Size(list), kept_sources = 0;
+    *out = count < 0 ? NULL : calloc((size_t)count + 1, sizeof **out);
+    if (*out == NULL && count >= 0) PyErr_NoMemory();
+    while (*out != NULL && kept_sources < count) {
+        PyObject *item = PySequence_GetItem(list, kept_sources);
+        if (item != NULL && !PyObject_TypeCheck(item, state->model_type))
+            PyErr_SetString(PyExc_TypeError, "a list of models is expected");
+        shared_model *shared = PyErr_Occurred() ? NULL : fstpy_model_lock(item);
+        Py_XDECREF(item);
+        if (shared == NULL) break;
+        (*out)[kept_sources++] = shared;
+    }
+    return PyErr_Occurred() ? -1 : kept_sources;
+}
+
+PyObject *fstpy_check_save(PyObject *module, PyObject *list) {
+    fst_error error;
+    module_state *state = PyModule_GetState(module);
+    shared_model **shared;
+    fst_status status = FST_OK;
+    Py_ssize_t count = lock_models(state, list, &shared);
+    const fst_model **models = count < 0 ? NULL : calloc((size_t)count + 1, sizeof *models);
+    for (Py_ssize_t i = 0; models != NULL && i < count; i++) models[i] = shared[i]->model;
+    if (models != NULL) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = fst_models_check_save(models, (size_t)count, &error);
+        Py_END_ALLOW_THREADS;
+    } else if (count >= 0)
+        PyErr_NoMemory();
+    for (size_t i = 0; shared != NULL && shared[i] != NULL; i++) fstpy_model_drop(shared[i]);
+    free(shared);
+    free(models);
+    if (PyErr_Occurred()) return NULL;
+    if (status != FST_OK) return fstpy_raise(state, &error);
     Py_RETURN_NONE;
 }
 
@@ -395,7 +443,7 @@ static PyObject *metadata_dict(const fst_model *model, size_t file_index, size_t
     return result;
 }
 
-/// Describes the file of that number; NULL with an exception, else the model.
+/// Reads a file's description by number. Returns the model; NULL with an exception.
 static fst_model *read_file_info(PyObject *self, PyObject *index_object, size_t *index,
                                  fst_file_info *info) {
     fst_model *model = model_of(self);
@@ -408,7 +456,7 @@ static fst_model *read_file_info(PyObject *self, PyObject *index_object, size_t 
 }
 
 static PyObject *model_metadata(PyObject *self, PyObject *index_object) {
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     size_t index;
     const fst_model *model = read_file_info(self, index_object, &index, &info);
     if (model == NULL) return NULL;
@@ -417,7 +465,7 @@ static PyObject *model_metadata(PyObject *self, PyObject *index_object) {
 }
 
 static PyObject *model_file(PyObject *self, PyObject *index_object) {
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     size_t index;
     if (read_file_info(self, index_object, &index, &info) == NULL) return NULL;
     PyObject *path = PyUnicode_DecodeFSDefault(info.path);
@@ -428,7 +476,7 @@ static PyObject *model_file(PyObject *self, PyObject *index_object) {
 }
 
 static PyObject *model_load(PyObject *self, PyObject *args, PyObject *kwargs) {
-    shared_model *shared = fstpy_model_hold(self);
+    shared_model *shared = fstpy_model_lock(self);
     if (shared == NULL) return NULL;
     return fstpy_loader_new(fstpy_state(Py_TYPE(self)), shared, args, kwargs);
 }
@@ -442,7 +490,7 @@ static PyObject *get_file_count(PyObject *self, void *closure) {
 static PyObject *get_is_compressed(PyObject *self, void *closure) {
     (void)closure;
     fst_model *model = model_of(self);
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     if (model == NULL) return NULL;
     for (size_t i = 0; fst_model_file_info(model, i, &info, NULL) == FST_OK; i++)
         if (info.compressed_count > 0 || info.stored_bytes != info.size_bytes) Py_RETURN_TRUE;
@@ -457,35 +505,35 @@ static Py_ssize_t model_length(PyObject *self) {
 static PyGetSetDef model_getset[] = {
     {"file_count", get_file_count, NULL, "Number of files.", NULL},
     {"is_compressed", get_is_compressed, NULL,
-     "Whether a file is compressed: what is told of offsets is of the file that it was made from.",
-     NULL},
+     "Whether a file is compressed. Offsets then are those in the original file.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef model_methods[] = {
     {"names", model_names, METH_NOARGS, "Names of all tensors in file order: a new list."},
     {"verification", model_verification, METH_NOARGS,
-     "What the model is held against: manifest, algorithm, chunk_bytes, files; or None."},
+     "What the model is verified with: manifest, algorithm, chunk_bytes, files; or None."},
     {"find", model_find, METH_O, "Index of the tensor of that name, or -1."},
     {"nbytes", model_nbytes, METH_O, "Bytes of tensor `index` in the file."},
     {"info", model_info, METH_O,
      "(dtype, shape, bytes, file index, offset from the start of the file) of tensor `index`."},
     {"copy_slice", (PyCFunction)(void (*)(void))model_copy_slice, METH_FASTCALL,
-     "(bytearray, shape) of what an expression of numbers, slices of step 1 and an Ellipsis "
-     "selects "
-     "of tensor `index`; None where it is another, not small, all of the tensor, or not in the "
-     "page cache."},
-    {"view_range", (PyCFunction)(void (*)(void))model_view_range, METH_FASTCALL,
-     "view_range(index, begin, end): a view of tensor `index`, all of it, where the page cache has "
-     "its bytes from begin to end; else None."},
+     "copy_slice(index, key): (bytearray, shape) of the part of tensor `index` that numbers, "
+     "slices of step 1 and an Ellipsis select; None for other keys, large parts, whole tensors, "
+     "and bytes "
+     "that are not in the page cache."},
+    {"cached_view", (PyCFunction)(void (*)(void))model_cached_view, METH_FASTCALL,
+     "cached_view(index, begin, end): a view of the whole tensor `index` if the page cache has its "
+     "bytes from begin to end; else None."},
     {"check", model_check, METH_NOARGS,
-     "Raises where a file is another one than when it was opened, by size and time."},
-    {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None without one."},
+     "Raises if the size or time of a file changed since it was opened."},
+    {"metadata", model_metadata, METH_O, "__metadata__ of file `index`, or None."},
     {"file", model_file, METH_O,
      "(path, bytes, header bytes, tensors, header reads) of file `index`."},
     {"load", (PyCFunction)(void (*)(void))model_load, METH_VARARGS | METH_KEYWORDS,
      "Starts a load; see Loader."},
-    {"close", model_close, METH_NOARGS, "Closes the files. Tensors stay valid; twice is fine."},
+    {"close", model_close, METH_NOARGS,
+     "Closes the files. Tensors stay valid. May be called twice."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tensor: one loaded tensor, shown to frameworks by DLPack and by numpy's array interface.
+/// Tensor: one loaded tensor, exported by DLPack and numpy's array interface.
 #include "module.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ typedef struct tensor_object {
 } tensor_object;
 
 static fst_tensor_view view_of(PyObject *self) {
-    fst_tensor_view view = {0};
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(((tensor_object *)self)->tensor, &view, NULL) != FST_OK)
         memset(&view, 0, sizeof view);
     return view;
@@ -74,8 +74,8 @@ static PyObject *get_writable(PyObject *self, void *closure) {
     return PyBool_FromLong(view_of(self).writable);
 }
 
-/// numpy's protocol, version 3. Types that numpy lacks are shown as unsigned integers of their
-/// width, sub-byte types as bytes.
+/// numpy's array protocol, version 3. Dtypes that numpy lacks are exported as unsigned integers of
+/// the same width, sub-byte ones as bytes.
 static const char *typestr_of(fst_dtype dtype) {
     switch (dtype) {
     case FST_DTYPE_BOOL: return "|b1";
@@ -107,33 +107,33 @@ static PyObject *get_device(PyObject *self, void *closure) {
     }
 }
 
-static int is_far(const fst_tensor_view *view) {
+static int is_on_device(const fst_tensor_view *view) {
     return view->device.kind == FST_DEVICE_CUDA || view->device.kind == FST_DEVICE_HIP;
 }
 
-/// False with an AttributeError, which is what protocols look for, when memory is a device's.
-static int is_near(const fst_tensor_view *view) {
-    if (!is_far(view)) return 1;
-    PyErr_SetString(PyExc_AttributeError, "the tensor lies on a device: use DLPack or copy_to()");
+/// Whether memory is on the CPU. False with an AttributeError, as the protocols expect.
+static int is_on_cpu(const fst_tensor_view *view) {
+    if (!is_on_device(view)) return 1;
+    PyErr_SetString(PyExc_AttributeError, "the tensor is on a device. Use DLPack or copy_to()");
     return 0;
 }
 
 static PyObject *array_interface_of(PyObject *self, const fst_tensor_view *view);
 
-/// The same protocol for memory of a CUDA device (version 3, as numba and cupy read it). Nothing is
-/// queued on any stream any more: stream None.
+/// The protocol for CUDA memory (version 3, as read by numba and cupy). No work is pending, so
+/// stream is None.
 static PyObject *get_cuda_interface(PyObject *self, void *closure) {
     (void)closure;
     fst_tensor_view view = view_of(self);
     if (view.device.kind == FST_DEVICE_CUDA) return array_interface_of(self, &view);
-    PyErr_SetString(PyExc_AttributeError, "the tensor does not lie on a CUDA device");
+    PyErr_SetString(PyExc_AttributeError, "the tensor is not on a CUDA device");
     return NULL;
 }
 
 static PyObject *get_array_interface(PyObject *self, void *closure) {
     (void)closure;
     fst_tensor_view view = view_of(self);
-    return is_near(&view) ? array_interface_of(self, &view) : NULL;
+    return is_on_cpu(&view) ? array_interface_of(self, &view) : NULL;
 }
 
 static PyObject *array_interface_of(PyObject *self, const fst_tensor_view *tensor_view) {
@@ -149,24 +149,24 @@ static PyObject *array_interface_of(PyObject *self, const fst_tensor_view *tenso
                          "data", address, PyBool_FromLong(!view.writable), "version", 3);
 }
 
-/// The consumer's stream, checked as the array API standard says. Nothing has to be done about it:
-/// whatever was queued for a tensor is over before it is handed out.
+/// Checks the consumer's stream according to the array API standard. No synchronisation is needed,
+/// because a returned tensor has no pending work.
 static int check_stream(const fst_tensor_view *view, PyObject *stream) {
     if (stream == Py_None) return 1;
-    if (!is_far(view)) {
+    if (!is_on_device(view)) {
         PyErr_SetString(PyExc_BufferError, "a CPU tensor has no stream");
         return 0;
     }
     long long number = PyLong_AsLongLong(stream);
     if (number == -1 && PyErr_Occurred()) return 0;
     int is_cuda = view->device.kind == FST_DEVICE_CUDA;
-    // 0 is ambiguous on CUDA; 1 and 2 mean nothing on ROCm.
+    // 0 is ambiguous for CUDA; 1 and 2 are invalid for ROCm.
     int good = number >= -1 && (is_cuda ? number != 0 : number != 1 && number != 2);
-    if (!good) PyErr_Format(PyExc_ValueError, "%lld is no stream of the device", number);
+    if (!good) PyErr_Format(PyExc_ValueError, "%lld is not a stream of the device", number);
     return good;
 }
 
-/// A tuple of two numbers, or None, which leaves them; false with an exception.
+/// Reads a tuple of two numbers; None leaves them unchanged. False with an exception.
 static int read_pair(PyObject *pair, const char *what, int *first, int *second) {
     if (pair == Py_None) return 1;
     if (PyTuple_Check(pair)) return PyArg_ParseTuple(pair, "ii", first, second);
@@ -190,7 +190,7 @@ static PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     if (type != own.type || id != own.id || copy == Py_True) {
         PyErr_SetString(PyExc_BufferError,
-                        "only an export to where the tensor is, without a copy, is possible");
+                        "only an export to the tensor's own device without a copy is possible");
         return NULL;
     }
     fst_tensor *tensor = ((tensor_object *)self)->tensor;
@@ -209,7 +209,7 @@ static PyObject *tensor_dlpack_device(PyObject *self, PyObject *none) {
     return Py_BuildValue("(ii)", (int)device.type, (int)device.id);
 }
 
-/// copy_to(address, size): from a device if need be, without the GIL.
+/// copy_to(address, size): copies without the GIL, from a device if necessary.
 static PyObject *tensor_copy_to(PyObject *self, PyObject *args) {
     unsigned long long address;
     Py_ssize_t size;
@@ -224,7 +224,7 @@ static PyObject *tensor_copy_to(PyObject *self, PyObject *args) {
     return Py_NewRef(Py_None);
 }
 
-/// numpy's struct of the same protocol: several times faster to take than the dictionary.
+/// The struct form of numpy's protocol, several times faster than the dict.
 /// https://numpy.org/doc/stable/reference/arrays.interface.html#c-struct-access
 typedef struct array_struct {
     int two, rank;
@@ -249,9 +249,9 @@ static void free_array_struct(PyObject *capsule) {
 static PyObject *get_array_struct(PyObject *self, void *closure) {
     (void)closure;
     fst_tensor_view view = view_of(self);
-    if (!is_near(&view)) return NULL;
+    if (!is_on_cpu(&view)) return NULL;
     const char *type = typestr_of(view.dtype);
-    // Sub-byte types are shown as their bytes, in one dimension.
+    // Sub-byte dtypes are exported as one dimension of bytes.
     Py_ssize_t bytes = (Py_ssize_t)view.size_bytes;
     int is_flat = fst_dtype_bits(view.dtype) < 8, rank = is_flat ? 1 : (int)view.rank;
     size_t size = sizeof(array_struct) + 2 * (size_t)rank * sizeof(Py_ssize_t);
@@ -294,10 +294,9 @@ static PyGetSetDef tensor_getset[] = {
     {"shape", get_shape, NULL, "Shape in elements, a tuple of int.", NULL},
     {"nbytes", get_nbytes, NULL, "Size in bytes.", NULL},
     {"data_ptr", get_data_ptr, NULL, "Address of the first byte.", NULL},
-    {"writable", get_writable, NULL, "Whether its memory may be written to.", NULL},
-    {"device", get_device, NULL, "Where it lies: \"cpu\", \"cuda:1\", \"hip:0\" or \"pinned\".",
-     NULL},
-    {"__cuda_array_interface__", get_cuda_interface, NULL, "The interface of CUDA arrays.", NULL},
+    {"writable", get_writable, NULL, "Whether its memory is writable.", NULL},
+    {"device", get_device, NULL, "Its device: \"cpu\", \"cuda:1\", \"hip:0\" or \"pinned\".", NULL},
+    {"__cuda_array_interface__", get_cuda_interface, NULL, "The CUDA array interface.", NULL},
     {"__array_struct__", get_array_struct, NULL, "numpy's array interface as a struct.", NULL},
     {"__array_interface__", get_array_interface, NULL, "numpy's array interface.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -305,16 +304,16 @@ static PyGetSetDef tensor_getset[] = {
 
 static PyMethodDef tensor_methods[] = {
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "A DLPack capsule that keeps the memory alive by itself."},
+     "A DLPack capsule, which keeps the memory alive."},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS,
-     "(kind, number) as DLPack counts: (1, 0) is the CPU, 2 CUDA, 10 ROCm."},
+     "(kind, number) of DLPack: (1, 0) is the CPU, 2 CUDA, 10 ROCm."},
     {"copy_to", tensor_copy_to, METH_VARARGS,
-     "copy_to(address, size): copies all of the bytes to memory of the processors."},
+     "copy_to(address, size): copies all bytes to host memory."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot tensor_slots[] = {
-    {Py_tp_doc, "One loaded tensor. It owns its memory, whatever is closed before it."},
+    {Py_tp_doc, "One loaded tensor. It stays valid after its load and model are closed."},
     {Py_tp_dealloc, tensor_dealloc},
     {Py_tp_repr, tensor_repr},
     {Py_tp_getset, tensor_getset},

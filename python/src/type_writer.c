@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Writer: a save in progress; and the functions that save, lay out and assign in one call.
+/// Writer: a save in progress; and functions that save, lay out and assign shards in one call.
 #include "save_request.h"
 
+#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 
-/// How often a long save looks for Ctrl-C and tells its progress.
+/// Interval of checks for Ctrl-C and of progress reports.
 #define REPORT_NS ((int64_t)50 * 1000 * 1000)
 
 typedef struct writer_object {
     PyObject_HEAD fst_writer *writer;
-    PyObject *owners;     ///< what keeps the tensors' memory
+    PyObject *owners;     ///< objects that own the tensors' memory
     PyObject *progress;   ///< callable or NULL
     PyObject *pending[3]; ///< an exception of `progress`, or Ctrl-C
     int64_t reported_ns;
     int uses;
+    int is_stepping; ///< finish(), commit() or hand_over() runs, in some thread
     int is_closed;
 } writer_object;
 
@@ -26,7 +28,7 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/// Keeps the exception for the call that waits, which may be another thread's; the first one stays.
+/// Stores the exception for the waiting call, possibly of another thread. The first one is kept.
 static void keep_exception(writer_object *object) {
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -41,7 +43,7 @@ static void keep_exception(writer_object *object) {
     Py_XDECREF(trace);
 }
 
-/// Called without the GIL, often: takes it now and then only.
+/// Called often without the GIL; takes it only at intervals.
 static int report(void *context, uint64_t done, uint64_t total, size_t tensors_done,
                   size_t tensors_total) {
     writer_object *object = context;
@@ -62,18 +64,17 @@ static int report(void *context, uint64_t done, uint64_t total, size_t tensors_d
     return stop;
 }
 
-/// Raises what was kept, if anything was.
-static int raise_kept(writer_object *object) {
+/// Raises the stored exception, if there is one.
+static int raise_stored(writer_object *object) {
     if (object->pending[0] == NULL) return 0;
     PyErr_Restore(object->pending[0], object->pending[1], object->pending[2]);
     memset(object->pending, 0, sizeof object->pending);
     return 1;
 }
 
-/// What a call has come to: None, or the exception. Ctrl-C is one also where all was done when it
-/// came.
+/// The result of a call: None, or an exception. Ctrl-C raises even if everything was finished.
 static PyObject *finish_call(PyObject *self, fst_status status, const fst_error *error) {
-    if (raise_kept((writer_object *)self)) return NULL;
+    if (raise_stored((writer_object *)self)) return NULL;
     if (status == FST_OK) Py_RETURN_NONE;
     return fstpy_raise(fstpy_state(Py_TYPE(self)), error);
 }
@@ -88,6 +89,19 @@ static fst_writer *begin_use(PyObject *self) {
     }
     object->uses++;
     return object->writer;
+}
+
+/// For calls during which no other may finish or commit the files.
+static fst_writer *begin_step(PyObject *self) {
+    writer_object *object = (writer_object *)self;
+    if (object->is_stepping) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "another thread is finishing this Writer: use one Writer for each save");
+        return NULL;
+    }
+    fst_writer *writer = begin_use(self);
+    if (writer != NULL) object->is_stepping = 1;
+    return writer;
 }
 
 static void close_unused(writer_object *object) {
@@ -105,7 +119,12 @@ static void end_use(PyObject *self) {
     close_unused(object);
 }
 
-/// Opens the object's writer: of a file that is there where the request has `joins`.
+static void end_step(PyObject *self) {
+    ((writer_object *)self)->is_stepping = 0;
+    end_use(self);
+}
+
+/// Opens the object's writer; with `joins`, on an existing file.
 static int open_writer(PyTypeObject *type, writer_object *object, const char *path,
                        save_request *request) {
     fst_error error;
@@ -118,7 +137,7 @@ static int open_writer(PyTypeObject *type, writer_object *object, const char *pa
     else status = fst_writer_open(path, request->tensors, request->tensor_count, &request->options,
                                   &object->writer, &error);
     Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
-    if (status != FST_OK && !raise_kept(object)) fstpy_raise(fstpy_state(type), &error);
+    if (status != FST_OK && !raise_stored(object)) fstpy_raise(fstpy_state(type), &error);
     return status == FST_OK;
 }
 
@@ -150,7 +169,7 @@ static int writer_traverse(PyObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
-/// Garbage is closed like what is dropped: nothing of it is written any more.
+/// Like a dropped writer, a garbage-collected one is closed without publishing.
 static int writer_clear(PyObject *self) {
     writer_object *object = (writer_object *)self;
     object->is_closed = 1;
@@ -170,13 +189,13 @@ static void writer_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/// By address: buffers of Python's are not in the limited API of 3.10.
+/// Takes an address, because Python's limited API has no buffers before 3.11.
 static PyObject *writer_write(PyObject *self, PyObject *args) {
     Py_ssize_t index, size;
     unsigned long long offset, address;
     if (!PyArg_ParseTuple(args, "nKKn:write", &index, &offset, &address, &size)) return NULL;
     if (address == 0 && size > 0) {
-        PyErr_SetString(PyExc_ValueError, "bytes at address 0: there is no memory");
+        PyErr_SetString(PyExc_ValueError, "bytes at address 0");
         return NULL;
     }
     fst_writer *writer = begin_use(self);
@@ -194,12 +213,12 @@ static PyObject *writer_write(PyObject *self, PyObject *args) {
 static PyObject *writer_map(PyObject *self, PyObject *index_object) {
     Py_ssize_t index = PyLong_AsSsize_t(index_object);
     if (PyErr_Occurred()) return NULL;
-    fst_writer *writer = begin_use(self);
+    fst_writer *writer = begin_step(self);
     if (writer == NULL) return NULL;
     fst_error error;
     void *address;
     fst_status status = fst_writer_map(writer, (size_t)index, &address, &error);
-    end_use(self);
+    end_step(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
     return PyLong_FromVoidPtr(address);
 }
@@ -207,13 +226,13 @@ static PyObject *writer_map(PyObject *self, PyObject *index_object) {
 typedef fst_status (*writer_step)(fst_writer *writer, fst_error *error);
 
 static PyObject *run_step(PyObject *self, writer_step step) {
-    fst_writer *writer = begin_use(self);
+    fst_writer *writer = begin_step(self);
     if (writer == NULL) return NULL;
     fst_error error;
     fst_status status;
     Py_BEGIN_ALLOW_THREADS status = step(writer, &error);
     Py_END_ALLOW_THREADS PyObject *result = finish_call(self, status, &error);
-    end_use(self);
+    end_step(self);
     return result;
 }
 
@@ -227,11 +246,11 @@ static PyObject *writer_commit(PyObject *self, PyObject *none) {
     return run_step(self, fst_writer_commit);
 }
 
-/// The hidden paths under which other processes find the files.
+/// Returns the temporary paths by which other processes open the files.
 static PyObject *writer_hand_over(PyObject *self, PyObject *none) {
     PyObject *paths = NULL, *done = run_step(self, fst_writer_hand_over);
     (void)none;
-    fst_writer *writer = done == NULL ? NULL : begin_use(self);
+    fst_writer *writer = done == NULL ? NULL : begin_step(self);
     Py_XDECREF(done);
     if (writer == NULL) return NULL;
     paths = PyList_New(0);
@@ -241,7 +260,7 @@ static PyObject *writer_hand_over(PyObject *self, PyObject *none) {
         if (text == NULL || PyList_Append(paths, text) != 0) Py_CLEAR(paths);
         Py_XDECREF(text);
     }
-    end_use(self);
+    end_step(self);
     return paths;
 }
 
@@ -255,7 +274,7 @@ static PyObject *writer_close(PyObject *self, PyObject *none) {
 
 static PyObject *writer_paths(PyObject *self, PyObject *none) {
     (void)none;
-    fst_writer *writer = begin_use(self);
+    fst_writer *writer = begin_step(self);
     PyObject *paths = writer == NULL ? NULL : PyList_New(0);
     const char *path;
     for (uint32_t i = 0; paths != NULL && (path = fst_writer_path(writer, i)) != NULL; i++) {
@@ -263,8 +282,19 @@ static PyObject *writer_paths(PyObject *self, PyObject *none) {
         if (text == NULL || PyList_Append(paths, text) != 0) Py_CLEAR(paths);
         Py_XDECREF(text);
     }
-    if (writer != NULL) end_use(self);
+    if (writer != NULL) end_step(self);
     return paths;
+}
+
+PyObject *fstpy_save_stats(const fst_save_stats *stats) {
+#define NUMBER(name) #name, (unsigned long long)stats->name
+    return Py_BuildValue(
+        "{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "engine",
+        stats->engine, "reason", stats->reason, NUMBER(file_count), NUMBER(tensor_count),
+        NUMBER(padding_count), NUMBER(bytes_total), NUMBER(bytes_written), NUMBER(bytes_direct),
+        NUMBER(bytes_staged), NUMBER(write_count), NUMBER(sync_count), NUMBER(stage_bytes),
+        NUMBER(total_ns), NUMBER(sync_ns), NUMBER(bytes_hashed), NUMBER(bytes_read));
+#undef NUMBER
 }
 
 static PyObject *writer_stats(PyObject *self, PyObject *none) {
@@ -272,39 +302,65 @@ static PyObject *writer_stats(PyObject *self, PyObject *none) {
     fst_writer *writer = begin_use(self);
     if (writer == NULL) return NULL;
     fst_error error;
-    fst_save_stats s = {.struct_size = sizeof s};
-    fst_status status = fst_writer_stats_get(writer, &s, &error);
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    fst_status status = fst_writer_stats_get(writer, &stats, &error);
     end_use(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
-#define NUMBER(name) #name, (unsigned long long)s.name
-    return Py_BuildValue(
-        "{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "engine", s.engine,
-        "reason", s.reason, NUMBER(file_count), NUMBER(tensor_count), NUMBER(padding_count),
-        NUMBER(bytes_total), NUMBER(bytes_written), NUMBER(bytes_direct), NUMBER(bytes_staged),
-        NUMBER(write_count), NUMBER(sync_count), NUMBER(stage_bytes), NUMBER(total_ns),
-        NUMBER(sync_ns), NUMBER(bytes_hashed), NUMBER(bytes_read));
-#undef NUMBER
+    return fstpy_save_stats(&stats);
 }
 
 // ---- functions of the module ----
+
+/// Bytes copied between signal checks, about 5 ms.
+#define SIGNAL_BYTES ((uint64_t)16 << 20)
+
+/// Bytes objects being filled without the GIL.
+typedef struct fill_state {
+    PyThreadState *thread;
+    uint64_t since; ///< bytes since the last signal check
+} fill_state;
+
+/// Copies bytes, or zeros without a source. False with the exception of a signal handler.
+static bool fill(fill_state *filling, char *target, const void *source, uint64_t size) {
+    for (uint64_t done = 0; done < size;) {
+        uint64_t rest = size - done, room = SIGNAL_BYTES - filling->since;
+        size_t step = (size_t)(rest < room ? rest : room);
+        if (source == NULL)
+            memset(target + done, 0, step);
+        else
+            memcpy(target + done, (const char *)source + done, step);
+        done += step;
+        filling->since += step;
+        if (filling->since < SIGNAL_BYTES) continue;
+        filling->since = 0;
+        PyEval_RestoreThread(filling->thread);
+        bool stopped = PyErr_CheckSignals() != 0;
+        filling->thread = PyEval_SaveThread();
+        if (stopped) return false;
+    }
+    return true;
+}
 
 static PyObject *layout_bytes(const fst_layout *layout, const save_request *request) {
     uint64_t size = fst_layout_file_bytes(layout);
     PyObject *result = size > PY_SSIZE_T_MAX ? PyErr_NoMemory()
                                              : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (result == NULL) return NULL;
+    fill_state filling = {.thread = PyEval_SaveThread()};
     char *target = PyBytes_AsString(result);
     size_t header_size;
     const char *header = fst_layout_header(layout, &header_size);
-    Py_BEGIN_ALLOW_THREADS memcpy(target, header, header_size);
-    if (fst_layout_padding_count(layout) > 0)
-        memset(target + header_size, 0, (size_t)size - header_size);
-    for (size_t i = 0; i < request->tensor_count; i++) {
+    bool good = fill(&filling, target, header, header_size);
+    if (good && fst_layout_padding_count(layout) > 0)
+        good = fill(&filling, target + header_size, NULL, size - header_size);
+    for (size_t i = 0; good && i < request->tensor_count; i++) {
         uint64_t offset = 0, bytes = 0;
-        if (fst_layout_tensor(layout, i, &offset, &bytes, NULL) == FST_OK && bytes > 0)
-            memcpy(target + offset, request->tensors[i].data, (size_t)bytes);
+        if (fst_layout_tensor(layout, i, &offset, &bytes, NULL) == FST_OK)
+            good = fill(&filling, target + offset, request->tensors[i].data, bytes);
     }
-    Py_END_ALLOW_THREADS return result;
+    PyEval_RestoreThread(filling.thread);
+    if (!good) Py_CLEAR(result);
+    return result;
 }
 
 static PyObject *layout_tuple(const fst_layout *layout, const save_request *request) {
@@ -353,11 +409,12 @@ PyObject *fstpy_layout(PyObject *module, PyObject *args, PyObject *kwargs) {
     return with_layout(module, args, kwargs, 0);
 }
 
-/// Sizes and groups into items; false with an exception.
+/// Reads sizes and groups into items. False with an exception.
 static int read_items(PyObject *sizes, PyObject *groups, fst_shard_item *items, size_t count) {
     int grouped = groups != Py_None;
     if (grouped && PySequence_Size(groups) != (Py_ssize_t)count) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "lists of different lengths");
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "the lists have different lengths");
         return 0;
     }
     for (size_t i = 0; i < count; i++) {
@@ -403,7 +460,7 @@ PyObject *fstpy_assign_shards(PyObject *module, PyObject *args) {
     return result;
 }
 
-/// Encoded paths of a list, each to be released; NULL with an exception.
+/// Encodes a list of paths, each to be released. NULL with an exception.
 static PyObject **encode_paths(PyObject *list, size_t count) {
     PyObject **encoded = PyMem_Calloc(count + 1, sizeof *encoded);
     if (encoded == NULL) PyErr_NoMemory();
@@ -432,7 +489,7 @@ PyObject *fstpy_publish_set(PyObject *module, PyObject *args) {
     PyObject *folder = NULL, *list, *result = NULL;
     fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
     int durable = 0;
-    PyObject *manifest = Py_None; // bytes, which the arguments keep
+    PyObject *manifest = Py_None; // bytes owned by the arguments
     const char *digest = "xxh3-128";
     if (!PyArg_ParseTuple(args, "O&O!sppOs:publish_set", PyUnicode_FSConverter, &folder,
                           &PyList_Type, &list, &options.stem, &durable, &options.without_index,
@@ -458,18 +515,18 @@ static PyMethodDef writer_methods[] = {
     {"write", writer_write, METH_VARARGS, "write(index, offset, address, bytes)."},
     {"map", writer_map, METH_O,
      "map(index): address of the tensor's bytes in the new file, valid until finish()."},
-    {"finish", writer_finish, METH_NOARGS, "Writes and checks everything; names nothing yet."},
-    {"commit", writer_commit, METH_NOARGS, "Finishes if need be and puts the files in place."},
+    {"finish", writer_finish, METH_NOARGS, "Writes and checks everything, without publishing it."},
+    {"commit", writer_commit, METH_NOARGS, "Finishes if necessary, and publishes the files."},
     {"hand_over", writer_hand_over, METH_NOARGS,
-     "Finishes if need be; the hidden paths of the files, for publish_set() or Writer(joins=)."},
-    {"close", writer_close, METH_NOARGS, "Ends; what was not committed leaves nothing behind."},
-    {"paths", writer_paths, METH_NOARGS, "Paths of the files, and of the index if there is one."},
-    {"stats", writer_stats, METH_NOARGS, "What the save did and why: a dict."},
+     "Finishes if necessary; returns the temporary paths, for publish_set() or Writer(joins=)."},
+    {"close", writer_close, METH_NOARGS, "Ends the save. Deletes it unless it was committed."},
+    {"paths", writer_paths, METH_NOARGS, "Paths of the files and of the index, if any."},
+    {"stats", writer_stats, METH_NOARGS, "Statistics of the save: a dict."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot writer_slots[] = {
-    {Py_tp_doc, "A save in progress. See _core.pyi for the arguments."},
+    {Py_tp_doc, "A save. See _core.pyi for the arguments."},
     {Py_tp_new, writer_new},
     {Py_tp_dealloc, writer_dealloc},
     {Py_tp_traverse, writer_traverse},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One helper thread runs such calls; it stays for a second, so that opening many files does not
-/// start a thread for each.
+/// Runs calls on helper threads. An idle helper waits a second for the next call, so that opening
+/// many files does not start a thread for each.
 #include "waited_call.h"
 
 #include <fcntl.h>
@@ -18,16 +18,16 @@
 #define RESOLVE_CACHED 0x20 // Linux 5.12
 #endif
 
-/// How often a wait looks for Ctrl-C.
+/// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 100
-/// How long a helper waits for the next call.
+/// How long an idle helper waits.
 #define IDLE_MS 1000
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t handed_over;
-    waited_call *next; ///< handed over, and not taken yet
-    int idle_count;    ///< helpers that wait for one
+    waited_call *next; ///< waiting for a helper
+    int idle_count;    ///< idle helpers
 } helpers = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_once_t helpers_once = PTHREAD_ONCE_INIT;
 
@@ -39,8 +39,8 @@ static void init_condition(pthread_cond_t *condition) {
     pthread_condattr_destroy(&attributes);
 }
 
-/// In a fork's child, which has no helper: whoever held the lock is not there either.
-static void forget_helpers(void) {
+/// In a forked child there are no helpers, and the lock's owner does not exist.
+static void clear_helpers(void) {
     pthread_mutex_init(&helpers.lock, NULL);
     init_condition(&helpers.handed_over);
     helpers.next = NULL;
@@ -49,7 +49,7 @@ static void forget_helpers(void) {
 
 static void init_helpers(void) {
     init_condition(&helpers.handed_over);
-    (void)pthread_atfork(NULL, NULL, forget_helpers);
+    (void)pthread_atfork(NULL, NULL, clear_helpers);
 }
 
 static int wait_for(pthread_cond_t *condition, pthread_mutex_t *lock, long milliseconds) {
@@ -94,7 +94,7 @@ static int start_helper(waited_call *call) {
     pthread_t thread;
     sigset_t blocked, before;
     sigfillset(&blocked);
-    sigdelset(&blocked, SIGBUS); // of a file that shrinks while it is read
+    sigdelset(&blocked, SIGBUS); // from a file that shrinks while it is read
     sigdelset(&blocked, SIGSEGV);
     sigdelset(&blocked, SIGFPE);
     sigdelset(&blocked, SIGILL);
@@ -106,7 +106,7 @@ static int start_helper(waited_call *call) {
     return failure == 0;
 }
 
-/// Gives the call to a helper; false where there is none to be had.
+/// Passes the call to a helper. False if none can be started.
 static int hand_over(waited_call *call) {
     pthread_once(&helpers_once, init_helpers);
     pthread_mutex_lock(&helpers.lock);
@@ -119,8 +119,8 @@ static int hand_over(waited_call *call) {
     return is_taken || start_helper(call);
 }
 
-/// Waits for a while; true when the call is done.
-static int wait_a_while(waited_call *call) {
+/// Waits briefly. True if the call is done.
+static int wait_briefly(waited_call *call) {
     pthread_mutex_lock(&call->lock);
     int failure = 0;
     while (!call->is_done && failure == 0)
@@ -130,7 +130,7 @@ static int wait_a_while(waited_call *call) {
     return is_done;
 }
 
-/// Leaves the call to its helper; false when it is done meanwhile.
+/// Leaves the call to its helper. False if it was finished meanwhile.
 static int abandon(waited_call *call) {
     pthread_mutex_lock(&call->lock);
     int is_left = !call->is_done;
@@ -144,19 +144,19 @@ static void clear_call(waited_call *call) {
     pthread_cond_destroy(&call->finished);
 }
 
-/// The wait itself; with the GIL. 1: done; 0 with an exception.
+/// Waits, with the GIL held between waits. 1: done; 0 with an exception.
 static int await_call(waited_call *call) {
     int is_done = 0;
     pid_t owner = getpid();
     while (!is_done) {
-        Py_BEGIN_ALLOW_THREADS is_done = wait_a_while(call);
+        Py_BEGIN_ALLOW_THREADS is_done = wait_briefly(call);
         Py_END_ALLOW_THREADS if (is_done) break;
         int is_raised = PyErr_CheckSignals() != 0;
-        if (getpid() != owner) { // a handler has forked: the helper is the parent's
+        if (getpid() != owner) { // a signal handler has forked: the helper belongs to the parent
             if (!is_raised)
                 PyErr_SetString(PyExc_RuntimeError,
                                 "a signal handler forked the process while a model was being "
-                                "opened: open it again in the child");
+                                "opened. Open it again in the child");
             return 0;
         }
         if (!is_raised) continue;
@@ -169,7 +169,7 @@ static int await_call(waited_call *call) {
     return 1;
 }
 
-int fstpy_path_is_at_hand(const char *path) {
+int fstpy_path_is_cached(const char *path) {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_CACHED};
     struct statx info = {0};
     char bytes[8];
@@ -178,14 +178,14 @@ int fstpy_path_is_at_hand(const char *path) {
     if (fd < 0) return 0;
     int flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
     int is_local = statx(fd, "", flags, STATX_TYPE, &info) == 0 && S_ISREG(info.stx_mode) &&
-                   info.stx_dev_major != 0; // 0: servers, FUSE, what is made of other file systems
+                   info.stx_dev_major != 0; // 0: network, FUSE and stacked file systems
     close(fd);
     fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
     uint64_t size = 0;
     int is_there = preadv2(fd, &room, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
     memcpy(&size, bytes, is_there ? sizeof size : 0);
-    // The header's last page, too; of what is no header this finds nothing.
+    // Check the header's last page too; for other files this finds nothing.
     room.iov_len = 1;
     is_there = is_there && size > 0 && size < INT32_MAX &&
                preadv2(fd, &room, 1, (off_t)(size + 7), RWF_NOWAIT) == 1;

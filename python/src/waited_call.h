@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Calls that may take as long as storage likes, and that Ctrl-C ends the wait for.
+/// Calls that may block on storage, and whose wait Ctrl-C ends.
 #ifndef FSTPY_WAITED_CALL_H
 #define FSTPY_WAITED_CALL_H
 
@@ -7,25 +7,25 @@
 
 #include <pthread.h>
 
-/// A call, the head of a struct with its arguments and results. Both functions run without the GIL.
+/// A call: the first member of a struct with its arguments and results. Both functions run without
+/// the GIL.
 typedef struct waited_call {
     void (*run)(struct waited_call *call);
-    /// Of a call that nobody waits for any more, after run(): frees it and what it has made.
+    /// Frees an abandoned call and its results, after run().
     void (*discard)(struct waited_call *call);
-    pthread_mutex_t lock; ///< of what follows
+    pthread_mutex_t lock; ///< protects the fields below
     pthread_cond_t finished;
     int is_done, is_abandoned;
-    int is_quick; ///< set by whoever makes the call: it waits for nobody, so it needs no thread
+    int is_quick; ///< set by the caller: the call never blocks, so it needs no thread
 } waited_call;
 
-/// Whether a file can be opened and its header be read without waiting for anybody: it lies on a
-/// disk of this machine, and the kernel holds its name and its first page. (A thread costs more
-/// than opening such a file does.)
-int fstpy_path_is_at_hand(const char *path);
+/// Whether a file can be opened and its header read without blocking: it is on a local disk, and
+/// its name and first page are cached. (Starting a thread costs more than opening such a file.)
+int fstpy_path_is_cached(const char *path);
 
-/// Runs the call: in the process's main thread, the one that Python's signal handlers run in, by a
-/// thread that it waits for; in any other, at once. 0 with the exception of a signal handler: the
-/// call is then not the caller's any more.
+/// Runs the call: on the main thread, where Python's signal handlers run, through a helper thread;
+/// on other threads directly. 0 with the exception of a signal handler: the call then no longer
+/// belongs to the caller.
 int fstpy_call_run(waited_call *call);
 
 #endif

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run Python code beside stand-ins for the GPU drivers, and let torch take what lies on them.
+"""Run Python code with fake GPU drivers, and pass their memory to torch.
 
 The stand-ins' device memory is ordinary memory: a capsule that says "CUDA" is made to say "CPU"
 before torch (a build without CUDA) takes it, and what it said is noted.
@@ -71,7 +71,7 @@ class Memory:
         allocate = "hipMalloc" if self._prefix == "hip" else "cuMemAlloc_v2"
         arguments = ctypes.byref(self.address), ctypes.c_size_t(size)
         code = self._call(allocate, *arguments)
-        if code == 3:  # nobody has started the driver yet
+        if code == 3:  # the driver has not been started yet
             self._driver.hipInit(0) if self._prefix == "hip" else self._driver.cuInit(0)
             code = self._call(allocate, *arguments)
         if code != 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores for tests, in memory: S3 (as Google speaks it, too) and Azure's; signatures checked."""
+"""In-memory stores for tests: S3 (also as Google speaks it) and Azure; they check signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastsafetensors import remote
 
 KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI+K7MDENG"
 PART_BYTES_MIN = 5 << 20
-# Of each kind of store: who asks, where box/m/ is, and all kinds.
+# For each kind of store: its credentials and the URL of box/m/; and all kinds.
 SETTINGS: dict[str, dict[str, object]] = {
     "s3": {"anonymous": True},
     "gs": {"bearer_token": "ya29.x"},
@@ -31,7 +31,7 @@ KINDS = list(SETTINGS)
 
 
 def signature(request: Request, secret: str) -> str:
-    """What is wrong with the Authorization header, by the specification; "" for nothing."""
+    """The error in the Authorization header, by the specification; "" if it is valid."""
     fields = dict(
         part.split("=", 1) for part in request.headers["authorization"].split(" ", 1)[1].split(",")
     )
@@ -58,7 +58,7 @@ def signature(request: Request, secret: str) -> str:
 
 
 def failure(status: str, code: str) -> Answer:
-    """An error as stores tell it."""
+    """An error in the format of the stores."""
     return Answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
 
 
@@ -85,7 +85,7 @@ class ObjectStore(WebServer):
         self.lock = threading.Lock()
 
     def refusal(self, request: Request) -> Answer | None:
-        """An answer for who may not ask."""
+        """The response to an unauthorized request."""
         if self.keys is None:
             return None
         found = re.search(r"Credential=([^/]*)/", request.headers.get("authorization", ""))
@@ -110,7 +110,7 @@ class ObjectStore(WebServer):
             return answer
 
     def number(self, path: str) -> str:
-        """The generation of what is there, of a store that has them; "0" for nothing."""
+        """The generation of an object, in stores that have them; "0" if it does not exist."""
         return str((self.generations or {}).get(path, 0)) if path in self.objects else "0"
 
     def differs(self, path: str, request: Request) -> bool:
@@ -166,7 +166,7 @@ class ObjectStore(WebServer):
         return Answer("200 OK", {"ETag": self.objects[path][1]})
 
     def take_part(self, path: str, query: dict[str, str], request: Request) -> Answer:
-        """What is about a multipart upload."""
+        """Handle the requests of a multipart upload."""
         number = query["uploadId"]
         if number not in self.uploads or self.uploads[number][0] != path:
             return failure("404 Not Found", "NoSuchUpload")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real servers for tests: nginx, SeaweedFS, moto and fake-gcs-server, where they are installed.
+"""Real servers for tests: nginx, SeaweedFS, moto and fake-gcs-server, if installed.
 
 Programs are looked for on the PATH, beside this Python, and in build/servers (which
 `make build/servers/.ready` fills).
@@ -49,7 +49,7 @@ def free_port() -> int:
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], limit_s: float = 120) -> None:
-    """Wait until somebody takes connections there."""
+    """Wait until a server accepts connections there."""
     end = time.monotonic() + limit_s
     while True:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the interface differs from fastsafetensors 0.5's and safetensors', each with its reason.
+"""Differences from the interfaces of fastsafetensors 0.5 and safetensors, each with its reason.
 
-{pattern of a name: reason}. Names are as test_surface.py gives them; a pattern that matches nothing
-any more is an error there.
+{pattern of a name: reason}. Names are as test_api_surface.py gives them; a pattern that matches
+nothing is an error there.
 """
 
 V05 = {

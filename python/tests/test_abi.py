@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/check_abi.py: additions pass, everything else does not."""
+"""tools/check_abi.py accepts additions to the interface and rejects every other change."""
 
 import importlib.util
 import pathlib
@@ -22,13 +22,13 @@ def line_of(beginning):
     return next(line for line in BEFORE if line.startswith(beginning))
 
 
-def test_what_breaks_programs_is_found():
+def test_breaking_changes_are_found():
     """A number, a size, an offset, a prototype that changes, or goes."""
     assert check_abi.compare(BEFORE, BEFORE) == []
     assert faults("number FST_DTYPE_U8 4", "number FST_DTYPE_U8 5")
     assert faults("number FST_E_IO 12", "number FST_E_OTHER 12")
-    size = line_of("struct fst_tensor_view ")
-    assert faults(size, size[:-1] + "9")
+    size = line_of("struct fst_error ")  # it never changes
+    assert faults(size, f"struct fst_error {int(size.split()[2]) + 8}")
     offset = line_of("field fst_tensor_view.data ")
     assert faults(offset, offset.replace(".data ", ".bytes "))
     assert faults(line_of("field fst_load_options.mode "), "field fst_load_options.mode 12 4")
@@ -36,12 +36,10 @@ def test_what_breaks_programs_is_found():
     assert faults(prototype, prototype.replace("size_t", "uint32_t"))
 
 
-def test_what_is_added_passes():
-    """New numbers and functions; structs with struct_size that grow; reserved words put to use."""
+def test_additions_pass():
+    """New numbers and functions; structs with struct_size that grow."""
     more = [*BEFORE, "number FST_E_NEW 99", "declared int fst_new(void)"]
     assert check_abi.compare(BEFORE, more) == []
     size = line_of("struct fst_load_options ")
     assert faults(size, f"struct fst_load_options {int(size.split()[2]) + 8}") == []
     assert faults(size, f"struct fst_load_options {int(size.split()[2]) - 8}")
-    used = line_of("field fst_tensor_view.reserved ")
-    assert faults(used, "field fst_tensor_view.reserved 96 24") == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with fillers between aligned tensors: nobody meets these who has not asked for them."""
+"""Files with padding tensors between aligned tensors: they are visible only by their full names."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def stock_names(path):
         return set(f.keys())
 
 
-def test_other_readers_see_fillers(aligned):
+def test_other_readers_see_padding_tensors(aligned):
     path, module, _ = aligned
     fillers = stock_names(path) - set(module.state_dict())
     assert fillers and all(name.startswith("__padding__.") for name in fillers)
@@ -72,9 +72,9 @@ def test_lists_of_files(tmp_path, torch):
             assert set(buffer.key_to_rank_lidx) == wanted
 
 
-def test_a_saved_set(tmp_path, run, aligned):
+def test_saved_sharded_model(tmp_path, run, aligned):
     path, module, _ = aligned
-    run("split", "--count", "2", "--align", "64", path, tmp_path / "set")
+    run("split", "--count", "2", "--alignment", "64", path, tmp_path / "set")
     assert set(fastsafetensors.torch.load_file(tmp_path / "set")) == set(module.state_dict())
     index = json.loads((tmp_path / "set/model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == set(module.state_dict())
@@ -88,10 +88,11 @@ def test_back_to_a_packed_file(tmp_path, run, aligned):
     assert (tmp_path / "back.safetensors").read_bytes() == packed.read_bytes()
 
 
-def test_alignment_anew(tmp_path, run, aligned):
+def test_realignment(tmp_path, run, aligned):
     path, _, _ = aligned
-    run("convert", "--align", "4096", path, tmp_path / "wide.safetensors")
-    run("convert", "--align", "64", tmp_path / "wide.safetensors", tmp_path / "again.safetensors")
+    run("convert", "--alignment", "4096", path, tmp_path / "wide.safetensors")
+    run("convert", "--alignment", "64", tmp_path / "wide.safetensors",
+        tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
@@ -101,19 +102,19 @@ def test_differences(run, aligned):
     assert f"{len(module.state_dict())} tensors are the same, 0 differences" in out
 
 
-def test_what_inspect_says(run, aligned):
+def test_inspect_reports_padding(run, aligned):
     path, module, _ = aligned
     out, _ = run("inspect", path)
-    assert "fillers of alignment" in out and FILLER not in out
+    assert "padding tensors" in out and FILLER not in out
     shown = json.loads(run("inspect", "--json", path)[0])
-    assert shown["files"][0]["fillers"] == len(stock_names(path)) - len(module.state_dict())
+    assert shown["files"][0]["padding_tensors"] == len(stock_names(path)) - len(module.state_dict())
     assert shown["totals"]["tensors"] == len(module.state_dict())
     assert all(row["offset"] % 64 == 0 for row in shown["tensors"])
     out, _ = run("show", path, FILLER)
     assert "U8" in out
 
 
-def test_a_files_digest_counts_fillers(run, aligned):
+def test_file_digest_includes_padding(run, aligned):
     import ctypes
     import hashlib
 
@@ -126,7 +127,7 @@ def test_a_files_digest_counts_fillers(run, aligned):
     assert hashlib.sha256(path.read_bytes()).hexdigest() in out
 
 
-def test_edits_keep_fillers(command, run, aligned):
+def test_edits_keep_padding(command, run, aligned):
     path, module, _ = aligned
     names = set(module.state_dict())
     for words in (["--set", "c=d"], ["--clear"], ["--rename", "0.*=first.*"]):
@@ -142,12 +143,12 @@ def test_edits_keep_fillers(command, run, aligned):
     offsets = json.loads(run("inspect", "--json", path.parent / "streamed")[0])["tensors"]
     assert all(row["offset"] % 64 == 0 for row in offsets)
     _, err = run("edit", "--unset", "__padding__", path, code=2)
-    assert "fill alignment" in err
+    assert "marks padding" in err
     _, err = run("edit", "--rename", "1.bias=__padding__.9", path, code=2)
     assert "__padding__." in err
 
 
-def test_names_alone_make_no_filler(tmp_path, torch):
+def test_name_alone_is_not_padding(tmp_path, torch):
     """A file without the mark, or another dtype, has tensors of that name."""
     path = tmp_path / "own.safetensors"
     for tensors, metadata in (({FILLER: torch.zeros(3, dtype=torch.uint8)}, None),
@@ -163,12 +164,12 @@ def test_no_save_hides_a_tensor(tmp_path, torch):
     mine = {FILLER: torch.zeros(3, dtype=torch.uint8), "a": torch.ones(2)}
     for save in (lambda: fastsafetensors.torch.save_file(mine, tmp_path / "m", {"__padding__": ""}),
                  lambda: fastsafetensors.torch.save(mine, {"__padding__": "64"})):
-        with pytest.raises(ValueError, match="leave the key out"):
+        with pytest.raises(ValueError, match="Leave out the metadata key"):
             save()
     assert not (tmp_path / "m").exists()
 
 
-def test_sizes_that_are_multiples_need_no_filler(tmp_path, torch):
+def test_aligned_sizes_need_no_padding(tmp_path, torch):
     tensors = {"a": torch.ones(16), "b": torch.ones(32), "odd": torch.ones(3)}
     fastsafetensors.torch.save_file(tensors, tmp_path / "m", alignment=64)
     assert stock_names(tmp_path / "m") == set(tensors)

@@ -29,7 +29,7 @@ dcp.save(sharded(full), storage_writer=FastSafetensorsWriter(
 try:
     dcp.save({**sharded(full), "step": 3}, storage_writer=FastSafetensorsWriter(f"{folder}/bad"))
 except BaseException as error:
-    assert "step is no tensor" in str(error), error
+    assert "step is not a tensor" in str(error), error
 else:
     raise AssertionError("no error")
 finish()
@@ -125,7 +125,7 @@ def test_save_on_four_load_on_three(folder, torch):
     assert {p.name for p in (folder / "many").iterdir()} == before.keys()
 
 
-def test_alone(tmp_path, torch):
+def test_single_process(tmp_path, torch):
     import torch.distributed.checkpoint as dcp
 
     from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter
@@ -145,3 +145,61 @@ def test_alone(tmp_path, torch):
     wrong = {"0.weight": torch.zeros(2, 4)}
     with pytest.raises(BaseException, match=r"0\.weight"):
         dcp.load(wrong, storage_reader=FastSafetensorsReader(tmp_path), no_dist=True)
+
+
+SAVE_PARTS = SETUP + """
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+values = full
+target = f"{folder}/parts"
+dcp.save(sharded(values), storage_writer=HuggingFaceStorageWriter(target, save_distributed=True))
+for kind in (HuggingFaceStorageReader, FastSafetensorsReader):
+    for other in (False, True):  # the ranks' own parts, and other cuts than those that were saved
+        state = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+        if other:
+            state = {name: distribute_tensor(tensor, mesh, [Shard(tensor.dim() - 1)])
+                     if name in ("rows", "columns") else tensor for name, tensor in state.items()}
+        else:
+            state = sharded(state)
+        dcp.load(state, storage_reader=kind(target))
+        for name, tensor in state.items():
+            got = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            assert torch.equal(got, values[name]), (kind, name)
+finish()
+"""
+
+
+def test_parts_written_by_torch_are_read(tmp_path, torch):
+    torch.save({"rows": torch.arange(330.0).reshape(10, 33), "columns": torch.randn(7, 12),
+                "same": torch.arange(5.0), "plain": torch.ones(3)}, tmp_path / "full.pt")
+    run_ranks(SAVE_PARTS, tmp_path, 2)
+
+
+def write_parts(folder, torch, parts):
+    """Files of parts of the tensor "w": (name, offsets or None, shape)."""
+    from fastsafetensors.torch import save_file
+
+    folder.mkdir()
+    for name, offsets, shape in parts:
+        info = json.dumps({"w": {"saved_offsets": offsets}})
+        save_file({"w": torch.ones(shape)}, folder / f"{name}.safetensors",
+                  None if offsets is None else {"DCP_SHARDING_INFO": info})
+
+
+@pytest.mark.parametrize("parts, words", [
+    ([("a", None, [2, 2]), ("b", None, [2, 2])], "duplicate tensor name in two files"),
+    ([("a", [0, 0], [2, 2]), ("b", [3, 0], [2, 2])], "is a file missing"),
+    ([("a", [0, 0], [2, 2]), ("b", [1, 0], [2, 2])], "is a file missing"),
+    ([("a", [0, 0], [2, 2]), ("b", [0, 0], [2, 2])], "is a file missing"),
+    ([("a", [0, 0], [2, 2]), ("b", [2], [2, 2])], "no offsets for w"),
+    ([("a", [0, 0], [2, 2]), ("b", [-2, 0], [2, 2])], "no offsets for w"),
+    ([("a", [0, 0], [2, 2]), ("b", "x", [2, 2])], "no offsets for w"),
+    ([("a", [0, 0], [2, 2]), ("b", [2], [2])], "different dtypes or ranks"),
+    ([("a", [2, 0], [2, 2])], "is a file missing"),
+])
+def test_incomplete_parts_are_an_error(tmp_path, torch, parts, words):
+    from fastsafetensors import SafetensorError
+    from fastsafetensors.checkpoint import FastSafetensorsReader
+
+    write_parts(tmp_path / "c", torch, parts)
+    with pytest.raises((ValueError, SafetensorError), match=words):
+        FastSafetensorsReader(tmp_path / "c").read_metadata()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs written for fastsafetensors 0.5: their exact sequences of calls, on real files."""
+"""Programs written for fastsafetensors 0.5: their sequences of calls, on real files."""
 
 import gc
 import json
@@ -59,7 +59,7 @@ def test_vllm_falls_back_on_gds_errors(files, torch, monkeypatch):
     check_pairs(torch, [first, *weights], tensors)
 
 
-def test_vllm_before(files, torch):
+def test_vllm_of_05(files, torch):
     """The loop of older versions, and SGLang's, which never closes the buffer."""
     paths, tensors = files
     gc.collect()
@@ -169,7 +169,7 @@ def test_caches(model, torch):
         handle.get_tensor("large")
 
 
-def test_documents_first_example(model, torch):
+def test_first_documented_example(model, torch):
     """R12, R21: the documents' own lines."""
     path, tensors = model
     with fastsafe_open(filenames=[path], nogds=True, device="cpu", debug_log=True) as f:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command: what it prints, its exit codes, its manners."""
+"""The command: output, exit codes, options."""
 
 import json
 import os
 import pty
+import re
 import resource
 import shutil
 import struct
@@ -90,7 +91,7 @@ def test_hostile_paths(run, tmp_path, raw):
         with open(odd, "wb") as file:
             file.write(content)
         for words in (["inspect"], ["verify"], ["load"], ["show"], ["hash"], ["engines"],
-                      ["hash", "--write"], ["verify", "--hash"], ["bench", "--runs", "1"],
+                      ["hash", "--write"], ["verify", "--hash"], ["bench", "--repeat", "1"],
                       ["convert"], ["edit", "--set", "a=b"], ["clean"], ["rescue"], ["diff"],
                       ["split", "--count", "1", "--dry-run"], ["nonsense"]):
             more = {"show": ["a"], "convert": [odd + b"2"], "rescue": [odd + b"2"],
@@ -145,7 +146,7 @@ def test_verify_exit_codes(run, raw, tmp_path):
 
 
 @pytest.mark.parametrize("way, stays", [("keep", True), ("bypass", False)])
-def test_the_page_cache_is_kept_or_left_alone(run, model, way, stays):
+def test_page_cache_is_kept_or_bypassed(run, model, way, stays):
     """As the next load finds it: of several rounds one counts, others empty the cache as well."""
     def load(cache):
         done = run("load", "--json", "--mode", "load", "--cache", cache, model[0])
@@ -183,9 +184,9 @@ def test_load(run, model, arguments):
     assert "engine" in text and ("GB/s" in text) == (loads[0]["mode"] == "load")
 
 
-def test_a_selection_that_matches_nothing_is_an_answer(run, model):
+def test_empty_selection_exits_with_1(run, model):
     done = run("load", "--select", "nomatch*", model[0])
-    assert done.returncode == 1 and "no tensor's name matches" in done.stderr and not done.stdout
+    assert done.returncode == 1 and "no tensor name matches" in done.stderr and not done.stdout
 
 
 def test_engines(run, model):
@@ -197,7 +198,7 @@ def test_engines(run, model):
     assert run("engines", "/nonexistent").returncode == 2
 
 
-def test_engines_tells_what_a_load_does(run, model):
+def test_engines_reports_the_choice_of_a_load(run, model):
     def chosen():
         rows = json.loads(run("engines", "--json", model[0]).stdout)["engines"]
         return [row["name"] for row in rows if row["chosen"]], {x["name"]: x for x in rows}
@@ -210,7 +211,7 @@ def test_engines_tells_what_a_load_does(run, model):
     assert "kept in the page cache" in rows["mmap"]["reason"]
 
 
-def test_engines_of_what_is_not_mapped(run, model, tmp_path):
+def test_engines_of_unmappable_files(run, model, tmp_path):
     zstd_or_skip()
     packed = tmp_path / "packed.safetensors"
     assert run("convert", "--compress", model[0], packed).returncode == 0
@@ -225,7 +226,7 @@ def test_engines_of_what_is_not_mapped(run, model, tmp_path):
 
 def test_bench(run, model):
     for arguments in ([], ["--cold"]):
-        done = run("bench", "--runs", "1", *arguments, model[0])
+        done = run("bench", "--repeat", "1", *arguments, model[0])
         assert done.returncode == 0, done.stderr
         rows = done.stdout.splitlines()
         assert len(rows) == 10 and "median of 1 runs" in rows[0]
@@ -242,7 +243,7 @@ def test_bench(run, model):
     ["load", "--budget", "99999999999999G", "a"], ["load", "--repeat", "0", "a"],
     ["load", "--device", "tpu", "a"], ["load", "--gds", "x", "a"], ["load", "--select"],
     ["engines", "a", "b"],
-    ["engines", "-x"], ["bench"], ["bench", "--runs", "0", "a"], ["load", "--ring", "x", "a"],
+    ["engines", "-x"], ["bench"], ["bench", "--repeat", "0", "a"], ["load", "--ring", "x", "a"],
     ["load", "--dtype", "x", "a"], ["load", "--gds", "strict", "a"],
     ["load", "--mode", "map", "--engine", "uring", "a"],
     ["load", "--engine", "pread", "--ring", "place", "a"], ["hash", "--dry-run", "a"],
@@ -357,6 +358,41 @@ def test_completion_knows_commands_options_values_and_files(command, tmp_path, m
     assert complete(command, "load", "--threads", "") == []
 
 
+def test_completion_offers_operands_and_values_behind_an_equal_sign(command, tmp_path, monkeypatch):
+    """As bash splits the words: the '=' is a word of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.safetensors").touch()
+    assert complete(command, "cache", "") == ["list", "prune", "clear"]
+    assert complete(command, "cache", "p") == ["prune"]
+    digests = ["xxh3-128", "blake3", "sha256"]
+    assert complete(command, "convert", "--manifest", "=") == digests
+    assert complete(command, "convert", "--manifest", "=", "b") == ["blake3"]
+    assert complete(command, "convert", "--compress", "=") == ["float", "all"]
+    assert complete(command, "load", "--mode", "=") == ["auto", "load", "map"]
+    assert complete(command, "hash", "--output", "=", "a") == ["a.safetensors"]
+
+
+def test_inspect_prints_equal_metadata_of_shards_once(run, tmp_path):
+    def write(number, note):
+        header = f'{{"__metadata__":{{"note":"{note}"}},"t{number}":{{{U8}}}}}'
+        write_raw(tmp_path / f"m-{number}.safetensors", header, b"ab")
+
+    for number in range(4):
+        write(number, "same")
+    out = run("inspect", tmp_path).stdout
+    assert "metadata of all 4 files\n" in out and out.count("note: same") == 1
+    write(3, "other")
+    out = run("inspect", tmp_path).stdout
+    assert "m-0.safetensors and the next 2 files\n" in out
+    assert out.count("note: same") == 1 and out.count("note: other") == 1
+
+
+def test_a_dumb_terminal_gets_no_escape_sequences(command, model):
+    arguments = [command, "inspect", str(model[0])]
+    assert "\x1b" in on_terminal(arguments, TERM="xterm")
+    assert "\x1b" not in on_terminal(arguments, TERM="dumb")
+
+
 def test_other_shells_have_completion(command, tmp_path):
     for shell, words in (("fish", ["fish", "-n", ROOT / "cli/fastsafetensors.fish"]),
                          ("zsh", ["zsh", "-n", ROOT / "cli/_fastsafetensors"])):
@@ -382,6 +418,19 @@ def test_every_command_and_option_is_in_help(run):
             assert option in text, (name, option)
 
 
+def test_common_options_are_described_once(run):
+    """In the general help; a command's help names those that it has."""
+    general = run("help").stdout
+    for option in ("--json", "--no-progress", "--cache-dir FOLDER", "--help"):
+        assert f"\n  {option} " in general, option
+    for name in all_commands(run):
+        text = run("help", name).stdout
+        assert "\n  --json" not in text and "\n  --help" not in text
+        line = next(row for row in text.splitlines() if row.startswith("common options"))
+        assert set(re.findall(r"--[a-z-]+", line)) <= set(re.findall(r"--[a-z-]+", general))
+        assert "--help" in line
+
+
 def test_manual_says_what_help_says(command):
     tool = ROOT / "tools/make_manual.py"
     done = subprocess.run([sys.executable, tool, "--check", command], capture_output=True,
@@ -389,11 +438,11 @@ def test_manual_says_what_help_says(command):
     assert done.returncode == 0, done.stdout
 
 
-def test_words_that_are_nearly_right(run, model):
+def test_misspelled_words_get_suggestions(run, model):
     done = run("inspct", model[0])
-    assert done.returncode == 3 and "did you mean 'inspect'?" in done.stderr
+    assert done.returncode == 3 and "Did you mean 'inspect'?" in done.stderr
     done = run("load", "--mdoe", "load", model[0])
-    assert done.returncode == 3 and "did you mean '--mode'?" in done.stderr
+    assert done.returncode == 3 and "Did you mean '--mode'?" in done.stderr
     done = run("load", "--mode", "lod", model[0])
     assert done.returncode == 3 and "auto, load, map" in done.stderr
     assert run("help", "nonsense").returncode == 3
@@ -406,10 +455,10 @@ def test_words_that_are_nearly_right(run, model):
 
 
 @pytest.mark.parametrize("word, here", [
-    ("hlep", "did you mean 'help'?"), ("ls", "that is 'inspect' here"),
-    ("rename", "that is 'edit --rename OLD=NEW' here"), ("quantize", "that is 'convert' here"),
+    ("hlep", "Did you mean 'help'?"), ("ls", "Use 'inspect'"),
+    ("rename", "Use 'edit --rename OLD=NEW'"), ("quantize", "Use 'convert'"),
     ("sync", "and no such file")])
-def test_words_of_other_programs(run, word, here):
+def test_words_of_other_programs_get_suggestions(run, word, here):
     """What others call it is answered with what it is called here."""
     done = run(word, "x")
     assert done.returncode == 3 and here in done.stderr and not done.stdout
@@ -446,7 +495,7 @@ def test_inspect_selects_sorts_and_fits(run, command, raw):
     assert long in on_terminal([command, "inspect", "--wide", str(path)])
 
 
-def test_verify_tells_of_all_that_is_wrong(run, sharded, tmp_path):
+def test_verify_reports_every_fault(run, sharded, tmp_path):
     folder = tmp_path / "set"
     shutil.copytree(sharded[0], folder)
     shards = sorted(folder.glob("*.safetensors"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compat.install() as libraries meet it: specs, private names, modules that are held already."""
+"""compat.install() as used by libraries: module specs, private names, modules imported earlier."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ def installed():
     compat.uninstall()
 
 
-def test_it_has_a_spec(installed):
+def test_module_has_a_spec(installed):
     for name in ("safetensors", "safetensors.torch"):
         importlib.import_module(name)
         assert importlib.util.find_spec(name) is not None
@@ -52,7 +52,7 @@ def test_names_that_libraries_import(installed, torch):
     assert _remove_duplicate_names(state) == {"a": ["b"]}
 
 
-def test_what_only_the_package_has_is_found_there(installed, torch):
+def test_names_missing_here_come_from_the_package(installed, torch):
     import safetensors.torch
 
     assert callable(safetensors.torch._to_ndarray)
@@ -63,7 +63,7 @@ def test_what_only_the_package_has_is_found_there(installed, torch):
     assert safetensors.torch.load_file is ours.load_file  # ours is in place all the same
 
 
-def test_modules_that_a_program_holds(torch):
+def test_already_imported_modules(torch):
     """As ComfyUI has it: `import safetensors.torch` at the top, custom nodes afterwards."""
     import safetensors
     import safetensors.torch
@@ -103,7 +103,7 @@ if {library!r} == "transformers":
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_twice_and_back(torch):
+def test_install_twice_and_uninstall(torch):
     import safetensors
 
     compat.install()

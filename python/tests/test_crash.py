@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crashes of saves, replayed: every state that a killed program or a power cut could leave behind.
+"""Simulated crashes of saves: every state after a kill or a power failure.
 
 A save runs with a log of its writes, syncs and names (tests/fakes/io_log.c). The log is replayed to
 every prefix. A killed program leaves just that. A power cut leaves the bytes that were synced, with
@@ -214,7 +214,7 @@ class Judge:
                                             ("edit", 1, 1), ("packed", 1, 1)])
 @pytest.mark.parametrize("durable, engine", [(True, "direct"), (True, "buffered"),
                                              (False, "buffered")])
-def test_every_state_holds_a_whole_model(tmp_path, torch, command, kind, old, new, durable,
+def test_every_state_has_a_complete_model(tmp_path, torch, command, kind, old, new, durable,
                                          engine):
     """Of a quick save only what a killed program leaves is promised."""
     if kind == "edit" and engine == "direct":

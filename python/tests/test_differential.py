@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors package and all of our fronts, over thousands of files good and broken.
+"""The safetensors package and every interface of ours, compared on thousands of files.
 
 For each file: the same verdict, and of good ones the same names, dtypes, shapes, bytes and
 metadata, by the C library, the command, safe_open and SafeTensorsFileLoader. DIFFERENCES lists what
@@ -31,6 +31,12 @@ DIFFERENCES = {
     "bytes behind the data": "0.5's loaders take them (sub-byte and page-aligned files end so)",
     "a dimension of 2^63 and more": "torch has none (such tensors have no bytes): BufferError",
     "a metadata key twice": "the reference's hash map forgets one; ours keeps the last, as it does",
+}
+# Headers of these sizes are not generated: test_limits_of_this_reader has one of each.
+LIMITS = {
+    "more than 4,096 dimensions": "the reference has no limit, and memory for a header is bounded",
+    "more than 1,048,576 metadata entries": "likewise; repeated keys count each time",
+    "tables above the header's size and 4 MiB": "likewise; headers as writers make them fit",
 }
 NAMES = ["w", "layers.0.weight", "é", "\U0001f600", "", "a b", "x" * 200, "\x00", "\x7f",
          "__metadata", 'quote"', "back\\slash", "tab\t"]
@@ -81,7 +87,7 @@ class Case:
         self.data += self.random.randbytes(bits // 8)
         name = self.random.choice(NAMES)
         name = name if name in ("",) and number == 0 else f"{name}{number}"
-        fields = [f'{self.word("dtype")}:"{dtype}"',
+        fields = [f'{self.word("dtype")}:{self.dtype(dtype)}',
                   f'{self.word("shape")}:{self.numbers(shape)}',
                   f'{self.word("data_offsets")}:{self.numbers([begin, end])}']
         self.random.shuffle(fields)
@@ -89,8 +95,16 @@ class Case:
             fields.append(self.random.choice(['"x":{"y":[1,2.5e3,null]}', '"x":"\\ud83d\\ude00"']))
         entry = "{" + self.spaced(",").join(fields) + "}"
         if self.random.random() < 0.05:
-            entry = f'["{dtype}",{self.numbers(shape)},{self.numbers([begin, end])}]'
+            entry = f'[{self.dtype(dtype)},{self.numbers(shape)},{self.numbers([begin, end])}]'
         self.entries.append(f"{self.word(name)}:{entry}")
+
+    def dtype(self, name):
+        """A dtype as a string, now and then as a map, which only null makes a good one."""
+        if self.random.random() < 0.95:
+            return f'"{name}"'
+        value = self.random.choice(["null", "null", "{}", "[]", "0", "true", '""'])
+        more = self.random.choice(["", "", "", f',"{name}":null'])
+        return self.spaced("{") + f'"{name}"' + self.spaced(":") + value + more + self.spaced("}")
 
     def numbers(self, values):
         """A list of numbers."""
@@ -216,11 +230,12 @@ def by_extension(path, data):
 class Info(ctypes.Structure):
     """fst_tensor_info."""
 
-    _fields_ = [("name", ctypes.c_void_p), ("name_size", ctypes.c_size_t), ("dtype", ctypes.c_int),
+    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_void_p),
+                ("name_size", ctypes.c_size_t), ("dtype", ctypes.c_int),
                 ("rank", ctypes.c_uint32), ("shape", ctypes.POINTER(ctypes.c_uint64)),
                 ("elements", ctypes.c_uint64), ("size", ctypes.c_uint64),
                 ("file", ctypes.c_uint32), ("offset", ctypes.c_uint64),
-                ("reserved", ctypes.c_uint64 * 4)]
+                ("stored", ctypes.c_uint64)]
 
 
 def c_library():
@@ -242,7 +257,7 @@ def c_library():
 
 def by_c(library, path, data):
     """The same through the public header's functions."""
-    model, info = ctypes.c_void_p(), Info()
+    model, info = ctypes.c_void_p(), Info(struct_size=ctypes.sizeof(Info))
     if library.fst_model_open(os.fsencode(path), None, ctypes.byref(model), None) != 0:
         assert not model
         return None
@@ -314,7 +329,7 @@ def compare(case, path, data, library, seen):
     return mine
 
 
-def test_all_fronts_agree_with_the_reference(tmp_path, command):
+def test_all_apis_agree_with_the_reference(tmp_path, command):
     """Five thousand files, seeded; the command judges all of them in few runs."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
@@ -344,3 +359,49 @@ def test_all_fronts_agree_with_the_reference(tmp_path, command):
         rows = {t["name"]: (t["dtype"], tuple(t["shape"]))
                 for t in json.loads(text)["tensors"]}
         assert rows == {n: t[:2] for n, t in verdicts[path][0].items()}
+
+
+def test_limits_of_this_reader(tmp_path):
+    """LIMITS: the reference takes these headers, ours says that they are too large."""
+    safetensors = pytest.importorskip("safetensors")
+
+    def verdicts(text):
+        data = struct.pack("<Q", len(text)) + text.encode()
+        path = tmp_path / "limit.safetensors"
+        path.write_bytes(data)
+        assert isinstance(safetensors.deserialize(data), list)
+        try:
+            _core.Model(path)
+        except ours.SafetensorError as error:
+            return error.tag
+        return "taken"
+
+    def tensor(rank):
+        shape = ",".join(["0"] * rank)
+        return f'{{"a":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}}}'
+
+    def metadata(count, key):
+        entries = ",".join(f'"{key or number}":""' for number in range(count))
+        return '{"__metadata__":{' + entries + "}}"
+
+    most = 1 << 20
+    padding = " " * 40_000_000  # so that only the number of entries is too large
+    assert verdicts(tensor(4096)) == "taken"
+    assert verdicts(tensor(4097)) == "HeaderTooLarge"
+    assert verdicts(metadata(most, "") + padding) == "taken"
+    assert verdicts(metadata(most + 1, "") + padding) == "HeaderTooLarge"
+    assert verdicts(metadata(most + 1, "k") + padding) == "HeaderTooLarge"
+    many = ",".join(f'"{i:x}":["U8",[0],[0,0]]' for i in range(500_000))
+    assert verdicts("{" + many + "}") == "HeaderTooLarge"
+    assert len(LIMITS) == 3
+
+
+def test_writers_keep_to_the_limits():
+    """What could not be read back is not written."""
+    from fastsafetensors._serialize import TensorSpec, deserialize, serialize
+
+    data = ctypes.create_string_buffer(1)
+    most = TensorSpec("uint8", [1] * 4096, ctypes.addressof(data), 1)
+    assert deserialize(serialize({"a": most}))[0][1]["shape"] == [1] * 4096
+    with pytest.raises((ValueError, ours.SafetensorError), match="4,096 dimensions"):
+        serialize({"a": TensorSpec("uint8", [1] * 4097, ctypes.addressof(data), 1)})

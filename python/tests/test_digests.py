@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command's digests: kept beside models and inside, and what becomes of them."""
+"""The command's digests: in files, embedded, and after changes of the model."""
 
 import ctypes
 import hashlib
@@ -24,7 +24,7 @@ def hash_kinds():
 
 
 @pytest.mark.parametrize("algorithm", hash_kinds())
-def test_every_algorithm_is_kept_and_found_again(run, tmp_path, torch, algorithm):  # noqa: F811
+def test_every_algorithm_is_stored_and_found(run, tmp_path, torch, algorithm):  # noqa: F811
     """By `hash`, `verify --hash`, and loads that are verified by it."""
     path, inside = tmp_path / "m.safetensors", tmp_path / "inside.safetensors"
     save_file({"a": torch.arange(70000.0), "b": torch.ones(3, dtype=torch.int8)}, path)
@@ -63,8 +63,8 @@ def kept_digests(path):
 # What a command makes of em.safetensors, and whether the digests stay.
 REWRITES = [
     (["convert", "--order", "name", "em"], True),
-    (["convert", "--align", "4096", "em"], True),
-    (["convert", "--dtype", "F32", "em"], True),  # nothing is converted
+    (["convert", "--alignment", "4096", "em"], True),
+    (["convert", "--dtype", "F32", "em"], True),  # has no effect
     (["convert", "--dtype", "BF16", "em"], False),
     (["extract", "--select", "p", "em"], True),
     (["merge", "em"], True),
@@ -80,7 +80,7 @@ REWRITES = [
 
 @pytest.mark.parametrize(("words", "stays"), REWRITES, ids=lambda words: "-".join(words[:-1])
                          if isinstance(words, list) else str(words))
-def test_digests_inside_follow_their_tensors(run, embedded, words, stays):  # noqa: F811
+def test_embedded_digests_follow_their_tensors(run, embedded, words, stays):  # noqa: F811
     """A sound file is never called damaged; a digest never speaks of what is not there."""
     folder, _ = embedded
     raw = (folder / "em.safetensors").read_bytes()
@@ -91,14 +91,14 @@ def test_digests_inside_follow_their_tensors(run, embedded, words, stays):  # no
     digests, names = kept_digests(folder / "new.safetensors")
     assert digests == (names if stays else set())
     out, _ = run("verify", "--hash", folder / "new.safetensors", code=0 if stays else 1)
-    assert ("are right" if stays else "no digests are kept") in out
+    assert ("match" if stays else "no stored digests") in out
     if words[0] in ("edit", "convert"):  # the same through a pipe
         with open(folder / "piped.safetensors", "wb") as piped:
             subprocess.run([run.command, *words, "-"], stdout=piped, check=True)
         assert kept_digests(folder / "piped.safetensors") == (digests, names)
 
 
-def test_digests_inside_of_a_split_set(run, embedded):  # noqa: F811
+def test_embedded_digests_of_a_split_model(run, embedded):  # noqa: F811
     folder, _ = embedded
     run("split", "--count", "2", folder / "em.safetensors", folder / "set")
     run("verify", "--hash", folder / "set")
@@ -106,7 +106,7 @@ def test_digests_inside_of_a_split_set(run, embedded):  # noqa: F811
         run("verify", "--hash", shard)
 
 
-def test_digests_of_two_kinds_do_not_mix(run, embedded):  # noqa: F811
+def test_digest_kinds_do_not_mix(run, embedded):  # noqa: F811
     folder, kinds = embedded
     run("hash", "--algorithm", kinds[1], "--embed", folder / "em2.safetensors",
         folder / "other.safetensors")
@@ -137,7 +137,7 @@ def test_hashes(run, sample, tmp_path):
         assert "would write" in out and not os.path.exists(f"{path}.digest.new")
         run("hash", "--algorithm", kind, "--write", path)
         out, _ = run("verify", "--hash", path)
-        assert f"all digests ({kind}) are right" in out
+        assert f"all digests ({kind}) match" in out
         run("hash", "--algorithm", kind, "--embed", tmp_path / "inside", path)
         run("verify", "--hash", tmp_path / "inside")
         run("diff", "--no-metadata", path, tmp_path / "inside")
@@ -153,6 +153,6 @@ def test_hashes(run, sample, tmp_path):
     assert "differs:" in out
     os.unlink(os.fspath(path) + ".digest")
     out, _ = run("verify", "--hash", path, code=1)
-    assert "no digests are kept" in out
+    assert "no stored digests" in out
     _, err = run("hash", "--algorithm", "md5", path, code=3)
     assert "xxh3, sha256" in err

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that change while an engine takes weights of them, and what its ranks are told."""
+"""Files that change while an engine loads weights: the errors on its ranks."""
 
 import logging
 import os
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors import SafetensorError, _engine_weights, write_manifest  # noqa: E402
 from fastsafetensors._engine_weights import EngineOptions, iterate  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 
@@ -68,20 +69,20 @@ def truncate(path):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", [replace, remove])
-def test_a_file_that_is_replaced_is_taken_as_it_was(path, mode, change):
+def test_replaced_file_is_read_as_opened(path, mode, change):
     found = take(path, mode, lambda: change(path))
     assert [float(found[f"layers.{i}.w"].unique()) for i in range(COUNT)] == list(range(COUNT))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", [rewrite, truncate])
-def test_a_file_that_is_written_to_is_an_error_of_this_rank(path, mode, change, second_of_two):
+def test_overwritten_file_is_an_error_of_this_rank(path, mode, change, second_of_two):
     with pytest.raises(SafetensorError, match=r"m\.safetensors.*rank 1 of 2$"):
         take(path, mode, lambda: change(path))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_can_not_be_read_is_named(path, mode, second_of_two):
+def test_unreadable_file_is_named(path, mode, second_of_two):
     options = EngineOptions(mode=mode, progress=False, plan="off")
     weights = iterate([str(path)], options, LOGGER, device="cpu")
     _, _, (name, tensor) = (next(weights) for _ in range(3))
@@ -93,7 +94,7 @@ def test_who_can_not_be_read_is_named(path, mode, second_of_two):
         assert caught.value.tensor == name
 
 
-def test_files_that_are_none_are_told_with_the_rank(path, second_of_two):
+def test_invalid_files_are_reported_with_the_rank(path, second_of_two):
     options = EngineOptions(progress=False)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(SafetensorError, match=r"m\.safetensors.*rank 1 of 2$"):
@@ -101,3 +102,39 @@ def test_files_that_are_none_are_told_with_the_rank(path, second_of_two):
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"rank 1 of 2.*m\.safetensors"):
         next(iterate([str(path)], options, LOGGER, device="cpu"))
+
+
+@pytest.fixture
+def verified(path, monkeypatch):
+    """Options of verified loads, in a process that has loaded a model before."""
+    write_manifest(path)
+    monkeypatch.setattr(_engine_weights, "_has_loaded", threading.Event())
+    options = EngineOptions(verify=True, progress=False)
+    list(iterate([str(path)], options, LOGGER, device="cpu"))
+    return options
+
+
+@pytest.mark.parametrize("at", [-5, -3 * 64 * 512 * 4])
+def test_a_verified_reload_fails_before_the_first_weight(path, verified, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.with_name("changed").write_bytes(content)
+    os.replace(path.with_name("changed"), path)
+    with pytest.raises(SafetensorError, match=r"m\.safetensors"):
+        next(iterate([str(path)], verified, LOGGER, device="cpu"))
+
+
+def test_a_verified_reload_loads_the_files_that_were_verified(path, verified):
+    weights = iterate([str(path)], verified, LOGGER, device="cpu")
+    first = [next(weights)]
+    replace(path)  # the new file has no manifest of its own
+    found = {name: tensor.clone() for name, tensor in [*first, *weights]}
+    assert [float(found[f"layers.{i}.w"].unique()) for i in range(COUNT)] == list(range(COUNT))
+
+
+def test_the_first_load_reads_every_byte_once(path, monkeypatch):
+    monkeypatch.setattr(_engine_weights, "_has_loaded", threading.Event())
+    monkeypatch.setattr(_engine_weights, "_verify_all", lambda *_: pytest.fail("read twice"))
+    write_manifest(path)
+    options = EngineOptions(verify=True, progress=False)
+    assert len(list(iterate([str(path)], options, LOGGER, device="cpu"))) == COUNT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plug-ins for engines share: options, errors, entry points, what they hand out."""
+"""Shared by the plug-ins for engines: options, errors, entry points, returned tensors."""
 
 import importlib.metadata
 import logging
@@ -24,10 +24,10 @@ from fastsafetensors.torch import save_file  # noqa: E402
 LOGGER = logging.getLogger("engines")
 
 
-def test_options_are_told_apart():
-    ours, rest = split_options({"threads": 2, "memory_limit": "2GiB", "num_threads": 3},
+def test_options_are_distinguished():
+    ours, rest = split_options({"threads": 2, "memory": "2GiB", "num_threads": 3},
                                ("num_threads",))
-    assert (ours.threads, ours.memory_limit, rest) == (2, 2 << 30, {"num_threads": 3})
+    assert (ours.threads, ours.memory, rest) == (2, 2 << 30, {"num_threads": 3})
     assert split_options({}, ()) == (EngineOptions(), {})
 
 
@@ -38,8 +38,8 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("given", [
-    {"treads": 1}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"memory_limit": "much"},
-    {"memory_limit": -1}, {"memory_limit": 1.5}, {"memory_limit": "9" * 400 + "GiB"},
+    {"treads": 1}, {"threads": -1}, {"threads": True}, {"threads": "2"}, {"memory": "much"},
+    {"memory": -1}, {"memory": 1.5}, {"memory": "9" * 400 + "GiB"},
     {"mode": "fast"}, {"plan": True}, {"gds": "on"}, {"verify": 3}, {"public_key": 3},
     {"progress": "no"}, {"mode": []}, {"threads": 1 << 31}, {"verify": ""}, {"public_key": ""},
 ], ids=str)
@@ -92,17 +92,17 @@ def path(tmp_path):
     return str(tmp_path / "m.safetensors")
 
 
-def test_weights_are_told_in_a_closing_line(path, caplog):
+def test_closing_line_reports_weights(path, caplog):
     with caplog.at_level(logging.INFO):
         for number, (name, tensor) in enumerate(iterate(
                 [path], EngineOptions(mode="load", progress=False), LOGGER, device="cpu")):
             assert name == f"layers.{number}.w"
             assert torch.equal(torch.empty(4, 64).copy_(tensor[4:]), torch.full((4, 64), number))
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == LOGGER.name]
     assert line.startswith("fastsafetensors: needed 0.0 MiB, read 0.0 MiB in")
 
 
-def test_a_reload_has_the_bytes_of_now(path):
+def test_reload_reads_current_bytes(path):
     options = EngineOptions(mode="load", progress=False)
     for value in (1.0, 2.0):
         save_file({f"layers.{i}.w": torch.full((8, 64), value + i) for i in range(6)}, path)
@@ -176,7 +176,7 @@ def test_an_expert_may_have_several_slots(mixture, read, mode):
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_what_is_copied_twice_is_read_once(mixture, read, first):
+def test_weight_used_twice_is_read_once(mixture, read, first):
     """Expert 1 in two places, into memory of one's own: also a part of it, and behind the whole."""
     path, values = mixture
     for name, tensor in iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
@@ -195,7 +195,7 @@ def test_what_is_copied_twice_is_read_once(mixture, read, first):
     assert read[-1][1] == 7 * (SIZE - first * 512)
 
 
-def test_a_drafter_and_its_model_read_what_is_theirs(mixture, read):
+def test_drafter_and_model_read_their_own_weights(mixture, read):
     """One file for both: each leaves out the other's layers, and expects none of them."""
     path, values = mixture
     for is_drafter in (False, True, False):
@@ -209,7 +209,7 @@ def test_a_drafter_and_its_model_read_what_is_theirs(mixture, read):
         assert read[-1] == (count * SIZE, count * SIZE) and count == (9 if is_drafter else 54)
 
 
-def test_weights_that_were_dropped_come_back_to_their_places(path):
+def test_dropped_weights_are_reloaded(path):
     """As after vLLM's sleep of level 2: other bytes on the disk, the same parameters."""
     model = torch.nn.ParameterDict({f"layers_{i}_w": torch.zeros(8, 64) for i in range(6)})
     places = {name: parameter.data_ptr() for name, parameter in model.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plug-ins against the code of vLLM and SGLang themselves, taken from their wheels.
+"""The plug-ins, compared with vLLM's and SGLang's own loaders from their wheels.
 
 Their Python runs without a GPU: compiled modules are stood in for by empty ones
 (engines/compiled_stubs.py). Two gloo ranks load a small model by the engine's own loader and by
@@ -153,7 +153,7 @@ def test_vllm(around, models, tmp_path):
         {"name": "tied, stored as float32", "folder": models["tied"], "tp": 2, "stored": 2},
         {"name": "moe tp", "folder": moe, "tp": 2, "extra": {"plan": "off"}},
         {"name": "moe ep", "folder": moe, "tp": 2, "ep": True,
-         "extra": {"memory_limit": "1MiB", "threads": 1}},
+         "extra": {"memory": "1MiB", "threads": 1}},
         {"name": "moe ep filter", "folder": moe, "tp": 2, "ep": True,
          "parallel": {"enable_ep_weight_filter": True}},
         {"name": "moe pp", "folder": moe, "pp": 2, "extra": load},

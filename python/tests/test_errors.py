@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad files: the error's type, name, place; the reference's verdict."""
+"""Invalid files: class, name and position of the error, and the reference's verdict."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from fastsafetensors.numpy import load_file
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
 
 
-def test_format_error_says_everything(raw):
+def test_format_error_has_every_field(raw):
     path = raw('{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', b"abc")
     with pytest.raises(SafetensorError) as caught:
         load_file(path)
@@ -191,7 +191,7 @@ KINDS = {
     "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n",
     "90868376 bytes": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n",
     "web page": b"<!DOCTYPE html>\n<html><body>Sign in</body></html>",
-    "server's answer": b'{"error":"Repository not found"}',
+    "server's JSON response": b'{"error":"Repository not found"}',
     "GGUF": b"GGUF\x03\0\0\0" + bytes(64),
     "fastsafetensors convert": b"PK\x03\x04" + bytes(26) + b"archive/data.pkl",
     "gzip": b"\x1f\x8b\x08\0\0\0\0\0\x02\xff",
@@ -201,7 +201,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("words", KINDS)
-def test_files_of_other_kinds_say_what_they_are(words, tmp_path, command):
+def test_other_file_kinds_are_named(words, tmp_path, command):
     """One sentence in every front; class and name of the error are what they were."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(KINDS[words])
@@ -214,20 +214,20 @@ def test_files_of_other_kinds_say_what_they_are(words, tmp_path, command):
     assert "invalid: Header" in done.stdout or "invalid: InvalidHeader" in done.stdout
 
 
-def test_a_file_that_is_cut_off_says_what_is_missing(raw):
+def test_truncated_file_reports_missing_bytes(raw):
     """Also with the tensors' order in the header turned about."""
     entries = [f'"t{i}":{{"dtype":"U8","shape":[10],"data_offsets":[{10 * i},{10 * i + 10}]}}'
                for i in range(5)]
     for order in (entries, entries[::-1]):
         path = raw("{" + ",".join(order) + "}", bytes(35))
         size = path.stat().st_size + 15
-        words = f"15 of {size} bytes are missing, 3 of 5 tensors are whole"
+        words = f"15 of {size} bytes are missing, 3 of 5 tensors are complete"
         with pytest.raises(SafetensorError, match=words) as caught:
             load_file(path)
         assert caught.value.tag == "MetadataIncompleteBuffer"
 
 
-def test_folders_without_models_say_what_they_have(tmp_path, raw):
+def test_folder_without_models_lists_its_contents(tmp_path, raw):
     """Pipelines, torch files, downloads that have not ended, variants, addresses."""
     def refusal(kind=FileNotFoundError, path=tmp_path):
         with pytest.raises(kind) as caught:
@@ -235,19 +235,19 @@ def test_folders_without_models_say_what_they_have(tmp_path, raw):
         return str(caught.value)
 
     (tmp_path / "pytorch_model.bin").touch()
-    assert "'fastsafetensors convert' makes one of pytorch_model.bin" in refusal()
+    assert "'fastsafetensors convert' can convert pytorch_model.bin" in refusal()
     (tmp_path / "model.safetensors.incomplete").touch()
-    assert "a download has not ended: model.safetensors.incomplete" in refusal()
+    assert "unfinished download: model.safetensors.incomplete" in refusal()
     for name in ("unet", "vae", "scheduler", ".cache"):
         (tmp_path / name).mkdir()
     for name in ("unet", "vae", ".cache"):
         raw(f'{{"a":{{{U8}}}}}', b"ab", f"{name}/model.safetensors")
     text = refusal()
-    assert "folders in it hold models" in text and "unet" in text and "vae" in text
+    assert "these subfolders contain models" in text and "unet" in text and "vae" in text
     assert "scheduler" not in text and ".cache" not in text
     raw(f'{{"a":{{{U8}}}}}', b"ab", "unet/model.fp16.safetensors")
     assert "variants of one model?" in refusal(SafetensorError, tmp_path / "unet")
-    assert "addresses of this kind are not read" in refusal(path="ftp://host/model.safetensors")
+    assert "unsupported URL scheme" in refusal(path="ftp://host/model.safetensors")
 
 
 def test_every_missing_shard_is_named(raw, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples, the performance test and the benchmarks, run as people run them."""
+"""The examples, the performance test and the benchmarks run."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_iterator(sharded, torch):
     assert text.count("torch.float32") == 9
 
 
-def test_iterator_refuses_what_is_not_all_there(sharded, tmp_path, torch):
+def test_iterator_refuses_incomplete_models(sharded, tmp_path, torch):
     folder = tmp_path / "set"
     shutil.copytree(sharded[0], folder)
     next(folder.glob("*-00002-of-*")).unlink()
@@ -57,7 +57,7 @@ def test_iterator_refuses_what_is_not_all_there(sharded, tmp_path, torch):
         assert done.returncode == 2 and words in done.stderr, done.stderr
 
 
-def test_iterator_goes_on_without_gds(sharded, torch, monkeypatch):
+def test_iterator_continues_without_gds(sharded, torch, monkeypatch):
     sys.path.insert(0, str(EXAMPLES))
     try:
         import vllm_style_iterator as example
@@ -119,6 +119,12 @@ def train(trainer, monkeypatch, capsys):
     sys.modules.update({name: module for name, module in kept.items() if module is not None})
 
 
+@pytest.mark.parametrize("device", ["cuda:9", "no-such-device", "cpu:x", "meta:"])
+def test_missing_device_is_one_line_and_code_2(train, torch, device):
+    text = train(f"device={device}", expect=2)
+    assert text.startswith("error: config.yaml: device: ") and text.count("\n") == 1
+
+
 def test_trainer(trainer, train, torch):
     text = train("train.steps=20", "train.save_every=10")
     assert "FastSafeTensors available: True, used: True" in text
@@ -156,7 +162,7 @@ def test_trainer_without_the_package(trainer, tmp_path):
     assert "used: False" in plain and losses(plain) == losses(same)
 
 
-def test_trainer_says_what_is_wrong(trainer, train, torch):
+def test_trainer_reports_configuration_errors(trainer, train, torch):
     config = trainer / "config.yaml"
     good = config.read_text()
     config.write_text(good.replace("texts: texts.txt", ""))
@@ -304,3 +310,14 @@ def test_benchmarks(tmp_path, torch):
     with safe_open(small, "pt") as f:
         assert f.get_slice("transformer_blocks.23.attn.to_q.weight").get_shape() == [2048, 64]
     assert json.dumps(text)
+
+
+def test_accelerate_checkpoints(tmp_path):
+    """The example goes on from the newest checkpoint."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("torch")
+    program = [sys.executable, EXAMPLES / "accelerate_checkpoints.py", tmp_path / "run"]
+    first = subprocess.run([*program, "25"], check=True, capture_output=True, text=True).stdout
+    assert "steps 1 to 25" in first and "checkpoints [10, 20]" in first
+    second = subprocess.run([*program, "40"], check=True, capture_output=True, text=True).stdout
+    assert "steps 21 to 40" in second

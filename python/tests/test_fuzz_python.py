@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short run of the fuzzer of what Python adds: slices against torch, DLPack."""
+"""A short run of the Python fuzzer: slices compared with torch, DLPack."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from conftest import ROOT
 
 
 @pytest.mark.parametrize("what", ["slices", "dlpack"])
-def test_some_thousand_cases(torch, what):
+def test_random_cases(torch, what):
     """Cases are the same in every run; the fuzzer itself runs longer."""
     done = subprocess.run([sys.executable, ROOT / "fuzz/fuzz_python.py", what, "--seconds", "4"],
                           capture_output=True, text=True, timeout=600, check=False)

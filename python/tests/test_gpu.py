@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads to GPUs from Python, by stand-ins for the drivers."""
+"""Loads to GPUs from Python, with fake drivers."""
 
 import pytest
 from conftest import sample_tensors
@@ -17,7 +17,7 @@ def sample(torch, tmp_path):
     return path
 
 
-def test_tensors_know_where_they_are(sample):
+def test_tensors_have_their_device(sample):
     """Device, DLPack, streams, interfaces and copies of tensors on a GPU."""
     run("""
     import fastsafetensors._core as core
@@ -115,7 +115,7 @@ def test_memory_of_the_callers(sample):
 
 
 @pytest.mark.parametrize("hip", [False, True])
-def test_torch_fronts_load_there(sample, hip):
+def test_torch_apis_load_to_the_gpu(sample, hip):
     """load_file, safe_open, the helpers and prefetch load to the GPU by themselves."""
     run(f"""
     torch = fake_gpu.give_torch_a_gpu({hip})
@@ -158,7 +158,7 @@ def test_torch_fronts_load_there(sample, hip):
     """, sample)
 
 
-def test_earlier_loaders_load_there(sample):
+def test_loaders_of_05_load_to_the_gpu(sample):
     """The 0.5-style loaders: single files and batches, nogds and strict."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
@@ -211,7 +211,7 @@ def test_earlier_loaders_load_there(sample):
     """, sample, FAKE_GDS_MODE="1")
 
 
-def test_dropping_and_trimming_hold_nobody_up(sample):
+def test_freeing_and_trimming_do_not_block(sample):
     """A kernel runs for ever: tensors are dropped at once, and whoever trims waits alone."""
     run("""
     import signal, threading
@@ -232,7 +232,7 @@ def test_dropping_and_trimming_hold_nobody_up(sample):
     """, sample)
 
 
-def test_memory_is_torchs_on_every_front(sample):
+def test_every_api_allocates_with_torch(sample):
     """What torch's allocator gives is what tensors lie in, whichever front loads them."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
@@ -273,12 +273,12 @@ def test_memory_is_torchs_on_every_front(sample):
             self.large = torch.nn.Parameter(torch.empty(3000000, device="meta"))
     whole(lambda: load_model(Net(), path, strict=False, device="cuda:0", assign=True))
     fake_gpu.torch_bytes.clear()
-    load_file(path, "cuda:0", memory="own")
+    load_file(path, "cuda:0", allocator="own")
     assert not fake_gpu.torch_bytes
     """, sample)
 
 
-def test_full_device_is_tried_once_more_on_every_front(sample):
+def test_every_api_retries_on_a_full_device(sample):
     """Half of the device is what torch keeps: given back, and the load goes on."""
     for memory in ("torch", "own"):
         run(f"""
@@ -298,7 +298,7 @@ def test_full_device_is_tried_once_more_on_every_front(sample):
             del got
             gc.collect()
             f._core.trim()
-        loads(lambda: load_file(path, "cuda:0", memory=memory))
+        loads(lambda: load_file(path, "cuda:0", allocator=memory))
         if memory == "torch":
             loads(lambda: load_safetensors(path, device="cuda:0"))
             def opened():
@@ -315,7 +315,7 @@ def test_full_device_is_tried_once_more_on_every_front(sample):
         """, sample, FAKE_GPU_MEMORY="20000000")
 
 
-def test_full_device_gives_back_what_torch_keeps(sample):
+def test_full_device_empties_the_torch_cache(sample):
     """A full device is a MemoryError that says what is needed, after one more try."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
@@ -331,7 +331,7 @@ def test_full_device_gives_back_what_torch_keeps(sample):
     """, sample, FAKE_GPU_MEMORY="4000000")
 
 
-def test_devices_that_are_not_there(sample):
+def test_missing_devices(sample):
     """No driver, no such device, after a fork: errors that say so."""
     run("""
     import fastsafetensors._core as core
@@ -378,7 +378,7 @@ def test_pinned_and_torch_memory(sample):
     from fastsafetensors.torch import load_file
     pinned = load_file(path, pin_memory=True)
     assert set(fake_gpu.taken) == {(1, 0)} and pinned["large"][7] == 7
-    for wrong in (dict(pin_memory=True, device="cuda"), dict(memory="mine"), dict(gds="maybe")):
+    for wrong in (dict(pin_memory=True, device="cuda"), dict(allocator="mine"), dict(gds="maybe")):
         try:
             load_file(path, **{"device": "cuda:0", **wrong})
         except ValueError:
@@ -388,7 +388,7 @@ def test_pinned_and_torch_memory(sample):
 
 
 @pytest.mark.parametrize("memory", ["own", "torch"])
-def test_models_of_several_files_arrive(torch, memory, tmp_path):
+def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
     """Each file is a batch of its own, whose memory is asked for while others are on their way."""
     for i in range(6):
         tensors = {f"t{i}.{k}": torch.full((300_000,), float(6 * k + i)) for k in range(10)}
@@ -403,7 +403,7 @@ def test_models_of_several_files_arrive(torch, memory, tmp_path):
     paths = sorted(glob.glob(path + "/*.safetensors"))
     for device in (0, 1):
         for _ in range(2):
-            loaded = load_file(paths, device=f"cuda:{{device}}", memory={memory!r})
+            loaded = load_file(paths, device=f"cuda:{{device}}", allocator={memory!r})
             assert len(loaded) == 60
             for name, tensor in loaded.items():
                 i, k = map(int, name[1:].split("."))
@@ -413,7 +413,7 @@ def test_models_of_several_files_arrive(torch, memory, tmp_path):
     """, tmp_path)
 
 
-def test_what_gives_memory_goes_with_the_load(sample):
+def test_allocator_lives_as_long_as_the_load(sample):
     """It may hold the load itself: once all is there it is let go."""
     run("""
     import weakref
@@ -457,7 +457,7 @@ def test_tensors_of_a_gpu_are_saved_by_blocks(sample, tmp_path):
     """, sample, tmp_path)
 
 
-def test_command_loads_there(command, sample):
+def test_command_loads_to_the_gpu(command, sample):
     """The command's --device and --gds, with and without a driver."""
     import json
     import os

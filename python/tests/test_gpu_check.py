@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's check itself, rehearsed with stand-ins for the driver and tiny files."""
+"""tools/gpu_check.py with a fake driver and tiny files."""
 
 import json
 import os
@@ -24,7 +24,8 @@ def bare_machine(tmp_path, *tools):
         if found is None:
             pytest.skip(f"there is no {name}")
         (folder / name).symlink_to(found)
-    return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": "/nonexistent",
+    # A compiler behind ccache would create HOME.
+    return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": "/nonexistent", "CCACHE_DISABLE": "1",
             "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9",
             "PIP_INDEX_URL": "http://127.0.0.1:9/", "GPU_CHECK_PYTHON": "/nonexistent"}
 
@@ -34,7 +35,7 @@ def check(out, environment, *suite):
 
     Of the suite with stand-ins one program: each is among the C tests as well.
     """
-    suite = ",".join(["device_test_gpu_rules", *suite])
+    suite = ",".join(["device_test_gpu_isolation", *suite])
     done = subprocess.run(
         [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--no-build", "--out", out,
          "--build", os.path.dirname(os.path.dirname(fakes_folder())),
@@ -43,7 +44,7 @@ def check(out, environment, *suite):
     return done, json.loads((out / "report.json").read_text())
 
 
-def test_it_ends_with_a_report_on_a_bare_machine(tmp_path):
+def test_reports_on_a_machine_without_gpu(tmp_path):
     """Neither pip nor network nor a virtual environment: suite, limits, ours, set-up, verdicts."""
     environment = {**bare_machine(tmp_path, "meson", "ninja"), "LD_LIBRARY_PATH": fakes_folder()}
     out = tmp_path / "out"
@@ -70,21 +71,21 @@ def test_it_ends_with_a_report_on_a_bare_machine(tmp_path):
     assert "<svg" in (out / "report.html").read_text()
 
 
-def test_a_step_that_fails_is_a_row_and_not_the_end(tmp_path):
+def test_failed_step_is_a_row(tmp_path):
     """No meson, so no extension; a driver that fails: the report has what was to be had."""
     environment = {**bare_machine(tmp_path), "LD_LIBRARY_PATH": fakes_folder(),
                    "FAKE_GPU_NO_LOCK": "1", "GPU_CHECK_NO_MESON": "1"}
     done, report = check(tmp_path / "out", environment)
     failed = {row["title"]: row["failed"] for row in report["steps"] if row["failed"]}
     assert "build of the Python extension" in failed, done.stdout
-    assert "locking memory" in failed["limits"]
+    assert "pinning memory" in failed["limits"]
     assert [s["title"] for s in report["scenarios"]][0] == "8 MiB, page cache"
     assert report["scenarios"][0]["rows"][0]["name"] == "ours"
     assert (tmp_path / "out/report.md").exists()
 
 
 @pytest.mark.parametrize("device", ["hip:1", "cuda:1"])
-def test_ways_of_torch_are_told_its_names(device, monkeypatch):
+def test_torch_memory_options_are_named(device, monkeypatch):
     """torch calls GPUs of either kind cuda; the extension does not."""
     import types
 
@@ -101,17 +102,17 @@ def test_ways_of_torch_are_told_its_names(device, monkeypatch):
     assert "replace" not in gpu_ways.CORE
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_missing_gpu_is_reported(tmp_path):
     """No GPU: the stand-ins' suite alone counts."""
     environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
     done, report = check(tmp_path / "out",
                          {**environment, "GPU_CHECK_NO_MESON": "1", "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU here; the suite with stand-ins: 0 failed" in done.stdout
-    assert report["suite"]["device_test_gpu_rules"]["failed"] == 0
+    assert report["suite"]["device_test_gpu_isolation"]["failed"] == 0
 
 
-def test_limits_are_measured_alone_and_beside_each_other():
+def test_limits_are_measured_alone_and_together():
     """The bus at several sizes, threads alone and together, each with slots of its own."""
     folder = pathlib.Path(os.path.dirname(os.path.dirname(fakes_folder())))
     done = subprocess.run([folder / "bench/gpu_peak", "cuda", "0", "64"], text=True,

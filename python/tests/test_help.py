@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""help() says of every public function what goes in, what comes out and what is raised."""
+"""help() documents arguments, results and exceptions of every public function."""
 
 import dataclasses
 import importlib
@@ -37,8 +37,8 @@ def test_arguments_results_and_errors(torch):
         signature = inspect.signature(function)
         if function in plain or function.__module__.endswith("_rank_parts"):
             continue
-        told = re.findall(r"^    (\w+): ", _section(text, "Args"), re.M)
-        assert told == list(signature.parameters), function
+        listed = re.findall(r"^    (\w+): ", _section(text, "Args"), re.M)
+        assert listed == list(signature.parameters), function
         returns = signature.return_annotation not in (None, "None", inspect.Signature.empty)
         assert returns == bool(_section(text, "Returns")), function
         saves_like = "errors and promises are" in text.partition("Args:")[0]
@@ -48,20 +48,20 @@ def test_arguments_results_and_errors(torch):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_what_is_public_is_listed(module, torch):
+def test_public_names_are_listed(module, torch):
     found = importlib.import_module(f"fastsafetensors{module}")
     assert set(found.__all__) <= set(dir(found))
     assert all(getattr(found, name) is not None for name in found.__all__)
 
 
-def test_what_is_true_of_views(torch, tmp_path):
+def test_view_semantics_are_documented(torch, tmp_path):
     """The two places that say what a load to the CPU gives agree with what it gives."""
     from conftest import ROOT
 
     from fastsafetensors import _core
     from fastsafetensors.torch import load_file, save_file
 
-    words = "whatever the page cache holds"
+    words = "cached or not"
     assert words in inspect.getdoc(load_file)
     assert words in " ".join((ROOT / "docs/python.md").read_text().split())
     save_file({"a": torch.zeros(1 << 20)}, tmp_path / "m.st")
@@ -78,11 +78,12 @@ OTHER_WORDS = {
     "path": {"load_safetensors", "load_safetensors_mmap", "save_safetensors",
              "save_embeddings_safetensors", "load_embeddings_safetensors",
              "FastSafetensorsReader", "FastSafetensorsWriter"},
-    "model_dir": {"load_safetensors_sharded"}, "output_dir": {"save_safetensors_sharded"},
+    "model_dir": {"load_safetensors_sharded"},
+    "output_dir": {"save_safetensors_sharded", "save_safetensors_sharded_async"},
 }
 
 
-def test_one_thing_has_one_word(torch):
+def test_terms_are_consistent(torch):
     """threads, filename, group, durable, names, filter, progress, dtype, alignment."""
     seen = set()
     for name in (*MODULES, ".checkpoint", ".flax"):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed C library as a stranger uses it: pkg-config, examples, symbols, man pages."""
+"""The installed C library in other projects: pkg-config, examples, symbols, man pages."""
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -47,30 +48,88 @@ def test_examples(prefix, sharded, tmp_path, static):
         built[source.stem] = program = tmp_path / source.stem
         subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program,
                         *flags, f"-Wl,-rpath,{library_folder(prefix)}"], check=True)
-    assert set(built) == {"load_one", "stream_sharded", "load_into", "save_stream"}
+    assert set(built) == {"load_tensor", "stream_model", "save_tensors", "verify_model"}
 
     def run(*arguments):
         return subprocess.run(arguments, capture_output=True, text=True)
 
-    done = run(built["load_one"], folder, "layer.4.weight")
+    done = run(built["load_tensor"], folder, "layer.4.weight")
     assert done.stdout == "layer.4.weight F32 [64, 64] 16384 bytes\n"
-    assert run(built["load_one"], folder, "nope").returncode == 1
+    assert run(built["load_tensor"], folder, "nope").returncode == 1
     total = sum(int(t.view(__import__("torch").uint8).sum()) for t in tensors.values())
     for budget in ("1", "256"):
-        done = run(built["stream_sharded"], folder, budget)
+        done = run(built["stream_model"], folder, budget)
         assert done.stdout == f"9 tensors, sum of bytes {total}\n", done.stderr
-        assert "100 %" in done.stderr
-    done = run(built["load_into"], folder)
-    assert done.stdout.startswith(f"9 tensors, {9 * 16384} bytes")
-    done = run(built["save_stream"], folder, tmp_path / "copy.safetensors")
-    assert done.stdout.endswith("copy.safetensors is on the device\n"), done.stderr
+    for verified in (folder, folder):  # makes the manifest, then uses it
+        done = run(built["verify_model"], verified)
+        assert done.stdout.startswith("9 tensors, ") and "bytes verified" in done.stdout, (
+            done.stderr
+        )
+    done = run(built["save_tensors"], tmp_path / "saved.safetensors")
+    assert done.stdout.endswith("saved.safetensors: 2 tensors, 212 bytes\n"), done.stderr
     from fastsafetensors.torch import load_file
 
-    copied = load_file(tmp_path / "copy.safetensors")
-    assert all(copied[name].equal(tensors[name]) for name in tensors)
+    saved = load_file(tmp_path / "saved.safetensors")
+    assert saved["layer.weight"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert saved["layer.bias"].tolist() == [0.5, 0.25, 0]
 
 
-def test_what_is_installed(prefix):
+SIZED = re.compile(
+    r"(typedef struct (\w+) \{\n    size_t struct_size;.*?)(\n[^\n]*;[^\n]*)?(\n\} \w+;)", re.S
+)
+
+
+def grown(text: str) -> str:
+    """A later version of a header: every struct that may grow has one more field."""
+    return SIZED.sub(r"\1\3\n    uint64_t added_later;\4", text)
+
+
+def shrunk(text: str) -> str:
+    """An earlier version: every struct that may grow lacks its last field, fst_part excepted."""
+
+    def cut(match: re.Match[str]) -> str:
+        last = "" if match[2] != "fst_part" else match[3]
+        return match[1] + last + match[4]
+
+    return SIZED.sub(cut, text)
+
+
+@pytest.mark.parametrize("version", [grown, shrunk])
+def test_programs_of_other_versions(prefix, sharded, tmp_path, version):
+    """A program that was compiled against headers whose structs are longer or shorter runs."""
+    folder = sharded[0]
+    headers = tmp_path / "include"
+    shutil.copytree(prefix / "include", headers)
+    changed = 0
+    for header in headers.rglob("*.h"):
+        text = header.read_text()
+        header.write_text(version(text))
+        changed += version(text) != text
+    assert changed >= 6
+    for name, arguments, words in (
+        ("load_tensor", [folder, "layer.4.weight"], "[64, 64] 16384 bytes"),
+        ("stream_model", [folder, "1"], "9 tensors, sum"),
+        ("verify_model", [folder], "bytes verified"),
+        ("save_tensors", [tmp_path / "s.safetensors"], "2 tensors, 212 bytes"),
+    ):
+        subprocess.run(
+            [
+                "cc",
+                f"-I{headers}",
+                ROOT / f"examples/c/{name}.c",
+                "-o",
+                tmp_path / name,
+                f"-L{library_folder(prefix)}",
+                "-lfastsafetensors",
+                f"-Wl,-rpath,{library_folder(prefix)}",
+            ],
+            check=True,
+        )
+        done = subprocess.run([tmp_path / name, *arguments], capture_output=True, text=True)
+        assert words in done.stdout, done.stderr
+
+
+def test_installed_files(prefix):
     names = {str(p.relative_to(prefix)) for p in prefix.rglob("*") if p.is_file()}
     for wanted in ("bin/fastsafetensors", "include/fastsafetensors.h",
                    "include/fastsafetensors/loader.h", "share/man/man1/fastsafetensors.1",
@@ -93,7 +152,7 @@ def test_only_what_is_installed_is_built(prefix):
     assert "tests/" not in log and "fuzz/" not in log and "bench/" not in log
 
 
-def test_missing_lines_are_said(prefix):
+def test_uncovered_lines_are_listed(prefix):
     """Programs find the library by the lines that the installation prints, and by no others."""
     done = subprocess.run(["sh", ROOT / "tools/say_installed.sh", prefix], capture_output=True,
                           text=True, env={"PATH": "/usr/bin:/bin"}, check=True)
@@ -107,16 +166,16 @@ def test_missing_lines_are_said(prefix):
 def test_cmake_finds_it(prefix, tmp_path):
     if not shutil.which("cmake"):
         pytest.skip("no cmake")
-    shutil.copy(ROOT / "examples/c/load_one.c", tmp_path)
+    shutil.copy(ROOT / "examples/c/load_tensor.c", tmp_path)
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.13)\nproject(user C)\n"
-        "find_package(fastsafetensors 1.0 REQUIRED)\nadd_executable(load_one load_one.c)\n"
-        "target_link_libraries(load_one fastsafetensors::fastsafetensors)\n")
+        "find_package(fastsafetensors 1.0 REQUIRED)\nadd_executable(load_tensor load_tensor.c)\n"
+        "target_link_libraries(load_tensor fastsafetensors::fastsafetensors)\n")
     for words in (["cmake", "-S", ".", "-B", "b", f"-DCMAKE_PREFIX_PATH={prefix}"],
                   ["cmake", "--build", "b"]):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    done = subprocess.run([tmp_path / "b/load_one"], capture_output=True, text=True)
+    done = subprocess.run([tmp_path / "b/load_tensor"], capture_output=True, text=True)
     assert "usage" in done.stderr + done.stdout  # it runs: the library is found
     text = (tmp_path / "CMakeLists.txt").read_text()
     (tmp_path / "CMakeLists.txt").write_text(text.replace("1.0 REQUIRED", "2.0 REQUIRED"))
@@ -145,7 +204,7 @@ def test_uninstall_leaves_nothing(prefix, tmp_path):
     "import fastsafetensors.flax", "import fastsafetensors.fast_loading",
     "from fastsafetensors import safe_open; safe_open('m', framework='pt').get_tensor('a')",
     "from fastsafetensors import safe_open; safe_open('m', framework='np').get_tensor('a')"])
-def test_what_is_not_installed_is_named(line, tmp_path):
+def test_missing_dependency_is_named(line, tmp_path):
     """Without torch and numpy (None in sys.modules): what to install, in the error's last line."""
     header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
@@ -159,7 +218,7 @@ def test_what_is_not_installed_is_named(line, tmp_path):
         assert "ModuleNotFoundError" in last and "pip install" in last, done.stderr
 
 
-def test_help_tells_of_every_target():
+def test_help_lists_every_target():
     done = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True)
     makefile = (ROOT / "Makefile").read_text()
     targets = makefile.partition(".PHONY:")[2].partition("\n")[0].split()
@@ -189,7 +248,7 @@ def test_layer_check_can_fail(tmp_path):
     assert check("check_layers.py").returncode == 0
     assert check("check_style.py").returncode == 0
     cases = [
-        ("check_layers.py", "src/io/choose.c", '#include "plan/plan.h"\n', "may not use"),
+        ("check_layers.py", "src/io/engine_choice.c", '#include "plan/plan.h"\n', "may not use"),
         ("check_layers.py", "src/loader/load.c", '#include "io/io_private.h"\n', "not the door"),
         ("check_layers.py", "src/plan/plan.c", "#include <unistd.h>\n", "pure room"),
         ("check_layers.py", "src/transfer/schedule.c", "void f(void) { fsti_worker_run(0, 0); }\n",
@@ -199,7 +258,7 @@ def test_layer_check_can_fail(tmp_path):
         ("check_layers.py", "src/transfer/worker.c", "const void *f = &fsti_sink_view;\n", "names"),
         ("check_layers.py", "src/transfer/worker.c", "void f(void) { fsti_cpu_count(); }\n",
          "asks"),
-        ("check_layers.py", "cli/main.c", '#include "base/base.h"\n', "not public"),
+        ("check_layers.py", "cli/main.c", '#include "base/primitives.h"\n', "not public"),
         ("check_style.py", "src/plan/plan.c",
          "static int long_one(void) {\n" + "    f();\n" * 70 + "}\n", "lines"),
         ("check_style.py", "src/plan/plan.c", "static void f(void) {\n    printf(\"x\");\n}\n",
@@ -216,6 +275,9 @@ def test_layer_check_can_fail(tmp_path):
         done = check(tool)
         path.write_text(before)
         assert done.returncode == 1 and words in done.stdout, (tool, name, done.stdout)
+    (tmp_path / "src/io/loader.h").write_text("// SPDX-License-Identifier: Apache-2.0\n")
+    done = check("check_style.py")  # include/ has a loader.h
+    assert done.returncode == 1 and "the same file name" in done.stdout, done.stdout
 
 
 def test_wheel_and_sdist_in_empty_environments(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""from_pretrained of libraries through this package: same results, undone exactly."""
+"""from_pretrained of libraries with this package: same results, and uninstallation."""
 
 import importlib
 import random
@@ -76,7 +76,7 @@ def test_transformers(llama, torch, dtype, mode):
 @pytest.mark.parametrize("wish", [{}, {"dtype": "auto"}, {"dtype": "float64"},
                                   {"dtype": "float16", "device_map": "cpu"},
                                   {"dtype": "float32", "device_map": "auto"}])
-def test_whatever_is_wished_parameters_are_plain(llama, torch, wish):
+def test_parameters_are_plain_with_every_option(llama, torch, wish):
     """Promises end where transformers makes parameters of them: nothing was left to safetensors."""
     import transformers
 
@@ -181,7 +181,7 @@ def test_timm(tmp_path, torch):
     assert all(same_bits(torch, t, expected[n]) for n, t in loaded.state_dict().items())
 
 
-def test_what_fails_here_is_left_to_safetensors(model, torch, monkeypatch):
+def test_failures_fall_back_to_safetensors(model, torch, monkeypatch):
     import safetensors
     import safetensors.torch
 
@@ -211,7 +211,7 @@ def test_what_fails_here_is_left_to_safetensors(model, torch, monkeypatch):
     assert all(same_bits(torch, loaded[name], tensors[name]) for name in tensors)
 
 
-def test_errors_of_both_are_the_originals(tmp_path, torch):
+def test_shared_errors_are_the_originals(tmp_path, torch):
     import safetensors.torch
 
     bad = tmp_path / "bad.safetensors"
@@ -319,7 +319,7 @@ class CountingModel:
     def nbytes(self, index):
         return 1 << 20
 
-    def view_range(self, index, begin, end):
+    def cached_view(self, index, begin, end):
         assert (begin, end) == (0, 1 << 20)
         return object() if index in self.cached else None
 
@@ -329,7 +329,7 @@ class CountingModel:
         return types.SimpleNamespace(close=lambda: None)
 
 
-def test_all_of_it_is_read_once():
+def test_each_byte_is_read_once():
     from fastsafetensors._readahead import ReadAhead
 
     model = CountingModel()
@@ -345,7 +345,7 @@ def test_all_of_it_is_read_once():
     (range(1, 100), {"mode": "auto"}, [(0, 64), (64, 36)]),
 ])
 @pytest.mark.parametrize("begins", [False, True])
-def test_views_of_what_is_cached_are_one_load(cached, options, loads, begins):
+def test_views_of_cached_files_are_one_load(cached, options, loads, begins):
     from fastsafetensors._readahead import ReadAhead
 
     model = CountingModel(cached)
@@ -359,7 +359,7 @@ def test_views_of_what_is_cached_are_one_load(cached, options, loads, begins):
     assert sum(count for _, count in model.loads) == 100 and model.loads == expected
 
 
-def test_who_collects_slices_is_read_ahead_of(tmp_path, torch):
+def test_collected_slices_are_read_ahead(tmp_path, torch):
     """Reads begin with the eighth slice that is asked for, of one file at a time."""
     safetensors = pytest.importorskip("safetensors")
     from fastsafetensors.torch import save_file
@@ -372,26 +372,26 @@ def test_who_collects_slices_is_read_ahead_of(tmp_path, torch):
         slices = [[], []]
         for file, kept in zip(files, slices):
             for i, name in enumerate(tensors):
-                windows = files[0]._ours._ahead._windows
+                windows = files[0]._replacement._ahead._windows
                 assert bool(windows) == (file is files[1] or i >= 8), i
                 kept.append(file.get_slice(name))
-        assert len(windows) == 20 and not files[1]._ours._ahead._windows
+        assert len(windows) == 20 and not files[1]._replacement._ahead._windows
         for kept in slices:
             for part, tensor in zip(kept, tensors.values()):
                 assert same_bits(torch, part[...], tensor)
         # All of the first file's came out of the window that was begun.
-        assert files[0]._ours._ahead._alone_bytes == 0
-        assert files[0]._ours._ahead._opened_bytes == 20 * 128 * 1024
+        assert files[0]._replacement._ahead._alone_bytes == 0
+        assert files[0]._replacement._ahead._opened_bytes == 20 * 128 * 1024
         for file in files:
             file.__exit__(None, None, None)
         # The next file's turn.
         with safetensors.safe_open(tmp_path / "b.st", "pt") as file:
             for name in list(tensors)[:8]:
                 file.get_slice(name)
-            assert file._ours._ahead._windows
+            assert file._replacement._ahead._windows
 
 
-def test_the_class_is_asked_for(tmp_path, torch):
+def test_patched_class_is_importable(tmp_path, torch):
     """isinstance, issubclass and derived classes, as before it was replaced."""
     safetensors = pytest.importorskip("safetensors")
     from fastsafetensors.torch import save_file
@@ -420,7 +420,7 @@ def test_the_class_is_asked_for(tmp_path, torch):
 
 
 @pytest.mark.parametrize("mode", ["auto", "load", "map"])
-def test_a_closed_file_says_so(model, mode):
+def test_closed_file_is_an_error(model, mode):
     path, tensors = model
     name = next(iter(tensors))
     with accelerate_from_pretrained(mode=mode):

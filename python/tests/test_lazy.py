@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that read when they are used: the same as plain ones, and what each use reads."""
+"""Lazy tensors: equal to plain tensors, and the bytes read by each use."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("use", USES, ids=str)
-def test_a_use_is_what_it_is_of_a_plain_tensor(path: Path, use: str) -> None:
+def test_operations_equal_plain_tensors(path: Path, use: str) -> None:
     act, needed = USES[use]
     model = LazyModel(path, ahead=False)
     assert same(act(model["layers.3.w"]), act(tensors(8)["layers.3.w"]))
@@ -175,7 +175,7 @@ def test_a_use_is_what_it_is_of_a_plain_tensor(path: Path, use: str) -> None:
     lambda t: t[3:5].as_strided((97,), (1,)), lambda t: t.as_strided((2,), (-1,), 9),
     lambda t: torch.zeros(3).copy_(t), lambda t: t.item(), lambda t: t.numpy(1, 2, 3, 4),
 ])
-def test_what_torch_refuses_is_refused_in_its_words(path: Path, act: Callable[[Any], Any]) -> None:
+def test_refusals_equal_torch(path: Path, act: Callable[[Any], Any]) -> None:
     lazy, plain = LazyModel(path)["layers.3.w"], tensors(8)["layers.3.w"]
     with pytest.raises(Exception) as expected:  # noqa: PT011, B017
         act(plain)
@@ -207,7 +207,7 @@ def random_step(rng: random.Random, tensor: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chains_of_views_are_what_they_are_of_plain_tensors(path: Path, seed: int) -> None:
+def test_view_chains_equal_plain_tensors(path: Path, seed: int) -> None:
     rng = random.Random(seed)
     model, plain = LazyModel(path), tensors(8)
     for _ in range(150):
@@ -220,7 +220,7 @@ def test_chains_of_views_are_what_they_are_of_plain_tensors(path: Path, seed: in
         assert torch.equal(lazy.clone(), own)
 
 
-def test_a_view_reads_its_box_once(path: Path) -> None:
+def test_view_reads_its_slice_once(path: Path) -> None:
     model = LazyModel(path, ahead=False, mode="load")
     part = model["layers.3.w"].narrow(0, 4, 2)
     assert model.stats() == {"bytes_needed": 0, "bytes_read": 0, "loads": 0, "boxes_ahead": 0}
@@ -231,7 +231,7 @@ def test_a_view_reads_its_box_once(path: Path) -> None:
     assert model.stats()["loads"] == 1
 
 
-def test_what_one_layer_gave_is_read_ahead_of_the_next(path: Path) -> None:
+def test_next_layer_is_read_ahead(path: Path) -> None:
     model = LazyModel(path, mode="load")
     for name, tensor in model:
         if name.startswith("layers"):
@@ -242,7 +242,7 @@ def test_what_one_layer_gave_is_read_ahead_of_the_next(path: Path) -> None:
     assert stats["bytes_read"] < 8 * ALL  # small gaps are read over
 
 
-def test_what_is_not_expected_is_not_read_ahead(path: Path) -> None:
+def test_unexpected_tensors_are_not_read_ahead(path: Path) -> None:
     model = LazyModel(path, mode="load", expects=lambda name: name < "layers.3")
     for number in range(3):
         fill(model[f"layers.{number}.w"][:6])
@@ -250,7 +250,7 @@ def test_what_is_not_expected_is_not_read_ahead(path: Path) -> None:
 
 
 def test_wrong_guesses_cost_no_byte(path: Path) -> None:
-    model, plain = LazyModel(path, mode="load", memory_limit=4 * ALL), tensors(8)
+    model, plain = LazyModel(path, mode="load", memory=4 * ALL), tensors(8)
     rng = random.Random(3)
     for number in [0, 1, 2, 5, 3, 7, 6, 4, 1, 0]:
         name = f"layers.{number}.w"
@@ -259,7 +259,7 @@ def test_wrong_guesses_cost_no_byte(path: Path) -> None:
             assert torch.equal(fill(model[name][part]), plain[name][part])
 
 
-def test_habits_serve_the_next_load(path: Path) -> None:
+def test_access_order_is_reused_by_the_next_load(path: Path) -> None:
     first = LazyModel(path, mode="load")
     for number in range(8):
         fill(first[f"layers.{number}.w"][3:])
@@ -269,8 +269,8 @@ def test_habits_serve_the_next_load(path: Path) -> None:
     assert again.stats()["loads"] == 1 and again.stats()["boxes_ahead"] == 8
 
 
-def test_the_limit_holds(path: Path) -> None:
-    model = LazyModel(path, mode="load", memory_limit=2 * ALL)
+def test_memory_limit_is_kept(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory=2 * ALL)
     for number in range(8):
         fill(model[f"layers.{number}.w"])
         reads = model._reads
@@ -281,7 +281,7 @@ def test_the_limit_holds(path: Path) -> None:
         assert waiting <= 2 * ALL
 
 
-def test_own_attributes(path: Path) -> None:
+def test_python_attributes_are_kept(path: Path) -> None:
     tensor = LazyModel(path)["layers.3.w"]
     tensor.shard_id = "q"
     assert isinstance(tensor, LazyTensor) and tensor.shard_id == "q"
@@ -339,7 +339,7 @@ def test_two_loads_learn_the_same_habits(path: Path) -> None:
     assert again.stats()["boxes_ahead"] > 8
 
 
-def test_a_forked_process_reads_by_itself(path: Path) -> None:
+def test_forked_process_reads_independently(path: Path) -> None:
     model = LazyModel(path, mode="load")
     for number in range(3):
         fill(model[f"layers.{number}.w"])
@@ -358,8 +358,8 @@ def test_errors_name_the_file_and_the_tensor(path: Path) -> None:
         model["layers.9.w"]
     with pytest.raises(SafetensorError):
         LazyModel(path, names=["nothing"])
-    with pytest.raises(ValueError, match="memory_limit"):
-        LazyModel(path, memory_limit=-1)
+    with pytest.raises(ValueError, match="positive"):
+        LazyModel(path, memory=-1)
     with pytest.raises(SafetensorError, match="device"):
         LazyModel(path, "meta")
     os.truncate(path, path.stat().st_size - 600)
@@ -367,7 +367,7 @@ def test_errors_name_the_file_and_the_tensor(path: Path) -> None:
         lazy.sum()
 
 
-def test_a_copy_to_meta_is_counted_by_who_counts(path: Path) -> None:
+def test_copy_to_meta_is_counted(path: Path) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen = []

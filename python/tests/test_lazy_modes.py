@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that read when they are used, first used under torch's modes."""
+"""Lazy tensors first used under torch's modes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MODES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
 @pytest.mark.parametrize("use", MODES, ids=str)
-def test_what_is_read_under_modes_is_plain(path: Path, use: str, mode: str) -> None:
+def test_tensors_read_under_modes_are_plain(path: Path, use: str, mode: str) -> None:
     """It is kept, and it is everybody's: what was made in a mode would be of no use outside."""
     model = LazyModel(path, mode=mode)
     first = model[W]

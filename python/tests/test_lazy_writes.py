@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What else is done to tensors that read when they are used: writes, changed files, odd orders."""
+"""Lazy tensors: writes, changed files, unusual orders."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ OPERATORS.impl("fill", lambda t: (t.fill_(9), None)[1], "CPU")
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
 @pytest.mark.parametrize("write", WRITES, ids=str)
-def test_writes_are_seen_by_nobody_else(path: Path, write: str, mode: str) -> None:
+def test_writes_are_private(path: Path, write: str, mode: str) -> None:
     model = LazyModel(path, mode=mode)
     first, other = model[W], model[W]
     WRITES[write](first)
@@ -131,7 +131,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_what_is_changed_is_as_plain_tensors_are(path: Path, change: str, mode: str) -> None:
+def test_in_place_changes_equal_plain_tensors(path: Path, change: str, mode: str) -> None:
     lazy, plain = LazyModel(path, mode=mode)[W], tensor(3)
     number = hash(lazy)
     CHANGES[change](lazy)
@@ -160,7 +160,7 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
         assert promise._cell[0] is None or promise._cell[1] is (mode != "load")
 
 
-def test_what_is_trained_is_a_plain_parameter(path: Path) -> None:
+def test_trained_parameters_are_plain(path: Path) -> None:
     """The same object; what is frozen stays a promise, until somebody wants its gradient."""
     import pickle
 
@@ -237,7 +237,7 @@ def test_modules_of_another_dtype_are_saved(path: Path, mode: str, dtype: Any) -
 
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
-def test_promises_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
+def test_lazy_tensors_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
     """By every front, as what they stand for; also onto the file that they are of."""
     from fastsafetensors.fast_loading import save_safetensors
     from fastsafetensors.torch import load, save
@@ -258,7 +258,7 @@ def test_promises_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
         assert all(torch.equal(result[n], t) for n, t in expected.items() if n != W)
 
 
-def test_what_was_written_is_seen_by_other_strides(path: Path) -> None:
+def test_writes_are_visible_through_other_strides(path: Path) -> None:
     part = LazyModel(path)[W][:, 1:3]
     plain = tensor(3)[:, 1:3]
     for t in (part, plain):
@@ -267,10 +267,10 @@ def test_what_was_written_is_seen_by_other_strides(path: Path) -> None:
     assert torch.equal(seen + 0, expected)
 
 
-def test_a_window_that_is_dropped_under_a_reader_is_no_error(
+def test_window_dropped_during_a_read(
         path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other threads go on to other windows: who waits for a box reads it alone."""
-    model = LazyModel(path, mode="load", memory_limit=4 * ALL)
+    model = LazyModel(path, mode="load", memory=4 * ALL)
     make_item = lazy_reads.make_item
     dropped = []
 
@@ -290,7 +290,7 @@ def test_a_window_that_is_dropped_under_a_reader_is_no_error(
 
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
-def test_strides_are_the_files_whatever_was_read(path: Path, mode: str) -> None:
+def test_strides_stay_those_of_the_file(path: Path, mode: str) -> None:
     rows, columns = LazyModel(path, mode=mode)[W][3:9], LazyModel(path, mode=mode)[W][:, 2:5]
     for part, plain in ((rows, tensor(3)[3:9]), (columns, tensor(3)[:, 2:5])):
         for _ in range(2):
@@ -300,7 +300,7 @@ def test_strides_are_the_files_whatever_was_read(path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("needs", [False, True])
-def test_parameters_are_made_of_it(path: Path, needs: bool) -> None:
+def test_parameters_from_lazy_tensors(path: Path, needs: bool) -> None:
     model = LazyModel(path)
     parameter = torch.nn.Parameter(model[W], requires_grad=needs)
     assert isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad == needs
@@ -315,7 +315,7 @@ def test_parameters_are_made_of_it(path: Path, needs: bool) -> None:
     assert torch.equal(model[W].clone(), tensor(3))
 
 
-def test_a_second_name_of_it_reads_nothing_more(path: Path) -> None:
+def test_second_name_reads_nothing_more(path: Path) -> None:
     model = LazyModel(path, ahead=False, mode="load")
     first = model[W]
     second, third = first.detach(), first.data
@@ -323,7 +323,7 @@ def test_a_second_name_of_it_reads_nothing_more(path: Path) -> None:
     assert model.stats()["bytes_needed"] == ALL and model.stats()["loads"] == 1
 
 
-def test_questions_read_nothing(path: Path) -> None:
+def test_attribute_queries_read_nothing(path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     model, plain = LazyModel(path), tensor(3)
     lazy = model[W]
@@ -338,7 +338,7 @@ def test_questions_read_nothing(path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_set_throw_on_mutable_data_ptr"), reason="older torch")
-def test_an_address_that_is_none_is_an_error(path: Path) -> None:
+def test_invalid_data_pointer_is_an_error(path: Path) -> None:
     with pytest.raises(RuntimeError):
         torch.utils.dlpack.to_dlpack(LazyModel(path)[W])  # asks torch's own code for it
 
@@ -380,8 +380,8 @@ def test_nothing_is_read_ahead_of_a_model_that_is_closed(path: Path) -> None:
     assert model.stats()["boxes_ahead"] == ahead and model._reads._window is None
 
 
-def test_a_tensor_that_is_used_again_costs_itself(path: Path) -> None:
-    model = LazyModel(path, mode="load", memory_limit=8 * ALL)
+def test_reused_tensor_is_read_alone(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory=8 * ALL)
     for number in range(20):
         model[f"layers.{number}.w"].clone()
     before = model.stats()
@@ -393,15 +393,15 @@ def test_a_tensor_that_is_used_again_costs_itself(path: Path) -> None:
     assert model.stats()["loads"] <= after["loads"] + (LAYERS - 20) // 3
 
 
-def test_a_second_way_through_is_read_ahead_too(path: Path) -> None:
-    model = LazyModel(path, mode="load", memory_limit=8 * ALL)
+def test_second_access_order_is_read_ahead(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory=8 * ALL)
     for _ in range(2):
         for number in range(LAYERS):
             assert torch.equal(model[f"layers.{number}.w"].clone(), tensor(number))
     assert model.stats()["loads"] <= 2 * (LAYERS // 4 + 3)
 
 
-def test_another_way_through_than_the_last_one_is_noticed(tmp_path: Path) -> None:
+def test_changed_access_order_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     made = {f"layers.{i}.w": torch.zeros(1 << 20, dtype=torch.uint8) for i in range(LAYERS)}
     made.update({f"layers.{i}.n": torch.full((8,), float(i)) for i in range(LAYERS)})
@@ -416,7 +416,7 @@ def test_another_way_through_than_the_last_one_is_noticed(tmp_path: Path) -> Non
     assert again.stats()["bytes_read"] <= 16 << 20  # not all of it
 
 
-def test_no_memory_for_reading_ahead_is_nobodys_error(
+def test_out_of_memory_in_readahead_is_ignored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = lazy_reads.open_load
@@ -440,8 +440,8 @@ def test_bad_options_are_refused_at_once(path: Path, option: dict[str, Any]) -> 
         LazyModel(path, **option)
 
 
-def test_a_limit_of_nothing_reads_nothing_ahead(path: Path) -> None:
-    model = LazyModel(path, mode="load", memory_limit=0)
+def test_zero_limit_disables_readahead(path: Path) -> None:
+    model = LazyModel(path, mode="load", memory=0)
     for number in range(8):
         model[f"layers.{number}.w"].clone()
     stats = model.stats()
@@ -457,7 +457,7 @@ def is_cached(path: Path) -> bool:
     return model.stats()["loads"] == 0
 
 
-def test_what_the_page_cache_has_is_not_read(path: Path) -> None:
+def test_resident_tensors_are_not_read(path: Path) -> None:
     if not is_cached(path):
         pytest.skip("the kernel does not tell what is cached")
     model, calls = LazyModel(path), 0
@@ -479,7 +479,7 @@ def test_what_the_page_cache_has_is_not_read(path: Path) -> None:
     assert calls <= 70, calls  # a tensor's own cost: none of it grows with the model
 
 
-def test_what_is_verified_is_read(path: Path) -> None:
+def test_verified_tensors_are_read(path: Path) -> None:
     save_file({f"layers.{i}.w": tensor(i) for i in range(8)}, path, manifest=True)
     with open(path, "r+b") as file:
         file.seek(-5, os.SEEK_END)
@@ -525,7 +525,7 @@ def test_every_dtype(tmp_path: Path, name: str, mode: str) -> None:
     assert bits(lazy.t()[1:3].contiguous()) == bits(made.t()[1:3].contiguous())
 
 
-def test_elements_that_begin_anywhere(tmp_path: Path) -> None:
+def test_misaligned_elements(tmp_path: Path) -> None:
     header = (b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
               b'"b":{"dtype":"C64","shape":[2],"data_offsets":[4,20]},'
               b'"c":{"dtype":"U8","shape":[4],"data_offsets":[20,24]},'
@@ -563,8 +563,8 @@ def test_collectives_are_known_to_write() -> None:
     if not torch.distributed.is_available():
         pytest.skip("torch was built without torch.distributed")
     from fastsafetensors._lazy_writers import WRITES as WRITER
-    from fastsafetensors._lazy_writers import way_of
+    from fastsafetensors._lazy_writers import write_kind_of
 
     for name in ("allreduce_", "reduce_", "broadcast_", "recv_", "reduce_scatter_"):
-        assert way_of(getattr(torch.ops.c10d, name).default, None) == WRITER, name
-    assert way_of(torch.ops.c10d.send.default, None) != WRITER
+        assert write_kind_of(getattr(torch.ops.c10d, name).default, None) == WRITER, name
+    assert write_kind_of(torch.ops.c10d.send.default, None) != WRITER

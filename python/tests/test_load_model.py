@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load_model: straight into the parameters' own memory."""
+"""load_model reads directly into the parameters' memory."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_same_memory_no_buffers(net, saved, torch):
     assert allocated == [0]  # no second copy of the model
 
 
-def test_dtype_of_the_model_wins(net, saved, torch):
+def test_model_dtype_takes_precedence(net, saved, torch):
     path, state = saved
     model = net().bfloat16()
     load_model(model, path)
@@ -116,7 +116,7 @@ def test_destinations_are_checked(saved, torch):
             model.load([wrong])
 
 
-def test_kept_memory_is_reused(tmp_path, torch):
+def test_cached_memory_is_reused(tmp_path, torch):
     from safetensors.torch import save_file
 
     save_file({"a": torch.randn(1 << 20)}, tmp_path / "m")

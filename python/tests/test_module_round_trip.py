@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random modules through every way to save and every way to load: all values, or an error.
+"""Random modules, saved and loaded by every function: all values, or an error.
 
 Modules have ties, views, shared parts, buffers, empty tensors and mixed dtypes; they are loaded in
 place, assigned (also to the meta device), and as DTensors, by ours and by the safetensors package.

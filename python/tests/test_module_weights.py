@@ -126,7 +126,7 @@ def test_a_parameter_that_is_another_one_transposed(torch, tmp_path):
     assert torch.equal(blank.enc, source.enc) and torch.equal(blank.dec, source.enc.t())
 
 
-def test_a_view_is_no_stand_in_for_the_whole(torch, tmp_path):
+def test_view_does_not_replace_its_base(torch, tmp_path):
     make = _with_view(torch, VIEWS["rows"])
     save_file({"view": torch.ones(4, 4)}, tmp_path / "m")
     for assign in (False, True):
@@ -134,7 +134,7 @@ def test_a_view_is_no_stand_in_for_the_whole(torch, tmp_path):
             load_model(make(), tmp_path / "m", assign=assign)
 
 
-def test_tied_names_with_different_values_are_not_mixed(tied, torch, tmp_path):
+def test_tied_names_with_different_values_stay_apart(tied, torch, tmp_path):
     size = 1 << 20  # large enough for several threads
 
     def make():
@@ -151,7 +151,7 @@ def test_tied_names_with_different_values_are_not_mixed(tied, torch, tmp_path):
         assert model.a.weight.unique().tolist() == [2.0]  # the last one's, as torch's loop has it
 
 
-def test_state_of_hooks_is_no_place_to_read_to(torch, tmp_path):
+def test_hook_state_is_not_a_destination(torch, tmp_path):
     model = torch.nn.Linear(3, 3)
     copies = lambda module, state, *rest: {n: t.clone() for n, t in state.items()}  # noqa: E731
     model._register_state_dict_hook(copies)
@@ -161,7 +161,7 @@ def test_state_of_hooks_is_no_place_to_read_to(torch, tmp_path):
     assert all(torch.equal(getattr(model, n), t) for n, t in values.items())
 
 
-def test_names_that_a_hook_brings_are_not_missing(torch, tmp_path):
+def test_names_added_by_hooks_are_not_missing(torch, tmp_path):
     model = torch.nn.Linear(3, 3)
 
     def rename(module, state, prefix, *rest):
@@ -188,7 +188,7 @@ def test_extra_state_is_missing_as_torch_says(torch, tmp_path):
     assert torch.equal(model.weight, torch.ones(2, 2))
 
 
-def test_a_parameter_without_memory_is_copied_to(torch, tmp_path):
+def test_parameter_without_storage_is_copied_to(torch, tmp_path):
     """Parameters of a class of their own take the bytes through torch."""
 
     class Own(torch.nn.Parameter):

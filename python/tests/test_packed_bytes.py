@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed files where they are bytes: in memory, in pipes, and for readers of one's own."""
+"""Compressed files as bytes: in memory, in pipes, and for custom readers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.P
     assert fst_torch.load(packed)["w"][0].any()
 
 
-def test_readers_of_ones_own_are_refused(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+def test_custom_readers_are_refused(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
     """Where a caller reads the file by offsets, compressed bytes would be taken for weights."""
     plain, packed = (SafeTensorsMetadata.from_file(str(path)) for path in pair)
     assert plain.select_byte_ranges(lambda name: True)
@@ -75,7 +75,7 @@ def test_readers_of_ones_own_are_refused(pair: tuple[pathlib.Path, pathlib.Path]
         packed.get_tensors(None, None, 0)  # type: ignore[arg-type]
 
 
-def test_digests_of_headers_are_of_all_of_them(tmp_path: pathlib.Path) -> None:
+def test_header_digests_cover_the_whole_header(tmp_path: pathlib.Path) -> None:
     """Compressed files whose headers differ late have other digests."""
     found = []
     for first in (1, 2):
@@ -87,7 +87,7 @@ def test_digests_of_headers_are_of_all_of_them(tmp_path: pathlib.Path) -> None:
     assert found[0] != found[1]
 
 
-def test_a_tensor_without_a_name_comes_back(
+def test_unnamed_tensor_round_trips(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
 ) -> None:
     """The empty name is one: it is compressed, too, and decompressed."""
@@ -100,7 +100,7 @@ def test_a_tensor_without_a_name_comes_back(
     assert sorted(read_header(str(pair[1])).tensors) == ["", "empty", "numbers", "scalar", "w"]
 
 
-def test_damage_is_an_answer(
+def test_damage_exits_with_1(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
 ) -> None:
     """A damaged file is invalid (1), as one whose header is; not unreadable (2)."""
@@ -169,7 +169,7 @@ def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_what_changed_is_not_looked_for_at_other_places(
+def test_changed_tensors_uses_only_the_given_file(
     tmp_path: pathlib.Path, listed: bool
 ) -> None:
     """Manifests are of stored bytes: a tensor that has changed is told, whatever lies where."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParallelLoader: batches, budgets, filters, and loops that are left early."""
+"""ParallelLoader: batches, budgets, filters, and loops that end early."""
 
 import asyncio
 import gc
@@ -115,7 +115,7 @@ def test_leaving_the_loop_stops_everything(files, torch):
         check_pairs(torch, loader.iterate_weights(), tensors)  # a second iteration begins anew
         weights = loader.iterate_weights()
         next(weights)
-        with pytest.raises(RuntimeError, match="already under way"):
+        with pytest.raises(RuntimeError, match="already running"):
             next(loader.iterate_weights())
         loader.close()
         with pytest.raises(SafetensorError, match="is closed"):

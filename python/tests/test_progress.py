@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of loads: callbacks, bars, and what ends a load from inside of them."""
+"""Progress of loads: callbacks, bars, and cancellation from a callback."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def test_bar_of_a_long_load(model, bars, monkeypatch):
     assert bars[0].closed
 
 
-def test_no_bar_where_nobody_looks(model, bars, monkeypatch):
+def test_no_bar_without_a_terminal(model, bars, monkeypatch):
     monkeypatch.setattr(_progress, "_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(_progress.LoadBar, "__call__", lambda self, *n: bars.append(n))
     fst_torch.load_file(model[0], mode="load")  # not a terminal

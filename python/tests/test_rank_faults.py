@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes and failures of one rank of a group: an error on all, soon, and a group still usable."""
+"""Failures of one rank of a group: an error on all ranks, soon, and a usable group."""
 
 import subprocess
 import sys
@@ -218,7 +218,7 @@ def test_mistakes_of_one_rank(folder, size):
 
 
 @pytest.mark.parametrize("way", ["dies", "dies midway", "leaves", "sleeps"])
-def test_a_rank_that_does_not_come(folder, way):
+def test_missing_rank(folder, way):
     run_ranks(ABSENT, folder, 2, way)
 
 
@@ -263,7 +263,7 @@ SAVES = COMMON + textwrap.dedent("""
     try:
         save_on_ranks({**tensors(5), "same": torch.ones(2)}, target, WORLD)
     except ValueError as error:
-        assert "'same' is on rank 0 and on rank 1" in str(error)
+        assert "duplicate tensor 'same' on ranks 0 and 1" in str(error)
     else:
         raise AssertionError("no error")
     check()
@@ -310,7 +310,7 @@ SAVES = COMMON + textwrap.dedent("""
     try:
         saver.save({**tensors(5), "same": torch.ones(2)}, base)
     except ValueError as error:
-        assert "'same' is on rank 0 and on rank 1" in str(error)
+        assert "duplicate tensor 'same' on ranks 0 and 1" in str(error)
     else:
         raise AssertionError("no error")
     whole()
@@ -341,3 +341,43 @@ SAVES = COMMON + textwrap.dedent("""
 @pytest.mark.parametrize("size", [2, 3])
 def test_saving_on_ranks(folder, size):
     run_ranks(SAVES, folder, size)
+
+
+LOST = textwrap.dedent("""
+    import datetime, os, signal, sys, time
+    import torch.distributed as dist
+    from fastsafetensors import RankError
+    from fastsafetensors._agreement import Agreement
+    from fastsafetensors.v05.frameworks._torch import TorchProcessGroup
+
+    folder, store, rank, size, way = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]), sys.argv[5]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+                            timeout=datetime.timedelta(seconds=6))
+    agreement = Agreement(TorchProcessGroup(dist.group.WORLD))
+    agreement.agree("the first step")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+    try:
+        agreement.agree("the second step")
+    except RankError as error:
+        open(f"{folder}/said.{rank}", "w").write(str(error))
+    while len([name for name in os.listdir(folder) if name.startswith("said.")]) < size - 1:
+        time.sleep(0.05)  # a rank that ended now would be named as well
+    os._exit(0)
+""")
+
+
+@pytest.mark.parametrize("way, words", [("killed", "rank 1 has ended"),
+                                        ("stopped", "rank 1 is stopped")])
+def test_every_rank_names_the_lost_rank(tmp_path, way, words):
+    ranks = [subprocess.Popen([sys.executable, "-c", LOST, tmp_path, tmp_path / "store", str(rank),
+                               "4", way]) for rank in range(4)]
+    try:
+        assert [ranks[rank].wait(120) for rank in (0, 2, 3)] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for rank in (0, 2, 3):
+        said = (tmp_path / f"said.{rank}").read_text()
+        assert words in said and said.count(" has ended") + said.count(" is stopped") == 1, said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 of ranks that save together, at random moments: the old model is there or the new one.
+"""kill -9 of ranks during a joint save: the old model or the new one remains.
 
 Which call of publishing is the last is walked through in tests/unit/save/test_publish_faults.c;
 here all fronts that save on ranks are seen to publish by it.

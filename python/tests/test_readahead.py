@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading ahead costs what is asked for: bytes that are read and held, by the pattern of asking."""
+"""Readahead: the bytes read and held, for each access pattern."""
 
 import os
 import random
@@ -44,7 +44,7 @@ class _Model:
     def nbytes(self, index):
         return SIZE
 
-    def view_range(self, index, begin, end):
+    def cached_view(self, index, begin, end):
         return None
 
     def load(self, names, threads=0, **options):
@@ -98,7 +98,7 @@ def test_all_in_order_is_read_once(eager):
     assert read == COUNT * SIZE
 
 
-def test_no_more_waits_than_was_taken():
+def test_waits_do_not_exceed_reads():
     model = _Model()
     ahead = ReadAhead(model, {})
     for index in range(COUNT):
@@ -140,7 +140,7 @@ def own_memory():
 
 
 @pytest.mark.parametrize("mode", ["auto", "load"])
-def test_memory_of_a_program_that_takes_some(mode, large, torch):
+def test_memory_of_partial_readers(mode, large, torch):
     path, tensors = large
     before, own_before = live_allocation_bytes(), own_memory()
     with safe_open(path, "pt", mode=mode) as f:
@@ -185,7 +185,7 @@ def test_forked_workers_read_on(mode, eager, large, torch):
     f.close()
 
 
-def test_forks_of_many_generations(large, torch):
+def test_nested_forks(large, torch):
     path, tensors = large
     f = safe_open(path, "pt", mode="load")
     names = sorted(tensors)
@@ -213,7 +213,7 @@ def test_a_load_ends_with_its_process(large, torch):
             try:
                 use()
             except RuntimeError as error:
-                faults.append("before a fork" in str(error))
+                faults.append("before fork()" in str(error))
         loader.close()
         loader.close()
         return faults == [True] * 4
@@ -246,7 +246,7 @@ def test_parallel_loaders_end_with_their_process(large):
         try:
             return len(list(weights)) == COUNT - 1  # all had come
         except RuntimeError as error:
-            return "before a fork" in str(error)
+            return "before fork()" in str(error)
 
     assert _in_a_fork(work) == 0
     assert len(list(weights)) == COUNT - 1

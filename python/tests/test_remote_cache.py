@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache on disk: what it saves, who shares it, and what is never believed."""
+"""The disk cache: saved requests, sharing between processes, and untrusted contents."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def endings(cache: pathlib.Path) -> list[str]:
     return sorted(file.suffix for file in cache.iterdir() if file.suffix in (".data", ".part"))
 
 
-def test_the_second_start_is_a_local_one(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_second_load_is_local(folder: pathlib.Path, cache: pathlib.Path) -> None:
     """One small request of no bytes; then files are read as files are, views included."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
@@ -97,14 +97,15 @@ def test_the_second_start_is_a_local_one(folder: pathlib.Path, cache: pathlib.Pa
             assert tensors == local(file)
             assert stats["network_requests"] == 1 and stats["network_bytes"] == 0
             assert stats["disk_cache_bytes"] >= 10 * MIB
-            assert "whole in the cache" in stats["reason"] and "http" not in stats["engine"]
+            assert "completely in the disk cache" in stats["reason"]
+            assert "http" not in stats["engine"]
         views, stats = load(url, mode="map")
         assert views == local(file) and stats["mode"] == "map"
         assert len(server.log) == asked + 3 and server.sent_bytes == sent
         assert endings(cache) == [".data"]
 
 
-def test_a_part_that_is_there_is_not_asked_for(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_cached_parts_are_not_requested(folder: pathlib.Path, cache: pathlib.Path) -> None:
     """Of a slice's blocks what is there comes from the disk, and only the rest from the server."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
@@ -142,7 +143,7 @@ def damage(cache: pathlib.Path, ending: str, at: int, data: bytes) -> None:
         stream.write(data)
 
 
-def test_what_does_not_hold_its_digest_is_fetched_again(
+def test_corrupt_cache_blocks_are_refetched(
     folder: pathlib.Path, cache: pathlib.Path
 ) -> None:
     """Blocks that a power cut has left as zeros, and a map that it has torn, are not believed."""
@@ -213,7 +214,7 @@ def test_processes_fetch_a_model_once(
             assert server.sent_bytes - sent <= limit
 
 
-def test_who_is_killed_leaves_nothing_wrong(tmp_path: pathlib.Path) -> None:
+def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
     """kill -9 at random moments of a load: the next one has the right bytes, and asks for no more
     than what is not there."""
     make(tmp_path / "model.safetensors", 10, 1024)
@@ -241,6 +242,8 @@ def test_who_is_killed_leaves_nothing_wrong(tmp_path: pathlib.Path) -> None:
             until = server.sent_bytes + int(generator.uniform(0.1, 0.9) * size)
             killed = forked(url)
             while server.sent_bytes < until:  # however slow the machine is
+                ended = os.waitid(os.P_PID, killed, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                assert ended is None, "the child ended before it had read so much"
                 time.sleep(0.002)
             other = forked(url) if turn % 2 else 0  # which may wait for the one that dies
             os.kill(killed, signal.SIGKILL)
@@ -260,11 +263,14 @@ def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Pa
     file = folder / "model.safetensors"
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o770)
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "loop").symlink_to("loop")
-    places = {"open": "everybody may write", "file": "", "link": "", "loop/x": ""}
+    places = {"open": "everybody can write", "group": "its group can write", "file": "",
+              "link": "", "loop/x": ""}
     with web_server(folder) as server:
         for place, words in places.items():
             remote.configure(cache_dir=tmp_path / place)
@@ -278,8 +284,28 @@ def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Pa
         tensors, stats = load(server.url + file.name)
         assert tensors == local(file) and "does not fit" in stats["reason"]
         remote.configure()
-        with pytest.raises(REFUSALS, match="folder of this machine"):
+        with pytest.raises(REFUSALS, match="must be a local folder"):
             remote.configure(cache_dir="s3://bucket/cache")
+
+
+def test_a_subfolder_of_an_open_folder_is_used(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The root of a shared volume (0777, or 2775 with a group) is refused, a subfolder works."""
+    file = folder / "model.safetensors"
+    for mode in (0o777, 0o2775):
+        volume = tmp_path / f"volume{mode:o}"
+        volume.mkdir()
+        volume.chmod(mode)
+        with web_server(folder) as server:
+            remote.configure(cache_dir=volume, cache_required=True)
+            with pytest.raises(PermissionError, match="subfolder"):
+                load(server.url + file.name)
+            remote.configure(cache_dir=volume / "objects", cache_required=True)
+            load(server.url + file.name)
+        assert (volume / "objects").stat().st_mode & 0o777 == 0o700
+        shutil.rmtree(volume)
+    remote.configure()
 
 
 def test_planted_files_are_not_followed(folder: pathlib.Path, cache: pathlib.Path) -> None:
@@ -306,20 +332,20 @@ def test_offline(folder: pathlib.Path, cache: pathlib.Path) -> None:
         url = server.url + file.name
         load(url)
         asked = len(server.log)
-        remote.configure(cache_dir=cache, cache_offline=True)
+        remote.configure(cache_dir=cache, offline=True)
         tensors, stats = load(url)
         assert tensors == local(file) and stats["network_requests"] == 0
-        with pytest.raises(REFUSALS, match="not in the cache on disk, and no server is asked"):
+        with pytest.raises(REFUSALS, match="offline.*the disk cache does not have it"):
             load(server.url + "other.safetensors")
         remote.configure(
-            cache_offline=True, endpoint=server.url[:-1], access_key="key", secret_key="secret"
+            offline=True, endpoint=server.url[:-1], access_key="key", secret_key="secret"
         )
-        with pytest.raises(REFUSALS, match="I/O error: no server is asked"):
+        with pytest.raises(REFUSALS, match="I/O error: no request was sent"):
             fst_numpy.save_file({"a": numpy.zeros(3)}, "s3://bucket/key")
         assert len(server.log) == asked
 
 
-def test_nothing_secret_is_kept(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_cache_stores_no_secrets(folder: pathlib.Path, cache: pathlib.Path) -> None:
     """Neither names nor files have a query; another signature is the same object."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
@@ -333,7 +359,7 @@ def test_nothing_secret_is_kept(folder: pathlib.Path, cache: pathlib.Path) -> No
         assert not any(word in held for word in (b"SECRET", b"TOKEN", b"OTHER", b"X-Amz"))
 
 
-def test_what_was_used_least_goes_first(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_least_recently_used_is_evicted_first(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     """Within its size; never what is in use."""
     for name in "abcd":
         make(tmp_path / f"{name}.safetensors", 2, 1024, ord(name))
@@ -357,7 +383,7 @@ def test_what_was_used_least_goes_first(tmp_path: pathlib.Path, cache: pathlib.P
         assert remote.cache_prune(0)["left_count"] == 0 and kept() == set()
 
 
-def test_a_fork_goes_on(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_fork_during_a_cached_load(folder: pathlib.Path, cache: pathlib.Path) -> None:
     """What was opened before a fork is read by both sides, through the cache."""
     file = folder / "model.safetensors"
     with web_server(folder) as server, closing(Model(server.url + file.name)) as model:
@@ -416,7 +442,7 @@ def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str)
     assert json.loads(run("cache", "prune", "--max", "1M", "--json"))["removed"] == 1
 
 
-def test_sets_and_every_front(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     """An index and its files: the second start of each front takes no byte from the server."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.torch import load_file, load_model, save_file
@@ -457,7 +483,7 @@ def test_sets_and_every_front(tmp_path: pathlib.Path, cache: pathlib.Path) -> No
             assert len(server.log) - asked == 3 * 4  # a small request a file and start
 
 
-def test_a_cancelled_load_lets_go(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     """Who waits for a block that another is bringing ends when it is told to, and so does he."""
     make(tmp_path / "model.safetensors", 4, 1024)
     remote.configure(cache_dir=cache, stall_ms=600_000, first_byte_ms=600_000)
@@ -483,8 +509,9 @@ def test_a_cancelled_load_lets_go(tmp_path: pathlib.Path, cache: pathlib.Path) -
         assert load(url)[0] == local(tmp_path / "model.safetensors")
 
 
-def test_without_a_version_nothing_is_kept(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """By its size alone nobody can tell a replaced object; by its date one can."""
+def test_objects_without_version_are_not_cached(tmp_path: pathlib.Path,
+                                                cache: pathlib.Path) -> None:
+    """A size alone does not identify a version; a date does."""
     file = tmp_path / "model.safetensors"
     gone = {"ETag": None, "Last-Modified": None}
 
@@ -497,9 +524,9 @@ def test_without_a_version_nothing_is_kept(tmp_path: pathlib.Path, cache: pathli
             make(file, 3, 500, seed)
             os.utime(file, ns=(seed + 1, seed + 1))
             tensors, stats = load(server.url + file.name)
-            assert tensors == local(file) and "neither ETag nor date" in stats["reason"]
+            assert tensors == local(file) and "neither ETag nor Last-Modified" in stats["reason"]
         remote.configure(cache_dir=cache, cache_required=True)
-        with pytest.raises(REFUSALS, match="neither ETag nor date"):
+        with pytest.raises(REFUSALS, match="neither ETag nor Last-Modified"):
             load(server.url + file.name)
         del gone["Last-Modified"]
         sent = server.sent_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache on disk when system calls fail, one after the other, and when processes die."""
+"""The disk cache with failing system calls and dying processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a store has not answered: the save ends, the store has not."""
+"""Ctrl-C while a store has not responded: the save ends."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def is_join(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("step", ["part", "join", "whole", "list", "index"])
-def test_the_store_has_not_answered(step: str) -> None:
+def test_interrupt_before_the_first_response(step: str) -> None:
     """Each wait of a save ends, and nothing of it is left at the store but what it holds."""
     which: dict[str, Callable[[Request], bool]] = {
         "part": lambda r: "partNumber=2" in r.query,
@@ -121,7 +121,7 @@ def test_the_store_has_not_answered(step: str) -> None:
         assert len(server.objects) == kept.get(step, 0)
 
 
-def test_an_upload_that_is_only_begun() -> None:
+def test_interrupt_after_the_upload_is_created() -> None:
     """Its number comes with the answer that nobody waits for: then it is taken back."""
     held = Held(lambda r: r.method == "POST" and "uploadId" not in r.query)
     with saving(held, FILE, 20) as (server, _):
@@ -131,7 +131,7 @@ def test_an_upload_that_is_only_begun() -> None:
         assert not server.uploads and not server.objects
 
 
-def test_a_store_that_answers_nothing_more() -> None:
+def test_interrupt_with_a_silent_store() -> None:
     """The end has two seconds: the save ends although nothing of it is answered."""
     held = Held(lambda r: "partNumber=2" in r.query or r.method == "DELETE")
     with saving(held, FILE, 20) as (server, _):
@@ -157,7 +157,7 @@ def test_an_old_file_is_being_removed() -> None:
         assert {len(v) for v in fst_numpy.load_file(FOLDER + "/").values()} == {1 << 20}
 
 
-def test_what_was_placed_is_taken_back() -> None:
+def test_interrupt_rolls_back() -> None:
     """Files that no index leads to are removed, for which the store has two seconds."""
     log: list[Request] = []
 

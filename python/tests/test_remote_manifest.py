@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests of what is saved to stores: made with it, and never there for another model."""
+"""Manifests of saves to stores: written with the model, and never for another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def manifests(server: ObjectStore) -> list[str]:
 
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_set_with_one(kind: str, files: int, command: str) -> None:
+def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> None:
     """The manifest lists what is there: again and again over another, large and small."""
     folder = f"{kind}://box/m"
     with object_store() as server:
@@ -57,7 +57,7 @@ def test_a_set_with_one(kind: str, files: int, command: str) -> None:
 
 @pytest.mark.parametrize("mib", [0, 20])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_with_one(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
+def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
     """The same text as that of a local save; one at another place; none of an earlier file."""
     tensors = {"a": numpy.arange(mib * MIB // 4 + 3, dtype=numpy.int32)}
     fst_numpy.save_file(tensors, tmp_path / "m.safetensors", manifest=True)
@@ -78,12 +78,12 @@ def test_a_file_with_one(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
         assert loaded.keys() == tensors.keys()
         fst_numpy.save_file(tensors, address, manifest=tmp_path / "local.manifest")
         assert fst_numpy.load_file(address, verify=tmp_path / "local.manifest").keys() == {"a"}
-        with pytest.raises(Exception, match="would take the place of the model"):
+        with pytest.raises(Exception, match="would overwrite the model"):
             fst_numpy.save_file(tensors, address, manifest=address)
 
 
 def test_bytes_in_any_order() -> None:
-    """What is sent can't be read again: it is digested as it is sent, whatever its order."""
+    """Sent data can't be read again: it is digested while it is sent, in any order."""
     size = 30 * MIB
     with object_store() as server:
         ask(server, "s3")
@@ -101,7 +101,7 @@ def test_bytes_in_any_order() -> None:
 
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_earlier_one_goes(kind: str, files: int) -> None:
+def test_old_manifest_is_deleted(kind: str, files: int) -> None:
     """A save without one leaves none that lies about it; what only has its name stays."""
     folder = f"{kind}://box/m"
     with object_store() as server:
@@ -120,7 +120,7 @@ def test_an_earlier_one_goes(kind: str, files: int) -> None:
 
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("before", [1, 3])
-def test_none_that_lies_at_any_step(before: int, files: int) -> None:
+def test_manifest_is_true_at_every_step(before: int, files: int) -> None:
     """Behind every change a load that verifies has one set, whole, or no manifest; refused at any
     step the old one has its manifest."""
     folder, step, is_over = "s3://box/m", 0, False
@@ -180,10 +180,10 @@ def test_the_command(tmp_path: pathlib.Path, command: str, monkeypatch: pytest.M
 
         made = run("convert", "--manifest", source, "s3://box/m/model.safetensors")
         assert made.returncode == 0, made.stderr
-        for words in ([], ["--from", "s3://box/m/model.safetensors.manifest"]):
-            told = run("verify", "--manifest", *words, "s3://box/m/model.safetensors")
+        for option in ("--manifest", "--manifest=s3://box/m/model.safetensors.manifest"):
+            told = run("verify", option, "s3://box/m/model.safetensors")
             assert told.returncode == 0, told.stderr
-            assert "as its manifest says" in told.stdout
+            assert "matches its manifest" in told.stdout
         place = "/box/m/model.safetensors"
         data, _ = server.objects[place]
         server.objects[place] = (data[:-1] + b"\1", '"x"')

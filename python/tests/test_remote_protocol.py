@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stores answer to saves besides yes and no: elsewhere, not now, not like this."""
+"""Responses of stores to saves: redirects, retries, errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sign(server: ObjectStore) -> None:
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect",
                                     "308 Permanent Redirect"])
 @pytest.mark.parametrize("what", list(REQUESTS))
-def test_no_change_goes_to_another_host(what: str, status: str) -> None:
+def test_writes_never_follow_redirects_to_other_hosts(what: str, status: str) -> None:
     """Neither the model nor a signature: that host is not asked at all, and the save fails."""
     size, which = REQUESTS[what]
     with object_store() as server, object_store() as other:
@@ -74,13 +74,13 @@ def test_no_change_goes_to_another_host(what: str, status: str) -> None:
             return Answer(status, {"Location": to}) if which(request) else None
 
         server.refuse = refuse
-        with pytest.raises(OSError, match="another host, which is not followed"):
+        with pytest.raises(OSError, match="another host, which is not allowed"):
             save(size, 2)
         assert other.log == [] and server.objects == before and not server.uploads
 
 
 @pytest.mark.parametrize("what", list(REQUESTS))
-def test_the_same_host_sends_elsewhere(what: str) -> None:
+def test_redirect_within_the_host(what: str) -> None:
     """It is followed, and signed for where it leads to."""
     size, which = REQUESTS[what]
     with object_store() as server:
@@ -106,7 +106,7 @@ def test_the_same_host_sends_elsewhere(what: str) -> None:
         assert len(moved) == 1 and seed_of() == 2 and list(server.objects) == [PLACE]
 
 
-def test_another_region_that_knows_no_conditions() -> None:
+def test_region_without_conditional_writes() -> None:
     """Both are learned by one small save: where to go, and what not to ask for."""
     with object_store() as server:
         sign(server)
@@ -134,7 +134,7 @@ def test_another_region_that_knows_no_conditions() -> None:
 
 
 @pytest.mark.parametrize("what", ["index", "removal", "join"])
-def test_a_change_that_is_put_off(what: str) -> None:
+def test_delayed_write(what: str) -> None:
     """409 ConditionalRequestConflict: the store is asked again, with the same condition."""
     is_it: dict[str, Which] = {
         "index": lambda r: r.method == "PUT" and r.path.endswith(".json"),
@@ -170,7 +170,7 @@ def test_a_change_that_is_put_off(what: str) -> None:
 @pytest.mark.parametrize("answer", [
     failure("503 Slow Down", "SlowDown"), failure("200 OK", "SlowDown"),
     failure("200 OK", "InternalError"), failure("500 Internal Server Error", "InternalError")])
-def test_parts_that_can_not_be_joined_now(answer: Answer) -> None:
+def test_complete_upload_is_retried(answer: Answer) -> None:
     """The store is asked again; where it never can, the save fails, and says what it knows."""
     count = 0
 
@@ -188,7 +188,7 @@ def test_parts_that_can_not_be_joined_now(answer: Answer) -> None:
         save(LARGE, 1)
         assert count == 2 and seed_of() == 1
         count, bad = 0, 1 << 30
-        with pytest.raises(OSError, match="whether the object is there is not known"):
+        with pytest.raises(OSError, match="it is unknown whether the object was stored"):
             save(LARGE, 2)
         assert count == 2 and seed_of() == 1 and not server.uploads
 
@@ -218,7 +218,7 @@ def seed_there(kind: str, is_set: bool) -> set[int]:
 @pytest.mark.parametrize("body", [b"<Error><Code>InternalError</Code></Error>", b""],
                          ids=["error", "empty"])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
-def test_a_yes_without_a_mark_is_none(kind: str, body: bytes, is_set: bool) -> None:
+def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: bool) -> None:
     """200 with an error, or without an ETag, of a store that did nothing: it is put once more;
     and where that is said for ever the save fails and the old model stays, whole."""
     with object_store() as server:
@@ -238,7 +238,7 @@ def test_a_yes_without_a_mark_is_none(kind: str, body: bytes, is_set: bool) -> N
         assert len(refused) == 1 and seed_there(kind, is_set) == {2}
         before = dict(server.objects)
         server.refuse = lambda request: refuse(request, float("inf"))
-        with pytest.raises(OSError, match="does not say that it took the object"):
+        with pytest.raises(OSError, match="does not confirm the object"):
             save_there(kind, is_set, 3)
         server.refuse = lambda request: None
         assert seed_there(kind, is_set) == {2} and server.objects == before
@@ -247,7 +247,7 @@ def test_a_yes_without_a_mark_is_none(kind: str, body: bytes, is_set: bool) -> N
 @pytest.mark.parametrize("is_set", [True, False])
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
-def test_a_no_of_who_has_done_it(kind: str, is_new: bool, is_set: bool) -> None:
+def test_failure_after_success(kind: str, is_new: bool, is_set: bool) -> None:
     """A proxy asks the store twice, whose second answer is that something is there already: what
     is there are our bytes, and so is all that they lead to."""
     with object_store() as server:
@@ -268,10 +268,10 @@ def test_a_no_of_who_has_done_it(kind: str, is_new: bool, is_set: bool) -> None:
         assert refused and seed_there(kind, is_set) == {2}
 
 
-def test_a_no_where_nothing_may_be() -> None:
-    """no_overwrite: the same bytes may have been there before, so it is told that nobody knows."""
+def test_precondition_failure_on_a_new_object() -> None:
+    """create_only: the bytes may have existed before, so the error says "unknown"."""
     with object_store() as server:
-        remote.configure(endpoint=server.url, anonymous=True, no_overwrite=True)
+        remote.configure(endpoint=server.url, anonymous=True, create_only=True)
         save_there("s3", False, 1)
         with pytest.raises(FileExistsError):
             save_there("s3", False, 1)

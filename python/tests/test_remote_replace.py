@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set saved where one is already: at every step a reader has the old one or the new one."""
+"""A save over an existing set: at every step a reader gets the old set or the new one."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_reader_at_each_step(before: int, after: int, has_index: bool) -> None
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
-def test_who_has_it_open_keeps_it_or_is_told(steps: int) -> None:
+def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
     """Tensors read later are of the set that was opened, or an error."""
     handles = []
 
@@ -149,7 +149,7 @@ def test_who_has_it_open_keeps_it_or_is_told(steps: int) -> None:
         assert values == ({1} if steps < 4 else {2})
 
 
-def test_an_index_whose_answer_is_lost() -> None:
+def test_lost_response_to_an_index_upload() -> None:
     """Nobody knows whether it is there: what it may lead to stays."""
     lost = [False]
 
@@ -162,6 +162,6 @@ def test_an_index_whose_answer_is_lost() -> None:
         ask(server)
         save(3, 1)
         lost[0] = True
-        with pytest.raises(OSError, match="whether the object is there is not known"):
+        with pytest.raises(OSError, match="it is unknown whether the object was stored"):
             save(3, 2)
         assert seed_of(fst_numpy.load_file(FOLDER)) == 2  # it was

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving to addresses: parts, whole or nothing, and stores that misbehave."""
+"""Saves to URLs: multipart uploads, atomicity, and misbehaving stores."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
         assert same(fst_numpy.load_file(ADDRESS), tensors)
 
 
-def test_nothing_is_seen_before_it_is_whole() -> None:
+def test_object_is_invisible_until_complete() -> None:
     """The old object stays until the last request, and a save that is closed leaves nothing."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
@@ -88,7 +88,7 @@ def test_nothing_is_seen_before_it_is_whole() -> None:
         assert server.objects[PLACE] == old and not server.uploads
 
 
-def test_faults_on_the_way() -> None:
+def test_faults_during_a_save() -> None:
     """Busy, broken, silent: parts are sent again, and the object is right."""
     tensors = make(33)
     seen: dict[str, int] = {}
@@ -125,7 +125,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_what_fails_leaves_nothing(kind: str) -> None:
+def test_failed_save_leaves_nothing(kind: str) -> None:
     """Each request of an upload refused: an error that says why, no object and no parts."""
     where, status, code, error, words = REFUSALS[kind]
 
@@ -145,7 +145,7 @@ def test_what_fails_leaves_nothing(kind: str) -> None:
         assert not server.objects and not server.uploads
 
 
-def test_a_joining_whose_answer_is_lost() -> None:
+def test_lost_response_to_complete_upload() -> None:
     """It is asked for again, is gone, and the object is there: saved."""
     tensors = make(10)
     lost: list[Request] = []
@@ -163,8 +163,8 @@ def test_a_joining_whose_answer_is_lost() -> None:
         assert same(fst_numpy.load_file(ADDRESS), tensors)
 
 
-def test_a_joining_that_fails_is_not_taken_for_done() -> None:
-    """The upload is gone, and what is there is an older object, as large as this one."""
+def test_failed_complete_upload_is_an_error() -> None:
+    """The upload no longer exists, and the object is an older one of the same size."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
         fst_numpy.save_file(make(10), ADDRESS)
@@ -181,12 +181,12 @@ def test_a_joining_that_fails_is_not_taken_for_done() -> None:
             return failure("500 Internal Server Error", "InternalError") if is_first else None
 
         server.refuse = refuse
-        with pytest.raises(OSError, match="NoSuchUpload.*whether the object is there is not known"):
+        with pytest.raises(OSError, match="NoSuchUpload.*unknown whether the object was stored"):
             fst_numpy.save_file(make(10, 1), ADDRESS)
         assert len(tries) == 2 and server.objects[PLACE] == old
 
 
-def test_the_joining_of_other_stores() -> None:
+def test_complete_upload_of_other_stores() -> None:
     """Some call their answer another name."""
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -244,7 +244,7 @@ def test_a_set() -> None:
 
 
 def test_a_set_that_fails_at_the_end() -> None:
-    """What was put in place is taken back, and no index comes."""
+    """Published files are deleted again, and no index is written."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
         for name in ("00003-of", "index"):
@@ -280,20 +280,20 @@ def test_bytes_in_any_order() -> None:
         assert not server.uploads
 
 
-def test_what_needs_files_says_so(tmp_path: pathlib.Path) -> None:
-    """Options that make no sense at addresses, servers that take no objects."""
+def test_file_only_operations_are_refused(tmp_path: pathlib.Path) -> None:
+    """Options that do not apply to URLs, and servers that accept no objects."""
     tensors = {"a": numpy.ones(3)}
     with object_store() as server:
         ask(server)
-        with pytest.raises(Exception, match="copy it there"):
+        with pytest.raises(Exception, match="copy it"):
             fst_numpy.save_file(tensors, ADDRESS, compress=True)
         with pytest.raises(Exception, match="take no files here"):
             fst_numpy.save_file(tensors, server.url + "x.safetensors?sig=SECRET")
         with pytest.raises(Exception, match="take no files here"):
             fst_numpy.save_file(tensors, "hf://me/model/x.safetensors")
-        with pytest.raises(Exception, match="as a text, not as a path object"):
+        with pytest.raises(Exception, match="must be a str, not a path object"):
             fst_numpy.save_file(tensors, pathlib.Path(ADDRESS))
-        with pytest.raises(Exception, match="needs a name"):
+        with pytest.raises(Exception, match="a file name is missing"):
             fst_numpy.save_file(tensors, "s3://bucket/")
         assert server.log == []
 
@@ -319,10 +319,10 @@ def test_ranks_say_so(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_where_there_is_nothing() -> None:
-    """no_overwrite: FileExistsError, small and large, and the object stays."""
+def test_create_only() -> None:
+    """create_only: FileExistsError, small and large, and the object stays."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server, no_overwrite=True)
+        ask(server, create_only=True)
         fst_numpy.save_file(make(1), ADDRESS)
         old = server.objects[PLACE]
         for mib in (1, 10):
@@ -339,9 +339,9 @@ def test_only_where_there_is_nothing() -> None:
     ],
 )
 def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> None:
-    """no_overwrite at Azure and Google: the store refuses what comes second, small and large."""
+    """create_only at Azure and Google: the store refuses what comes second, small and large."""
     with object_store() as server:
-        remote.configure(endpoint=server.url, no_overwrite=True, **settings)
+        remote.configure(endpoint=server.url, create_only=True, **settings)
         fst_numpy.save_file(make(1), address)
         old = dict(server.objects)
         for mib in (1, 10):
@@ -351,21 +351,21 @@ def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(("before", "files"), [(2, 1), (1, 3), (3, 3), (2, 3), (1, 1)])
-def test_a_set_only_where_there_is_none(before: int, files: int) -> None:
-    """no_overwrite: also sets of other numbers of files stay; nothing is sent."""
+def test_create_only_of_a_sharded_model(before: int, files: int) -> None:
+    """create_only: also sets of other numbers of files stay; nothing is sent."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
         save_set(1, before, "s3://bucket/m")
         old = dict(server.objects)
-        ask(server, no_overwrite=True)
-        with pytest.raises(FileExistsError, match="there is a model already"):
+        ask(server, create_only=True)
+        with pytest.raises(FileExistsError, match="a model exists already"):
             save_set(1, files, "s3://bucket/m", 1)
         assert server.objects == old and server.log[-1].method == "GET"
         save_set(1, files, "s3://bucket/other", 1)
 
 
-def test_only_where_there_is_nothing_and_answers_are_lost() -> None:
-    """What the first try has put there is no object of somebody else's."""
+def test_no_overwrite_with_lost_responses() -> None:
+    """The object of the first attempt is not mistaken for another save's."""
     lost: list[Request] = []
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -375,7 +375,7 @@ def test_only_where_there_is_nothing_and_answers_are_lost() -> None:
         return answer
 
     with object_store(fault, {KEY: SECRET}) as server:
-        ask(server, no_overwrite=True)
+        ask(server, create_only=True)
         lost.append(Request("PUT", "", "", {}))
         fst_numpy.save_file(make(1), "s3://bucket/before.safetensors")  # a connection is kept
         lost.clear()
@@ -391,7 +391,7 @@ def test_only_where_there_is_nothing_and_answers_are_lost() -> None:
 
 
 def test_two_saves_of_a_blob() -> None:
-    """Blocks of a blob are in one place, whoever sends them: none gets into the other's."""
+    """Concurrent uploads share a blob's block list: no block gets into the other's object."""
     with object_store() as server:
         remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=x")
         one, other = (open_writer(10 * MIB, "az://box/m.safetensors") for _ in range(2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies beside an address is found as beside a file: manifests, lists, signatures."""
+"""Verification of remote models: manifests, lists and signatures next to them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_set(tmp_path: pathlib.Path, kind: str, scheme: str, whole: bool) -> N
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ending", [".manifest", ".sha256", "SHA256SUMS", ".digest"])
 def test_a_file(tmp_path: pathlib.Path, name: str, ending: str, command: str) -> None:
-    """Each list that is looked for beside it, from Python and by the command."""
+    """Each list that is searched next to it, from Python and by the command."""
     path = tmp_path / name
     fst_numpy.save_file({"a": numpy.arange(1 << 20, dtype=numpy.uint8)}, path)
     if ending == ".manifest":
@@ -120,12 +120,12 @@ def test_a_file(tmp_path: pathlib.Path, name: str, ending: str, command: str) ->
         assert done.returncode != 0 and "SECRET" not in done.stderr, done
 
 
-def test_nothing_beside_it(tmp_path: pathlib.Path) -> None:
-    """Absent, or refused to who may not list: an error; a store in trouble: another one."""
+def test_remote_model_without_manifest(tmp_path: pathlib.Path) -> None:
+    """Missing, or forbidden without list permission: one error; a failing store: another one."""
     fst_numpy.save_file({"a": numpy.ones(3)}, tmp_path / "m.safetensors")
     for status, words in (
-        ("404 Not Found", "nothing to verify it with"),
-        ("403 Forbidden", "nothing to verify it with"),
+        ("404 Not Found", "no digests to verify against"),
+        ("403 Forbidden", "no digests to verify against"),
         ("501 Not Implemented", "m.safetensors.manifest"),
     ):
 
@@ -139,8 +139,8 @@ def test_nothing_beside_it(tmp_path: pathlib.Path) -> None:
                 fst_numpy.load_file(f"{server.url}m.safetensors", verify=True)
 
 
-def test_a_set_that_lacks_a_file(tmp_path: pathlib.Path) -> None:
-    """Of a folder without an index all that a manifest lists has to be there."""
+def test_remote_model_with_a_missing_shard(tmp_path: pathlib.Path) -> None:
+    """A folder without an index must have all files of its manifest."""
     folder = tmp_path / "set"
     make_set(folder)
     write_manifest(folder)
@@ -148,12 +148,12 @@ def test_a_set_that_lacks_a_file(tmp_path: pathlib.Path) -> None:
         fill(store, folder, "set/")
         remote.configure(endpoint=store.url, anonymous=True)
         del store.objects["/bucket/set/model.safetensors.index.json"]
-        with pytest.raises(SafetensorError, match="lists .*index.json, which is not there"):
+        with pytest.raises(SafetensorError, match="lists .*index.json, which is missing"):
             fst_numpy.load_file("s3://bucket/set/", verify=True)
 
 
 def test_signed(tmp_path: pathlib.Path, command: str) -> None:
-    """A bundle beside the model, by its key; another key's, and bytes that it does not sign."""
+    """A bundle next to the model, with its key, with another key, and with unsigned bytes."""
     if shutil.which("openssl") is None:
         pytest.skip("keys are made by openssl")
     folder = tmp_path / "set"
@@ -175,7 +175,7 @@ def test_signed(tmp_path: pathlib.Path, command: str) -> None:
         index = f"{web.url}set/model.safetensors.index.json"
         for address in ("s3://bucket/set/", index, index + "?token=SECRET"):
             assert len(fst_numpy.load_file(address, verify=good)) == 4
-            with pytest.raises(SafetensorError, match="another key") as caught:
+            with pytest.raises(SafetensorError, match="a different key") as caught:
                 fst_numpy.load_file(address, verify=bad)
             assert "SECRET" not in str(caught.value)
         spoil(folder / "model-00001-of-00002.safetensors")
@@ -183,7 +183,7 @@ def test_signed(tmp_path: pathlib.Path, command: str) -> None:
             fst_numpy.load_file(index, verify=good)
 
 
-def test_a_model_tells_what_it_is_held_against(tmp_path: pathlib.Path) -> None:
+def test_verification_source_is_available(tmp_path: pathlib.Path) -> None:
     """Without what signs the address."""
     path = tmp_path / "m.safetensors"
     fst_numpy.save_file({"a": numpy.ones(3)}, path)

@@ -59,7 +59,7 @@ def test_convert_alone_changes_nothing(run, sample, tmp_path):
 
 def test_convert_dtype_and_alignment(run, sample, tmp_path, torch):
     path, tensors = sample
-    run("convert", "--dtype", "F32", "--align", "4096", path, tmp_path / "out")
+    run("convert", "--dtype", "F32", "--alignment", "4096", path, tmp_path / "out")
     loaded = load_file(tmp_path / "out")
     for name, tensor in tensors.items():
         wanted = tensor.float() if tensor.dtype.is_floating_point else tensor
@@ -69,13 +69,13 @@ def test_convert_dtype_and_alignment(run, sample, tmp_path, torch):
         assert row["offset"] % 4096 == 0 or not row["bytes"]
 
 
-def test_show_names_what_was_meant(run, tmp_path, torch):
+def test_show_suggests_names(run, tmp_path, torch):
     tensors = {"layer.0.weight": torch.tensor([1.0, 2.0, 4.0]), "layer.1.weight": torch.ones(2)}
     save_file(tensors, tmp_path / "m")
     _, err = run("show", tmp_path / "m", "layer.0.wieght", code=1)
     assert "'layer.0.wieght'. Close: layer.0.weight, layer.1.weight" in err
     _, err = run("show", tmp_path / "m", "layer.1.weight", "zzz", code=1)  # one of several
-    assert err == "fastsafetensors: no tensor's name matches 'zzz'\n"
+    assert err == "fastsafetensors: no tensor name matches 'zzz' [NoMatch]\n"
     row = json.loads(run("show", "--json", tmp_path / "m", "layer.0.weight")[0])
     assert row["std"] == pytest.approx(tensors["layer.0.weight"].std(unbiased=False).item())
 
@@ -141,7 +141,7 @@ def test_extract(run, sample, tmp_path):
     wanted = {name for name in tensors if name.startswith("t.float") or name == "scalar"}
     assert set(load_file(tmp_path / "out")) == wanted
     _, err = run("extract", "--select", "zzz", path, tmp_path / "none", code=1)
-    assert "no tensor's name matches" in err
+    assert "no tensor name matches" in err
     assert not (tmp_path / "none").exists()
 
 
@@ -152,6 +152,16 @@ def test_dry_run_writes_nothing(run, sample, tmp_path):
     out, _ = run("split", "--count", "2", "--dry-run", path, tmp_path / "out")
     assert "in 2 files" in out and "file 2:" in out
     assert sorted(os.listdir(tmp_path)) == [path.name]
+
+
+def test_json_calls_bytes_of_files_and_bytes_of_tensors_by_different_names(run, sample, tmp_path):
+    path, tensors = sample
+    planned = json.loads(run("convert", "--json", "--dry-run", path, tmp_path / "out")[0])
+    assert planned["tensor_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert planned["files"][0]["tensor_bytes"] == planned["tensor_bytes"]
+    assert "bytes" not in planned
+    done = json.loads(run("convert", "--json", path, tmp_path / "out")[0])
+    assert done["bytes"] == (tmp_path / "out").stat().st_size > planned["tensor_bytes"]
 
 
 def test_diff(run, sample, tmp_path, torch):
@@ -177,7 +187,7 @@ def test_diff(run, sample, tmp_path, torch):
 def test_usage(run, sample, tmp_path):
     path, _ = sample
     for arguments in (["convert", path], ["convert", "--dtype", "X", path, "y"],
-                      ["convert", "--align", "3", path, "y"], ["split", path, "y"],
+                      ["convert", "--alignment", "3", path, "y"], ["split", path, "y"],
                       ["split", "--size", "0", path, "y"], ["extract", path, "y"],
                       ["merge", path], ["convert", "--size", "3", path, "y"], ["edit", path],
                       ["edit", "--set", "x", path], ["edit", "--rename", "a*=b", path],
@@ -191,7 +201,7 @@ def test_usage(run, sample, tmp_path):
         assert out.startswith(f"usage: fastsafetensors {name}")
 
 
-def test_a_header_that_begins_like_a_pickle_is_none(run, tmp_path):
+def test_header_resembling_a_pickle(run, tmp_path):
     """Its length's first bytes are 80 03: 896 bytes of header."""
     header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'.ljust(896)
     (tmp_path / "m").write_bytes(struct.pack("<Q", 896) + header + b"ab")
@@ -221,7 +231,7 @@ def test_diff_of_values_across_dtypes(run, tmp_path, torch):
 
 
 def test_values_of_empty_tensors(run, tmp_path, torch):
-    """There are none, which is no difference, and not for want of numbers."""
+    """Both have no elements, which is not a difference."""
     save_file({"e": torch.empty(0, 3)}, tmp_path / "a")
     save_file({"e": torch.empty(0, 3, dtype=torch.float16)}, tmp_path / "b")
     out, _ = run("diff", "--values", tmp_path / "a", tmp_path / "b", code=1)
@@ -250,22 +260,22 @@ def test_whole_numbers_keep_all_their_digits(run, tmp_path, torch):
     assert row["first"] == limits and row["max"] == limits[0] and row["min"] == 0
 
 
-def test_a_conversion_of_nothing_says_so(run, tmp_path, torch):
+def test_conversion_without_effect_warns(run, tmp_path, torch):
     save_file({"a": torch.ones(3), "i": torch.arange(3)}, tmp_path / "m")
     for words in ([], ["--dry-run"]):
         _, err = run("convert", "--dtype", "F32", *words, tmp_path / "m", tmp_path / "out")
-        assert "nothing is converted" in err and "F32" in err
+        assert "has no effect" in err and "F32" in err
         _, err = run("convert", "--dtype", "F16", *words, tmp_path / "m", tmp_path / "out")
         assert err == ""
     for dtype, said in (("F32", True), ("I8", True), ("F16", False)):
         for more in ([], ["--budget", "16M"]):
             _, err = run("load", "--dtype", dtype, *more, tmp_path / "m")
-            assert ("nothing is converted" in err) == said, (dtype, err)
+            assert ("has no effect" in err) == said, (dtype, err)
     out, _ = run("convert", "--json", "--dtype", "F32", tmp_path / "m", tmp_path / "out")
     assert json.loads(out)["converted"] == 0
     torch.save({"a": torch.ones(3)}, tmp_path / "t.bin")
     _, err = run("convert", "--dtype", "F32", tmp_path / "t.bin", tmp_path / "out", env=ours())
-    assert "nothing is converted" in err
+    assert "has no effect" in err
 
 
 def wait_until_caught(process, number):
@@ -308,10 +318,10 @@ def test_a_signal_leaves_nothing(command, tmp_path, words):
         assert os.listdir(tmp_path / "out") == []
 
 
-def test_targets_and_paths_that_are_not_there(run, sample, tmp_path):
+def test_missing_targets_and_paths(run, sample, tmp_path):
     path, _ = sample
     _, err = run("convert", path, tmp_path / "nodir/x", code=2)
-    assert f"there is no folder '{tmp_path}/nodir' to save to" in err
+    assert f"the folder '{tmp_path}/nodir' does not exist" in err
     _, err = run("clean", tmp_path / "nope", code=2)
     assert "No such file" in err
     (tmp_path / ".gone.0123456789abcdef.tmp").touch()  # a first save that was killed
@@ -325,14 +335,14 @@ def test_targets_and_paths_that_are_not_there(run, sample, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [path.name]
 
 
-def test_an_index_that_is_something_else_says_what(run, tmp_path, sample):
+def test_invalid_index_names_its_kind(run, tmp_path, sample):
     path, _ = sample
     index = tmp_path / "model.safetensors.index.json"
     for content, words in ((b"version https://git-lfs.github.com/spec/v1\nsize 77\n", "git-lfs"),
                            (b"<!DOCTYPE html><html>", "web page"), (b"\x1f\x8b\x08\0", "gzip"),
-                           (path.read_bytes(), "a safetensors file itself"), (b"", "empty"),
-                           (b'{"error": "not found"}', "server's answer"), (bytes(50), "zeros"),
-                           (b'{"weight_map": 3}', "expected"), (b'{"a": 1}', "no weight_map")):
+                           (path.read_bytes(), "a safetensors file"), (b"", "empty"),
+                           (b'{"error": "not found"}', "JSON response"), (bytes(50), "zeros"),
+                           (b'{"weight_map": 3}', "expected"), (b'{"a": 1}', "is missing")):
         index.write_bytes(content)
         for source in (index, tmp_path):
             _, err = run("inspect", source, code=1)
@@ -363,7 +373,7 @@ def test_edit(run, tmp_path, torch):
     assert not json.loads(out)["files"][0]["metadata"]
     assert sorted(load_file(path)) == sorted(tensors)
     _, err = run("edit", "--rename", "none=other", path, code=1)
-    assert "no tensor's name matches" in err
+    assert "no tensor name matches" in err
     before = path.read_bytes()
     _, err = run("edit", "--rename", "model.layers.*=x", path, code=3)
     run("edit", "--rename", "model.layers.0.w=x", path, code=2)  # there is an x
@@ -382,13 +392,13 @@ def test_an_edit_writes_the_header_alone_where_blocks_are_shared(run, tmp_path, 
         loaded = load_file(path)
         assert all(torch.equal(loaded[name], before[name]) for name in before)
     out, err = run("edit", "--unset", "nobody", "--dry-run", path)
-    assert "there was no key 'nobody'" in err and "would write" in out
+    assert "the metadata has no key 'nobody'" in err and "would write" in out
     _, err = run("edit", "--rename", "a=c", "--rename", "none=d", path, code=1)
-    assert "no tensor's name matches 'none'" in err and set(load_file(path)) == {"a", "b"}
+    assert "no tensor name matches 'none'" in err and set(load_file(path)) == {"a", "b"}
     run("split", "--count", "2", path, tmp_path / "set")
     _, err = run("edit", "--rename", "a=c", tmp_path / "set/model-00001-of-00002.safetensors",
                  code=2)
-    assert "an index of the folder leads to this file" in err
+    assert "an index in the folder lists this file" in err
 
 
 def test_standard_input_is_a_source(command, run, sample, tmp_path, torch):
@@ -430,7 +440,7 @@ def test_standard_input_is_a_source(command, run, sample, tmp_path, torch):
     assert "gzip" not in os.listdir(tmp_path) and "-" not in os.listdir(tmp_path)
 
 
-def test_standard_input_that_is_no_model_ends_soon(command, run, tmp_path):
+def test_invalid_standard_input_ends_early(command, run, tmp_path):
     """Also input without an end: nothing but its first block is kept."""
     for source, code in (("yes", 1), ("cat /dev/zero", 1), ("cat /dev/urandom", 1), ("true", 1)):
         done = subprocess.run(["bash", "-c", f"{source} | '{command}' inspect -"], text=True,
@@ -449,29 +459,29 @@ def test_rescue(run, tmp_path, torch):
     (tmp_path / "cut").write_bytes(raw[:-12000])
     run("convert", tmp_path / "cut", tmp_path / "out", code=1)
     _, err = run("rescue", tmp_path / "cut", tmp_path / "out")
-    assert f"12000 of {len(raw)} bytes are missing, 3 of 5 tensors are whole" in err
+    assert f"12000 of {len(raw)} bytes are missing, 3 of 5 tensors are complete" in err
     loaded = load_file(tmp_path / "out")
     assert sorted(loaded) == ["t0", "t1", "t2"] and torch.equal(loaded["t2"], tensors["t2"])
     _, err = run("rescue", tmp_path / "cut", tmp_path / "cut", code=3)
-    assert "its own place" in err and len((tmp_path / "cut").read_bytes()) == len(raw) - 12000
+    assert "is SOURCE" in err and len((tmp_path / "cut").read_bytes()) == len(raw) - 12000
     _, err = run("verify", tmp_path / "cut", code=1)
     assert "'fastsafetensors rescue' writes these" in err
     (tmp_path / "cut").write_bytes(raw[:700])
     _, err = run("verify", tmp_path / "cut", code=1)
-    assert "0 of 5 tensors are whole" in err and "writes these" not in err
+    assert "0 of 5 tensors are complete" in err and "writes these" not in err
     (tmp_path / "cut").write_bytes(raw[:40])
     run("rescue", tmp_path / "cut", tmp_path / "none", code=1)
     assert not (tmp_path / "none").exists()
 
 
-def test_folders_wherever_a_path_is_taken(run, sample, tmp_path):
+def test_folders_are_accepted_as_paths(run, sample, tmp_path):
     path, tensors = sample
     run("split", "--count", "3", path, tmp_path / "set")
     run("convert", "--dtype", "F16", "--select", "large", path, tmp_path / "extra")
     run("edit", "--rename", "large=other", tmp_path / "extra")
     run("merge", tmp_path / "set", tmp_path / "extra", tmp_path / "all")
     assert set(load_file(tmp_path / "all")) == {*tensors, "other"}
-    for words in (["engines"], ["bench", "--runs", "1"], ["verify"], ["load"], ["inspect"]):
+    for words in (["engines"], ["bench", "--repeat", "1"], ["verify"], ["load"], ["inspect"]):
         run(*words, tmp_path / "set")
     run("diff", path, tmp_path / "set")
 
@@ -486,8 +496,8 @@ def test_answers_as_json(run, sample, tmp_path):
     assert json.loads(out) == {"differences": [], "same": len(tensors), "different": 0}
     out, _ = run("engines", "--json", path)
     assert sum(row["chosen"] for row in json.loads(out)["engines"]) >= 1
-    out, _ = run("bench", "--json", "--runs", "1", path)
-    assert json.loads(out)["ways"][0]["possible"]
+    out, _ = run("bench", "--json", "--repeat", "1", path)
+    assert json.loads(out)["methods"][0]["possible"]
     out, _ = run("show", "--json", path, "scalar")
     row = json.loads(out)
     assert row["min"] == row["max"] == row["mean"] == 3.5 and row["first"] == [3.5]
@@ -499,7 +509,7 @@ def test_answers_as_json(run, sample, tmp_path):
         assert json.loads(out)["error"]["kind"] == kind and err == ""
 
 
-def test_clean_removes_what_killed_saves_left(run, tmp_path, torch):
+def test_clean_removes_leftovers(run, tmp_path, torch):
     save_file({"a": torch.ones(2)}, tmp_path / "m.safetensors")
     left = tmp_path / ".m.safetensors.0123456789abcdef.tmp"
     left.write_bytes(bytes(1000))
@@ -517,7 +527,7 @@ def test_clean_removes_what_killed_saves_left(run, tmp_path, torch):
 def test_standard_output_is_a_target(command, sample, tmp_path):
     """The same bytes as in a file, also aligned, converted, of several pieces; nothing else."""
     path, _ = sample
-    for more in ([], ["--align", "4096"], ["--dtype", "F16"], ["--select", "t.*"],
+    for more in ([], ["--alignment", "4096"], ["--dtype", "F16"], ["--select", "t.*"],
                  ["--order", "name"]):
         subprocess.run([command, "convert", "--quick", *more, path, tmp_path / "out"], check=True,
                        capture_output=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving: bytes equal to the reference writer's, its refusals, and nothing left behind."""
+"""Saves: the same bytes as the reference writer, the same errors, and no leftovers."""
 
 import os
 import pathlib
@@ -114,7 +114,7 @@ def test_numpy(tmp_path):
     assert fastsafetensors.numpy.load_file(path)["generic"] == 2
     for bad, kind, words in [
         ({"a": np.array([1, "x"], dtype=object)}, SafetensorError, 'Unknown dtype "object"'),
-        ({"a": [1]}, TypeError, "no numpy array"),
+        ({"a": [1]}, TypeError, "must be a numpy array"),
         ({1: np.zeros(1)}, TypeError, "names must be str"),
         ([1], TypeError, "expected a dict"),
     ]:
@@ -136,7 +136,7 @@ def test_refusals(tmp_path, torch):
         ({1: a}, TypeError, "names must be str"),
         ({"a": torch.empty(2, device="meta")}, NotImplementedError, "`a` is on the meta device"),
         ({"a": quantized}, ValueError, "`a` is quantized"),
-        ({"a": torch.zeros(2, dtype=torch.complex128)}, ValueError, "`a` is torch.complex128"),
+        ({"a": torch.zeros(2, dtype=torch.complex128)}, ValueError, "dtype torch.complex128"),
         ({"__metadata__": a}, ValueError, "reserved"),
     ]
     for tensors, kind, words in cases:
@@ -428,7 +428,7 @@ def test_save_model(tmp_path, torch):
     assert fastsafetensors.torch.storage_ptr(model[0].weight) == model[0].weight.data_ptr()
 
 
-def test_nothing_of_ours_stays_alive(tmp_path, torch):
+def test_save_leaves_no_objects_alive(tmp_path, torch):
     from fastsafetensors import live_allocation_count
 
     before = live_allocation_count(), len(os.listdir("/proc/self/fd"))

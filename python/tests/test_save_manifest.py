@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests that saves make: the text that `hash --manifest` makes of the result."""
+"""Manifests written by saves equal those of `hash --manifest` on the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 
 import fastsafetensors.numpy as fst_numpy
-from fastsafetensors import check_manifest, edit_header, load_file, write_manifest
+from fastsafetensors import (
+    check_manifest,
+    edit_header,
+    hash_file,
+    load_file,
+    write_manifest,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -54,7 +60,7 @@ def by_model(path: pathlib.Path, **options: object) -> None:
 
 
 @pytest.mark.parametrize("save", [by_torch, by_numpy, by_model])
-def test_every_front_makes_it(save, tmp_path: pathlib.Path) -> None:
+def test_every_api_writes_a_manifest(save, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.safetensors"
     beside = tmp_path / "model.safetensors.manifest"
     for value, algorithm in ((True, "xxh3-128"), ("xxh3", "xxh3-128"), ("blake3", "blake3")):
@@ -63,14 +69,14 @@ def test_every_front_makes_it(save, tmp_path: pathlib.Path) -> None:
         load_file(path, verify=True)
     save(path)
     assert not beside.exists()  # it was the old file's
-    with pytest.raises(FileNotFoundError, match="nothing to verify"):
+    with pytest.raises(FileNotFoundError, match="no digests to verify"):
         load_file(path, verify=True)
     save(path, manifest=tmp_path / "mine.manifest")
     assert is_right(path, tmp_path / "mine.manifest") and not beside.exists()
     assert sorted(os.listdir(tmp_path)) == ["mine.manifest", "model.safetensors"]
 
 
-def test_a_set_gets_one(tmp_path: pathlib.Path) -> None:
+def test_sharded_model_gets_a_manifest(tmp_path: pathlib.Path) -> None:
     state = weights()
     index = fast_loading.save_safetensors_sharded(state, tmp_path, "3MB", manifest="blake3")
     assert index.endswith(".json")
@@ -79,19 +85,19 @@ def test_a_set_gets_one(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "model.manifest").exists()
 
 
-def test_what_is_no_manifest_is_refused(tmp_path: pathlib.Path) -> None:
+def test_invalid_manifest_is_refused(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(ValueError, match="manifest"):
         by_torch(path, manifest="")
     with pytest.raises(TypeError):
         by_torch(path, manifest=5)
     by_torch(path)
-    with pytest.raises(ValueError, match="place of the model"):
+    with pytest.raises(ValueError, match="overwrite the model"):
         by_torch(path, manifest=path)
     assert not list(tmp_path.glob(".*"))
 
 
-def test_nothing_is_read_for_it(tmp_path: pathlib.Path) -> None:
+def test_manifest_needs_no_reads(tmp_path: pathlib.Path) -> None:
     array = np.arange(1 << 20, dtype=np.float32)
     rows = [("a", "F32", array.shape, array.ctypes.data, array.nbytes)]
     writer = Writer(tmp_path / "model.safetensors", rows, owners=array, manifest=b"")
@@ -116,7 +122,7 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
     assert command("convert", source, target).returncode == 0
     assert not (tmp_path / "other.safetensors.manifest").exists()
     answer = command("convert", "--manifest", "--dry-run", source, target)
-    assert answer.returncode == 3 and "--manifest takes no" in answer.stderr
+    assert answer.returncode == 3 and "--manifest cannot be combined" in answer.stderr
     assert command("convert", "--manifest=md5", source, target).returncode == 3
 
 
@@ -150,7 +156,7 @@ def test_edited(tmp_path: pathlib.Path) -> None:
         command("edit", "--manifest", "--rename", "layer.1=other", source, target).returncode == 0
     )
     assert is_right(target, tmp_path / "other.safetensors.manifest")
-    assert is_right(source, beside, "blake3")  # nobody has touched it
+    assert is_right(source, beside, "blake3")  # it is unchanged
     edit_header(source, {"a": "c"}, manifest=True)
     assert is_right(source, beside)
     load_file(source, verify=True)
@@ -159,10 +165,66 @@ def test_edited(tmp_path: pathlib.Path) -> None:
     edit_header(source, {"a": "e"}, manifest="sha256", durable=True)
     assert is_right(source, beside, "sha256")
     for wrong in (source, target):
-        with pytest.raises(ValueError, match="place of the model"):
+        with pytest.raises(ValueError, match="overwrite the model"):
             edit_header(source, {"a": "f"}, target=target, manifest=wrong)
     assert command("edit", "--unset", "a", source).returncode == 0
     assert not beside.exists()
     for more in (["--dry-run", source], [source, "-"]):
         answer = command("edit", "--manifest", "--set", "a=b", *more)
-        assert answer.returncode == 3 and "--manifest takes no" in answer.stderr
+        assert answer.returncode == 3 and "--manifest cannot be combined" in answer.stderr
+
+
+def saved_file(path: pathlib.Path, value: float) -> None:
+    fst_torch.save_file({"w": torch.full((4,), value)}, path)
+
+
+def edited_file(path: pathlib.Path, value: float) -> None:
+    edit_header(path, metadata={"step": str(value)})
+
+
+def saved_set(path: pathlib.Path, value: float) -> None:
+    tensors = {name: torch.full((64, 64), value) for name in "ab"}
+    fast_loading.save_safetensors_sharded(tensors, path, max_shard_size=20_000)
+
+
+@pytest.mark.parametrize("save", [saved_file, edited_file, saved_set], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("whole", [True, False], ids=["model", "file"])
+def test_a_save_removes_every_file_beside_the_model_that_describes_the_old_one(
+    save, whole: bool, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "m"
+    if save is edited_file:
+        saved_file(path, 0.0)
+    save(path, 1.0)
+    described = path if whole or path.is_file() else sorted(path.glob("model-*.safetensors"))[0]
+    hash_file(described, "sha256", write=True)
+    write_manifest(described)
+    load_file(described, verify=True)
+    save(path, 2.0)
+    beside = [found.name for found in tmp_path.rglob("*")
+              if found.name.endswith((".digest", ".manifest"))]
+    assert beside == []
+    with pytest.raises(FileNotFoundError, match="no digests to verify against"):
+        load_file(described, verify=True)
+
+
+def test_a_save_leaves_files_of_others_with_those_names(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "m.safetensors"
+    for ending in (".digest", ".manifest"):
+        (tmp_path / f"m.safetensors{ending}").write_text("somebody's notes\n")
+    saved_file(path, 1.0)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_link_to_an_old_manifest_is_deleted_and_its_target_stays(tmp_path, torch):
+    """As in folders whose files are links to blobs."""
+    from fastsafetensors.torch import load_file, save_file
+
+    path, link = tmp_path / "m.safetensors", tmp_path / "m.safetensors.manifest"
+    save_file({"a": torch.zeros(3)}, path, manifest=True)
+    (tmp_path / "blobs").mkdir()
+    link.rename(tmp_path / "blobs/old")
+    link.symlink_to("blobs/old")
+    load_file(path, verify=True)
+    save_file({"a": torch.ones(3)}, path)
+    assert not link.is_symlink() and (tmp_path / "blobs/old").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves take bytes only from memory that is the tensor's: else an error, in every front."""
+"""Saves only read memory that belongs to the tensor; otherwise an error, in every interface."""
 
 import ctypes
 
@@ -121,9 +121,9 @@ def test_under_functional_transforms(front, torch, tmp_path):
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_what_has_memory_is_saved(front, torch, tmp_path):
+def test_tensors_with_storage_are_saved(front, torch, tmp_path):
     class Plain(torch.Tensor):
-        """A subclass with memory of its own."""
+        """A subclass with separate memory."""
 
     base = torch.arange(8.0)
     tensors = {"plain": torch.ones(2, 2).as_subclass(Plain), "view": base[4:],
@@ -153,7 +153,7 @@ def test_the_extension_refuses_to_write_from_address_zero(tmp_path):
     writer.close()
 
 
-def test_a_writer_in_a_circle_is_collected(tmp_path):
+def test_writer_in_a_reference_cycle_is_collected(tmp_path):
     """What a progress function holds may hold the writer."""
     import gc
     import weakref
@@ -170,12 +170,12 @@ def test_a_writer_in_a_circle_is_collected(tmp_path):
     assert seen() is None and list(tmp_path.iterdir()) == []
 
 
-def test_bytes_without_any_need_no_address(tmp_path):
+def test_empty_bytes_need_no_pointer(tmp_path):
     data = _core.serialize(None, [("w", "U8", [0, 3], 0, 0)])
     assert _serialize.deserialize(data)[0][1]["shape"] == [0, 3]
 
 
-def test_specs_need_an_address(tmp_path):
+def test_specs_need_a_data_pointer(tmp_path):
     spec = _serialize.TensorSpec("uint8", [4], 0, 4)
     with pytest.raises(ValueError, match="address"):
         _serialize.serialize({"w": spec})

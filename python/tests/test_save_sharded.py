@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded saves and embedding caches: equal to Hugging Face's, whole at any time."""
+"""Sharded saves and embedding caches: equal to Hugging Face's, and atomic."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from conftest import sample_tensors
 from fastsafetensors import ParallelSaver, SafetensorError
 from fastsafetensors._saving import parse_size
 from fastsafetensors.fast_loading import (
+    _STRUCTURE_KEY,
     load_embeddings_safetensors,
     load_safetensors,
     load_safetensors_mmap,
@@ -36,7 +37,7 @@ from fastsafetensors.saver import (
 from fastsafetensors.st_types import DType
 
 
-def test_files_and_index_are_hugging_faces(tmp_path, torch):
+def test_files_and_index_equal_hugging_face(tmp_path, torch):
     hub = pytest.importorskip("huggingface_hub")
     import random
 
@@ -76,7 +77,7 @@ def test_shared_memory_goes_to_one_file(tmp_path, torch):
     assert index["weight_map"]["x"] == index["weight_map"]["z"] != index["weight_map"]["y"]
 
 
-def test_earlier_sets_go_last(tmp_path, torch):
+def test_old_shards_are_deleted_last(tmp_path, torch):
     (tmp_path / "config.json").write_text("{}")
     for size in (100, 100, 4000, 50, 4000):
         tensors = {f"t{i}": torch.full((40,), float(size)) for i in range(5)}
@@ -201,7 +202,7 @@ def test_embeddings(tmp_path, torch):
             save_embeddings_safetensors(value, path)
 
 
-def test_embeddings_of_others(tmp_path, torch):
+def test_embeddings_of_other_programs(tmp_path, torch):
     path = tmp_path / "cache.safetensors"
     save_safetensors({"a": torch.ones(2)}, path, {"type": "embeddings"})
     assert set(load_embeddings_safetensors(path)) == {"a"}
@@ -268,7 +269,7 @@ def test_parallel_saver(tmp_path, torch):
         validate_shard_set(others)
 
 
-def test_a_fill_of_ones_own(tmp_path, torch):
+def test_custom_fill(tmp_path, torch):
     from safetensors.torch import load_file
 
     calls = []
@@ -334,3 +335,54 @@ def test_saver_refusals(torch):
     for call, words in cases:
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_embeddings_come_back_as_the_types_they_were(tmp_path, torch):
+    import collections
+
+    path = tmp_path / "e.safetensors"
+    shared = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    for value in (
+        torch.ones(1), shared, torch.nn.Parameter(torch.ones(2)), torch.Size([2, 3]),
+        torch.Size([]), (), [], {}, None, collections.OrderedDict(b=torch.ones(1), a=None),
+        {"p": [shared, (shared, torch.Size([1]))], "t": torch.zeros(1)},
+    ):
+        save_embeddings_safetensors(value, path)
+        found = load_embeddings_safetensors(path)
+        assert types_of(found) == types_of(value)
+
+
+def types_of(value):
+    """The types of a structure, with what belongs to them."""
+    if isinstance(value, dict):
+        return type(value), [(key, types_of(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [types_of(part) for part in value]
+    return type(value), getattr(value, "requires_grad", value)
+
+
+def test_embeddings_of_types_that_would_not_come_back_are_refused(tmp_path, torch):
+    import collections
+
+    pair = collections.namedtuple("pair", "prompt pooled")
+
+    class Named(dict):
+        pass
+
+    for value in (pair(torch.ones(1), None), collections.defaultdict(list, a=torch.ones(1)),
+                  Named(a=torch.ones(1)), torch.nn.UninitializedParameter(), 5, "text"):
+        with pytest.raises(TypeError, match=f"not {type(value).__name__}, at place"):
+            save_embeddings_safetensors({"place": value}, tmp_path / "e.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("node", ['{"size": [-1]}', '{"size": ["x"]}', '{"size": 3}',
+                                  '{"parameter": "a", "grad": 1}', '{"parameter": "a"}',
+                                  '{"parameter": "b", "grad": true}', '{"ordered": [["a"]]}'])
+def test_a_broken_structure_of_types_is_an_error(tmp_path, torch, node):
+    from fastsafetensors.torch import save_file
+
+    path = tmp_path / "e.safetensors"
+    save_file({"a": torch.ones(1)}, path, {_STRUCTURE_KEY: node})
+    with pytest.raises(SafetensorError, match="broken structure"):
+        load_embeddings_safetensors(path)

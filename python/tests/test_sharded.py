@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a model on the ranks of a group: every way, DTensors, what is read and sent."""
+"""Parts of a model on the ranks of a group: strategies, DTensors, bytes read and sent."""
 
 import math
 
@@ -89,7 +89,7 @@ for strategy in ("slice", "scatter"):
     if rank == 0:
         shutil.copy(path, cut)
     dist.barrier()
-    real = sharded._Load.ways
+    real = sharded._Load.methods
     def ways(self):
         result = real(self)
         dist.barrier()
@@ -97,14 +97,14 @@ for strategy in ("slice", "scatter"):
             os.truncate(cut, os.path.getsize(cut) // 2)
         dist.barrier()
         return result
-    sharded._Load.ways = ways
+    sharded._Load.methods = ways
     try:
         load_sharded(cut, rows, WORLD, strategy=strategy)
     except Exception as error:
         assert "cut" in str(error), error
     else:
         raise AssertionError("no error")
-    sharded._Load.ways = real
+    sharded._Load.methods = real
     again()
 
 # DTensors, by placements, patterns and a tensor-parallel plan; on meshes of one and two dimensions.
@@ -179,17 +179,17 @@ def test_parts(folder, size):
     run_ranks(CODE, folder, size)
 
 
-def test_alone(folder, torch):
+def test_single_process(folder, torch):
     from fastsafetensors.sharded import load_sharded
 
     got = load_sharded(folder / "model.safetensors", {"big": 0, "odd": None})
     expected = torch.load(folder / "expected.pt")
     assert torch.equal(got["big"], expected["big"]) and torch.equal(got["odd"], expected["odd"])
     path = folder / "model.safetensors"
-    for wrong, words in (({"big": "x"}, "big: a dimension is"), (["big"], "dims must be")):
+    for wrong, words in (({"big": "x"}, "big: a dimension must be"), (["big"], "dims must be")):
         with pytest.raises(TypeError, match=words):
             load_sharded(path, wrong)
-    with pytest.raises(ValueError, match="^big: dimension 9 of"):
+    with pytest.raises(ValueError, match="^big: dimension 9 is out of range"):
         load_sharded(path, {"big": 9})
     assert load_sharded(path, {}) == {}
     with pytest.raises(ValueError, match="strategy must be one of"):
@@ -197,29 +197,29 @@ def test_alone(folder, torch):
 
 
 @pytest.mark.parametrize("shape, dim", [((4, 6), 2), ((4, 6), -3), ((), 0)])
-def test_a_dimension_that_a_tensor_lacks(torch, shape, dim):
+def test_missing_dimension(torch, shape, dim):
     """It is no other dimension of it, and no error without words."""
     from torch.distributed.tensor import Shard
 
     from fastsafetensors._rank_parts import part_on_mesh
 
-    with pytest.raises(ValueError, match=f"dimension {dim} of a tensor of {len(shape)}"):
+    with pytest.raises(ValueError, match=f"dimension {dim} is out of range"):
         part_on_mesh(shape, [Shard(dim)], [2], [1])
 
 
 def test_choice(torch):
-    """The ways that "auto" takes, by speeds: the formulas of choose_way at their corners."""
-    from fastsafetensors.sharded import Part, Speeds, choose_way, over_read, part_of
+    """The ways that "auto" takes, by speeds: the formulas of choose_method at their corners."""
+    from fastsafetensors.sharded import Part, Speeds, choose_method, over_read, part_of
 
     slow_link, fast_link = Speeds(1e9, 1e8), Speeds(1e9, 1e12)
     big = 1 << 30
-    assert choose_way(big, 1.0, False, slow_link, 4) == "slice"
-    assert choose_way(big, 1.0, False, fast_link, 4) == "slice"  # nobody reads less than a part
-    assert choose_way(big, 4.0, False, fast_link, 4) == "scatter"
-    assert choose_way(big, 4.0, False, slow_link, 4) == "slice"
-    assert choose_way(big, 1.0, True, fast_link, 4) == "broadcast"
-    assert choose_way(big, 1.0, True, slow_link, 4) == "slice"
-    assert choose_way(1000, 4.0, True, fast_link, 4) == "slice"  # small: no message
+    assert choose_method(big, 1.0, False, slow_link, 4) == "slice"
+    assert choose_method(big, 1.0, False, fast_link, 4) == "slice"  # no rank reads less than a part
+    assert choose_method(big, 4.0, False, fast_link, 4) == "scatter"
+    assert choose_method(big, 4.0, False, slow_link, 4) == "slice"
+    assert choose_method(big, 1.0, True, fast_link, 4) == "broadcast"
+    assert choose_method(big, 1.0, True, slow_link, 4) == "slice"
+    assert choose_method(1000, 4.0, True, fast_link, 4) == "slice"  # small: no message
     assert over_read((100, 4096), part_of((100, 4096), 0, 1, 4), 2) == 1.0
     assert over_read((100, 4096), part_of((100, 4096), 1, 1, 4), 2) == 4.0  # 6 KiB gaps are read
     assert over_read((100, 1 << 20), part_of((100, 1 << 20), 1, 1, 4), 2) == 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signed folders: ours, and the model_signing package's, each verified by the other."""
+"""Signed folders: this package and the model_signing package verify each other's signatures."""
 
 import base64
 import json
@@ -7,6 +7,8 @@ import os
 import pathlib
 import pickle
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -41,7 +43,7 @@ def make_keys(folder: pathlib.Path, curve: str) -> tuple[pathlib.Path, pathlib.P
 
 @pytest.fixture()
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A model's folder with a manifest that is worth signing."""
+    """A model's folder with a manifest that can be signed."""
     path = tmp_path / "model"
     (path / "below").mkdir(parents=True)
     fast_torch.save_file({"a": torch.arange(70000.0)}, path / "model.safetensors")
@@ -54,7 +56,9 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
 def test_sign_and_verify(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A good folder is 0; a changed, missing or additional file and a wrong key are 1."""
+    """Exit code 0 for a valid folder; 1 for a changed, missing or additional file or a wrong
+    key.
+    """
     private, public = make_keys(tmp_path, curve)
     signed = run("sign", "--json", "--key", private, folder)
     assert json.loads(signed.stdout)["files"] == 4, signed
@@ -76,7 +80,7 @@ def test_sign_and_verify(curve: str, folder: pathlib.Path, tmp_path: pathlib.Pat
 def test_other_curves_are_refused(
     curve: str, folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """They have as many bits as those that model signing knows."""
+    """Keys have as many bits as the key kinds of model signing."""
     try:
         private, _ = make_keys(tmp_path, curve)
     except subprocess.CalledProcessError:
@@ -85,10 +89,10 @@ def test_other_curves_are_refused(
     assert done.returncode != 0 and "P-256" in done.stderr, done
 
 
-def test_a_file_that_is_called_like_a_bundle_elsewhere(
+def test_file_named_like_a_bundle(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Only the bundle itself is no part of what is signed."""
+    """Only the bundle itself is not signed."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle = tmp_path / "signed.sig"
     assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
@@ -100,7 +104,7 @@ def test_a_file_that_is_called_like_a_bundle_elsewhere(
 
 
 def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Every bit of payload, signature and hint that is flipped is refused."""
+    """Every flipped bit of payload, signature and hint is rejected."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("sign", "--key", private, folder).returncode == 0
     bundle = folder / "model.sig"
@@ -121,8 +125,8 @@ def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) 
     assert run("verify", "--signature", bundle, "--key", public, folder).returncode == 0
 
 
-def test_what_is_no_bundle_and_no_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Each says what it is instead."""
+def test_invalid_bundles_and_keys(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Other files are rejected with their kind."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("sign", folder).returncode == 3
     assert run("verify", "--signature", "x", folder).returncode == 3
@@ -140,7 +144,7 @@ def test_what_is_no_bundle_and_no_key(folder: pathlib.Path, tmp_path: pathlib.Pa
 
 
 def test_loads_by_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Every front that has verify= takes SignedBy(): key, then manifest, then each chunk."""
+    """Every function with verify= accepts SignedBy(): key, then manifest, then each chunk."""
     private, public = make_keys(tmp_path, "prime256v1")
     other = make_keys(tmp_path, "secp384r1")[1]
     path = folder / "model.safetensors"
@@ -154,20 +158,20 @@ def test_loads_by_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with safe_open(folder, "pt", verify=signed) as file:
         assert file.get_tensor("a")[7] == 7
         assert pickle.loads(pickle.dumps(file)).get_tensor("a")[7] == 7
-    with verifying(SignedBy(other)), pytest.raises(SafetensorError, match="another key"):
+    with verifying(SignedBy(other)), pytest.raises(SafetensorError, match="a different key"):
         fast_torch.load_file(path)
     (tmp_path / "kept").mkdir()
     elsewhere = shutil.move(folder / "model.sig", tmp_path / "kept" / "model.sig")
     assert fast_torch.load_file(path, verify=SignedBy(str(public), elsewhere))["a"][7] == 7
     write_manifest(folder, algorithm="blake3")  # not the one that was signed
-    with pytest.raises(SafetensorError, match="not of this manifest") as caught:
+    with pytest.raises(SafetensorError, match="does not cover this manifest") as caught:
         fast_torch.load_file(path, verify=SignedBy(public, elsewhere))
     assert caught.value.tag == "InvalidSignature"
 
 
 @pytest.fixture(scope="module")
 def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Python of an environment that has the package."""
+    """The Python of an environment that has the package."""
     place = tmp_path_factory.mktemp("model_signing")
     python = str(place / "bin/python")
     try:
@@ -182,7 +186,7 @@ def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
 def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
                                       model_signing: str) -> None:
-    """It verifies what is signed here, and the other way round."""
+    """The other package verifies our signatures, and the reverse."""
     private, public = make_keys(tmp_path, curve)
 
     def theirs(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -205,7 +209,7 @@ def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path
 
 
 def sign_again(private: pathlib.Path, folder: pathlib.Path, old: pathlib.Path) -> dict[str, int]:
-    """What signing a folder once more, with an older bundle's word, took."""
+    """The counts of signing a folder again with an older bundle."""
     done = run("sign", "--json", "--key", private, "--keep", old, folder)
     assert done.returncode == 0, done
     answer = json.loads(done.stdout)
@@ -215,15 +219,15 @@ def sign_again(private: pathlib.Path, folder: pathlib.Path, old: pathlib.Path) -
 
 @pytest.fixture()
 def settled(folder: pathlib.Path) -> pathlib.Path:
-    """A folder whose files were not changed shortly ago: only such ones get stamps."""
+    """A folder whose files have not changed recently: only such files get stamps."""
     time.sleep(4)
     return folder
 
 
-def test_a_changed_readme_is_all_that_is_read_again(
+def test_only_a_changed_readme_is_read_again(
     settled: pathlib.Path, tmp_path: pathlib.Path, model_signing: str
 ) -> None:
-    """Manifest and bundle are made again, and the weights of both are taken from before."""
+    """Manifest and bundle are made again, and both reuse the digests of unchanged files."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle, manifest = settled / "model.sig", settled / "model.manifest"
     assert run("sign", "--key", private, settled).returncode == 0
@@ -246,8 +250,8 @@ def test_a_changed_readme_is_all_that_is_read_again(
     assert done.returncode == 0, done
 
 
-def test_what_was_touched_is_read_again(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Bytes that differ behind the same size and time, a swapped link, a copied folder."""
+def test_touched_files_are_read_again(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Bytes changed with the same size and time, a swapped link, a copied folder."""
     private, public = make_keys(tmp_path, "prime256v1")
     model = settled / "model.safetensors"
     other = tmp_path / "other.safetensors"
@@ -276,14 +280,14 @@ def test_what_was_touched_is_read_again(settled: pathlib.Path, tmp_path: pathlib
                ).returncode == 0
 
 
-def test_only_a_good_bundle_is_kept(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """One of another key, or with a bit flipped, is worth nothing: it is an error."""
+def test_only_a_valid_bundle_is_reused(settled: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A bundle with another key or a flipped bit is not reused: it is an error."""
     private, _ = make_keys(tmp_path, "prime256v1")
     other, _ = make_keys(tmp_path, "secp384r1")
     bundle = settled / "model.sig"
     assert run("sign", "--key", private, settled).returncode == 0
     done = run("sign", "--key", other, "--keep", bundle, settled)
-    assert done.returncode == 1 and "another key" in done.stderr, done
+    assert done.returncode == 1 and "a different key" in done.stderr, done
     fields = json.loads(bundle.read_bytes())
     payload = base64.b64decode(fields["dsseEnvelope"]["payload"])
     digest = json.loads(payload)["predicate"]["resources"][0]["digest"].encode()
@@ -292,29 +296,92 @@ def test_only_a_good_bundle_is_kept(settled: pathlib.Path, tmp_path: pathlib.Pat
     (tmp_path / "forged.sig").write_text(json.dumps(fields))
     before = bundle.read_bytes()
     done = run("sign", "--key", private, "--keep", tmp_path / "forged.sig", settled)
-    assert done.returncode == 1 and "signature is not good" in done.stderr, done
+    assert done.returncode == 1 and "signature is invalid" in done.stderr, done
     assert run("sign", "--key", private, "--keep", "nowhere", settled).returncode == 2
     assert bundle.read_bytes() == before
 
 
-def test_trees_without_end(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Links that lead to folders above make a small tree an endless one: an error, and soon."""
+def test_endless_trees(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Links to parent folders make a small tree endless: an error, without a long search."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle = tmp_path / "kept.sig"
     assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
     (folder / "below" / "up").symlink_to(folder)
-    for ask in (("sign", "--key", private, folder),
-                ("verify", "--signature", bundle, "--key", public, folder)):
-        done = run(*ask)
-        assert done.returncode not in (0, 1) and done.stderr != "", done
+    done = run("sign", "--key", private, folder)
+    assert done.returncode == 2 and "below/up" in done.stderr and "cannot be signed" in done.stderr
+    done = run("verify", "--signature", bundle, "--key", public, folder)
+    assert done.returncode == 1 and "below/up: not signed: a symbolic link to a folder" in \
+        done.stdout, done
     for number in range(4):  # each level four times as wide as the one above
         (folder / "below" / f"again {number}").symlink_to(folder)
     done = run("sign", "--key", private, folder)
     assert done.returncode not in (0, 1) and done.stderr != "", done
 
 
-def test_where_signature_and_key_are(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Paths from the current folder, through links, and ones that are not there."""
+def make_odd_entries(folder: pathlib.Path) -> dict[str, str]:
+    """Entries without bytes to sign, and the message for each."""
+    place = folder / "below"
+    os.mkfifo(place / "fifo")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(place)  # a path of a socket is short
+        server.bind("socket")
+        os.chdir(here)
+    (place / "nowhere").symlink_to("not there")
+    (place / "itself").symlink_to("itself")
+    (place / "one").symlink_to("other")
+    (place / "other").symlink_to("one")
+    (place / "back").symlink_to(".")
+    (place / "back twice").symlink_to("..")
+    found = {"fifo": "a FIFO", "socket": "a socket", "nowhere": "a broken symbolic link",
+             "itself": "a symbolic link in a loop", "one": "a symbolic link in a loop",
+             "other": "a symbolic link in a loop",
+             "back": "a symbolic link to a folder that contains it",
+             "back twice": "a symbolic link to a folder that contains it"}
+    try:
+        os.mknod(place / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        found["device"] = "a character device"
+    except OSError:
+        pass  # only root may make one, and not everywhere
+    return found
+
+
+def test_entries_without_bytes_are_differences(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """FIFOs, sockets, devices and broken links are each reported by name."""
+    private, public = make_keys(tmp_path, "prime256v1")
+    assert run("sign", "--key", private, folder).returncode == 0
+    check = ("verify", "--signature", folder / "model.sig", "--key", public, folder)
+    assert run(*check).returncode == 0
+    for name, words in make_odd_entries(folder).items():
+        kept = tmp_path / "kept"
+        for other in (folder / "below").iterdir():  # each alone
+            if other.name not in (name, "vocabulary \u00e9.txt"):
+                kept.mkdir(exist_ok=True)
+                other.rename(kept / other.name)
+        alone = name not in ("one", "other")
+        done = run(*check)
+        assert done.returncode == 1, (name, done)
+        wanted = words if alone else "a broken symbolic link"
+        assert f"below/{name}: not signed: {wanted}" in done.stdout, (name, done)
+        assert done.stdout.count("not signed") == 1
+        done = run("sign", "--key", private, "--output", tmp_path / "new.sig", folder)
+        assert done.returncode == 2 and f"below/{name}" in done.stderr and wanted in done.stderr
+        for other in kept.iterdir():
+            other.rename(folder / "below" / other.name)
+    done = run(*check)
+    assert done.returncode == 1 and "below/one: not signed: a symbolic link in a loop" in \
+        done.stdout
+    # In place of a file that was signed.
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to("README.md")
+    done = run(*check)
+    assert done.returncode == 1 and "README.md: a symbolic link in a loop" in done.stdout
+
+
+def test_signature_and_key_paths(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Relative paths, paths through links, and missing paths."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("sign", "--key", private, folder).returncode == 0
     linked = tmp_path / "linked"

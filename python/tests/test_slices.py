@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors: what the frameworks themselves give for every index, small and large."""
+"""Slices of tensors: the same results as the frameworks for every index."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ def test_small_parts_are_copies(path, torch):
 
 
 def _cached_bytes(path):
-    """What the page cache holds of a file; skips where nothing tells."""
+    """The cached bytes of a file; skips if the kernel does not report them."""
     program = shutil.which("fincore")
     if program is None:
         pytest.skip("fincore is not installed")
@@ -63,7 +63,7 @@ def _cached_bytes(path):
     return int(done.stdout)
 
 
-def test_small_parts_need_no_load_where_they_are_cached(path, monkeypatch, torch):
+def test_small_cached_parts_need_no_load(path, monkeypatch, torch):
     import fastsafetensors._open as opening
 
     opened = []
@@ -75,7 +75,7 @@ def test_small_parts_need_no_load_where_they_are_cached(path, monkeypatch, torch
         with safe_open(path, framework) as f:
             for row in range(4):
                 assert f.get_slice("large")[row, 3:5].shape == (2, 300)
-            assert len(opened) in (0, 4)  # 4: the kernel does not tell what is cached
+            assert len(opened) in (0, 4)  # 4: the kernel does not report what is cached
         opened.clear()
 
 
@@ -110,7 +110,7 @@ def test_simple_parts_are_planned_in_c(path, monkeypatch, torch):
         planned.clear()
 
 
-def test_an_index_that_closes_the_file(path):
+def test_index_object_closing_the_file(path):
     class Closing:
         def __index__(self):
             f.close()
@@ -126,7 +126,7 @@ def test_an_index_that_closes_the_file(path):
         assert "closed" in str(error)
 
 
-def test_a_row_costs_a_row(tmp_path, torch):
+def test_row_reads_only_its_bytes(tmp_path, torch):
     """Neither cache nor time are spent on the rest of the tensor."""
     path = str(tmp_path / "rows.safetensors")
     save_file({"rows": np.zeros((16384, 1024), np.float32)}, path)
@@ -145,7 +145,7 @@ def test_a_row_costs_a_row(tmp_path, torch):
 
 
 def test_small_parts_under_fake_tensors(path, torch):
-    """As whole tensors: what is read is real."""
+    """Slices of whole tensors give the stored bytes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with open(path, "rb") as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command's convert, of files of torch.save."""
+"""The command's convert for torch.save files."""
 
 import json
 import os
@@ -49,10 +49,11 @@ def test_torch_files_take_the_options_of_convert(command, convert, tmp_path, tor
     """Read once, by the command: every word that it takes, JSON, and standard output."""
     source, out = tmp_path / "t.bin", tmp_path / "out"
     torch.save({"b": torch.ones(3, 5), "a": torch.arange(4)}, source)
-    text, _ = convert("--json", "--dtype", "bfloat16", "--align=4096", "--ord", "given",
+    text, _ = convert("--json", "--dtype", "bfloat16", "--alignment=4096", "--ord", "given",
                       "--quick", source, out)
     answer = json.loads(text)
-    assert (answer["tensors"], answer["bytes"], answer["converted"]) == (2, 62, 1)
+    assert (answer["tensors"], answer["converted"]) == (2, 1)
+    assert answer["bytes"] == out.stat().st_size
     assert answer["promise"] == "quick" and answer["target"] == str(out)
     assert load_file(out)["b"].dtype == torch.bfloat16
     text, _ = convert("--json", "--dry-run", "--select", "b", source, "no")
@@ -82,7 +83,7 @@ def test_torch_files_are_compressed_and_get_manifests(convert, tmp_path, torch):
     assert torch.equal(load_file(new, verify=True)["w"], weights["w"])
 
 
-def test_torch_files_that_hold_more_say_what(convert, tmp_path, torch):
+def test_torch_files_with_other_objects_are_named(convert, tmp_path, torch):
     """In our words: torch's recommend to run the code, and may hold what drives a terminal."""
     (tmp_path / "evil.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     name = tmp_path / "a\x1b[31mb.pt"
@@ -93,7 +94,7 @@ def test_torch_files_that_hold_more_say_what(convert, tmp_path, torch):
 
 
 def test_no_tensor_of_a_torch_file_is_left_out(convert, tmp_path, torch):
-    """Weights beside the ones that are found are an error; what else a checkpoint holds is not."""
+    """Additional weights in a checkpoint are an error; other contents are not."""
     weights = {"w": torch.ones(2)}
     for more in ({"extra": torch.ones(3)}, {"ema": {"w": torch.zeros(2)}}):
         torch.save({"model": weights, **more}, tmp_path / "m.bin")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checkers understand every example of the documents, and know tensors from other things."""
+"""Type checkers accept every example of the documents, and infer tensors."""
 
 import pathlib
 import re
@@ -36,7 +36,7 @@ FAULTS = [
 
 
 def _checker(name):
-    """The command of a checker beside this Python."""
+    """The command of a checker in this Python's environment."""
     beside = pathlib.Path(sys.executable).with_name(name)
     if not beside.exists():
         pytest.skip(f"{name} is not installed")
@@ -47,7 +47,7 @@ def _checker(name):
 
 @pytest.fixture(params=["mypy", "basedpyright"])
 def check(request, tmp_path):
-    """A function that checks files in a folder of their own: (exit code, what is said)."""
+    """A function that checks files in a separate folder: (exit code, output)."""
     command = _checker(request.param)
 
     def run(*paths):
@@ -75,7 +75,7 @@ def test_tensors_are_tensors(check, tmp_path, torch):
     assert code == 0, said
 
 
-def test_faults_are_found(check, tmp_path, torch):
+def test_type_errors_are_found(check, tmp_path, torch):
     for number, fault in enumerate(FAULTS):
         (tmp_path / f"fault_{number}.py").write_text(fault + "\n")
     code, said = check(*(f"fault_{number}.py" for number in range(len(FAULTS))))

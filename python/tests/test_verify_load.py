@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was verified is what is used, by every front."""
+"""Verified loads return the verified bytes, in every interface."""
 
 import json
 import os
@@ -128,8 +128,8 @@ def test_every_front_refuses_a_flipped_bit(front: str, model: pathlib.Path) -> N
     assert len(load(model, False)) == len(NAMES)
 
 
-def test_true_with_nothing_there_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Nobody is told that something was verified that was not."""
+def test_verify_true_without_digests_is_an_error(tmp_path: pathlib.Path) -> None:
+    """Unverified loads never report a verification."""
     path = tmp_path / "alone.safetensors"
     fast_torch.save_file({"a": torch.zeros(4)}, path)
     with pytest.raises(FileNotFoundError):
@@ -138,7 +138,7 @@ def test_true_with_nothing_there_is_an_error(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_manifest_from_elsewhere(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A path names the manifest, and what was found is told."""
+    """A path names the manifest, and the statistics report it."""
     other = tmp_path / "elsewhere"
     os.rename(f"{model}.manifest", other)
     assert len(fast_torch.load_file(model, verify=other)) == len(NAMES)
@@ -152,7 +152,7 @@ def test_a_manifest_from_elsewhere(model: pathlib.Path, tmp_path: pathlib.Path) 
 
 
 def test_only_the_chunks_of_a_slice_are_verified(model: pathlib.Path) -> None:
-    """A broken last tensor keeps nobody from the first."""
+    """A damaged last tensor does not prevent reading the first."""
     flip(model, os.path.getsize(model) - 10)
     with safe_open(model, "pt", verify=True) as file:
         assert file.get_tensor(NAMES[0])[0][1] == 1
@@ -162,7 +162,7 @@ def test_only_the_chunks_of_a_slice_are_verified(model: pathlib.Path) -> None:
 
 
 def test_folders_with_an_index(tmp_path: pathlib.Path) -> None:
-    """A folder's manifest lists its index and everything else; each is held against it."""
+    """A folder's manifest lists its index and all other files; each is verified."""
     save_safetensors_sharded({name: torch.ones(1000) * at for at, name in enumerate(NAMES)},
                              tmp_path, max_shard_size=9000)
     (tmp_path / "README.md").write_text("hello")
@@ -179,7 +179,7 @@ def test_folders_with_an_index(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_changed_readme_hashes_that_alone(tmp_path: pathlib.Path) -> None:
-    """Files that nobody touched since the old manifest was begun are not read."""
+    """Files unchanged since the old manifest was begun are not read."""
     fast_torch.save_file({"a": torch.zeros(1 << 20)}, tmp_path / "model.safetensors")
     (tmp_path / "README.md").write_text("old")
     time.sleep(4)  # what was changed just now might be changed again without another stamp
@@ -214,7 +214,7 @@ def test_the_command(model: pathlib.Path) -> None:
     assert ask("load", "--verify", model).returncode == 1
     os.remove(f"{model}.manifest")
     assert ask("verify", "--manifest", model).returncode == 2
-    assert ask("verify", "--from", "x", model).returncode == 3
+    assert ask("verify", "--key", "x", model).returncode == 3
     assert ask("hash", "--keep", "x", model).returncode == 3
 
 
@@ -259,7 +259,7 @@ def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> N
     assert len(fast_torch.load_file(model)) == len(NAMES)
 
 
-def test_hooks_do_not_give_the_read_to_who_does_not_verify(model: pathlib.Path) -> None:
+def test_hooks_keep_verification(model: pathlib.Path) -> None:
     """The reference would hand out what was refused."""
     reference = pytest.importorskip("safetensors.torch")
     from fastsafetensors.integrations import accelerate_from_pretrained

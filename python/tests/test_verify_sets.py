@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders from which something was taken away that what they are held against lists."""
+"""Folders that lack files listed in their manifest or list."""
 
 import json
 import pathlib
@@ -45,7 +45,7 @@ def make_keys(folder: pathlib.Path) -> SignedBy:
 
 
 def make_list(folder: pathlib.Path, source: str) -> Verify:
-    """What loads of the folder are held against."""
+    """The digests that loads of the folder are verified with."""
     if source in ("manifest", "signed"):
         write_manifest(folder, algorithm="sha256")
     if source == "sums":
@@ -61,7 +61,7 @@ def make_list(folder: pathlib.Path, source: str) -> Verify:
 
 @pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("source", ["manifest", "sums", "sidecar", "signed", "bundle"])
-def test_a_folder_from_which_a_file_was_taken(tmp_path, source, index) -> None:
+def test_folder_with_a_missing_file(tmp_path, source, index) -> None:
     """Files that are left are what they were, and the model is not."""
     folder = tmp_path / "set"
     make_set(folder, index=index)
@@ -70,7 +70,7 @@ def test_a_folder_from_which_a_file_was_taken(tmp_path, source, index) -> None:
     (folder / "more.safetensors").unlink()
     if index:
         (folder / INDEX).unlink()
-    with pytest.raises(SafetensorError, match=r"lists .*, which is not there") as caught:
+    with pytest.raises(SafetensorError, match=r"lists .*, which is missing") as caught:
         fast_torch.load_file(folder, verify=verify)
     assert caught.value.tag == "DigestMismatch"
     # Who names one file wants that one.
@@ -79,7 +79,7 @@ def test_a_folder_from_which_a_file_was_taken(tmp_path, source, index) -> None:
         assert set(one) == {"base"}
 
 
-def test_an_index_that_was_taken_away(tmp_path) -> None:
+def test_deleted_index(tmp_path) -> None:
     """All shards may be there: which tensors are the model's the index said."""
     folder = tmp_path / "set"
     make_set(folder, index=True)
@@ -105,8 +105,8 @@ def test_a_bundle_of_the_folder_above(tmp_path) -> None:
         fast_torch.load_file(top / "set", verify=verify)
 
 
-def test_an_index_behind_an_address(tmp_path) -> None:
-    """A server's index is held against the manifest as its files are."""
+def test_remote_index(tmp_path) -> None:
+    """A remote index is verified with the manifest, like its files."""
     folder = tmp_path / "set"
     make_set(folder, index=True)
     kept = tmp_path / "model.manifest"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and cancellation end every wait, whatever the storage does."""
+"""Ctrl-C and cancellation end every wait."""
 
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -117,7 +118,7 @@ def fork_in_handler():  # the child has no helper that it could wait for
             told.write("went on")
         os._exit(0)
 
-def start():  # what a load asks the file before it has threads of its own
+def start():  # reads of a load before it starts threads
     model.load(mode="load", engine="direct").wait()
 
 def small():  # what the page cache lacks, and is more than a few bytes
@@ -251,7 +252,7 @@ def test_leaving_an_asynchronous_loop(path, torch):
     assert first == "t0" and len(names) == 8
 
 
-def test_a_closed_loader_says_so_at_once(path):
+def test_closed_loader_is_an_error(path):
     loader = ParallelLoader(None, [path], use_tqdm_on_load=False)
     loader.close()
     with pytest.raises(Exception, match="ParallelLoader is closed"):
@@ -260,3 +261,38 @@ def test_a_closed_loader_says_so_at_once(path):
         pass
     with pytest.raises(Exception, match="ParallelLoader is closed"):
         iter(loader)
+
+
+def test_a_signal_ends_a_save_to_bytes_in_the_middle():
+    """For one gigabyte the copy itself raises, and does not return its bytes."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.torch import save
+
+    tensors = {"w": torch.zeros(1 << 28)}
+    events = []
+
+    def note(frame, event, argument):
+        if event.startswith("c_") and getattr(argument, "__name__", "") == "serialize":
+            events.append(event)
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(20):  # a signal may come before the copy begins, or not before its end
+            events.clear()
+            sys.setprofile(note)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.02)
+                save(tensors)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if events == ["c_call", "c_exception"]:
+                return
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    pytest.fail("no copy was ended by a signal")

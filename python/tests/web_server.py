@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
+import os
 import pathlib
 import random
 import socket
@@ -40,7 +42,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What is sent back; faults are made by changing it."""
+    """A response; tests change it to make faults."""
 
     status: str = "206 Partial Content"
     headers: dict[str, str] = field(default_factory=dict)
@@ -56,16 +58,31 @@ class Answer:
 Fault = Callable[[Request, Answer], Answer]
 
 
+def skip_without_libcurl() -> None:
+    """Skip the test that runs, if the library can't read URLs here."""
+    import pytest
+
+    try:
+        ctypes.CDLL("libcurl.so.4")
+    except OSError:
+        pytest.skip("libcurl is not installed")
+
+
 class WebServer(socketserver.ThreadingTCPServer):
-    """Counts what it is asked, and spoils answers as it is told."""
+    """Counts requests, and returns faulty responses on request."""
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, folder: pathlib.Path, fault: Fault | None = None) -> None:
-        """Serve the files of `folder` on a free port of the loopback interface."""
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, folder: pathlib.Path, fault: Fault | None = None, port: int = 0) -> None:
+        """Serve the files of `folder` on `port` of the loopback interface (0: a free one).
+
+        A test that needs a server is skipped where there is no libcurl to ask it.
+        """
+        if "PYTEST_CURRENT_TEST" in os.environ:
+            skip_without_libcurl()
+        super().__init__(("127.0.0.1", port), Handler)
         self.folder = folder
         self.fault = fault
         self.etags: dict[str, str] = {}
@@ -201,9 +218,11 @@ class Handler(socketserver.BaseRequestHandler):
 
 
 @contextlib.contextmanager
-def web_server(folder: pathlib.Path, fault: Fault | None = None) -> Iterator[WebServer]:
+def web_server(
+    folder: pathlib.Path, fault: Fault | None = None, port: int = 0
+) -> Iterator[WebServer]:
     """Run a server for the length of a `with`."""
-    server = WebServer(folder, fault)
+    server = WebServer(folder, fault, port)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

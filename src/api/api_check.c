@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Structs of callers that were built against an older or newer header.
+/// Structs of callers that were compiled against an older or newer header.
 #include "api_check.h"
 
 #include <string.h>
 
 #include "format/format.h"
 
-/// Larger than any version of a struct will be: a wild struct_size is caught.
+/// No version of a struct will be larger, so this catches uninitialised struct_size values.
 #define STRUCT_BYTES_MAX 65536u
 
-fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, size_t source_size,
-                                fst_error *error) {
-    API_REQUIRE(source_size >= sizeof(size_t) && source_size <= STRUCT_BYTES_MAX, error,
-                "struct_size %zu is not the size of the options", source_size);
-    API_REQUIRE(source_size <= size ||
-                    fsti_api_is_zero((const char *)source + size, source_size - size),
-                error, "the options have a field that this version lacks");
-    memset(target, 0, size);
-    memcpy(target, source, source_size < size ? source_size : size);
-    return FST_OK;
+static bool is_zero(const void *bytes, size_t size_bytes) {
+    const char *at = bytes;
+    for (size_t i = 0; i < size_bytes; i++)
+        if (at[i] != 0) return false;
+    return true;
 }
 
 fst_status fsti_api_check_size(size_t size, fst_error *error) {
     API_REQUIRE(size >= sizeof(size_t) && size <= STRUCT_BYTES_MAX, error,
-                "struct_size %zu is not the size of the struct", size);
+                "struct_size is %zu: set it to the size of the struct (FST_STRUCT_INIT)", size);
+    return FST_OK;
+}
+
+fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, size_t source_size,
+                                fst_error *error) {
+    FST_TRY(fsti_api_check_size(source_size, error));
+    API_REQUIRE(source_size <= size || is_zero((const char *)source + size, source_size - size),
+                error, "a field is set that this version of the library does not know");
+    memset(target, 0, size);
+    memcpy(target, source, source_size < size ? source_size : size);
     return FST_OK;
 }
 
@@ -36,11 +41,15 @@ fst_status fsti_api_give_struct(void *target, size_t size, const void *full, siz
     return FST_OK;
 }
 
-bool fsti_api_is_zero(const void *bytes, size_t size_bytes) {
-    const char *at = bytes;
-    for (size_t i = 0; i < size_bytes; i++)
-        if (at[i] != 0) return false;
-    return true;
+fst_status fsti_api_copy_element(void *target, size_t size, const void *elements, size_t index,
+                                 fst_error *error) {
+    size_t pitch, own;
+    memcpy(&pitch, elements, sizeof pitch);
+    FST_TRY(fsti_api_check_size(pitch, error));
+    const char *element = (const char *)elements + index * pitch;
+    memcpy(&own, element, sizeof own);
+    API_REQUIRE(own == pitch, error, "element %zu has another struct_size than the first", index);
+    return fsti_api_copy_struct(target, size, element, pitch, error);
 }
 
 fst_status fsti_api_check_stem(const char *stem, fst_error *error) {
@@ -49,7 +58,7 @@ fst_status fsti_api_check_stem(const char *stem, fst_error *error) {
     API_REQUIRE(stem[0] != '\0' && strchr(stem, '/') == NULL, error,
                 "a stem must not be empty or hold a slash");
     API_REQUIRE(stem[0] != '.', error, "a stem must not begin with a dot: the set would be hidden");
-    // An index is JSON: other bytes could not be written as they are.
+    // An index is JSON, which cannot contain other bytes.
     API_REQUIRE(fsti_utf8_valid((const unsigned char *)stem, strlen(stem), &fault_at), error,
                 "a stem must be UTF-8");
     return FST_OK;

@@ -1,33 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Argument checks that the public functions share.
+/// Argument checks shared by the public functions.
 #ifndef FSTI_API_CHECK_H
 #define FSTI_API_CHECK_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 #define API_REQUIRE(condition, error, ...)                                                         \
     do {                                                                                           \
         if (!(condition))                                                                          \
-            return fsti_error_set((error), FST_E_ARGUMENT, FSTI_NOWHERE, __VA_ARGS__);             \
+            return fsti_error_set((error), FST_E_ARGUMENT, FSTI_NO_LOCATION, __VA_ARGS__);         \
     } while (0)
 
-/// Copies a caller's struct of another version's size into `size` bytes: fields that the caller
-/// does not know are zero, fields that we do not know must be.
+/// Defers cancellation of the calling thread until the function returns, because waits inside it
+/// hold locks and own memory. (pthread_setcancelstate(3))
+#define API_DEFER_CANCEL                                                                           \
+    __attribute__((unused, cleanup(api_restore_cancel))) int api_cancel_state = api_disable_cancel()
+static inline int api_disable_cancel(void) {
+    int old;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+    return old;
+}
+static inline void api_restore_cancel(const int *old) {
+    int unused;
+    pthread_setcancelstate(*old, &unused);
+}
+
+/// Copies a caller's struct, possibly of another version, into `size` bytes. Fields unknown to the
+/// caller become zero; fields unknown to the library must be zero.
 fst_status fsti_api_copy_struct(void *target, size_t size, const void *source, size_t source_size,
                                 fst_error *error);
 
-/// Whether a caller's struct_size is one.
+/// Checks that a caller's struct_size can be the size of a struct.
 fst_status fsti_api_check_size(size_t size, fst_error *error);
-/// Gives `full` (this version's, of `full_size` bytes) to a caller whose struct has `size` bytes:
-/// cut, or with zeros for fields that this version lacks. Sets struct_size back to the caller's.
+/// Copies `full` (the current version, `full_size` bytes) to a caller's struct of `size` bytes:
+/// truncated, or with zeros for fields that this version lacks. struct_size becomes the caller's
+/// again.
 fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
                                 fst_error *error);
 
-/// Whether a set may be named by a stem; NULL: by the default one.
+/// Whether a sharded model may have that file name stem; NULL: the default.
 fst_status fsti_api_check_stem(const char *stem, fst_error *error);
 
-/// Whether an array of reserved words is zero.
-bool fsti_api_is_zero(const void *bytes, size_t size_bytes);
-#define API_ALL_ZERO(array) fsti_api_is_zero((array), sizeof(array))
+/// Copies element `index` of a caller's array of structs that begin with struct_size to `size`
+/// bytes, as fsti_api_copy_struct() does. The first element has the size of all.
+fst_status fsti_api_copy_element(void *target, size_t size, const void *elements, size_t index,
+                                 fst_error *error);
 
 #endif

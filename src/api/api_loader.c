@@ -5,76 +5,123 @@
 #include "api_check.h"
 #include "fastsafetensors.h"
 #include "fastsafetensors/experimental.h"
-#include "loader/loader.h"
-#include "model/model.h"
+#include "loader/load_handle.h"
+#include "model/open_model.h"
 
 static fst_status check_options(const fst_load_options *options, fst_error *error) {
-    API_REQUIRE((unsigned)options->mode < FST_MODE_COUNT, error, "unknown mode %d",
-                (int)options->mode);
-    API_REQUIRE((unsigned)options->engine < FST_ENGINE_COUNT, error, "unknown engine %d",
-                (int)options->engine);
-    API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error, "unknown order %d",
-                (int)options->order);
-    API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error, "unknown dtype %d",
-                (int)options->dtype);
-    API_REQUIRE((unsigned)options->cache < FST_CACHE_COUNT, error, "unknown cache %d",
-                (int)options->cache);
-    bool is_around = options->engine == FST_ENGINE_DIRECT || options->engine == FST_ENGINE_URING;
-    bool is_through = options->engine == FST_ENGINE_PREAD || options->engine == FST_ENGINE_MMAP;
-    API_REQUIRE(!(is_around && options->cache == FST_CACHE_KEEP) &&
-                    !(is_through && options->cache == FST_CACHE_BYPASS),
-                error, "the engine does not do with the page cache what is asked for");
-    API_REQUIRE((unsigned)options->gds < FST_GDS_COUNT, error, "unknown gds %d", (int)options->gds);
+    API_REQUIRE((unsigned)options->mode < FST_MODE_COUNT, error,
+                "unknown mode %d; expected a value of fst_load_mode", (int)options->mode);
+    API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error,
+                "unknown order %d; expected a value of fst_order", (int)options->order);
+    API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error,
+                "unknown dtype %d; expected a value of fst_dtype", (int)options->dtype);
+    API_REQUIRE((unsigned)options->cache < FST_CACHE_COUNT, error,
+                "unknown cache %d; expected a value of fst_cache", (int)options->cache);
     API_REQUIRE((unsigned)options->device.kind < FST_DEVICE_KIND_COUNT, error,
-                "unknown kind of device %d", (int)options->device.kind);
+                "unknown kind of device %d; expected a value of fst_device_kind",
+                (int)options->device.kind);
     API_REQUIRE(options->device.kind == FST_DEVICE_CPU || options->mode != FST_MODE_MAP, error,
-                "views of files are not to be had on a device: use load");
+                "mode map is not available on a device. Use mode load");
     API_REQUIRE(!options->convert || options->mode != FST_MODE_MAP, error,
-                "views can't be converted: use load");
-    API_REQUIRE(options->items != NULL || options->item_count == 0, error, "items is NULL");
+                "mapped tensors can't be converted. Use mode load");
+    API_REQUIRE(options->parts != NULL || options->part_count == 0, error, "parts is NULL");
     API_REQUIRE(options->globs != NULL || options->glob_count == 0, error, "globs is NULL");
     for (size_t i = 0; i < options->glob_count; i++)
         API_REQUIRE(options->globs[i] != NULL, error, "glob %zu is NULL", i);
-    API_REQUIRE(options->item_count == 0 ||
+    API_REQUIRE(options->part_count == 0 ||
                     (options->glob_count == 0 && options->predicate == NULL),
-                error, "items and a selection at once");
-    const fst_allocator *allocator = options->allocator;
-    API_REQUIRE(allocator == NULL || (allocator->allocate != NULL && allocator->release != NULL),
-                error, "the allocator lacks a function");
-    API_REQUIRE(allocator == NULL || API_ALL_ZERO(allocator->reserved), error,
-                "reserved words of the allocator are not zero");
-    for (size_t i = 0; i < options->item_count; i++)
-        API_REQUIRE(API_ALL_ZERO(options->items[i].reserved), error,
-                    "reserved words of item %zu are not zero", i);
+                error, "parts together with globs or a predicate: use one of them");
     return FST_OK;
 }
 
-static fst_status read_tuning(const fst_load_tuning *given, fst_load_tuning *out,
+/// FST_MODE_MAP reads with none of the engines, and an engine either uses the page cache or not.
+static fst_status check_engine(const fst_load_options *options, fst_engine engine,
+                               fst_error *error) {
+    bool bypasses = engine == FST_ENGINE_DIRECT || engine == FST_ENGINE_URING;
+    bool is_buffered = engine == FST_ENGINE_PREAD || engine == FST_ENGINE_MMAP;
+    API_REQUIRE(engine == FST_ENGINE_AUTO || options->mode != FST_MODE_MAP, error,
+                "an engine has no effect on FST_MODE_MAP: use FST_MODE_LOAD");
+    API_REQUIRE(!(bypasses && options->cache == FST_CACHE_KEEP), error,
+                "the engine bypasses the page cache: FST_CACHE_KEEP is not possible with it");
+    API_REQUIRE(!(is_buffered && options->cache == FST_CACHE_BYPASS), error,
+                "the engine uses the page cache: FST_CACHE_BYPASS is not possible with it");
+    return FST_OK;
+}
+
+static fst_status read_tuning(const fst_load_options *options, fst_load_tuning *out,
                               fst_error *error) {
+    const fst_load_tuning *given = options->tuning;
     *out = FST_STRUCT_INIT(fst_load_tuning);
     if (given != NULL)
         FST_TRY(fsti_api_copy_struct(out, sizeof *out, given, given->struct_size, error));
-    API_REQUIRE((unsigned)out->ring < FST_RING_COUNT, error, "unknown ring %d", (int)out->ring);
-    API_REQUIRE((unsigned)out->numa < FST_NUMA_COUNT, error, "unknown numa policy %d",
-                (int)out->numa);
-    API_REQUIRE((unsigned)out->unified < FST_UNIFIED_COUNT, error, "unknown unified %d",
-                (int)out->unified);
+    API_REQUIRE((unsigned)out->engine < FST_ENGINE_COUNT, error,
+                "unknown engine %d; expected a value of fst_engine", (int)out->engine);
+    API_REQUIRE((unsigned)out->gds < FST_GDS_COUNT, error,
+                "unknown gds %d; expected a value of fst_gds", (int)out->gds);
+    API_REQUIRE((unsigned)out->ring < FST_RING_COUNT, error,
+                "unknown ring %d; expected a value of fst_ring", (int)out->ring);
+    API_REQUIRE((unsigned)out->numa < FST_NUMA_COUNT, error,
+                "unknown numa policy %d; expected a value of fst_numa", (int)out->numa);
+    API_REQUIRE((unsigned)out->unified < FST_UNIFIED_COUNT, error,
+                "unknown unified %d; expected a value of fst_unified", (int)out->unified);
+    return check_engine(options, out->engine, error);
+}
+
+static fst_status read_allocator(const fst_allocator *given, fst_allocator *out, fst_error *error) {
+    FST_TRY(fsti_api_copy_struct(out, sizeof *out, given, given->struct_size, error));
+    API_REQUIRE(out->allocate != NULL && out->release != NULL, error,
+                "the allocator lacks a function");
     return FST_OK;
+}
+
+/// Makes parts of this version's size of the caller's. *copy is to be freed; NULL: not needed.
+static fst_status read_parts(fst_load_options *options, fst_part **copy, fst_error *error) {
+    *copy = NULL;
+    size_t count = options->part_count;
+    if (count == 0) return FST_OK;
+    API_REQUIRE(count <= SIZE_MAX / sizeof **copy, error, "too many parts");
+    bool is_current = true;
+    for (size_t i = 0; i < count && is_current; i++)
+        is_current = options->parts[i].struct_size == sizeof(fst_part);
+    if (is_current) return FST_OK;
+    fst_part *parts = fsti_alloc(count * sizeof *parts);
+    if (parts == NULL) return fsti_error_memory(error, count * sizeof *parts);
+    *copy = parts;
+    for (size_t i = 0; i < count; i++)
+        FST_TRY(fsti_api_copy_element(&parts[i], sizeof parts[i], options->parts, i, error));
+    options->parts = parts;
+    return FST_OK;
+}
+
+static fst_status open_loader(fst_model *model, const fst_load_options *options, fst_loader **out,
+                              fst_error *error) {
+    fst_load_options known = *options;
+    fst_load_tuning tuning;
+    fst_allocator allocator;
+    fst_part *copy;
+    FST_TRY(check_options(options, error));
+    FST_TRY(read_tuning(options, &tuning, error));
+    known.tuning = &tuning;
+    if (known.allocator != NULL) {
+        FST_TRY(read_allocator(known.allocator, &allocator, error));
+        known.allocator = &allocator;
+    }
+    fst_status status = read_parts(&known, &copy, error);
+    if (status == FST_OK) status = fsti_loader_open(model, &known, out, error);
+    fsti_free(copy);
+    return status;
 }
 
 fst_status fst_loader_open(fst_model *model, const fst_load_options *options, fst_loader **out,
                            fst_error *error) {
-    fst_load_options known = {.struct_size = sizeof known};
+    API_DEFER_CANCEL;
+    fst_load_options known = FST_STRUCT_INIT(fst_load_options);
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(model != NULL, error, "model is NULL");
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
-    fst_load_tuning tuning;
-    FST_TRY(check_options(&known, error));
-    FST_TRY(read_tuning(known.tuning, &tuning, error));
-    known.tuning = &tuning;
-    return fsti_loader_open(model, &known, out, error);
+    return open_loader(model, &known, out, error);
 }
 
 size_t fst_loader_tensor_count(const fst_loader *loader) {
@@ -82,30 +129,34 @@ size_t fst_loader_tensor_count(const fst_loader *loader) {
 }
 
 fst_status fst_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
     return fsti_loader_wait(loader, timeout_ms, error);
 }
 
 fst_status fst_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor **out,
                            fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
     return fsti_loader_next(loader, timeout_ms, out, error);
 }
 
-fst_status fst_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
-                           fst_tensor **out, fst_error *error) {
+fst_status fst_loader_tensor_at(fst_loader *loader, size_t position, int64_t timeout_ms,
+                                fst_tensor **out, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
-    API_REQUIRE(item_index < fsti_loader_tensor_count(loader), error, "item %zu of %zu", item_index,
+    API_REQUIRE(position < fsti_loader_tensor_count(loader), error, "position %zu of %zu", position,
                 fsti_loader_tensor_count(loader));
-    return fsti_loader_item(loader, item_index, timeout_ms, out, error);
+    return fsti_loader_item(loader, position, timeout_ms, out, error);
 }
 
 fst_status fst_loader_tensor(fst_loader *loader, const char *name, size_t name_size,
                              int64_t timeout_ms, fst_tensor **out, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL && name != NULL, error, "loader or name is NULL");
@@ -114,54 +165,80 @@ fst_status fst_loader_tensor(fst_loader *loader, const char *name, size_t name_s
 }
 
 void fst_loader_cancel(fst_loader *loader) {
+    API_DEFER_CANCEL;
     if (loader != NULL) fsti_loader_cancel(loader);
 }
 
-void fst_loader_close(fst_loader *loader) { fsti_loader_close(loader); }
+void fst_loader_close(fst_loader *loader) {
+    API_DEFER_CANCEL;
+    fsti_loader_close(loader);
+}
 
 fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
     fst_load_stats full = {.struct_size = sizeof full};
-    // The handle is const for the caller; counting under its lock is not seen.
+    // The handle is const for the caller; internal counting takes its lock.
     FST_TRY(fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
-fst_status fst_range_view(fst_model *model, const fst_range *range, fst_tensor **out,
-                          fst_error *error) {
-    fst_range known = {.struct_size = sizeof known};
+fst_status fst_cached_view(fst_model *model, size_t tensor_index, uint64_t begin, uint64_t end,
+                           fst_tensor **out, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(model != NULL && range != NULL, error, "model or range is NULL");
-    FST_TRY(fsti_api_copy_struct(&known, sizeof known, range, range->struct_size, error));
-    API_REQUIRE(known.index < fsti_model_entry_count(model), error, "tensor index %zu of %zu",
-                known.index, fsti_model_tensor_count(model));
-    return fsti_range_view(model, &known, out, error);
+    API_REQUIRE(model != NULL, error, "model is NULL");
+    API_REQUIRE(tensor_index < fsti_model_entry_count(model), error,
+                "tensor index %zu is out of range: there are %zu tensors", tensor_index,
+                fsti_model_tensor_count(model));
+    return fsti_cached_view(model, tensor_index, begin, end, out, error);
 }
 
 fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out, fst_error *error) {
     API_REQUIRE(tensor != NULL && out != NULL, error, "tensor or out is NULL");
-    fsti_tensor_view(tensor, out);
-    return FST_OK;
+    fst_tensor_view full;
+    fsti_tensor_view(tensor, &full);
+    full.struct_size = sizeof full;
+    return fsti_api_give_struct(out, out->struct_size, &full, sizeof full, error);
 }
 
 fst_status fst_tensor_read(const fst_tensor *tensor, void *target, size_t size_bytes,
                            fst_error *error) {
+    API_DEFER_CANCEL;
     fst_tensor_view view;
     API_REQUIRE(tensor != NULL, error, "tensor is NULL");
     fsti_tensor_view(tensor, &view);
-    API_REQUIRE(size_bytes == view.size_bytes, error, "%zu bytes for a tensor of %llu", size_bytes,
-                (unsigned long long)view.size_bytes);
+    API_REQUIRE(size_bytes == view.size_bytes, error, "%zu bytes given for a tensor of %llu bytes",
+                size_bytes, (unsigned long long)view.size_bytes);
     API_REQUIRE(target != NULL || size_bytes == 0, error, "target is NULL");
     return fsti_tensor_read(tensor, target, error);
 }
 
 fst_tensor *fst_tensor_ref(fst_tensor *tensor) { return fsti_tensor_ref(tensor); }
 
-void fst_tensor_unref(fst_tensor *tensor) { fsti_tensor_unref(tensor); }
+void fst_tensor_unref(fst_tensor *tensor) {
+    API_DEFER_CANCEL;
+    fsti_tensor_unref(tensor);
+}
 
 fst_status fst_engines_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(count != NULL && (infos != NULL || capacity == 0), error, "count or infos is NULL");
-    return fsti_loader_probe(path, infos, capacity, count, error);
+    size_t size = capacity == 0 ? sizeof(fst_engine_info) : infos->struct_size;
+    FST_TRY(fsti_api_check_size(size, error));
+    fst_engine_info *full = fsti_alloc_zeroed(capacity + 1, sizeof *full);
+    if (full == NULL) return fsti_error_memory(error, capacity * sizeof *full);
+    fst_status status = fsti_loader_probe(path, full, capacity, count, error);
+    for (size_t i = 0; status == FST_OK && i < capacity && i < *count; i++)
+        status =
+            fsti_api_give_struct((char *)infos + i * size, size, &full[i], sizeof full[i], error);
+    fsti_free(full);
+    return status;
+}
+
+const fst_load_counter *fst_load_counters(size_t *count) {
+    size_t own;
+    return fsti_load_counters(count == NULL ? &own : count);
 }

@@ -3,15 +3,18 @@
 #include "api_check.h"
 #include "cache/cache.h"
 #include "fastsafetensors.h"
+#include "fastsafetensors/experimental.h"
 #include "net/net.h"
 
 fst_status fst_remote_configure(const fst_remote_options *options, fst_error *error) {
+    API_DEFER_CANCEL;
     fst_remote_options known = {.struct_size = sizeof known};
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
     API_REQUIRE((unsigned)known.bucket_style < FST_BUCKET_STYLE_COUNT, error,
-                "unknown bucket style %d", (int)known.bucket_style);
-    // A folder that can't be one leaves all as it was.
+                "unknown bucket style %d; expected a value of fst_bucket_style",
+                (int)known.bucket_style);
+    // On an invalid folder, nothing is changed.
     FST_TRY(fsti_cache_check(&known, error));
     FST_TRY(fsti_net_configure(&known, error));
     fsti_cache_configure(&known);
@@ -20,12 +23,14 @@ fst_status fst_remote_configure(const fst_remote_options *options, fst_error *er
 
 fst_status fst_cache_visit(const char *cache_dir, fst_cache_visitor visit, void *context,
                            fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(visit != NULL, error, "visit is NULL");
     return fsti_cache_visit(cache_dir, visit, context, error);
 }
 
 fst_status fst_cache_prune(const char *cache_dir, uint64_t bytes_max, fst_cache_pruned *out,
                            fst_error *error) {
+    API_DEFER_CANCEL;
     fst_cache_pruned full = {.struct_size = sizeof full};
     if (out != NULL) FST_TRY(fsti_api_check_size(out->struct_size, error));
     FST_TRY(fsti_cache_prune(cache_dir, bytes_max, &full, error));

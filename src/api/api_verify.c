@@ -3,8 +3,9 @@
 #include "api_check.h"
 #include "digest/digest.h"
 #include "fastsafetensors.h"
-#include "model/model.h"
-#include "verify/verify.h"
+#include "fastsafetensors/experimental.h"
+#include "model/open_model.h"
+#include "verify/folder_check.h"
 
 const char *fst_digest_name(fst_digest digest) {
     const fsti_digest_kind *kind = fsti_digest_get(digest);
@@ -17,9 +18,11 @@ struct fst_digest_state {
 };
 
 fst_status fst_digest_begin(fst_digest digest, fst_digest_state **out, fst_error *error) {
+    API_DEFER_CANCEL;
     const fsti_digest_kind *kind = fsti_digest_get(digest);
     API_REQUIRE(out != NULL, error, "out is NULL");
-    API_REQUIRE(kind != NULL, error, "unknown digest %d", (int)digest);
+    API_REQUIRE(kind != NULL, error, "unknown digest %d; expected a value of fst_digest",
+                (int)digest);
     FST_TRY(kind->ready(error));
     fst_digest_state *begun = fsti_alloc(sizeof *begun);
     if (begun == NULL) return fsti_error_memory(error, sizeof *begun);
@@ -34,6 +37,7 @@ fst_status fst_digest_begin(fst_digest digest, fst_digest_state **out, fst_error
 
 fst_status fst_digest_update(fst_digest_state *state, const void *bytes, size_t size_bytes,
                              fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(state != NULL && (bytes != NULL || size_bytes == 0), error,
                 "state or bytes is NULL");
     if (size_bytes == 0 || state->kind->update(state->state, bytes, size_bytes)) return FST_OK;
@@ -42,6 +46,7 @@ fst_status fst_digest_update(fst_digest_state *state, const void *bytes, size_t 
 
 fst_status fst_digest_end(fst_digest_state *state, unsigned char *digest, size_t *size_bytes,
                           fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(state != NULL && digest != NULL && size_bytes != NULL, error,
                 "state, digest or size_bytes is NULL");
     bool is_good = state->kind->end(state->state, digest);
@@ -57,6 +62,7 @@ void fst_digest_drop(fst_digest_state *state) {
 }
 
 fst_status fst_model_verification(const fst_model *model, fst_verification *out, fst_error *error) {
+    API_DEFER_CANCEL;
     API_REQUIRE(model != NULL && out != NULL, error, "model or out is NULL");
     fst_verification full = {.struct_size = sizeof full};
     fsti_model_verification(model, &full);
@@ -65,21 +71,21 @@ fst_status fst_model_verification(const fst_model *model, fst_verification *out,
 
 static fst_status check_options(const fst_manifest_options *options, fst_error *error) {
     uint32_t chunk = options->chunk_bytes;
-    API_REQUIRE((unsigned)options->digest < FST_DIGEST_COUNT, error, "unknown digest %d",
-                (int)options->digest);
+    API_REQUIRE((unsigned)options->digest < FSTI_MANIFEST_DIGEST_COUNT, error,
+                "digest %d is not one of those for manifests", (int)options->digest);
     API_REQUIRE(chunk == 0 || (chunk >= FSTI_DIGEST_CHUNK_BYTES_MIN &&
                                chunk <= FSTI_DIGEST_CHUNK_BYTES_MAX && (chunk & (chunk - 1)) == 0),
-                error, "chunk_bytes %u is no power of two of 64 KiB to 1 MiB", chunk);
+                error, "chunk_bytes %u is not a power of two from 64 KiB to 1 MiB", chunk);
     API_REQUIRE((options->flags & ~(FST_MANIFEST_TENSORS | FST_MANIFEST_SUMS)) == 0, error,
                 "unknown flags 0x%x", options->flags);
     bool is_sums = (options->flags & FST_MANIFEST_SUMS) != 0;
     API_REQUIRE(!is_sums || (options->flags == FST_MANIFEST_SUMS && chunk == 0 &&
                              options->keep == NULL && options->digest == FST_DIGEST_SHA256),
-                error, "FST_MANIFEST_SUMS is of FST_DIGEST_SHA256, and goes with nothing else");
+                error, "FST_MANIFEST_SUMS needs FST_DIGEST_SHA256 and takes no other option");
     return FST_OK;
 }
 
-/// Hands counts out to who wants them.
+/// Copies the counts to the caller, if requested.
 static fst_status give_stats(fst_status status, const fst_manifest_stats *full,
                              fst_manifest_stats *stats, fst_error *error) {
     if (status != FST_OK || stats == NULL) return status;
@@ -89,6 +95,7 @@ static fst_status give_stats(fst_status status, const fst_manifest_stats *full,
 fst_status fst_manifest_write(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
+    API_DEFER_CANCEL;
     fst_manifest_options known = FST_STRUCT_INIT(fst_manifest_options);
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
     API_REQUIRE(path != NULL, error, "path is NULL");
@@ -101,6 +108,7 @@ fst_status fst_manifest_write(const char *path, const char *target,
 
 fst_status fst_manifest_check(const char *path, const fst_check_options *options,
                               fst_manifest_stats *stats, fst_error *error) {
+    API_DEFER_CANCEL;
     fst_check_options known = FST_STRUCT_INIT(fst_check_options);
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
     API_REQUIRE(path != NULL, error, "path is NULL");
@@ -130,6 +138,7 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
 
 fst_status fst_bundle_sign(const fst_bundle_files *files, fst_manifest_stats *stats,
                            fst_error *error) {
+    API_DEFER_CANCEL;
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
     fsti_bundle_paths paths;
     FST_TRY(read_files(files, &paths, error));
@@ -139,6 +148,7 @@ fst_status fst_bundle_sign(const fst_bundle_files *files, fst_manifest_stats *st
 
 fst_status fst_bundle_check(const fst_bundle_files *files, fst_manifest_stats *stats,
                             fst_error *error) {
+    API_DEFER_CANCEL;
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
     fsti_bundle_paths paths;
     FST_TRY(read_files(files, &paths, error));

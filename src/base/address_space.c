@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a limit of address space (ulimit -v) leaves.
+/// Remaining address space under a limit (ulimit -v).
 #include <sys/resource.h>
 
-#include "base.h"
+#include "primitives.h"
 
 uint64_t fsti_address_space_left(void) {
     struct rlimit limit;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory of the library itself: malloc behind one door, with failure injection and a live count.
+/// The allocator of the library: malloc with failure injection and a count of live blocks.
 #include <stdlib.h>
 #include <string.h>
 
-#include "base.h"
+#include "primitives.h"
 
 static atomic_long fail_countdown = -1;
 static atomic_long live_blocks = 0;
@@ -15,7 +15,8 @@ long fsti_alloc_live(void) { return atomic_load(&live_blocks); }
 void fsti_alloc_count(long blocks) { atomic_fetch_add(&live_blocks, blocks); }
 
 bool fsti_alloc_fails(void) {
-    // Negative, the normal case, costs one relaxed load; it stays at 0 once it is there.
+    // The countdown is negative in normal use, which costs one relaxed load. Once it reaches 0, it
+    // stays there.
     if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) < 0) return false;
     long left = atomic_load(&fail_countdown);
     while (left > 0)
@@ -67,8 +68,7 @@ bool fsti_array_reserve(void **array, size_t *capacity, size_t count, size_t ele
                         size_t limit) {
     if (count < *capacity) return true;
     if (count >= limit) return false;
-    // 1.5 x: a header's tables are sized once and trimmed, so doubling would waste the promise
-    // of memory at most twice the header.
+    // Grow by 1.5, not 2: a header may use at most twice its size in memory.
     size_t wanted = *capacity < 16 ? 16 : *capacity + *capacity / 2;
     if (wanted > limit) wanted = limit;
     uint64_t size_bytes;

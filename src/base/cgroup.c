@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What this process may use: processors by affinity mask and cgroup quota, memory by cgroup limit.
-/// A limit of any group above the process's own counts. Version 2 and version 1, and systems that
-/// have both. Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/.
+/// Limits of this process: CPUs by affinity mask and cgroup quota, memory by cgroup limit. The
+/// limits of parent groups count too. Supports cgroup v2, v1 and hybrid systems. Files:
+/// https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/.
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -11,10 +11,10 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-#include "base.h"
+#include "primitives.h"
 
 #define PATH_BYTES 1024
-/// As many processors as any kernel is built for.
+/// More CPUs than any kernel supports.
 #define PROCESSOR_COUNT_MAX 65536
 
 static const char *cgroup_root = "/sys/fs/cgroup", *self_path = "/proc/self/cgroup";
@@ -24,7 +24,7 @@ void fsti_cgroup_fake(const char *root, const char *self) {
     self_path = self != NULL ? self : "/proc/self/cgroup";
 }
 
-/// The first bytes of a small file as text; false when there is none.
+/// Reads the first bytes of a small file as text. False if it cannot be read.
 static bool read_text(const char *path, char *text, size_t text_size) {
     size_t size = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -39,14 +39,15 @@ static bool read_text(const char *path, char *text, size_t text_size) {
     return true;
 }
 
-/// A group of this process: a folder, and how the files in it are called.
+/// A cgroup of this process: its folder and the version, which decides the file names.
 typedef struct group {
     char folder[PATH_BYTES]; ///< below `root`; "" is the root itself
     char root[PATH_BYTES];
     bool is_old; ///< version 1
 } group;
 
-/// Whether a line of the list, "5:cpu,cpuacct:/path", is of a controller; "" is version 2's.
+/// Whether a line of /proc/self/cgroup ("5:cpu,cpuacct:/path") belongs to a controller. "" matches
+/// version 2.
 static bool is_of_controller(const char *line, const char *controller, const char **path) {
     const char *names = strchr(line, ':');
     if (names == NULL) return false;
@@ -63,9 +64,9 @@ static bool is_of_controller(const char *line, const char *controller, const cha
     return false;
 }
 
-/// The group that controls `controller` of this process, by version 2 or by version 1.
+/// Finds the group of this process for `controller`, in version 2 or version 1.
 static bool find_group(const char *controller, bool is_old, group *out) {
-    char list[16384]; // version 1 has a dozen lines, each with a path
+    char list[16384]; // version 1 has about a dozen lines, each with a path
     if (!read_text(self_path, list, sizeof list)) return false;
     for (char *line = list, *next; line != NULL && *line != '\0'; line = next) {
         next = strchr(line, '\n');
@@ -81,7 +82,7 @@ static bool find_group(const char *controller, bool is_old, group *out) {
     return false;
 }
 
-/// Goes to the group above; false at the root.
+/// Moves to the parent group. False at the root.
 static bool go_up(group *at) {
     char *slash = strrchr(at->folder, '/');
     if (slash == NULL) return false;
@@ -98,7 +99,7 @@ static bool read_group(const group *at, const char *name, char *text, size_t tex
 static bool read_number(const group *at, const char *name, uint64_t *out) {
     char text[64], *end;
     if (!read_group(at, name, text, sizeof text) || text[0] == '-') return false;
-    *out = strtoull(text, &end, 10); // "max" is no number
+    *out = strtoull(text, &end, 10); // "max" is not a number
     return end != text;
 }
 
@@ -111,12 +112,12 @@ static uint32_t count_affinity(void) {
         int found = failed == 0 ? CPU_COUNT_S(size, set) : 0;
         CPU_FREE(set);
         if (failed == 0) return found < 1 ? 1 : (uint32_t)found;
-        if (reason != EINVAL) return 1; // else the kernel has more of them
+        if (reason != EINVAL) return 1; // EINVAL: the kernel supports more CPUs than the mask
     }
     return 1;
 }
 
-/// A group's quota in whole processors, rounded up; 0: none.
+/// A group's CPU quota, rounded up to whole CPUs. 0: unlimited.
 static uint32_t group_quota(const group *at) {
     uint64_t quota = 0, period = 0;
     if (at->is_old) {
@@ -125,7 +126,7 @@ static uint32_t group_quota(const group *at) {
     } else {
         char text[64], *end;
         if (!read_group(at, "cpu.max", text, sizeof text)) return 0;
-        quota = strtoull(text, &end, 10); // "max 100000" is no number: no quota
+        quota = strtoull(text, &end, 10); // "max 100000" does not parse: unlimited
         period = end == text ? 0 : strtoull(end, NULL, 10);
     }
     return period > 0 && quota > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
@@ -144,7 +145,7 @@ uint32_t fsti_cpu_count(void) {
     return count;
 }
 
-/// A number of memory.stat; 0 when it is not there.
+/// Reads a number of memory.stat; 0 if it is missing.
 static uint64_t stat_number(const char *text, const char *name) {
     size_t size = strlen(name);
     for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
@@ -155,14 +156,14 @@ static uint64_t stat_number(const char *text, const char *name) {
     return 0;
 }
 
-/// What a group's limit leaves; UINT64_MAX: it has none.
+/// Free bytes within a group's limit. UINT64_MAX: no limit.
 static uint64_t group_memory(const group *at) {
     char text[8192];
     uint64_t limit, used;
     if (!read_number(at, at->is_old ? "memory.limit_in_bytes" : "memory.max", &limit) ||
         !read_number(at, at->is_old ? "memory.usage_in_bytes" : "memory.current", &used))
         return UINT64_MAX;
-    // Pages of files are given up before anything is refused.
+    // The kernel reclaims file pages before it refuses an allocation.
     if (read_group(at, "memory.stat", text, sizeof text))
         used -= fsti_min(
             used, stat_number(text, at->is_old ? "total_active_file" : "active_file") +
@@ -178,11 +179,11 @@ uint64_t fsti_memory_available(void) {
         do left = fsti_min(left, group_memory(&at));
         while (go_up(&at));
     }
-    // Version 1 writes "no limit" as the largest number of pages.
+    // Version 1 stores "no limit" as the largest number of pages.
     return left >= (uint64_t)1 << 62 ? UINT64_MAX : left;
 }
 
-uint64_t fsti_memory_machine(void) {
+uint64_t fsti_memory_total(void) {
     struct sysinfo info;
     if (sysinfo(&info) != 0) return UINT64_MAX;
     return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;

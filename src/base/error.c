@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Statuses in words, and the one way to fill an fst_error.
+/// Texts of statuses, and the only function that fills an fst_error.
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
-#include "base.h"
+#include "primitives.h"
 #include "status_map.h"
 
 static const struct {
@@ -17,7 +18,7 @@ static const struct {
 };
 #define STATUS_COUNT (sizeof statuses / sizeof *statuses)
 
-// Every number of the public enum has its row, once.
+// Compile-time check: each number of the public enum has exactly one row.
 #define STATUS_ONE(constant, name, meaning) +1
 _Static_assert((0 FSTI_STATUS_MAP(STATUS_ONE)) == STATUS_COUNT, "numbers without a hole");
 #undef STATUS_ONE
@@ -30,7 +31,7 @@ const char *fsti_status_meaning(fst_status status) {
     return (unsigned)status < STATUS_COUNT ? statuses[status].meaning : "unknown status";
 }
 
-/// Appends formatted text to a fixed buffer; what does not fit is cut.
+/// Appends formatted text to a fixed buffer, truncating it.
 __attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t capacity,
                                                               const char *format, ...) {
     size_t used = strlen(text);
@@ -40,37 +41,10 @@ __attribute__((format(printf, 3, 4))) static void append_text(char *text, size_t
     va_end(arguments);
 }
 
-/// Bytes of the character of UTF-8 that begins here; 0: none does.
-static size_t character_bytes(const unsigned char *at) {
-    size_t size = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : 4;
-    if (at[0] > 0xf4) return 0;
-    for (size_t i = 1; i < size; i++)
-        if ((at[i] & 0xc0) != 0x80) return 0;
-    return size;
-}
-
-/// Controls, and what turns the direction of what follows, or ends a line (U+061C, U+200E, U+200F,
-/// U+2028 to U+202E, U+2066 to U+2069): a name could make a message read as another one.
-static bool is_control(const unsigned char *at, size_t size) {
-    if (size == 1) return *at < 0x20 || *at == 0x7f;
-    if (size == 2) return (at[0] == 0xc2 && at[1] < 0xa0) || (at[0] == 0xd8 && at[1] == 0x9c);
-    if (size != 3 || at[0] != 0xe2) return false;
-    if (at[1] == 0x80) return (at[2] >= 0xa8 && at[2] <= 0xae) || (at[2] & 0xfe) == 0x8e;
-    return at[1] == 0x81 && at[2] >= 0xa6 && at[2] <= 0xa9;
-}
-
 void fsti_append(char *text, size_t size, const char *words) {
     size_t used = strlen(text), count = strnlen(words, size - 1 - used);
     memcpy(text + used, words, count);
     text[used + count] = '\0';
-}
-
-void fsti_text_make_printable(char *text) {
-    for (unsigned char *at = (unsigned char *)text; *at != '\0';) {
-        size_t size = character_bytes(at);
-        if (size == 0 || is_control(at, size)) memset(at, '?', size == 0 ? 1 : size);
-        at += size == 0 ? 1 : size;
-    }
 }
 
 static void copy_printable(char *target, size_t capacity, const char *source, size_t size) {
@@ -80,47 +54,58 @@ static void copy_printable(char *target, size_t capacity, const char *source, si
     fsti_text_make_printable(target);
 }
 
-/// Says where, as far as `place` knows.
-static void append_place(fst_error *error, const fsti_error_place *place) {
-    if (place->tensor != NULL) {
-        copy_printable(error->tensor, sizeof error->tensor, place->tensor, place->tensor_size);
+/// Appends the known fields of `place`.
+static void append_place(fst_error *error, const fsti_error_location *location) {
+    if (location->tensor != NULL) {
+        copy_printable(error->tensor, sizeof error->tensor, location->tensor,
+                       location->tensor_size);
         append_text(error->message, sizeof error->message, ", tensor `%s`", error->tensor);
     }
-    if (place->byte_offset != FST_NO_OFFSET) {
-        error->byte_offset = place->byte_offset;
+    if (location->byte_offset != FST_NO_OFFSET) {
+        error->byte_offset = location->byte_offset;
         append_text(error->message, sizeof error->message, ", at byte %" PRIu64,
-                    place->byte_offset);
+                    location->byte_offset);
     }
 }
 
-void fsti_error_locate(fst_error *error, const fsti_error_place *place) {
+void fsti_error_locate(fst_error *error, const fsti_error_location *location) {
     if (error == NULL) return;
-    append_place(error, place);
+    append_place(error, location);
     fsti_text_make_printable(error->message);
 }
 
-fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_place place,
+const char *fsti_error_text(const fst_error *error) {
+    size_t size = strlen(error->file);
+    bool has_file = size > 0 && strncmp(error->message, error->file, size) == 0 &&
+                    strncmp(error->message + size, ": ", 2) == 0;
+    return error->message + (has_file ? size + 2 : 0);
+}
+
+static void begin_with_file(fst_error *error, const char *file) {
+    // Never print a URL's query: it often contains a key.
+    if (fsti_path_is_url(file))
+        fsti_url_redact(file, error->file, sizeof error->file);
+    else
+        copy_printable(error->file, sizeof error->file, file, strlen(file));
+    append_text(error->message, sizeof error->message, "%s: ", error->file);
+}
+
+fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_location location,
                           const char *format, ...) {
     if (error == NULL) return status;
     memset(error, 0, sizeof *error);
     error->status = status;
-    error->os_errno = place.os_errno;
-    error->byte_offset = place.byte_offset;
+    error->os_errno = location.os_errno;
+    error->byte_offset = location.byte_offset;
+    if (location.file != NULL) begin_with_file(error, location.file);
+    size_t used = strlen(error->message);
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(error->message, sizeof error->message, format, arguments);
+    vsnprintf(error->message + used, sizeof error->message - used, format, arguments);
     va_end(arguments);
-    append_place(error, &place);
-    if (place.file != NULL) {
-        // No query of an address is ever told: it is a key as likely as not.
-        if (fsti_path_is_address(place.file))
-            fsti_url_tell(place.file, error->file, sizeof error->file);
-        else
-            copy_printable(error->file, sizeof error->file, place.file, strlen(place.file));
-        append_text(error->message, sizeof error->message, ", in %s", error->file);
-    }
-    if (place.os_errno != 0)
-        append_text(error->message, sizeof error->message, ": %s", strerror(place.os_errno));
+    append_place(error, &location);
+    if (location.os_errno != 0)
+        append_text(error->message, sizeof error->message, ": %s", strerror(location.os_errno));
     fsti_text_make_printable(error->message);
     return status;
 }
@@ -141,14 +126,48 @@ static fst_status status_of_errno(int os_errno) {
 }
 
 fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    place.os_errno = os_errno;
-    const char *advice = os_errno == EMFILE ? " (ulimit -n: so many files may a process open)" : "";
-    return fsti_error_set(error, status_of_errno(os_errno), place, "%s failed%s", what, advice);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    location.os_errno = os_errno;
+    const char *advice =
+        os_errno == EMFILE ? ". The limit on open files is reached (ulimit -n)" : "";
+    return fsti_error_set(error, status_of_errno(os_errno), location, "%s failed%s", what, advice);
+}
+
+fst_status fsti_error_thread(fst_error *error, int os_errno, const char *path) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    struct rlimit limit;
+    char processes[64] = "ulimit -u";
+    location.file = path;
+    location.os_errno = os_errno;
+    if (os_errno != EAGAIN)
+        return fsti_error_set(error, FST_E_IO, location, "a thread could not be started");
+    if (getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(processes, sizeof processes, "ulimit -u: %" PRIu64, (uint64_t)limit.rlim_cur);
+    return fsti_error_set(error, FST_E_IO, location,
+                          "a thread could not be started (EAGAIN): the limit on processes and "
+                          "threads is reached (%s, or pids.max of the cgroup). Raise it or use "
+                          "fewer threads",
+                          processes);
 }
 
 fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes) {
-    return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
-                          "out of memory: %" PRIu64 " bytes could not be allocated", size_bytes);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    struct rlimit limit;
+    location.os_errno = ENOMEM;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return fsti_error_set(error, FST_E_NO_MEMORY, location,
+                              "out of memory: %" PRIu64 " bytes could not be allocated",
+                              size_bytes);
+    return fsti_error_set(error, FST_E_NO_MEMORY, location,
+                          "out of memory: %" PRIu64
+                          " bytes could not be allocated. This process may "
+                          "have %" PRIu64 " bytes of address space (ulimit -v)",
+                          size_bytes, (uint64_t)limit.rlim_cur);
+}
+
+fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The process's own locks across fork(): a child must not find one held by a thread that it does
-/// not have.
+/// Process-wide locks across fork(). Without this, a child could inherit a lock whose owner thread
+/// does not exist there.
 #include <pthread.h>
 
-#include "base.h"
+#include "primitives.h"
 
 #define LOCK_COUNT_MAX 16
 
@@ -12,17 +12,17 @@ static size_t lock_count;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
-static void hold_all(void) {
+static void lock_all(void) {
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
 }
 
-static void let_all_go(void) {
+static void unlock_all(void) {
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);
 }
 
-static void register_handlers(void) { pthread_atfork(hold_all, let_all_go, let_all_go); }
+static void register_handlers(void) { pthread_atfork(lock_all, unlock_all, unlock_all); }
 
 void fsti_fork_lock(void *mutex) {
     pthread_once(&register_once, register_handlers);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A keyed hash for names: multiply-and-fold of 64 x 64 -> 128 bits, eight bytes at a time.
+/// A keyed hash for names: multiply and fold 64 x 64 -> 128 bits, eight bytes at a time.
 #include <string.h>
 #include <sys/random.h>
 
-#include "base.h"
+#include "primitives.h"
 
 static uint64_t fold(uint64_t a, uint64_t b) {
     __extension__ typedef unsigned __int128 wide;
@@ -18,7 +18,7 @@ static uint64_t load_bytes(const unsigned char *bytes, size_t size) {
 }
 
 uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key) {
-    // Two odd 64-bit constants without structure: the fractions of sqrt(2) and sqrt(3).
+    // Two odd 64-bit constants: the fractional parts of sqrt(2) and sqrt(3).
     const uint64_t mix_a = 0x6a09e667f3bcc909u, mix_b = 0xbb67ae8584caa73bu;
     const unsigned char *cursor = bytes;
     uint64_t state = key ^ fold(size ^ mix_a, mix_b);
@@ -40,7 +40,7 @@ uint64_t fsti_hash_key(void) {
     uint64_t key = atomic_load_explicit(&process_key, memory_order_relaxed);
     if (key != 0) return key;
     uint64_t fresh = 0;
-    // Without entropy an address and the time still differ from run to run.
+    // Without entropy, an address and the time still vary between runs.
     if (getrandom(&fresh, sizeof fresh, GRND_NONBLOCK) != (ssize_t)sizeof fresh)
         fresh = fsti_now_ns() ^ (uint64_t)(uintptr_t)&fresh;
     fresh |= 1;

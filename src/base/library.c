@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Libraries that are found at run time: a table of functions is filled, or the library is done
-/// without.
+/// Optional libraries, loaded at run time into a table of functions.
 #include <dlfcn.h>
 #include <string.h>
 
-#include "base.h"
+#include "primitives.h"
 
 static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const char **missing) {
     for (; symbols->name != NULL; symbols++) {
@@ -13,7 +12,7 @@ static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const
             *missing = symbols->name;
             return false;
         }
-        // A pointer to an object becomes one to a function, as POSIX promises for dlsym's results.
+        // POSIX guarantees that an object pointer from dlsym() can be used as a function pointer.
         memcpy(symbols->field, &symbol, sizeof symbol);
     }
     return true;
@@ -22,9 +21,9 @@ static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const
 bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
                        const char **missing) {
     for (; *names != NULL; names++) {
-        // Bare names: the system's own folders, never the current one. Bound as functions are
-        // called, as in programs that link these libraries: libcurl brings thirty more, and to
-        // bind all that they might call takes longer than a small model on its way.
+        // Bare names are searched in system folders only, never in the current one. RTLD_LAZY,
+        // because libcurl has thirty dependencies, and resolving all their symbols takes longer
+        // than loading a small model.
         void *handle = dlopen(*names, RTLD_LAZY | RTLD_LOCAL);
         if (handle == NULL) continue;
         if (bind_symbols(handle, symbols, missing)) return true;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The log of decisions: to the program's callback, or to nobody.
+/// Log lines to the program's callback.
 #include <sched.h>
 #include <stdio.h>
 
-#include "base.h"
+#include "primitives.h"
 
 #define LINE_BYTES_MAX 1024
-/// A reader gives up after so many meetings with a change: a line is lost, nobody hangs, not even
-/// in a child that was forked in the middle of one.
+/// Retries of a reader that races with a change. After that the line is dropped, so that no thread
+/// can hang, not even in a child forked in the middle of a change.
 #define READ_TRIES_MAX 1000
 
-/// Likewise who changes it: nobody takes so long for four stores.
+/// Retries of a writer, with the same reason. Four stores never take this long.
 #define CHANGE_TRIES_MAX 100000
 
-/// Where lines go. Written as a whole under `change` (odd while it is being written), read without
-/// a lock: a load must not wait for another one's log.
+/// The current callback. Writers make `change` odd while they update it (a sequence lock), so
+/// readers need no lock: a load must not wait for another load's log line.
 static struct {
     atomic_uint change;
     _Atomic(fst_log_callback) callback;
@@ -24,7 +24,7 @@ static struct {
 
 void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level) {
     unsigned change = atomic_load(&target.change);
-    // An odd number that stays is of a thread that this process was forked without.
+    // If the number stays odd, the writer was in a thread that does not exist after fork().
     for (unsigned tries = 0; tries < CHANGE_TRIES_MAX; tries++) {
         if (change % 2 == 0 && atomic_compare_exchange_weak(&target.change, &change, change + 1))
             break;
@@ -38,7 +38,7 @@ void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level)
     atomic_store(&target.change, change + 2);
 }
 
-/// The callback for lines of that level; NULL: nobody wants them.
+/// The callback for lines of that level, or NULL.
 static fst_log_callback find_target(fst_log_level level, void **context) {
     for (unsigned tries = 0; tries < READ_TRIES_MAX; tries++) {
         unsigned change = atomic_load(&target.change);
@@ -49,6 +49,11 @@ static fst_log_callback find_target(fst_log_level level, void **context) {
             return wanted ? callback : NULL;
     }
     return NULL;
+}
+
+bool fsti_log_wants(fst_log_level level) {
+    void *context;
+    return find_target(level, &context) != NULL;
 }
 
 void fsti_log(fst_log_level level, const char *format, ...) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where names are, and whether they differ.
+/// Hash tables of names, and the search for duplicates.
 #include <string.h>
 
-#include "base.h"
+#include "primitives.h"
 
 static bool same_name(fsti_name a, fsti_name b) {
     return a.size == b.size && memcmp(a.bytes, b.bytes, a.size) == 0;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Numbers in the kernel's text files.
+/// Reads numbers from the kernel's text files.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base.h"
+#include "primitives.h"
 
 bool fsti_proc_number(const char *path, const char *name, uint64_t *out) {
     char text[2048];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory for credentials: pages of their own, which core dumps leave out (madvise(2),
-/// MADV_DONTDUMP), and which are wiped before anybody else gets them.
+/// Memory for credentials: on separate pages that core dumps exclude (MADV_DONTDUMP), and wiped
+/// before it is freed.
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base.h"
+#include "primitives.h"
 
 static size_t round_up(size_t size_bytes) {
     return (size_t)fsti_align_up(size_bytes, fsti_page_bytes());
@@ -15,7 +15,8 @@ void *fsti_secret_alloc(size_t size_bytes) {
     void *pages = mmap(NULL, round_up(size_bytes), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return NULL;
-    (void)madvise(pages, round_up(size_bytes), MADV_DONTDUMP); // a kernel without it dumps all
+    (void)madvise(pages, round_up(size_bytes),
+                  MADV_DONTDUMP); // without kernel support dumps include the pages
     fsti_alloc_count(1);
     return pages;
 }

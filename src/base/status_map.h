@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every status, once: X(constant, name, meaning), in the order of their numbers. The enum in the
-/// public header is written out, so that a number can't change by where a line stands; error.c
-/// holds the two together.
+/// The list of statuses: X(constant, name, meaning), in numeric order. The public header has the
+/// enum written out, so that moving a line cannot change a number; error.c checks that both agree.
 #ifndef FSTI_STATUS_MAP_H
 #define FSTI_STATUS_MAP_H
 
@@ -44,6 +43,7 @@
     X(FST_E_DIGEST, "DigestMismatch", "bytes differ from their digest")                            \
     X(FST_E_MANIFEST, "InvalidManifest", "invalid manifest")                                       \
     X(FST_E_SIGNATURE, "InvalidSignature", "signature not accepted")                               \
-    X(FST_E_CORRUPT, "CorruptData", "compressed bytes are damaged")
+    X(FST_E_CORRUPT, "CorruptData", "compressed bytes are damaged")                                \
+    X(FST_E_VERSION, "VersionMismatch", "versions do not follow each other")
 
 #endif

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads of the library's own.
+/// Starts the library's threads.
 #include <pthread.h>
 #include <signal.h>
 
-#include "base.h"
+#include "primitives.h"
 
 int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context) {
     sigset_t blocked, before;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The cache's folder and its files: made for one user, never reached by links.
+/// The cache folder and its files, which belong to one user and are never opened through links.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,15 +9,15 @@
 
 #include "cache_private.h"
 
-/// Who makes or removes files is done in milliseconds; who was stopped in the middle of it is not
-/// waited for.
+/// Creating and deleting files takes milliseconds, so a longer wait means that the lock's owner is
+/// stopped.
 #define LOCK_PATIENCE_NS ((uint64_t)10000000000)
 #define LOCK_PAUSE_US 2000
-/// By this programs that back up and index know what they need not look at (bford.info/cachedir).
+/// Marks the folder as a cache for backup and indexing programs (bford.info/cachedir).
 static const char tag[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
-                          "# Objects that fastsafetensors keeps; they can be had again.\n";
+                          "# Objects cached by fastsafetensors; they can be downloaded again.\n";
 
-/// Makes a folder and those above it.
+/// Creates a folder and its parents.
 static int make_folders(const char *path) {
     char text[CACHE_PATH_BYTES];
     size_t size = strlen(path);
@@ -31,17 +31,22 @@ static int make_folders(const char *path) {
     return mkdir(text, 0700) != 0 && errno != EEXIST ? errno : 0;
 }
 
+/// Refuses a folder in which another user may change names, because cached objects are trusted by
+/// name. Group write permission counts too, since the group may have other members. Access lists
+/// that allow writing show up in the group bits.
 static fst_status check_folder(const char *path, int fd, fst_error *error) {
     struct stat info;
     if (fstat(fd, &info) != 0) return fsti_error_errno(error, errno, path, "stat");
-    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET, .os_errno = EPERM};
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET, .os_errno = EPERM};
     if (info.st_uid != geteuid())
-        return fsti_error_set(error, FST_E_PERMISSION, place,
-                              "the cache's folder belongs to another user");
-    if ((info.st_mode & S_IWOTH) != 0)
-        return fsti_error_set(error, FST_E_PERMISSION, place,
-                              "everybody may write to the cache's folder");
-    return FST_OK;
+        return fsti_error_set(error, FST_E_PERMISSION, location,
+                              "the cache folder belongs to another user. Give a subfolder that "
+                              "does not exist; it is created for this user only");
+    if ((info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return FST_OK;
+    return fsti_error_set(error, FST_E_PERMISSION, location,
+                          "%s can write to the cache folder. Run chmod go-w on it, or give a "
+                          "subfolder that does not exist",
+                          (info.st_mode & S_IWOTH) != 0 ? "everybody" : "its group");
 }
 
 fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *out,
@@ -52,10 +57,10 @@ fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *ou
     int fd = open(path, flags);
     if (fd < 0 && errno == ENOENT && makes) {
         int failed = make_folders(path);
-        if (failed != 0) return fsti_error_errno(error, failed, path, "making the cache's folder");
+        if (failed != 0) return fsti_error_errno(error, failed, path, "creating the cache folder");
         fd = open(path, flags);
     }
-    if (fd < 0) return fsti_error_errno(error, errno, path, "opening the cache's folder");
+    if (fd < 0) return fsti_error_errno(error, errno, path, "opening the cache folder");
     fst_status status = check_folder(path, fd, error);
     if (status == FST_OK)
         out->fd = fd;
@@ -83,11 +88,11 @@ int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags
     return -1;
 }
 
-/// Says what the folder is, once.
+/// Writes the cache directory tag once.
 static void write_tag(const cache_folder *folder) {
     int fd = fsti_cache_file_open(folder, "CACHEDIR.TAG", O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0) return;
-    (void)fsti_cache_pwrite(fd, tag, sizeof tag - 1, 0); // only a courtesy
+    (void)fsti_cache_pwrite(fd, tag, sizeof tag - 1, 0); // optional, so errors are ignored
     close(fd);
 }
 
@@ -107,7 +112,7 @@ int fsti_cache_folder_lock(cache_folder *folder) {
 }
 
 void fsti_cache_folder_unlock(cache_folder *folder) {
-    // Said, as by closing alone a child that was forked meanwhile would keep it.
+    // Unlock explicitly: after a fork, the child's copy of the descriptor would keep the lock.
     if (folder->lock_fd >= 0) {
         flock(folder->lock_fd, LOCK_UN);
         close(folder->lock_fd);

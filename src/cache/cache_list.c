@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a cache has, and what of it goes when there is too much.
+/// Lists the objects of a cache, and evicts objects when it is too large.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,10 +12,10 @@
 #include "cache_private.h"
 
 #define ITEM_COUNT_MAX ((size_t)1 << 20)
-/// What a process makes under another name is done in an instant; later nobody will rename it.
+/// A temporary file is renamed at once. After this time its process is considered dead.
 #define UNFINISHED_S 600
 
-/// A version of an object.
+/// One version of an object.
 typedef struct cache_item {
     char name[CACHE_NAME_BYTES];
     bool is_whole;
@@ -28,7 +28,7 @@ typedef struct item_list {
     size_t count, capacity;
 } item_list;
 
-/// Whether a file is NAME and that ending.
+/// Whether a file name is NAME plus that ending.
 static bool is_file_of(const char *file, const char *ending) {
     size_t size = CACHE_NAME_BYTES - 1;
     return strspn(file, "0123456789abcdef") == size && strcmp(file + size, ending) == 0;
@@ -36,8 +36,8 @@ static bool is_file_of(const char *file, const char *ending) {
 
 static uint64_t disk_bytes_of(const struct stat *info) { return (uint64_t)info->st_blocks * 512; }
 
-static bool look_at(const cache_folder *folder, const char *name, const char *ending,
-                    struct stat *info) {
+static bool examine_file(const cache_folder *folder, const char *name, const char *ending,
+                         struct stat *info) {
     char file[CACHE_FILE_NAME_BYTES];
     fsti_cache_file_name(file, name, ending);
     return fstatat(folder->fd, file, info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info->st_mode);
@@ -47,8 +47,8 @@ static bool add_item(const cache_folder *folder, const char *file, item_list *li
     cache_item item = {.is_whole = is_file_of(file, ".data")};
     struct stat data, map;
     memcpy(item.name, file, CACHE_NAME_BYTES - 1);
-    if (!look_at(folder, item.name, item.is_whole ? ".data" : ".part", &data)) return true;
-    bool has_map = look_at(folder, item.name, ".map", &map);
+    if (!examine_file(folder, item.name, item.is_whole ? ".data" : ".part", &data)) return true;
+    bool has_map = examine_file(folder, item.name, ".map", &map);
     item.size_bytes = (uint64_t)data.st_size;
     item.disk_bytes = disk_bytes_of(&data) + (has_map ? disk_bytes_of(&map) : 0);
     item.used = has_map ? map.st_mtim : data.st_mtim;
@@ -59,7 +59,7 @@ static bool add_item(const cache_folder *folder, const char *file, item_list *li
     return true;
 }
 
-/// Of one file what its maker has not come to: a hidden name, or a map without bytes.
+/// Removes leftovers of a killed process: a temporary file, or a map without its data file.
 static void remove_remains(const cache_folder *folder, const char *file) {
     char name[CACHE_NAME_BYTES] = "";
     struct stat info;
@@ -72,7 +72,7 @@ static void remove_remains(const cache_folder *folder, const char *file) {
         unlinkat(folder->fd, file, 0);
     if (!is_file_of(file, ".map")) return;
     memcpy(name, file, CACHE_NAME_BYTES - 1);
-    if (!look_at(folder, name, ".data", &info) && !look_at(folder, name, ".part", &info))
+    if (!examine_file(folder, name, ".data", &info) && !examine_file(folder, name, ".part", &info))
         unlinkat(folder->fd, file, 0);
 }
 
@@ -83,8 +83,8 @@ static int compare_items(const void *a_pointer, const void *b_pointer) {
     return strcmp(a->name, b->name);
 }
 
-/// All versions, the one that was used least recently first. 0 or an errno. `cleans`: the folder is
-/// locked, and remains go.
+/// All versions, least recently used first. 0 or an errno. `cleans`: the folder is locked, so
+/// leftovers are deleted.
 static int list_items(const cache_folder *folder, bool cleans, item_list *list) {
     int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = 0;
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
@@ -112,8 +112,8 @@ static int list_items(const cache_folder *folder, bool cleans, item_list *list) 
     return failed;
 }
 
-/// Holds a version's file alone; -1: somebody has it open, or it is gone.
-static int hold_alone(const cache_folder *folder, const cache_item *item) {
+/// Takes an exclusive lock on a version's data file; -1: the file is in use, or deleted.
+static int lock_exclusive(const cache_folder *folder, const cache_item *item) {
     char file[CACHE_FILE_NAME_BYTES];
     fsti_cache_file_name(file, item->name, item->is_whole ? ".data" : ".part");
     int fd = fsti_cache_file_open(folder, file, O_RDWR);
@@ -122,11 +122,11 @@ static int hold_alone(const cache_folder *folder, const cache_item *item) {
     return -1;
 }
 
-/// Removes a version that nobody uses. The folder is locked: nobody opens it meanwhile for the
-/// first time, and who has opened it just now sees that it has no name.
+/// Deletes an unused version. The folder is locked, so no process opens it for the first time
+/// meanwhile, and one that has just opened it sees that its link count is 0.
 static bool remove_item(const cache_folder *folder, const cache_item *item) {
     char file[CACHE_FILE_NAME_BYTES];
-    int fd = hold_alone(folder, item);
+    int fd = lock_exclusive(folder, item);
     if (fd < 0) return false;
     fsti_cache_file_name(file, item->name, item->is_whole ? ".data" : ".part");
     bool is_removed = unlinkat(folder->fd, file, 0) == 0;
@@ -136,16 +136,16 @@ static bool remove_item(const cache_folder *folder, const cache_item *item) {
     return is_removed;
 }
 
-/// What a version takes, or will: one that somebody is bringing grows.
+/// The size of a version; a partial one counts as complete, because it will grow.
 static uint64_t claim_of(const cache_folder *folder, const cache_item *item) {
     if (item->is_whole) return item->disk_bytes;
-    int fd = hold_alone(folder, item);
+    int fd = lock_exclusive(folder, item);
     if (fd < 0) return fsti_max(item->disk_bytes, item->size_bytes);
     close(fd);
     return item->disk_bytes;
 }
 
-/// Removes from the beginning of the list until at most `bytes_max` is left of *bytes.
+/// Deletes from the start of the list until *bytes is at most `bytes_max`.
 static void prune_items(const cache_folder *folder, const item_list *list, uint64_t bytes_max,
                         uint64_t *bytes, fst_cache_pruned *out) {
     for (size_t i = 0; i < list->count && *bytes > bytes_max; i++) {
@@ -156,7 +156,7 @@ static void prune_items(const cache_folder *folder, const item_list *list, uint6
     }
 }
 
-bool fsti_cache_make_room(const cache_folder *folder, uint64_t bytes, uint64_t bytes_max) {
+bool fsti_cache_evict(const cache_folder *folder, uint64_t bytes, uint64_t bytes_max) {
     item_list list;
     struct statvfs disk;
     fst_cache_pruned pruned = {0};
@@ -173,21 +173,21 @@ bool fsti_cache_make_room(const cache_folder *folder, uint64_t bytes, uint64_t b
     return bytes <= limit && used <= limit - bytes;
 }
 
-// ---- for who looks after it ----
+// ---- listing and pruning, for users ----
 
 static fst_status open_named(const char *path, cache_folder *out, fst_error *error) {
     cache_settings *settings = fsti_alloc(sizeof *settings);
     if (settings == NULL) return fsti_error_memory(error, sizeof *settings);
     fst_status status = fsti_cache_settings(path, settings, error);
     if (status == FST_OK && settings->folder[0] == '\0')
-        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                "no cache is configured: say which folder, or auto");
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                                "no cache is configured. Give a folder, or auto");
     if (status == FST_OK) status = fsti_cache_folder_open(settings->folder, false, out, error);
     fsti_free(settings);
     return status;
 }
 
-/// Bytes of a version that are there in part.
+/// Cached bytes of a partial version.
 static uint64_t count_kept(int map_fd, uint64_t size_bytes) {
     uint64_t digests[512], kept = 0, count = fsti_cache_block_count(size_bytes);
     for (uint64_t at = 0; at < count; at += sizeof digests / sizeof *digests) {
@@ -200,10 +200,10 @@ static uint64_t count_kept(int map_fd, uint64_t size_bytes) {
     return kept;
 }
 
-static void tell_item(const cache_folder *folder, const cache_item *item, fst_cache_visitor visit,
-                      void *context) {
+static void report_item(const cache_folder *folder, const cache_item *item, fst_cache_visitor visit,
+                        void *context) {
     char file[CACHE_FILE_NAME_BYTES];
-    cache_map_head head = {.address = ""};
+    cache_map_header head = {.address = ""};
     fst_cache_object object = {.struct_size = sizeof object,
                                .size_bytes = item->size_bytes,
                                .kept_bytes = item->is_whole ? item->size_bytes : 0,
@@ -213,11 +213,11 @@ static void tell_item(const cache_folder *folder, const cache_item *item, fst_ca
     fsti_cache_file_name(file, item->name, ".map");
     int map_fd = fsti_cache_file_open(folder, file, O_RDONLY);
     if (map_fd >= 0) {
-        if (fsti_cache_map_read_head(map_fd, &head) != 0) head.address[0] = '\0';
+        if (fsti_cache_map_read_header(map_fd, &head) != 0) head.address[0] = '\0';
         if (!item->is_whole) object.kept_bytes = count_kept(map_fd, item->size_bytes);
         close(map_fd);
     }
-    int fd = hold_alone(folder, item);
+    int fd = lock_exclusive(folder, item);
     object.in_use = fd < 0;
     if (fd >= 0) close(fd);
     head.address[sizeof head.address - 1] = '\0';
@@ -233,13 +233,13 @@ fst_status fsti_cache_visit(const char *path, fst_cache_visitor visit, void *con
     int failed = list_items(&folder, false, &list);
     fst_status status = FST_OK;
     if (failed != 0) status = fsti_error_errno(error, failed, folder.path, "listing the cache");
-    for (size_t i = 0; i < list.count; i++) tell_item(&folder, &list.items[i], visit, context);
+    for (size_t i = 0; i < list.count; i++) report_item(&folder, &list.items[i], visit, context);
     fsti_free(list.items);
     fsti_cache_folder_close(&folder);
     return status;
 }
 
-/// What addresses had last goes with the last of what they are about.
+/// Deletes references of URLs whose objects have all been deleted.
 static void remove_refs(const cache_folder *folder) {
     int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
@@ -260,7 +260,7 @@ static fst_status prune_folder(cache_folder *folder, uint64_t bytes_max, fst_cac
     failed = list_items(folder, true, &list);
     if (failed != 0) return fsti_error_errno(error, failed, folder->path, "listing the cache");
     for (size_t i = 0; i < list.count; i++) bytes += list.items[i].disk_bytes;
-    // An object of no blocks takes nothing, but "all" is all.
+    // An empty object takes no space, but pruning to 0 must delete it as well.
     if (bytes_max == 0 && list.count > 0) bytes = UINT64_MAX;
     prune_items(folder, &list, bytes_max, &bytes, out);
     out->left_count = list.count - out->removed_count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Maps: which blocks of an object are there, and who brings those that are not.
+/// Maps: which blocks of an object are cached, and who fetches the others.
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -24,19 +24,19 @@ void fsti_cache_name_of(const char *text, size_t size, char name[CACHE_NAME_BYTE
     fsti_digest_print(digest, (CACHE_NAME_BYTES - 1) / 2, name);
 }
 
-static uint64_t check_of(const cache_map_head *head) {
-    const size_t begin = offsetof(cache_map_head, size_bytes);
+static uint64_t check_of(const cache_map_header *head) {
+    const size_t begin = offsetof(cache_map_header, size_bytes);
     return fsti_cache_digest((const char *)head + begin, sizeof *head - begin);
 }
 
-int fsti_cache_map_write_head(int fd, cache_map_head *head) {
+int fsti_cache_map_write_header(int fd, cache_map_header *head) {
     memcpy(head->magic, magic, sizeof magic);
     head->block_bytes = CACHE_BLOCK_BYTES;
     head->check = check_of(head);
     return fsti_cache_pwrite(fd, head, sizeof *head, 0);
 }
 
-int fsti_cache_map_read_head(int fd, cache_map_head *head) {
+int fsti_cache_map_read_header(int fd, cache_map_header *head) {
     int failed = fsti_cache_pread(fd, head, sizeof *head, 0);
     if (failed != 0) return failed;
     bool is_good = memcmp(head->magic, magic, sizeof magic) == 0 &&
@@ -46,28 +46,19 @@ int fsti_cache_map_read_head(int fd, cache_map_head *head) {
 
 int fsti_cache_map_read(int fd, uint64_t first, uint64_t count, uint64_t *digests) {
     return fsti_cache_pread(fd, digests, (size_t)count * sizeof *digests,
-                            CACHE_MAP_HEAD_BYTES + first * sizeof *digests);
+                            CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
 }
 
 int fsti_cache_map_write(int fd, uint64_t first, uint64_t count, const uint64_t *digests) {
     return fsti_cache_pwrite(fd, digests, (size_t)count * sizeof *digests,
-                             CACHE_MAP_HEAD_BYTES + first * sizeof *digests);
+                             CACHE_MAP_HEADER_BYTES + first * sizeof *digests);
 }
 
 // ---- claims ----
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-void fsti_cache_hold(void) {
-    fsti_fork_lock(&lock);
-    pthread_mutex_lock(&lock);
-}
-
-void fsti_cache_release(void) { pthread_mutex_unlock(&lock); }
-
-/// After a fork the parent's claims are not the child's, and locks by the same opening would not
-/// keep the two apart. False without an opening of one's own.
-static bool own_map(fsti_cache_entry *entry) {
+/// After a fork the parent's claims do not belong to the child, and locks through the inherited
+/// file description would not separate the two. Reopens the map; false on failure.
+static bool reopen_map(fsti_cache_entry *entry) {
     if (entry->owner == getpid()) return true;
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", entry->map_fd);
@@ -82,7 +73,7 @@ static bool own_map(fsti_cache_entry *entry) {
     return is_own;
 }
 
-/// The first of this process's claims that touches [first, last).
+/// The first claim of this process that overlaps [first, last).
 static const cache_claim *find_claim(const fsti_cache_entry *entry, uint64_t first, uint64_t last) {
     const cache_claim *found = NULL;
     for (const cache_claim *claim = entry->claims; claim != NULL; claim = claim->next)
@@ -99,39 +90,41 @@ static struct flock range_lock(short type, uint64_t first, uint64_t last) {
                           .l_len = (off_t)(last - first)};
 }
 
-/// Leaves of [*first, *last) what comes before [taken, end), or behind it.
-static void leave_out(uint64_t *first, uint64_t *last, uint64_t taken, uint64_t end) {
+/// Shrinks [*first, *last) to the part before [taken, end), or after it.
+static void exclude_range(uint64_t *first, uint64_t *last, uint64_t taken, uint64_t end) {
     if (taken > *first)
         *last = fsti_min(*last, taken);
     else
         *first = end;
 }
 
-/// Leaves out what another process has; false where nothing is to be learned of it.
-static bool leave_out_others(int fd, uint64_t *first, uint64_t *last) {
+/// Excludes blocks that another process has claimed. False if the locks cannot be queried.
+static bool exclude_claimed(int fd, uint64_t *first, uint64_t *last) {
     struct flock other = range_lock(F_WRLCK, *first, *last);
     if (fcntl(fd, F_OFD_GETLK, &other) != 0) return false;
-    if (other.l_type == F_UNLCK) return true; // gone meanwhile
+    if (other.l_type == F_UNLCK) return true; // released in the meantime
     uint64_t begin = (uint64_t)other.l_start;
-    leave_out(first, last, begin, other.l_len == 0 ? UINT64_MAX : begin + (uint64_t)other.l_len);
+    exclude_range(first, last, begin,
+                  other.l_len == 0 ? UINT64_MAX : begin + (uint64_t)other.l_len);
     return true;
 }
 
-static bool claim_some(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim) {
+static bool claim_blocks(fsti_cache_entry *entry, uint64_t first, uint64_t last,
+                         cache_claim *claim) {
     const cache_claim *own;
     while ((own = find_claim(entry, first, last)) != NULL)
-        leave_out(&first, &last, own->first, own->last);
+        exclude_range(&first, &last, own->first, own->last);
     while (first < last) {
         struct flock range = range_lock(F_WRLCK, first, last);
         if (fcntl(entry->map_fd, F_OFD_SETLK, &range) == 0) {
             *claim = (cache_claim){first, last, entry->claims};
             entry->claims = claim;
-            fsti_cache_beat(entry, claim);
+            fsti_cache_heartbeat_start(entry, claim);
             return true;
         }
         bool is_taken = errno == EAGAIN || errno == EACCES;
-        if (is_taken && leave_out_others(entry->map_fd, &first, &last)) continue;
-        // No locks to be had here: nothing keeps processes from writing over each other.
+        if (is_taken && exclude_claimed(entry->map_fd, &first, &last)) continue;
+        // Without locks, processes could overwrite each other's blocks.
         fsti_cache_break(entry, errno);
         return false;
     }
@@ -139,23 +132,23 @@ static bool claim_some(fsti_cache_entry *entry, uint64_t first, uint64_t last, c
 }
 
 bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim) {
-    fsti_cache_hold();
-    bool is_own = own_map(entry);
+    fsti_cache_lock();
+    bool is_own = reopen_map(entry);
     if (!is_own) fsti_cache_break(entry, errno);
-    bool is_claimed = is_own && claim_some(entry, first, last, claim);
-    fsti_cache_release();
+    bool is_claimed = is_own && claim_blocks(entry, first, last, claim);
+    fsti_cache_unlock();
     return is_claimed;
 }
 
 void fsti_cache_unclaim(fsti_cache_entry *entry, cache_claim *claim) {
-    fsti_cache_hold();
+    fsti_cache_lock();
     cache_claim **at = &entry->claims;
     while (*at != NULL && *at != claim) at = &(*at)->next;
     if (*at != NULL) {
         *at = claim->next;
         struct flock range = range_lock(F_UNLCK, claim->first, claim->last);
-        // A lock that stays is passed over by those who wait long enough.
+        // If unlocking fails, waiters give up on the lock after a time limit.
         if (fcntl(entry->map_fd, F_OFD_SETLK, &range) != 0) fsti_cache_break(entry, errno);
     }
-    fsti_cache_release();
+    fsti_cache_unlock();
 }

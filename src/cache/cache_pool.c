@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads that read and write the cache's files, so that nobody who keeps requests under way has
-/// to; and what waits for another process's blocks.
+/// Threads that read and write cache files, so that event loops never block on the disk. They also
+/// hold tasks that wait for blocks of other processes.
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 
 #define THREAD_COUNT_MAX 4u
 
-/// The process's. After a fork the child has none of its threads, and makes its own.
+/// One pool per process. A forked child has no threads and creates its own.
 static struct {
     pid_t owner;
     uint32_t count;
@@ -33,7 +33,7 @@ static void add_ready(cache_task *task) {
     pool.ready_end = &task->next;
 }
 
-/// Moves what is due to the ready ones; returns when the next one is (0: none waits).
+/// Moves due tasks to the ready list. Returns when the next one is due; 0: no task waits.
 static uint64_t take_due(uint64_t now_ns) {
     uint64_t next_ns = 0;
     for (cache_task **at = &pool.waiting; *at != NULL;) {
@@ -49,7 +49,7 @@ static uint64_t take_due(uint64_t now_ns) {
     return next_ns;
 }
 
-/// The next task, waited for. The lock is held.
+/// Waits for the next task. The lock must be held.
 static cache_task *take_task(void) {
     for (;;) {
         uint64_t due_ns = take_due(fsti_now_ns());
@@ -59,7 +59,7 @@ static cache_task *take_task(void) {
             if (pool.ready == NULL)
                 pool.ready_end = &pool.ready;
             else
-                pthread_cond_signal(&changed); // several have become due at once
+                pthread_cond_signal(&changed); // several may have become due at once
             return task;
         }
         if (due_ns == 0) {
@@ -88,9 +88,9 @@ bool fsti_cache_pool_ready(void) {
     pthread_once(&once, make_condition);
     fsti_fork_lock(&lock);
     pthread_mutex_lock(&lock);
-    if (pool.owner != getpid()) { // the first use, or after a fork
+    if (pool.owner != getpid()) { // first use, or after a fork
         memset(&pool, 0, sizeof pool);
-        make_condition(); // the parent's threads may be waiting in it
+        make_condition(); // threads of the parent may be waiting on it
         pool.owner = getpid();
         pool.ready_end = &pool.ready;
     }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the files of the cache room share.
+/// Shared by the files of the cache module.
 ///
-/// A folder has, of each version of an object, NAME.part (its bytes; blocks that are absent are
-/// holes) and NAME.map (what it is, and a digest of each block that is there). When all blocks are
-/// there, hold what the map says and are on the device, .part becomes .data: a plain file. NAME.ref
-/// says which version an address had last; its name is the address's. Who uses a version holds a
-/// shared lock (flock) on its bytes, who removes it an exclusive one. Who brings blocks holds locks
-/// on their numbers in the map (of an open file: they go with the process), and gives signs of life
-/// there (cache_beat.c). `lock` is held by who
-/// makes or removes files.
+/// For each version of an object the folder has NAME.part (its bytes, with holes for absent blocks)
+/// and NAME.map (its identity, and a digest of each cached block). Once all blocks are cached,
+/// verified and synced, .part is renamed to .data, a plain file. NAME.ref stores the version that a
+/// URL had last; its name is a hash of the URL.
+///
+/// Locks: a process that uses a version holds a shared flock() on its data file; eviction takes an
+/// exclusive one. A process that fetches blocks holds byte-range locks on their numbers in the map
+/// (open file description locks, released when the process dies) and writes heartbeats there
+/// (cache_heartbeat.c). The file `lock` is held while files are created or deleted.
 #ifndef FSTI_CACHE_PRIVATE_H
 #define FSTI_CACHE_PRIVATE_H
 
@@ -17,73 +18,74 @@
 
 #include "cache.h"
 
-/// What is brought and digested at once. As large as what a first request brings.
+/// The unit of fetching and digesting; also the size of a first request.
 #define CACHE_BLOCK_BYTES ((uint64_t)65536)
-/// Blocks of a read: a chunk of a load, and what it begins and ends in.
+/// Blocks in a read: a chunk of a load, and its partial first and last blocks.
 #define CACHE_READ_BLOCKS 132u
 #define CACHE_NAME_BYTES 33u
 #define CACHE_FILE_NAME_BYTES 48u
 #define CACHE_PATH_BYTES 4096u
 
-/// A folder that is open: the descriptor, and its path for messages.
+/// An open folder: its descriptor, and its path for messages.
 typedef struct cache_folder {
     int fd, lock_fd;
     char path[CACHE_PATH_BYTES];
 } cache_folder;
 
 typedef struct cache_settings {
-    char folder[CACHE_PATH_BYTES]; ///< "": off
+    char folder[CACHE_PATH_BYTES]; ///< "": disabled
     uint64_t bytes_max;
     bool is_required;
 } cache_settings;
 
-/// Fails where "auto" finds no folder.
+/// Resolves the settings. Fails if "auto" finds no folder.
 fst_status fsti_cache_settings(const char *folder, cache_settings *out, fst_error *error);
 
 // ---- folders (cache_folder.c) ----
 
-/// Makes it where it is missing and `makes`. FST_E_PERMISSION for one that others may write to.
+/// Opens a folder, and creates it if `makes`. FST_E_PERMISSION if other users may write to it.
 fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *out,
                                   fst_error *error);
 void fsti_cache_folder_close(cache_folder *folder);
-/// Holds the folder's lock, for 10 seconds at most; fails with an errno.
+/// Takes the folder's lock, waiting at most 10 seconds. Returns 0 or an errno.
 int fsti_cache_folder_lock(cache_folder *folder);
 void fsti_cache_folder_unlock(cache_folder *folder);
-/// Opens a file of the folder: a regular one of this user's with no other name, or -1 and errno.
+/// Opens a file of the folder, which must be a regular file of this user with one link. -1 and
+/// errno on failure.
 int fsti_cache_file_open(const cache_folder *folder, const char *name, int flags);
-/// NAME and an ending.
+/// Writes NAME plus an ending.
 void fsti_cache_file_name(char out[CACHE_FILE_NAME_BYTES], const char *name, const char *ending);
-/// Reads or writes all of it; 0 or an errno (EIO where the file ends).
+/// Reads or writes all bytes. 0 or an errno; EIO at the end of the file.
 int fsti_cache_pread(int fd, void *target, size_t size, uint64_t offset);
 int fsti_cache_pwrite(int fd, const void *bytes, size_t size, uint64_t offset);
 
 // ---- maps (cache_map.c) ----
 
-/// The beginning of a map.
-typedef struct cache_map_head {
+/// The header of a map.
+typedef struct cache_map_header {
     char magic[16];
-    uint64_t check; ///< digest of what follows
+    uint64_t check; ///< digest of the fields below
     uint64_t size_bytes, block_bytes;
     char version[FSTI_VERSION_TEXT_BYTES];
-    char address[1024]; ///< as it may be told
-} cache_map_head;
-#define CACHE_MAP_HEAD_BYTES ((uint64_t)4096)
+    char address[1024]; ///< without query, for messages
+} cache_map_header;
+#define CACHE_MAP_HEADER_BYTES ((uint64_t)4096)
 
 uint64_t fsti_cache_digest(const void *bytes, size_t size); ///< never 0
 void fsti_cache_name_of(const char *text, size_t size, char name[CACHE_NAME_BYTES]);
 static inline uint64_t fsti_cache_block_count(uint64_t size_bytes) {
     return size_bytes / CACHE_BLOCK_BYTES + (size_bytes % CACHE_BLOCK_BYTES != 0);
 }
-int fsti_cache_map_write_head(int fd, cache_map_head *head);
-/// 0, an errno, or EINVAL for what is no map.
-int fsti_cache_map_read_head(int fd, cache_map_head *head);
-/// Digests of blocks, 0 of those that are absent.
+int fsti_cache_map_write_header(int fd, cache_map_header *head);
+/// Returns 0, an errno, or EINVAL if it is not a map.
+int fsti_cache_map_read_header(int fd, cache_map_header *head);
+/// Digests of blocks; 0 marks an absent block.
 int fsti_cache_map_read(int fd, uint64_t first, uint64_t count, uint64_t *digests);
 int fsti_cache_map_write(int fd, uint64_t first, uint64_t count, const uint64_t *digests);
 
 // ---- entries ----
 
-/// Blocks that somebody in this process is bringing: part of a job.
+/// Blocks that this process is fetching. Part of a job.
 typedef struct cache_claim {
     uint64_t first, last; ///< [first, last)
     struct cache_claim *next;
@@ -93,68 +95,74 @@ struct fsti_cache_entry {
     fsti_object *object;
     uint64_t size_bytes, block_count;
     int data_fd, map_fd;
-    pid_t owner;            ///< of the claims, and of the map's opening
-    cache_claim *claims;    ///< under the room's lock
-    atomic_bool is_broken;  ///< nothing is written any more
-    atomic_int failure;     ///< why: an errno
-    bool is_required;       ///< then that is an error
-    char *folder;           ///< for messages
-    fsti_net_counts counts; ///< under the room's lock, as what follows
-    uint32_t waiter_count;  ///< for blocks that others bring
-    uint64_t silent_number; ///< of a process that stands still; 0: none
-    bool is_beating;        ///< in the list of those with claims or waiters
-    pid_t beat_owner;       ///< of that list
-    fsti_cache_entry *next_beating;
+    pid_t owner;              ///< process that owns the claims and opened the map
+    cache_claim *claims;      ///< protected by the module's lock
+    atomic_bool is_broken;    ///< nothing is written any more
+    atomic_int failure;       ///< the errno that caused it
+    bool is_required;         ///< a failure is an error of the load
+    char *folder;             ///< for messages
+    fsti_net_counts counts;   ///< this and the fields below: protected by the module's lock
+    uint32_t waiter_count;    ///< jobs that wait for blocks of other processes
+    uint64_t stalled_process; ///< counter of a process found stalled; 0: no stalled process
+    bool has_heartbeat;       ///< in the list of entries with claims or waiters
+    pid_t heartbeat_owner;    ///< process that owns that list
+    fsti_cache_entry *next_with_heartbeat;
 };
 
-/// The room's lock, for short whiles; free in the child of a fork.
-void fsti_cache_hold(void);
-void fsti_cache_release(void);
+/// The module's lock, held briefly only. Unlocked in a forked child.
+void fsti_cache_lock(void);
+void fsti_cache_unlock(void);
 
-/// Nothing is written to the entry from now on.
+/// Stops writing to the entry.
 static inline void fsti_cache_break(fsti_cache_entry *entry, int failure) {
     atomic_store(&entry->failure, failure);
     atomic_store(&entry->is_broken, true);
 }
 
-/// Claims what it can of the beginning of [first, last), or behind what others have of it: false
-/// where they have it all. What is claimed is in `claim`.
+/// Claims blocks at the start of [first, last), or after blocks claimed by others, and sets
+/// `claim`. False if others have claimed them all.
 bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim);
 void fsti_cache_unclaim(fsti_cache_entry *entry, cache_claim *claim);
 
-// ---- signs of life (cache_beat.c) ----
+// ---- warnings (cache_warning.c) ----
 
-/// Says from now on that a claim's blocks are coming (NULL: nothing yet). The room is held.
-void fsti_cache_beat(fsti_cache_entry *entry, const cache_claim *claim);
-/// The entry is to be closed.
-void fsti_cache_beat_end(fsti_cache_entry *entry);
-/// Between these two somebody waits for others.
+/// Logs that the cache folder cannot be used, once per process and folder. `failure`: an errno, or
+/// 0 if `why` is complete. The caller holds no lock.
+void fsti_cache_warn(const char *folder, const char *why, int failure);
+
+// ---- heartbeats (cache_heartbeat.c) ----
+
+/// Starts heartbeats for a claim (NULL: for waiting only). The module's lock must be held.
+void fsti_cache_heartbeat_start(fsti_cache_entry *entry, const cache_claim *claim);
+/// Stops heartbeats, before the entry is closed.
+void fsti_cache_heartbeat_end(fsti_cache_entry *entry);
+/// Mark the start and the end of a wait for other processes.
 void fsti_cache_wait_begin(fsti_cache_entry *entry);
 void fsti_cache_wait_end(fsti_cache_entry *entry);
 
-/// What a waiter has seen of who brings a block.
-typedef struct cache_silence {
+/// What a waiter knows about the process that fetches a block.
+typedef struct cache_stall {
     bool is_begun;
     uint64_t block, number, round;
-} cache_silence;
-/// Whether who brings the block has given no sign for 3 seconds, or is known to give none. By who
-/// waits, again and again, with the same `silence`.
-bool fsti_cache_is_silent(fsti_cache_entry *entry, uint64_t block, cache_silence *silence);
-/// For tests: time between signs; 0: half a second.
-void fsti_cache_beat_period(uint64_t period_ns);
+} cache_stall;
+/// Whether the process that fetches the block has sent no heartbeat for 3 seconds, or was found
+/// stalled before. Call it repeatedly with the same `silence` while waiting.
+bool fsti_cache_is_stalled(fsti_cache_entry *entry, uint64_t block, cache_stall *stall);
+/// For tests: sets the heartbeat interval. 0: half a second.
+void fsti_cache_heartbeat_period(uint64_t period_ns);
 
-/// Checks all blocks of an entry that has all and makes the file plain: true when it is.
+/// Verifies all blocks of a complete entry and renames its file to .data. True on success.
 bool fsti_cache_seal(fsti_cache_entry *entry, cache_folder *folder, const char *name);
 
-/// Brings the few blocks that loads leave out, such as what files are filled up with between
-/// tensors: without them an object would never be whole.
-void fsti_cache_bring_rest(fsti_cache_entry *entry);
+/// Fetches the few blocks that loads skip, such as padding between tensors. Without them an object
+/// would never become complete.
+void fsti_cache_backfill(fsti_cache_entry *entry);
 
-/// Removes what was used least until `bytes` more fit; false where they don't. The folder is
-/// locked.
-bool fsti_cache_make_room(const cache_folder *folder, uint64_t bytes, uint64_t bytes_max);
+/// Evicts the least recently used versions until `bytes` more fit. False if they do not fit. The
+/// folder must be locked.
+bool fsti_cache_evict(const cache_folder *folder, uint64_t bytes, uint64_t bytes_max);
 
-// ---- work that waits (cache_pool.c) ----
+// ---- delayed tasks (cache_pool.c) ----
 
 typedef struct cache_task cache_task;
 struct cache_task {
@@ -162,11 +170,12 @@ struct cache_task {
     uint64_t due_ns;
     cache_task *next;
 };
-/// Whether there are threads, of which one is made when there is none; false: none can be had.
+/// Ensures that the pool has a thread. False if it cannot start one.
 bool fsti_cache_pool_ready(void);
-/// By a thread of the pool's; at `due_ns`, or when something was written, where that is not 0.
+/// Runs a task on a pool thread, at once if `due_ns` is 0, else at `due_ns` or when blocks were
+/// written.
 void fsti_cache_pool_add(cache_task *task, uint64_t due_ns);
-/// Something was written: what waits looks again.
+/// Wakes waiting tasks, because blocks were written.
 void fsti_cache_pool_wake(void);
 
 #endif

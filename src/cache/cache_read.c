@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reads of an object that is kept: what is there comes from the file, what is not from the server
-/// and goes to the file from where it has come to; what another is bringing is waited for.
+/// Cached reads. Cached blocks are copied from the file; missing ones are fetched into the caller's
+/// buffer and written back; blocks that another process fetches are waited for.
 ///
-/// A job is a read on its way, and a step of it a look at the map. What it finds there it copies;
-/// of the rest it claims as much in a row as nobody else has, has it brought in one request, writes
-/// it and looks again. Jobs never hold a claim while they wait for another, so none can wait for
-/// ever; one that waits for long does without the cache.
+/// A job is one read, and a step of it examines the map: it copies cached blocks, claims a run of
+/// missing ones, fetches them with one request, writes them and repeats. A job never holds a claim
+/// while it waits for another one, so there are no deadlocks. A job that waits too long bypasses
+/// the cache.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -15,36 +15,36 @@
 
 #define PAUSE_NS_MIN ((uint64_t)1000000)
 #define PAUSE_NS_MAX ((uint64_t)20000000)
-/// Who has a block for so long without a byte of it, while all others have come, may have a server
-/// that this process finds sooner. (Who is stopped is passed over sooner: cache_beat.c.)
+/// If another process has held a block this long without delivering it, this process may reach the
+/// server faster. (A stopped process is detected sooner: cache_heartbeat.c.)
 #define PATIENCE_NS ((uint64_t)30000000000)
-/// So much is read and waited for at once.
+/// The number of bytes that one job reads and waits for.
 #define PART_BYTES ((CACHE_READ_BLOCKS - 2) * CACHE_BLOCK_BYTES)
 
-/// What is known of a block of the read.
+/// The state of a block in the read.
 typedef enum block_state {
     BLOCK_WANTED,
-    BLOCK_SUSPECT, ///< the file does not hold what the map says
+    BLOCK_SUSPECT, ///< the file does not match the map
     BLOCK_DONE,
 } block_state;
 
 typedef struct cache_job {
-    cache_task task; ///< first: a task is its job
+    cache_task task; ///< first member: a task pointer is a job pointer
     fsti_cache_entry *entry;
     fsti_range_read *read;
-    uint64_t first, last; ///< its blocks: [first, last)
+    uint64_t first, last; ///< block range [first, last)
     uint64_t digests[CACHE_READ_BLOCKS];
     uint8_t states[CACHE_READ_BLOCKS];
     cache_claim claim;
-    bool is_fetching; ///< a request is to be looked at
-    bool is_alone;    ///< it reads past the cache
+    bool is_fetching; ///< a finished request must be processed
+    bool is_uncached; ///< bypasses the cache
     uint64_t pause_ns, waiting_ns;
-    bool is_waiting; ///< counted among the entry's waiters
-    cache_silence silence;
+    bool is_waiting; ///< counted in the entry's waiter_count
+    cache_stall stall;
     fsti_range_read fetch;
     fsti_range_edges edges;
     fst_error error;
-    char *sides[2]; ///< a block each: for blocks of which only a part is wanted
+    char *sides[2]; ///< one block each, for blocks of which only a part is requested
     bool side_failed;
 } cache_job;
 
@@ -54,7 +54,7 @@ static uint64_t block_end(const fsti_cache_entry *entry, uint64_t block) {
     return fsti_min(block_begin(block + 1), entry->size_bytes);
 }
 
-static void wait_no_more(cache_job *job) {
+static void stop_waiting(cache_job *job) {
     if (job->is_waiting) fsti_cache_wait_end(job->entry);
     job->is_waiting = false;
 }
@@ -62,30 +62,30 @@ static void wait_no_more(cache_job *job) {
 static void end_job(cache_job *job, int64_t result) {
     fsti_range_read *read = job->read;
     read->result = result;
-    wait_no_more(job);
+    stop_waiting(job);
     fsti_free(job->sides[0]);
     fsti_free(job->sides[1]);
     fsti_free(job);
     read->done(read);
 }
 
-/// Room for a block beside the read's buffer; NULL without memory.
-static char *side_of(cache_job *job, int which) {
+/// A block of scratch memory next to the read's buffer. NULL without memory.
+static char *scratch_block(cache_job *job, int which) {
     if (job->sides[which] == NULL) job->sides[which] = fsti_alloc(CACHE_BLOCK_BYTES);
     return job->sides[which];
 }
 
-// ---- what is there ----
+// ---- cached blocks ----
 
-/// Blocks that lie in the read as a whole: [*first, *last) of [first, last).
-static void find_whole(const cache_job *job, uint64_t *first, uint64_t *last) {
+/// The range [*first, *last) of blocks that lie completely within the read.
+static void find_complete(const cache_job *job, uint64_t *first, uint64_t *last) {
     uint64_t begin = job->read->offset, end = begin + job->read->size;
     while (*first < *last && block_begin(*first) < begin) (*first)++;
     while (*last > *first && block_end(job->entry, *last - 1) > end) (*last)--;
 }
 
-/// Notes whether a block's bytes are what the map says.
-static void judge_block(cache_job *job, uint64_t block, const char *bytes) {
+/// Checks a block's bytes against the map and records the result.
+static void check_block(cache_job *job, uint64_t block, const char *bytes) {
     size_t size = (size_t)(block_end(job->entry, block) - block_begin(block));
     size_t index = (size_t)(block - job->first);
     bool is_good = fsti_cache_digest(bytes, size) == job->digests[index];
@@ -96,8 +96,8 @@ static void mark(cache_job *job, uint64_t first, uint64_t last, block_state stat
     for (uint64_t i = first; i < last; i++) job->states[i - job->first] = (uint8_t)state;
 }
 
-/// Blocks that are wanted as a whole, straight to their place.
-static void copy_whole(cache_job *job, uint64_t first, uint64_t last) {
+/// Reads complete blocks directly to their destination.
+static void copy_complete(cache_job *job, uint64_t first, uint64_t last) {
     fsti_range_read *read = job->read;
     if (first == last) return;
     uint64_t begin = block_begin(first), end = block_end(job->entry, last - 1);
@@ -106,24 +106,25 @@ static void copy_whole(cache_job *job, uint64_t first, uint64_t last) {
         mark(job, first, last, BLOCK_SUSPECT);
         return;
     }
-    for (uint64_t i = first; i < last; i++) judge_block(job, i, target + (block_begin(i) - begin));
+    for (uint64_t i = first; i < last; i++) check_block(job, i, target + (block_begin(i) - begin));
     for (uint64_t i = first; i < last; i++)
         if (job->states[i - job->first] == BLOCK_DONE)
             read->counts.kept_bytes += block_end(job->entry, i) - block_begin(i);
 }
 
-/// A block of which a part is wanted: by way of the side, as its digest is of all of it.
+/// Reads a partially requested block through scratch memory, because its digest covers the complete
+/// block.
 static void copy_part(cache_job *job, uint64_t block) {
     fsti_range_read *read = job->read;
     uint64_t begin = block_begin(block), end = block_end(job->entry, block);
-    char *side = side_of(job, 0);
+    char *side = scratch_block(job, 0);
     size_t index = (size_t)(block - job->first);
     job->states[index] = BLOCK_SUSPECT;
     if (side == NULL) job->side_failed = true;
     if (side == NULL ||
         fsti_cache_pread(job->entry->data_fd, side, (size_t)(end - begin), begin) != 0)
         return;
-    judge_block(job, block, side);
+    check_block(job, block, side);
     if (job->states[index] != BLOCK_DONE) return;
     uint64_t from = fsti_max(begin, read->offset), to = fsti_min(end, read->offset + read->size);
     memcpy(read->buffer + (from - read->offset), side + (from - begin), (size_t)(to - from));
@@ -132,9 +133,9 @@ static void copy_part(cache_job *job, uint64_t block) {
 
 static void copy_run(cache_job *job, uint64_t first, uint64_t last) {
     uint64_t whole_first = first, whole_last = last;
-    find_whole(job, &whole_first, &whole_last);
+    find_complete(job, &whole_first, &whole_last);
     for (uint64_t i = first; i < whole_first; i++) copy_part(job, i);
-    copy_whole(job, whole_first, whole_last);
+    copy_complete(job, whole_first, whole_last);
     for (uint64_t i = whole_last; i < last; i++) copy_part(job, i);
 }
 
@@ -144,7 +145,7 @@ static bool is_absent(const cache_job *job, uint64_t block) {
            (job->states[index] == BLOCK_WANTED && job->digests[index] == 0);
 }
 
-/// Copies all that is there; false where the map can't be read.
+/// Copies all cached blocks. False if the map cannot be read.
 static bool copy_present(cache_job *job) {
     if (fsti_cache_map_read(job->entry->map_fd, job->first, job->last - job->first, job->digests) !=
         0)
@@ -156,33 +157,33 @@ static bool copy_present(cache_job *job) {
                !is_absent(job, last))
             last++;
         copy_run(job, first, last);
-        job->waiting_ns = 0; // it goes on
+        job->waiting_ns = 0; // progress resets the timeout
         first = last - 1;
     }
     return true;
 }
 
-// ---- what is not ----
+// ---- missing blocks ----
 
-/// From a thread of the net room's.
-static void take_fetched(fsti_range_read *fetch) {
+/// Runs on a thread of the net module.
+static void use_fetched(fsti_range_read *fetch) {
     cache_job *job = fetch->context;
     job->is_fetching = true;
     fsti_cache_pool_add(&job->task, 0);
 }
 
-/// Has [begin, end) brought; of what is not wanted itself, to the sides. False: no memory.
+/// Fetches [begin, end); bytes outside the request go to scratch memory. False without memory.
 static bool fetch_bytes(cache_job *job, uint64_t begin, uint64_t end) {
     fsti_range_read *read = job->read;
     uint64_t from = fsti_max(begin, read->offset), to = fsti_min(end, read->offset + read->size);
     uint64_t tail_block = (end - 1) / CACHE_BLOCK_BYTES;
     bool is_one = begin / CACHE_BLOCK_BYTES == tail_block;
     job->edges = (fsti_range_edges){.begin = from, .end = to};
-    if ((from > begin && (job->edges.head = side_of(job, 0)) == NULL) ||
-        (to < end && (job->edges.tail = side_of(job, is_one ? 0 : 1)) == NULL))
+    if ((from > begin && (job->edges.head = scratch_block(job, 0)) == NULL) ||
+        (to < end && (job->edges.tail = scratch_block(job, is_one ? 0 : 1)) == NULL))
         return false;
-    // A block lies in its side as a whole: the wanted part of it is copied there before it is
-    // digested.
+    // The scratch memory holds a complete block; its requested part is copied there before
+    // digesting.
     if (to < end) job->edges.tail += to - block_begin(tail_block);
     job->fetch = (fsti_range_read){.object = job->entry->object,
                                    .offset = begin,
@@ -190,14 +191,14 @@ static bool fetch_bytes(cache_job *job, uint64_t begin, uint64_t end) {
                                    .buffer = read->buffer + (from - read->offset),
                                    .edges = &job->edges,
                                    .stop = read->stop,
-                                   .done = take_fetched,
+                                   .done = use_fetched,
                                    .context = job,
                                    .error = &job->error};
     fsti_range_read_begin(&job->fetch);
     return true;
 }
 
-/// The bytes of a block that was brought, in one piece.
+/// The bytes of a fetched block as one contiguous piece.
 static const char *fetched_block(cache_job *job, uint64_t block) {
     const fsti_range_edges *edges = &job->edges;
     uint64_t begin = block_begin(block), end = block_end(job->entry, block);
@@ -211,14 +212,14 @@ static const char *fetched_block(cache_job *job, uint64_t block) {
     return side;
 }
 
-/// Writes the bytes that were brought, then says in the map that they are there. 0 or an errno.
+/// Writes fetched blocks, then marks them in the map. 0 or an errno.
 static int write_fetched(cache_job *job) {
     fsti_cache_entry *entry = job->entry;
     uint64_t first = job->claim.first, last = job->claim.last, whole_first = first,
              whole_last = last;
     uint64_t digests[CACHE_READ_BLOCKS];
     int failed = 0;
-    find_whole(job, &whole_first, &whole_last);
+    find_complete(job, &whole_first, &whole_last);
     for (uint64_t i = first; i < last; i++) {
         const char *bytes = fetched_block(job, i);
         size_t size = (size_t)(block_end(entry, i) - block_begin(i));
@@ -236,13 +237,13 @@ static int write_fetched(cache_job *job) {
     if (failed != 0) return failed;
     uint64_t begin = block_begin(first), end = block_end(entry, last - 1);
     job->read->counts.written_bytes += end - begin;
-    // So that the device is busy while more comes, and not all at the end.
+    // Start writeback now, so that the disk works in parallel with the network.
     sync_file_range(entry->data_fd, (off_t)begin, (off_t)(end - begin), SYNC_FILE_RANGE_WRITE);
     return 0;
 }
 
-/// Writes what was brought. What can't be written is right all the same, and the read goes on
-/// without the cache: false where that is not allowed.
+/// Stores fetched blocks. If writing fails, the bytes are still correct, and the read continues
+/// without the cache. False if the cache is required.
 static bool keep_fetched(cache_job *job) {
     fsti_cache_entry *entry = job->entry;
     int failed = write_fetched(job);
@@ -254,7 +255,7 @@ static bool keep_fetched(cache_job *job) {
     return false;
 }
 
-/// A request is over. False: so is the job.
+/// Processes a finished request. False if the job ended.
 static bool finish_fetch(cache_job *job) {
     job->is_fetching = false;
     fsti_net_count(&job->read->counts, &job->fetch.counts);
@@ -275,18 +276,18 @@ static bool finish_fetch(cache_job *job) {
     return false;
 }
 
-/// All that is not done, as it was asked for, past the cache.
-static void read_alone(cache_job *job) {
+/// Reads everything that is left without the cache.
+static void read_uncached(cache_job *job) {
     fsti_range_read *read = job->read;
     uint64_t first = job->first, last = job->last;
     while (first < last && job->states[first - job->first] == BLOCK_DONE) first++;
     while (last > first && job->states[last - 1 - job->first] == BLOCK_DONE) last--;
     uint64_t begin = fsti_max(block_begin(first), read->offset);
     uint64_t end = fsti_min(block_end(job->entry, last - 1), read->offset + read->size);
-    (void)fetch_bytes(job, begin, end); // which needs no side
+    (void)fetch_bytes(job, begin, end); // needs no scratch memory
 }
 
-/// Claims what it can of what is absent, and has it brought. False: others have it all.
+/// Claims missing blocks and starts fetching them. False if others have claimed them all.
 static bool fetch_absent(cache_job *job) {
     for (uint64_t first = job->first; first < job->last; first++) {
         if (!is_absent(job, first)) continue;
@@ -298,7 +299,7 @@ static bool fetch_absent(cache_job *job) {
     return false;
 }
 
-/// With a claim: what has come between the look at the map and the claim is not brought again.
+/// With the claim held, checks again: blocks stored since the map was read are not fetched twice.
 static bool is_still_absent(cache_job *job) {
     uint64_t first = job->claim.first, count = job->claim.last - first;
     uint64_t *digests = &job->digests[first - job->first];
@@ -322,8 +323,8 @@ static void wait_for_others(cache_job *job) {
         job->waiting_ns = now_ns;
         job->pause_ns = PAUSE_NS_MIN;
     }
-    job->is_alone = now_ns - job->waiting_ns > PATIENCE_NS ||
-                    fsti_cache_is_silent(job->entry, first, &job->silence);
+    job->is_uncached = now_ns - job->waiting_ns > PATIENCE_NS ||
+                       fsti_cache_is_stalled(job->entry, first, &job->stall);
     job->pause_ns = fsti_min(job->pause_ns * 3 / 2, PAUSE_NS_MAX);
     fsti_cache_pool_add(&job->task, now_ns + job->pause_ns);
 }
@@ -347,8 +348,8 @@ static void run_job(cache_task *task) {
         end_job(job, (int64_t)job->read->size);
         return;
     }
-    if (!is_known || job->is_alone || job->side_failed || atomic_load(&entry->is_broken)) {
-        read_alone(job);
+    if (!is_known || job->is_uncached || job->side_failed || atomic_load(&entry->is_broken)) {
+        read_uncached(job);
     } else if (!fetch_absent(job)) {
         wait_for_others(job);
     } else if (!is_still_absent(job)) {
@@ -357,7 +358,7 @@ static void run_job(cache_task *task) {
     } else if (!fetch_bytes(job, block_begin(job->claim.first),
                             block_end(entry, job->claim.last - 1))) {
         drop_claim(job);
-        read_alone(job);
+        read_uncached(job);
     }
 }
 
@@ -368,7 +369,7 @@ void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read) {
     cache_job *job = NULL;
     bool fits = read->size > 0 && last - first <= CACHE_READ_BLOCKS && fsti_cache_pool_ready();
     if (fits) job = fsti_alloc_zeroed(1, sizeof *job);
-    if (job == NULL) { // the object itself needs nothing of that
+    if (job == NULL) { // the object itself needs no job
         fsti_range_read_begin(read);
         return;
     }
@@ -380,7 +381,7 @@ void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read) {
     fsti_cache_pool_add(&job->task, 0);
 }
 
-// ---- reads that are waited for ----
+// ---- blocking reads ----
 
 typedef struct read_wait {
     pthread_mutex_t lock;
@@ -404,9 +405,9 @@ static void read_part(fsti_cache_entry *entry, fsti_range_read *part) {
     pthread_mutex_lock(&wait.lock);
     while (!wait.is_done) pthread_cond_wait(&wait.changed, &wait.lock);
     pthread_mutex_unlock(&wait.lock);
-    fsti_cache_hold();
+    fsti_cache_lock();
     fsti_net_count(&entry->counts, &part->counts);
-    fsti_cache_release();
+    fsti_cache_unlock();
 }
 
 fst_status fsti_cache_read(fsti_cache_entry *entry, fsti_range_read *read, fst_error *error) {

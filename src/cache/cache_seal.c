@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The end of an object's coming: once all of it is there, right, and on the device, its file is as
-/// good as any other, and read like one.
+/// Seals a complete object: verifies all blocks, syncs the file and renames it. From then on it is
+/// read as a plain file.
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,13 +9,13 @@
 
 #include "cache_private.h"
 
-/// Read and digested at once.
+/// Blocks read and digested together.
 #define CHECK_BLOCKS 32u
-/// Who else seals it is waited for.
+/// How long to wait for another process that is sealing it.
 #define SEAL_PATIENCE_NS ((uint64_t)60000000000)
 #define SEAL_PAUSE_US 5000
 
-/// Whether all blocks are there.
+/// Whether all blocks are cached.
 static bool has_all(const fsti_cache_entry *entry) {
     uint64_t digests[512];
     for (uint64_t at = 0; at < entry->block_count; at += sizeof digests / sizeof *digests) {
@@ -27,8 +27,7 @@ static bool has_all(const fsti_cache_entry *entry) {
     return true;
 }
 
-/// Whether the blocks [first, first + count) hold what the map says; those that don't are struck
-/// from it.
+/// Whether the blocks [first, first + count) match the map. Blocks that do not are removed from it.
 static bool check_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t count,
                          char *buffer) {
     uint64_t digests[CHECK_BLOCKS], begin = first * CACHE_BLOCK_BYTES;
@@ -63,7 +62,7 @@ static bool is_sealed(const cache_folder *folder, const char *name) {
     return fstatat(folder->fd, data, &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-/// Whether a name of the folder is of a file that is open.
+/// Whether a name in the folder still refers to the open file.
 static bool is_named(const cache_folder *folder, const char *name, const char *ending, int fd) {
     char file[CACHE_FILE_NAME_BYTES];
     struct stat named, opened;
@@ -72,8 +71,8 @@ static bool is_named(const cache_folder *folder, const char *name, const char *e
            named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
-/// Makes the file plain that was checked: whoever has cleared the folder meanwhile and begun anew
-/// has another one of that name, of which little may be there.
+/// Renames the verified file. If the folder was cleared meanwhile, the name may belong to a new,
+/// mostly empty file, which must not be renamed.
 static bool rename_checked(const fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     char part[CACHE_FILE_NAME_BYTES], data[CACHE_FILE_NAME_BYTES];
     fsti_cache_file_name(part, name, ".part");
@@ -86,17 +85,17 @@ static bool rename_checked(const fsti_cache_entry *entry, cache_folder *folder, 
     return is_renamed;
 }
 
-/// With all blocks claimed: nobody writes.
+/// Runs with all blocks claimed, so there are no writers.
 static bool seal_claimed(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     if (is_sealed(folder, name)) return true;
-    // What was digested is what the kernel holds; fdatasync() says whether the device has it, too.
+    // The digests cover the kernel's copy; fdatasync() ensures that the device has it too.
     return check_all(entry) && fdatasync(entry->data_fd) == 0 &&
            rename_checked(entry, folder, name);
 }
 
 static bool seal(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     uint64_t begun_ns = fsti_now_ns();
-    cache_silence silence = {0};
+    cache_stall stall = {0};
     while (!atomic_load(&entry->is_broken) && has_all(entry)) {
         cache_claim claim;
         bool is_claimed = fsti_cache_claim(entry, 0, entry->block_count, &claim);
@@ -104,10 +103,10 @@ static bool seal(fsti_cache_entry *entry, cache_folder *folder, const char *name
         bool is_done = is_all && seal_claimed(entry, folder, name);
         if (is_claimed) fsti_cache_unclaim(entry, &claim);
         if (is_all || is_sealed(folder, name)) return is_done || is_sealed(folder, name);
-        // What others have begins with the first block, or behind what was free.
+        // Claims of others start at the first block, or after the blocks that were free.
         uint64_t taken = is_claimed && claim.first == 0 ? claim.last : 0;
         if (fsti_now_ns() - begun_ns > SEAL_PATIENCE_NS ||
-            fsti_cache_is_silent(entry, taken, &silence))
+            fsti_cache_is_stalled(entry, taken, &stall))
             return false;
         usleep(SEAL_PAUSE_US);
     }

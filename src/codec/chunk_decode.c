@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A chunk's true bytes from its stored ones. Sizes are checked against each other before anything
-/// is written; what the coder says afterwards, and the CRC, are checked as well.
+/// Decodes chunks. Sizes are checked against each other before anything is written; results of the
+/// coder and the CRC are checked afterwards.
 #include <string.h>
 
 #include "huffman.h"
@@ -11,16 +11,16 @@
 /// Magic, descriptor and the shortest content size of a frame.
 #define ZSTD_HEAD_BYTES 6u
 
-/// Room for a whole chunk's planes, and for stores that reach beyond them.
+/// Memory for the planes of a whole chunk, and for stores past their end.
 #define PLANES_BYTES (((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64)
-/// What libzstd takes to decode at once is 96 KiB in 1.4 and 160 KiB in 1.5.
+/// One-shot decoding takes 96 KiB in libzstd 1.4 and 160 KiB in 1.5.
 #define ZSTD_BYTES ((size_t)256 << 10)
 
 struct fsti_decoder {
-    /// For frames of others' making; both NULL until one comes.
+    /// For frames of other writers; both NULL until the first one.
     const zstd_library *zstd;
     void *context;
-    unsigned char *planes; ///< room for a whole chunk's
+    unsigned char *planes; ///< memory for the planes of a whole chunk
     huffman_table table;
 };
 
@@ -46,16 +46,16 @@ void fsti_decoder_close(fsti_decoder *decoder) {
 }
 
 static fst_status refuse(fst_error *error, const char *why) {
-    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NOWHERE, "a compressed chunk is damaged: %s",
-                          why);
+    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
+                          "a compressed chunk is damaged: %s", why);
 }
 
-/// A chunk while it is decoded.
+/// The state of decoding a chunk.
 typedef struct chunk_parse {
     const fsti_chunk *chunk;
     plane_cut cut;
     plane_head heads[FSTI_PLANE_COUNT_MAX];
-    size_t places[FSTI_PLANE_COUNT_MAX]; ///< of the planes' bytes in the chunk
+    size_t places[FSTI_PLANE_COUNT_MAX]; ///< offsets of the planes in the chunk
 } chunk_parse;
 
 static uint32_t load_32(const unsigned char *bytes) {
@@ -68,8 +68,8 @@ static bool is_zero(const unsigned char *bytes, size_t size) {
     return any == 0;
 }
 
-/// Gives the planes of one kind their places behind `*end`; false when they leave the chunk, or are
-/// not filled with zeros up to there.
+/// Assigns offsets after `*end` to the planes of one kind. False if they exceed the chunk, or
+/// padding before them is not zero.
 static bool place_planes(chunk_parse *parse, bool coded, size_t *end) {
     for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
         const plane_head *head = &parse->heads[k];
@@ -84,21 +84,21 @@ static bool place_planes(chunk_parse *parse, bool coded, size_t *end) {
     return true;
 }
 
-/// Reads the heads of the planes and finds their places; NULL, or what is wrong.
+/// Reads the planes' headers and computes their offsets. Returns NULL, or the error.
 static const char *read_heads(chunk_parse *parse) {
     const fsti_chunk *chunk = parse->chunk;
     uint32_t count = parse->cut.plane_count;
     size_t end = 1 + count * PLANE_HEAD_BYTES;
     if (chunk->stored_bytes < end || chunk->stored[0] != count)
-        return "it has another number of planes than its dtype";
+        return "its number of planes does not match its dtype";
     for (uint32_t k = 0; k < count; k++) {
         const unsigned char *bytes = chunk->stored + 1 + k * PLANE_HEAD_BYTES;
         plane_head *head = &parse->heads[k];
         *head = (plane_head){bytes[0], bytes[1], load_32(bytes + 2)};
-        if (head->kind > PLANE_CODED) return "a plane is of an unknown kind";
+        if (head->kind > PLANE_CODED) return "a plane has an unknown kind";
         if (head->kind != PLANE_CONSTANT && head->value != 0) return "a plane has a table";
         if (head->kind == PLANE_RAW && head->stored_bytes != parse->cut.plane_bytes)
-            return "a plane has the wrong size";
+            return "a plane has a wrong size";
         if (head->kind == PLANE_CONSTANT && head->stored_bytes != 0)
             return "a constant plane has bytes";
         if (head->kind == PLANE_CODED &&
@@ -106,20 +106,21 @@ static const char *read_heads(chunk_parse *parse) {
             return "a coded plane is not smaller than it was";
     }
     if (!place_planes(parse, true, &end) || !place_planes(parse, false, &end))
-        return "its planes reach beyond it, or have something between them";
-    if (plane_align(end) != chunk->stored_bytes) return "its planes do not add up to it";
-    if (!is_zero(chunk->stored + end, chunk->stored_bytes - end)) return "its end is not zero";
+        return "its planes overlap, leave gaps or exceed the chunk";
+    if (plane_align(end) != chunk->stored_bytes)
+        return "the sizes of its planes do not add up to its size";
+    if (!is_zero(chunk->stored + end, chunk->stored_bytes - end)) return "its padding is not zero";
     return NULL;
 }
 
-/// Whether a frame's head is one that the format has: a single segment, so that its window is the
-/// content, and neither dictionary nor checksum.
+/// Whether a frame's header is one that the format allows: a single segment (the window is the
+/// content), without dictionary and checksum.
 static bool is_plain_frame(const unsigned char *frame, size_t size) {
     if (size < ZSTD_HEAD_BYTES || load_32(frame) != ZSTD_MAGIC) return false;
     return (frame[4] & 0x3f) == 0x20;
 }
 
-/// A frame that has more than literals.
+/// Decodes a frame that has more than literals with libzstd.
 static fst_status decode_by_library(fsti_decoder *decoder, const unsigned char *frame, size_t size,
                                     unsigned char *target, size_t target_bytes, fst_error *error) {
     FST_TRY(fsti_zstd_open(&decoder->zstd, error));
@@ -127,45 +128,45 @@ static fst_status decode_by_library(fsti_decoder *decoder, const unsigned char *
     if (decoder->context == NULL) decoder->context = zstd->ZSTD_createDCtx();
     if (decoder->context == NULL) return fsti_error_memory(error, target_bytes);
     if (zstd->ZSTD_findFrameCompressedSize(frame, size) != size)
-        return refuse(error, "something else than a zstd frame is in a plane");
+        return refuse(error, "a plane contains something other than a zstd frame");
     size_t got = zstd->ZSTD_decompressDCtx(decoder->context, target, target_bytes, frame, size);
     if (zstd->ZSTD_isError(got) || got != target_bytes)
-        return refuse(error, "a zstd frame does not decode");
+        return refuse(error, "a zstd frame can't be decoded");
     return FST_OK;
 }
 
 static fst_status decode_plane(fsti_decoder *decoder, const unsigned char *frame, size_t size,
                                unsigned char *target, size_t target_bytes, fst_error *error) {
     if (!is_plain_frame(frame, size))
-        return refuse(error, "a plane is no zstd frame of this format");
+        return refuse(error, "a plane is not a zstd frame of this format");
     switch (fsti_huffman_decode(&decoder->table, frame, size, target, target_bytes)) {
     case HUFFMAN_DONE: return FST_OK;
-    case HUFFMAN_DAMAGED: return refuse(error, "a zstd frame does not decode");
+    case HUFFMAN_DAMAGED: return refuse(error, "a zstd frame can't be decoded");
     default: return decode_by_library(decoder, frame, size, target, target_bytes, error);
     }
 }
 
-/// Brings the planes to memory and joins them.
+/// Decodes the planes and joins them.
 static fst_status decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
                                 unsigned char *target, fst_error *error) {
     const unsigned char *planes[FSTI_PLANE_COUNT_MAX];
     unsigned char *room = decoder->planes;
     size_t size = parse->cut.plane_bytes;
-    // The planes are joined there, which would wait for each of its lines.
+    // Prefetch the target while decoding; joining would otherwise wait for each of its cache lines.
     decoder->table.ahead = (huffman_ahead){target, target + parse->chunk->true_bytes};
     for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
         const plane_head *head = &parse->heads[k];
         const unsigned char *stored = parse->chunk->stored + parse->places[k];
-        // One plane is the chunk itself.
-        unsigned char *place = parse->cut.plane_count == 1 ? target : room;
-        planes[k] = place;
+        // A single plane is decoded directly into the target.
+        unsigned char *plane = parse->cut.plane_count == 1 ? target : room;
+        planes[k] = plane;
         room += size;
         if (head->kind == PLANE_CODED)
-            FST_TRY(decode_plane(decoder, stored, head->stored_bytes, place, size, error));
+            FST_TRY(decode_plane(decoder, stored, head->stored_bytes, plane, size, error));
         else if (head->kind == PLANE_CONSTANT)
-            memset(place, head->value, size);
+            memset(plane, head->value, size);
         else if (parse->cut.plane_count == 1)
-            memcpy(place, stored, size);
+            memcpy(plane, stored, size);
         else
             planes[k] = stored;
     }
@@ -178,9 +179,9 @@ fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, voi
     chunk_parse parse = {.chunk = chunk, .cut = fsti_planes_of(chunk->dtype, chunk->true_bytes)};
     if (chunk->true_bytes == 0 || chunk->true_bytes > (size_t)1 << FSTI_CHUNK_LOG_MAX ||
         chunk->true_bytes % parse.cut.element_bytes != 0)
-        return refuse(error, "it has no whole number of elements");
+        return refuse(error, "its size is not a multiple of the element size");
     if (chunk->is_raw && chunk->stored_bytes != chunk->true_bytes)
-        return refuse(error, "it has the wrong size");
+        return refuse(error, "it has a wrong size");
     if (chunk->is_raw) {
         memcpy(target, chunk->stored, chunk->true_bytes);
     } else {
@@ -189,6 +190,6 @@ fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, voi
         FST_TRY(decode_planes(decoder, &parse, target, error));
     }
     if (fsti_crc32c(target, chunk->true_bytes) != chunk->crc)
-        return refuse(error, "its CRC32C differs");
+        return refuse(error, "its CRC32C does not match");
     return FST_OK;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A chunk's stored bytes from its true ones: planes that hold information stay as they are, the
-/// others are coded or, where all bytes are the same, told.
+/// Encodes chunks: planes without redundancy are stored unchanged, constant planes as their
+/// value, and others are coded.
 #include <string.h>
 
 #include "planes.h"
 #include "zstd_library.h"
 
-// Parameters of zstd.h: they make libzstd look for no matches, so that a frame is a Huffman table
+// Parameters of zstd.h that disable the search for matches, so that a frame is one Huffman table
 // and four streams.
 enum {
     ZSTD_STRATEGY = 107,
@@ -14,13 +14,13 @@ enum {
     ZSTD_HASH_LOG = 102,
     ZSTD_MIN_MATCH = 105,
     ZSTD_TARGET_LENGTH = 106,
-    ZSTD_LITERAL_MODE = 1002, ///< experimental: without it frames are some 2 % larger
+    ZSTD_LITERAL_MODE = 1002, ///< experimental: without it frames are about 2 % larger
     ZSTD_LITERALS_HUFFMAN = 1,
 };
 
-/// A plane is coded if that saves one byte of this many, 5 %.
+/// A plane is coded if that saves 1/20 (5 %) of its bytes.
 #define PLANE_SAVING 20u
-/// Bytes of a plane that are looked at before it is coded, and the bits a byte that they may have.
+/// Size of the sample of a plane that decides whether to code it, and its maximum entropy.
 #define SAMPLE_BYTES 8192u
 #define SAMPLE_RUN_BYTES 256u
 #define SAMPLE_BITS_MAX 7.75f
@@ -28,7 +28,7 @@ enum {
 struct fsti_encoder {
     const zstd_library *zstd;
     void *context;
-    unsigned char *planes; ///< room for a whole chunk's
+    unsigned char *planes; ///< memory for the planes of a whole chunk
 };
 
 fst_status fsti_encoder_open(fsti_encoder **out, fst_error *error) {
@@ -49,7 +49,7 @@ fst_status fsti_encoder_open(fsti_encoder **out, fst_error *error) {
                                         {ZSTD_HASH_LOG, 6},
                                         {ZSTD_TARGET_LENGTH, 131072},
                                         {ZSTD_LITERAL_MODE, ZSTD_LITERALS_HUFFMAN}};
-    // One that a library does not take makes frames larger, never wrong.
+    // If the library lacks a parameter, frames are larger but correct.
     for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++)
         (void)zstd->ZSTD_CCtx_setParameter(encoder->context, parameters[i][0], parameters[i][1]);
     *out = encoder;
@@ -67,7 +67,7 @@ static bool is_constant(const unsigned char *plane, size_t size) {
     return memcmp(plane, plane + 1, size - 1) == 0;
 }
 
-/// log2, to a hundredth: there is no libm to link for an estimate.
+/// An approximate log2 (to a hundredth), which avoids linking libm.
 static float log2_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -77,7 +77,7 @@ static float log2_of(float value) {
     return (float)exponent + (2.0f - value / 3.0f) * value - 2.0f / 3.0f - 1.0f;
 }
 
-/// Whether a sample of the plane has so little information that coding it will pay.
+/// Whether a sample of the plane has low enough entropy for coding.
 static bool is_worth_coding(const unsigned char *plane, size_t size) {
     uint32_t counts[256] = {0}, total = 0;
     size_t step =
@@ -94,13 +94,13 @@ static bool is_worth_coding(const unsigned char *plane, size_t size) {
     return bits <= SAMPLE_BITS_MAX * (float)total;
 }
 
-/// A chunk that is being made.
+/// A chunk being encoded.
 typedef struct chunk_build {
     unsigned char *target;
     size_t size, capacity;
 } chunk_build;
 
-/// Where the next plane begins, filled with zeros up to there; false when there is no room.
+/// Starts the next plane, after zero padding. False if there is no space.
 static bool begin_plane(chunk_build *build) {
     size_t begin = plane_align(build->size);
     if (begin > build->capacity) return false;
@@ -115,13 +115,13 @@ static void put_head(unsigned char *bytes, const plane_head *head) {
     for (int i = 0; i < 4; i++) bytes[2 + i] = (unsigned char)(head->stored_bytes >> 8 * i);
 }
 
-/// Codes a plane behind what is there; false when it does not pay.
+/// Codes a plane at the current position. False if that does not pay off.
 static bool code_plane(const fsti_encoder *encoder, const unsigned char *plane, size_t size,
                        chunk_build *build, size_t *coded_bytes) {
     size_t before = build->size;
     if (!is_worth_coding(plane, size) || !begin_plane(build)) return false;
     size_t most = size - size / PLANE_SAVING, room = build->capacity - build->size;
-    // Room for what does not pay as well, so that zstd's fast way is taken.
+    // A large output buffer lets zstd take its fast path.
     size_t got = encoder->zstd->ZSTD_compress2(encoder->context, build->target + build->size, room,
                                                plane, size);
     if (encoder->zstd->ZSTD_isError(got) || got >= most) {
@@ -140,7 +140,7 @@ static bool put_raw(const unsigned char *plane, size_t size, chunk_build *build)
     return true;
 }
 
-/// Puts the chunk together; false when it is not smaller than its true bytes.
+/// Assembles the chunk. False if it is not smaller than the original bytes.
 static bool build_chunk(const fsti_encoder *encoder, const plane_cut *cut,
                         const unsigned char *const *planes, chunk_build *build) {
     plane_head heads[FSTI_PLANE_COUNT_MAX] = {{0}};
@@ -170,7 +170,8 @@ fst_status fsti_chunk_encode(fsti_encoder *encoder, const void *source, unsigned
     chunk_build build = {.target = target, .capacity = chunk->true_bytes};
     if (chunk->true_bytes == 0 || chunk->true_bytes > (size_t)1 << FSTI_CHUNK_LOG_MAX ||
         chunk->true_bytes % cut.element_bytes != 0)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "a chunk of no whole elements");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "the chunk size is not a multiple of the element size");
     for (uint32_t k = 0; k < cut.plane_count; k++) {
         planes[k] = encoder->planes + k * cut.plane_bytes;
         views[k] = cut.plane_count == 1 ? source : planes[k];

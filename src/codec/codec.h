@@ -1,75 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the codec room: chunks of compressed tensors, between bytes as they are stored and
-/// bytes as they are. Knows nothing of files. The format: docs/FORMAT.md, "Compressed files".
+/// Interface of the codec module: encoding and decoding chunks of compressed tensors. Independent
+/// of files. The format: docs/FORMAT.md, "Compressed files".
 #ifndef FSTI_CODEC_H
 #define FSTI_CODEC_H
 
-#include "base/base.h"
-#include "dtype/dtype.h"
+#include "base/primitives.h"
+#include "dtype/dtype_info.h"
 
-/// How the elements of a chunk are cut into planes of bytes.
+/// How the elements of a chunk are split into byte planes.
 typedef enum fsti_codec_layout {
-    FSTI_LAYOUT_BYTES = 0,    ///< as they are: one plane
-    FSTI_LAYOUT_ROTATED = 1,  ///< floats: rotated left by one bit, the sign behind the mantissa
-    FSTI_LAYOUT_NIBBLES = 2,  ///< rotated; two elements' upper halves make a byte, and their lower
-    FSTI_LAYOUT_INTEGERS = 3, ///< cut as they are
+    FSTI_LAYOUT_BYTES = 0, ///< one plane, unchanged
+    FSTI_LAYOUT_ROTATED =
+        1, ///< floats: rotated left by one bit, so that the sign follows the mantissa
+    FSTI_LAYOUT_NIBBLES =
+        2, ///< rotated; the upper halves of two elements share a byte, and so do the lower ones
+    FSTI_LAYOUT_INTEGERS = 3, ///< split without rotation
 } fsti_codec_layout;
 #define FSTI_LAYOUT_COUNT 4u
 
-/// How a plane is coded.
+/// The coder of a plane.
 typedef enum fsti_codec_coder {
-    FSTI_CODER_ZSTD = 1, ///< a zstd frame a plane, of literals
+    FSTI_CODER_ZSTD = 1, ///< one zstd frame per plane, of literals
 } fsti_codec_coder;
 
-/// A chunk's true bytes are a power of two between these; the last chunk of a tensor has fewer.
+/// The decoded size of a chunk is a power of two in this range; a tensor's last chunk may be
+/// smaller.
 #define FSTI_CHUNK_LOG_MIN 16u
 #define FSTI_CHUNK_LOG_MAX 20u
 #define FSTI_CHUNK_LOG_DEFAULT 18u
-/// Planes begin at multiples of this from the chunk's begin.
+/// Alignment of planes within a chunk.
 #define FSTI_PLANE_ALIGNMENT 16u
 #define FSTI_PLANE_COUNT_MAX 8u
 
 fsti_codec_layout fsti_codec_layout_of(fst_dtype dtype);
-/// Whether the dtype is one that compression is for unless all is asked for: floats.
+/// Whether a dtype is compressed by default: floats.
 bool fsti_codec_is_float(fst_dtype dtype);
 
-/// CRC32C (Castagnoli) of bytes.
+/// CRC32C (Castagnoli).
 uint32_t fsti_crc32c(const void *bytes, size_t size_bytes);
 
-/// What is claimed of a chunk, and where its stored bytes are.
+/// The expected properties of a chunk, and its stored bytes.
 typedef struct fsti_chunk {
     fst_dtype dtype;
     bool is_raw;
-    uint32_t crc; ///< of its true bytes
+    uint32_t crc; ///< of the decoded bytes
     const unsigned char *stored;
     size_t stored_bytes;
     size_t true_bytes; ///< at least 1, at most 2^FSTI_CHUNK_LOG_MAX, whole elements
 } fsti_chunk;
 
-/// One thread's room for decoding, or encoding.
+/// Memory of one thread for decoding or encoding.
 typedef struct fsti_decoder fsti_decoder;
 typedef struct fsti_encoder fsti_encoder;
 
 fst_status fsti_decoder_open(fsti_decoder **out, fst_error *error);
-/// Bytes of memory that a decoder comes to at most, libzstd's among them.
+/// Maximum memory of a decoder, including libzstd's.
 size_t fsti_decoder_bytes(void);
 void fsti_decoder_close(fsti_decoder *decoder);
-/// Writes the chunk's true bytes to `target`: them, or FST_E_CORRUPT that says what is wrong with
-/// the chunk, whatever its bytes are. Nothing outside of `stored` and `target` is touched.
-/// FST_E_UNSUPPORTED that says what to install where a chunk of another writer's needs the coder's
-/// library and it is not there; what fsti_chunk_encode() makes hardly ever does.
+/// Decodes a chunk to `target`. FST_E_CORRUPT describes any damage; memory outside `stored` and
+/// `target` is never accessed. FST_E_UNSUPPORTED says what to install if a chunk of another writer
+/// needs libzstd and it is missing; chunks of fsti_chunk_encode() almost never need it.
 fst_status fsti_chunk_decode(fsti_decoder *decoder, const fsti_chunk *chunk, void *target,
                              fst_error *error);
 
-/// FST_E_UNSUPPORTED that says what to install where the coder's library is not there.
+/// FST_E_UNSUPPORTED says what to install if libzstd is missing.
 fst_status fsti_encoder_open(fsti_encoder **out, fst_error *error);
 void fsti_encoder_close(fsti_encoder *encoder);
-/// Encodes chunk->true_bytes bytes at `source` to `target`, which has room for as many; fills the
-/// chunk's is_raw, crc, stored (target) and stored_bytes (never more than true_bytes).
+/// Encodes chunk->true_bytes bytes at `source` into `target`, which has space for as many. Sets
+/// is_raw, crc, stored (target) and stored_bytes (at most true_bytes).
 fst_status fsti_chunk_encode(fsti_encoder *encoder, const void *source, unsigned char *target,
                              fsti_chunk *chunk, fst_error *error);
 
-/// The same by kernels of one instruction set, for tests: NULL is the best one.
+// ---- one zstd frame as a stream, for content of any size in bounded memory ----
+
+/// Where a frame's stored bytes come from: exactly `size` bytes at `offset`, below size_bytes.
+typedef struct fsti_frame_source {
+    fst_status (*pull)(void *context, void *target, size_t size, uint64_t offset, fst_error *error);
+    void *context;
+    uint64_t size_bytes;
+} fsti_frame_source;
+
+/// Frames whose window is larger than 2^23 bytes (8 MiB) are refused: zstd's levels up to 19 make
+/// none, and each thread holds a window in memory for every frame that it reads.
+#define FSTI_FRAME_WINDOW_LOG_MAX 23
+
+/// Reads one frame after another; of one thread at a time. FST_E_UNSUPPORTED without libzstd.
+typedef struct fsti_frame_reader fsti_frame_reader;
+fst_status fsti_frame_reader_open(fsti_frame_reader **out, fst_error *error);
+void fsti_frame_reader_close(fsti_frame_reader *reader);
+/// Begins a frame; `source` is copied.
+void fsti_frame_begin(fsti_frame_reader *reader, const fsti_frame_source *source);
+/// The next `size` bytes of content: all of them, or FST_E_CORRUPT. `target` NULL drops them.
+fst_status fsti_frame_read(fsti_frame_reader *reader, void *target, uint64_t size,
+                           fst_error *error);
+/// FST_E_CORRUPT unless the frame ends here and nothing follows it.
+fst_status fsti_frame_end(fsti_frame_reader *reader, fst_error *error);
+
+/// Makes frames; of one thread at a time. FST_E_UNSUPPORTED without libzstd.
+typedef struct fsti_frame_writer fsti_frame_writer;
+typedef struct fsti_frame_sink {
+    fst_status (*put)(void *context, const void *bytes, size_t size, fst_error *error);
+    void *context;
+} fsti_frame_sink;
+fst_status fsti_frame_writer_open(int level, fsti_frame_writer **out, fst_error *error);
+void fsti_frame_writer_close(fsti_frame_writer *writer);
+/// Begins a frame of exactly `content_bytes`, which the frame notes; `sink` is copied.
+fst_status fsti_frame_write_begin(fsti_frame_writer *writer, uint64_t content_bytes,
+                                  const fsti_frame_sink *sink, fst_error *error);
+fst_status fsti_frame_write(fsti_frame_writer *writer, const void *bytes, size_t size,
+                            fst_error *error);
+fst_status fsti_frame_write_end(fsti_frame_writer *writer, fst_error *error);
+
+/// For tests: selects the kernels of one instruction set. NULL: the best one.
 struct codec_kernels;
 void fsti_codec_use(const struct codec_kernels *kernels);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The inner loops of the codec: private to its room. Compiled once an instruction set; each gives
-/// the same bytes.
+/// The inner loops of the codec. Private to the codec module. Compiled once per instruction set;
+/// all produce the same bytes.
 #ifndef FSTI_CODEC_KERNELS_H
 #define FSTI_CODEC_KERNELS_H
 
@@ -11,13 +11,13 @@
 struct huffman_table;
 struct huffman_stream;
 
-/// Memory that is used when codes have been decoded, and is brought nearer meanwhile.
+/// Memory that is needed after decoding and is prefetched meanwhile.
 typedef struct huffman_ahead {
     const unsigned char *at, *end;
 } huffman_ahead;
 
-/// `planes[k]` has a byte for each element (of nibble pairs: for each two), the elements' uppermost
-/// bytes in plane 0. `count` is of elements. Nothing needs alignment.
+/// `planes[k]` has one byte per element (for nibble pairs, per two elements); plane 0 has the most
+/// significant bytes. `count` counts elements. Pointers need no alignment.
 typedef struct codec_kernels {
     const char *name;
     void (*split_16)(const void *source, unsigned char *const *planes, size_t count,
@@ -35,7 +35,7 @@ typedef struct codec_kernels {
                     uint32_t rotation);
     void (*join_nibbles)(void *target, const unsigned char *const *planes, size_t count);
     uint32_t (*crc32c)(const void *bytes, size_t size_bytes);
-    /// Decodes most of the streams, and leaves what is near an end to who looks at every bit.
+    /// Decodes most of each stream, and leaves its end to the bounds-checked decoder.
     void (*rush_streams)(const struct huffman_table *table, struct huffman_stream *streams,
                          size_t count, huffman_ahead ahead);
 } codec_kernels;
@@ -47,9 +47,9 @@ extern const codec_kernels fsti_codec_avx2, fsti_codec_avx512;
 extern const codec_kernels fsti_codec_neon;
 #endif
 
-/// Whether this processor has what they need.
+/// Whether this CPU supports the kernels.
 bool fsti_codec_usable(const codec_kernels *kernels);
-/// The best of this processor, or what a test has set.
+/// The best kernels for this CPU, or those set by a test.
 const codec_kernels *fsti_codec_kernels(void);
 
 #endif

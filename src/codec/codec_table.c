@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which layout each dtype has, and the best kernels that the processor has.
+/// The layout of each dtype, and the choice of the best kernels for the CPU.
 #include "codec.h"
 #include "codec_kernels.h"
 #include "planes.h"

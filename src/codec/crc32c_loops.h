@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// CRC32C for one instruction set: by the processor's instruction in three lanes at once, whose
-/// results are put together by shifting the first ones over the bytes of the others; else a table.
-/// The polynomial is 0x1EDC6F41, reflected; RFC 3720, B.4 has test vectors.
+/// CRC32C for one instruction set: by the CPU's instruction in three parallel lanes, whose results
+/// are combined by shifting over the bytes of later lanes; without the instruction by table. The
+/// polynomial is 0x1EDC6F41, reflected; RFC 3720, B.4 has test vectors.
 #define CRC_POLYNOMIAL 0x82f63b78u
 
 #if defined(__SSE4_2__)
@@ -22,10 +22,10 @@ static inline uint64_t load_8(const unsigned char *bytes) {
     return value;
 }
 
-/// Bytes of a lane: three of them are a step of 12 KiB.
+/// Bytes per lane; a step of three lanes is 12 KiB.
 #define LANE_BYTES 4096u
 
-/// The product of two polynomials modulo the CRC's, both reflected.
+/// Multiplies two reflected polynomials modulo the CRC's.
 static uint32_t multiply(uint32_t a, uint32_t b) {
     uint32_t product = 0;
     for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
@@ -35,8 +35,8 @@ static uint32_t multiply(uint32_t a, uint32_t b) {
     return product;
 }
 
-/// x to the power of 8 * LANE_BYTES and of twice that: what a CRC is multiplied with to pass as
-/// many zero bytes. 2^15 and 2^16 squarings of x.
+/// x^(8 * LANE_BYTES), and its square: multiplying a CRC by them appends as many zero bytes.
+/// Computed by 15 and 16 squarings of x.
 #define PAST_LANE 0x35d73a62u
 #define PAST_LANES 0x28461564u
 
@@ -62,7 +62,7 @@ static uint32_t crc32c_of(const void *source, size_t size) {
 
 #include <pthread.h>
 
-/// Tables of eight bytes' contributions, for processors without the instruction.
+/// Tables for eight bytes at a time, for CPUs without the instruction.
 static uint32_t crc_tables[8][256];
 
 static void fill_crc_tables(void) {

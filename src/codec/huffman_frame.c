@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Frames whose blocks have nothing but literals (RFC 8878, 3.1.1): what the writer of this format
-/// makes, nearly always. Anything else is left to libzstd. Nothing outside of the frame is read,
-/// nothing outside of the target written, whatever the bytes are.
+/// Decodes frames whose blocks have only literals (RFC 8878, 3.1.1), as this format's writer almost
+/// always makes them. Other frames are left to libzstd. Never reads outside the frame or writes
+/// outside the target.
 #include <string.h>
 
 #include "codec_kernels.h"
@@ -11,7 +11,7 @@
 enum { BLOCK_RAW, BLOCK_REPEATED, BLOCK_COMPRESSED };
 enum { LITERALS_RAW, LITERALS_REPEATED, LITERALS_CODED, LITERALS_CODED_AS_BEFORE };
 
-/// Bytes that are still to be read, and to be written.
+/// The remaining input and output.
 typedef struct frame_parse {
     const codec_kernels *kernels;
     huffman_table *table;
@@ -46,7 +46,7 @@ static bool put_repeated(frame_parse *parse, size_t size) {
     return true;
 }
 
-/// A stream ends with a set bit and zeros above it.
+/// A stream ends with a set bit, followed by zeros up to the byte boundary.
 static bool begin_stream(huffman_stream *stream, const unsigned char *bytes, size_t size) {
     if (size == 0 || bytes[size - 1] == 0) return false;
     uint32_t unused = (uint32_t)__builtin_clz(bytes[size - 1]) - 24 + 1;
@@ -55,7 +55,7 @@ static bool begin_stream(huffman_stream *stream, const unsigned char *bytes, siz
     return true;
 }
 
-/// The last symbols one by one. A stream has exactly the bits of its symbols.
+/// Decodes the last symbols one by one. A stream must have exactly the bits of its symbols.
 static bool finish_stream(const huffman_table *table, huffman_stream *stream) {
     uint64_t left = stream->bits_left;
     while (stream->target < stream->target_end) {
@@ -70,7 +70,7 @@ static bool finish_stream(const huffman_table *table, huffman_stream *stream) {
     return left == 0;
 }
 
-/// Decodes `size` bytes from the streams that are left in `coded`.
+/// Decodes `size` bytes from the streams in `coded`.
 static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t coded_bytes,
                         size_t size, size_t count) {
     huffman_stream streams[HUFFMAN_STREAMS];
@@ -83,9 +83,9 @@ static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t c
     for (size_t i = 0; i < count; i++) {
         size_t bytes = (size_t)(end - coded);
         if (i + 1 < count) {
-            size_t told = (size_t)load_bytes(sizes + 2 * i, 2);
-            if (told > bytes) return false;
-            bytes = told;
+            size_t stated = (size_t)load_bytes(sizes + 2 * i, 2);
+            if (stated > bytes) return false;
+            bytes = stated;
         }
         if (!begin_stream(&streams[i], coded, bytes)) return false;
         streams[i].target = parse->target + i * each;
@@ -99,7 +99,7 @@ static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t c
     return true;
 }
 
-/// Literals in codes: by a new tree, or by the one before.
+/// Decodes literals with a new tree, or the previous one.
 static bool put_coded(frame_parse *parse, bool has_tree) {
     uint32_t format = parse->at[0] >> 2 & 3, width = format < 2 ? 10 : format == 2 ? 14 : 18;
     size_t head = format < 2 ? 3 : format + 2;
@@ -121,7 +121,7 @@ static bool put_coded(frame_parse *parse, bool has_tree) {
                        format == 0 ? 1 : HUFFMAN_STREAMS);
 }
 
-/// A block of literals, and of no sequences behind them.
+/// Decodes a block of literals without sequences.
 static huffman_verdict put_compressed(frame_parse *parse) {
     if (bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
     uint32_t kind = parse->at[0] & 3, format = parse->at[0] >> 2 & 3;
@@ -140,7 +140,7 @@ static huffman_verdict put_compressed(frame_parse *parse) {
     return bytes_left(parse) == 0 ? HUFFMAN_DONE : HUFFMAN_DAMAGED;
 }
 
-/// One block; *is_last tells whether it says so.
+/// Decodes one block. *is_last: it is marked as the last one.
 static huffman_verdict put_block(frame_parse *parse, bool *is_last) {
     if (bytes_left(parse) < 3) return HUFFMAN_DAMAGED;
     uint32_t head = (uint32_t)load_bytes(parse->at, 3);

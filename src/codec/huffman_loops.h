@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Looking up codes, for one instruction set. A stream's next bits are kept uppermost in a word
-/// whose lowest bit is set before it is shifted: zeros below it are the bits that were taken. Of a
-/// fresh word at most 62 bits are taken, so that bit is never one of them.
+/// Table lookups for one instruction set. The next bits of a stream are at the top of a word whose
+/// lowest bit is set before it is shifted, so that the zeros below that bit count the consumed
+/// bits. A word provides at most 62 bits, so this bit is never consumed.
 #include "huffman.h"
 
 typedef struct rushing {
@@ -30,11 +30,11 @@ ALWAYS_INLINE void end_rush(const rushing *rush, huffman_stream *stream) {
 }
 
 #if defined(__x86_64__) && defined(__BMI2__)
-// The tests hold every instruction set's loops against the plain ones below.
+// Tests compare each instruction set's loops with the plain ones below.
 // NOLINTBEGIN(portability-no-assembler)
 
-/// Eight instructions, since compilers make more of it and wait for more: shifts, of which there
-/// are two a cycle, only where they must be, and the next index by way of `taken` alone.
+/// Eight instructions in assembler, because compilers generate more and with longer dependencies:
+/// only the necessary shifts (two per cycle), and the next index depends on `taken` alone.
 #define LOOK_UP(scale, moved, count_at)                                                            \
     uint64_t index, other;                                                                         \
     __asm__ volatile("mov %[bits], %[index]\n\t"                                                   \
@@ -100,13 +100,13 @@ ALWAYS_INLINE void refill(rushing *rush) {
 
 #endif
 
-/// Bytes that a turn may move on in the input, and write in the output.
+/// Bytes that an iteration may consume and write.
 #define TURN_IN 8
 #define TURN_OUT(is_narrow)                                                                        \
     (HUFFMAN_LOOKUPS * ((is_narrow) ? HUFFMAN_BITS / HUFFMAN_NARROW_BITS : HUFFMAN_SYMBOLS))
 #define OUT_BEYOND (HUFFMAN_STORE_BYTES - HUFFMAN_SYMBOLS)
 
-/// Turns that a stream has for certain.
+/// Iterations that a stream certainly has.
 ALWAYS_INLINE size_t turns_of(const rushing *rush, const huffman_stream *stream, bool is_narrow) {
     size_t in = (size_t)(rush->at - stream->begin) / TURN_IN;
     size_t room = (size_t)(stream->target_end - rush->target);
@@ -144,10 +144,10 @@ ALWAYS_INLINE void turn_four(rushing_four *four, const huffman_codes *codes, boo
     refill(&four->d);
 }
 
-/// A cache line is asked for every turn.
+/// Each iteration prefetches a cache line.
 #define LINE_BYTES 64
 
-/// Four at once, since what a lookup waits for is the one before it.
+/// Decodes four streams together, because each lookup waits for the previous one of its stream.
 ALWAYS_INLINE void rush_four(const huffman_table *table, huffman_stream *streams,
                              huffman_ahead ahead, bool is_narrow) {
     rushing_four four;

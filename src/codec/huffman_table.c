@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The description of a Huffman tree (RFC 8878, 4.2.1), and the table that codes are looked up in.
+/// Reads Huffman tree descriptions (RFC 8878, 4.2.1) and builds the lookup table.
 #include "huffman.h"
 
 #include <string.h>
 
-#define WEIGHTS_MAX 255u ///< that are described: the last symbol's follows from them
+#define WEIGHTS_MAX 255u ///< described weights; the last symbol's weight follows from them
 #define STATE_BITS_MAX 6u
 #define STATES_MAX ((size_t)1 << STATE_BITS_MAX)
 
@@ -13,16 +13,16 @@ typedef struct tree_weights {
     uint32_t count;
 } tree_weights;
 
-/// The states that weights are coded by (RFC 8878, 4.1).
+/// The states of the FSE-coded weights (RFC 8878, 4.1).
 typedef struct weight_states {
     uint8_t weight[STATES_MAX], bits[STATES_MAX], base[STATES_MAX];
-    int counts[HUFFMAN_BITS + 1]; ///< of states by weight; -1: one that takes all bits
+    int counts[HUFFMAN_BITS + 1]; ///< states by weight; -1: a state that takes all bits
     uint32_t log, weight_count;
 } weight_states;
 
 static uint32_t top_bit(uint32_t value) { return 31 - (uint32_t)__builtin_clz(value); }
 
-/// `count` bits from bit `at` on; bits beyond the end are zero.
+/// `count` bits from bit `at` on; bits past the end are zero.
 static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, uint32_t count) {
     uint32_t value = 0;
     for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
@@ -30,7 +30,7 @@ static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, ui
     return value >> at % 8 & ((1u << count) - 1);
 }
 
-/// Fills counts: the bytes that their description took, or 0.
+/// Fills counts. Returns the bytes read, or 0.
 static size_t read_counts(weight_states *states, const unsigned char *bytes, size_t size) {
     uint64_t at = 4;
     states->log = (bytes[0] & 15u) + 5;
@@ -62,7 +62,7 @@ static size_t read_counts(weight_states *states, const unsigned char *bytes, siz
     return left == 1 && (at + 7) / 8 <= size ? (size_t)(at + 7) / 8 : 0;
 }
 
-/// Gives the states their weights, bits and bases.
+/// Assigns weights, bits and baselines to the states.
 static void spread_states(weight_states *states) {
     uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1] = {0};
     uint32_t step = (size >> 1) + (size >> 3) + 3;
@@ -83,7 +83,8 @@ static void spread_states(weight_states *states) {
     }
 }
 
-/// Takes bits from the end of what is left; beyond the begin they are zero, and `left` negative.
+/// Takes bits from the end of the remaining ones; past the start they are zero, and `left` is
+/// negative.
 static uint32_t take_back(const unsigned char *bytes, size_t size, int64_t *left, uint32_t count) {
     *left -= count;
     if (*left >= 0) return bits_at(bytes, size, (uint64_t)*left, count);
@@ -91,7 +92,7 @@ static uint32_t take_back(const unsigned char *bytes, size_t size, int64_t *left
     return bits_at(bytes, size, 0, (uint32_t)(*left + (int64_t)count)) << -*left;
 }
 
-/// Two states take turns until the bits have run out.
+/// Two states alternate until the bits are used up.
 static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes, size_t size) {
     weight_states states = {.weight_count = 0};
     size_t used = read_counts(&states, bytes, size);
@@ -104,13 +105,13 @@ static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes
     state[0] = take_back(bytes, size, &left, states.log);
     state[1] = take_back(bytes, size, &left, states.log);
     if (left < 0) return false;
-    for (uint32_t turn = 0; weights->count < WEIGHTS_MAX; turn ^= 1) {
-        uint32_t now = state[turn] % STATES_MAX;
+    for (uint32_t side = 0; weights->count < WEIGHTS_MAX; side ^= 1) {
+        uint32_t now = state[side] % STATES_MAX;
         weights->of[weights->count++] = states.weight[now];
-        state[turn] = states.base[now] + take_back(bytes, size, &left, states.bits[now]);
+        state[side] = states.base[now] + take_back(bytes, size, &left, states.bits[now]);
         if (left >= 0) continue;
         if (weights->count == WEIGHTS_MAX) return false;
-        weights->of[weights->count++] = states.weight[state[turn ^ 1] % STATES_MAX];
+        weights->of[weights->count++] = states.weight[state[side ^ 1] % STATES_MAX];
         return true;
     }
     return false;
@@ -123,7 +124,8 @@ static bool read_plain_weights(tree_weights *weights, const unsigned char *bytes
     return true;
 }
 
-/// The last symbol's weight is what makes the tree complete; the bits of the longest code, or 0.
+/// Computes the last symbol's weight, which completes the tree. Returns the longest code's bits, or
+/// 0.
 static uint32_t complete_tree(tree_weights *weights) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
@@ -137,7 +139,7 @@ static uint32_t complete_tree(tree_weights *weights) {
     return bits;
 }
 
-/// Codes are given out by length, the longest first, then by symbol.
+/// Sorts symbols by code length (longest first), then by symbol.
 static void sort_symbols(huffman_table *table, const tree_weights *weights, uint32_t bits,
                          uint8_t *sorted, uint32_t *sorted_count) {
     uint32_t starts[HUFFMAN_BITS + 2] = {0}, total = 0;
@@ -160,9 +162,9 @@ static void sort_symbols(huffman_table *table, const tree_weights *weights, uint
 #define CELL_SYMBOLS ((uint64_t)0xffffffffffff)
 #define CELL_ONE_MORE ((uint64_t)1 << 56)
 
-/// The cells of one symbol that have `bits` bits behind it: it, and what those begin with. A cell
-/// has room for six symbols, so where those are six already, as of codes of one bit, one bit is
-/// left less often than six: five of fewer bits stand in.
+/// Fills the cells of one symbol with `bits` bits after it: the symbol, followed by what those bits
+/// decode to. A cell holds six symbols, so where the rest alone has six (codes of one bit), a
+/// shorter rest with five is used.
 static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t symbol,
                        uint32_t bits) {
     uint64_t own = symbol | (uint64_t)table->code_bits[symbol] << 48 | CELL_ONE_MORE;
@@ -176,7 +178,7 @@ static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t sym
     }
 }
 
-/// The same where no code is of one bit, and so nothing of ten bits has six symbols.
+/// The same if no code has one bit, so that ten bits never hold six symbols.
 static void fill_cells_fast(const huffman_table *table, uint64_t *cells, uint32_t symbol,
                             uint32_t bits) {
     uint64_t own = symbol | (uint64_t)table->code_bits[symbol] << 48 | CELL_ONE_MORE;
@@ -185,7 +187,7 @@ static void fill_cells_fast(const huffman_table *table, uint64_t *cells, uint32_
         cells[i] = own + (rest[i] & ~CELL_SYMBOLS) + (rest[i] << 8 & CELL_SYMBOLS);
 }
 
-/// Which numbers of bits cells are needed of: what is left of 11 behind a code, and of those.
+/// The bit counts for which cells are needed: the bits of 11 that remain after a code, recursively.
 static uint32_t needed_levels(const huffman_table *table, const uint8_t *sorted,
                               uint32_t sorted_count) {
     uint32_t lengths = 0, levels = 1u << HUFFMAN_BITS | 1u << 5;
@@ -200,10 +202,10 @@ static void fill_level(huffman_table *table, const uint8_t *sorted, uint32_t sor
                        uint32_t k) {
     uint64_t *cells = table->cells + ((size_t)1 << k), *end = cells + ((size_t)1 << k);
     bool is_fast = table->code_bits[sorted[sorted_count - 1]] > 1;
-    // From the shortest code down, as long as codes fit.
+    // From the shortest code on, as long as codes fit.
     for (uint32_t i = sorted_count; i > 0 && table->code_bits[sorted[i - 1]] <= k; i--) {
         uint32_t bits = k - table->code_bits[sorted[i - 1]];
-        if ((size_t)(end - cells) < (size_t)1 << bits) break; // not of a complete tree
+        if ((size_t)(end - cells) < (size_t)1 << bits) break; // not a complete tree
         end -= (size_t)1 << bits;
         if (is_fast)
             fill_cells_fast(table, end, sorted[i - 1], bits);

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The codec's loops, avx512; see meson.build for the compiler's settings.
+/// The codec's loops for AVX-512. meson.build sets the compiler flags.
 #define CODEC_NAME avx512
 #include "layout_loops.h"

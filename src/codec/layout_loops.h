@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The loops of one instruction set: CODEC_NAME names the table, the compiler's flags choose it.
-/// Vectors in the compilers' own notation: what they make of it is each processor's.
+/// The loops of one instruction set: CODEC_NAME names the table, compiler flags choose the set.
+/// Vectors use the compiler's generic vector extension.
 #include <stdbool.h>
 #include <string.h>
 
 #include "codec_kernels.h"
 
-/// What is only fast with its constants known.
+/// For functions that are fast only with constant arguments.
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define JOIN(a, b) a##b
 #define NAMED(a, b) JOIN(a, b)
@@ -18,8 +18,8 @@ typedef uint16_t words_16 __attribute__((vector_size(16)));
 typedef uint32_t words_32 __attribute__((vector_size(16)));
 typedef uint64_t words_64 __attribute__((vector_size(16)));
 
-/// Elements of a block: a vector of each plane. Halves of bytes are joined by larger vectors where
-/// there are any: compilers make single bytes of what they have no vectors for.
+/// Elements per block: one vector per plane. Nibbles are joined in larger vectors if the CPU has
+/// them, because compilers emulate unsupported vector sizes byte by byte.
 #define BLOCK 16u
 #if defined(__AVX2__)
 #define PAIRS 32u
@@ -75,8 +75,8 @@ ALWAYS_INLINE bytes_16 rotate_right(bytes_16 vector, uint32_t element_bytes) {
     return (bytes_16)((words_64)vector >> 1 | (words_64)vector << 63);
 }
 
-/// Even bytes to the first half of the vectors, odd ones to the second: as often as an element's
-/// size has halves, and vector k is byte k of the elements.
+/// Moves even bytes to the first half of the vectors and odd ones to the second, once per halving
+/// of the element size; then vector k has byte k of the elements.
 ALWAYS_INLINE void split_block(const unsigned char *source, unsigned char *const *planes, size_t at,
                                uint32_t bytes, bool is_rotated) {
     bytes_16 vectors[8], next[8];
@@ -95,7 +95,7 @@ ALWAYS_INLINE void split_block(const unsigned char *source, unsigned char *const
         memcpy(planes[bytes - 1 - k] + at, &vectors[k], sizeof vectors[k]);
 }
 
-/// The way back.
+/// The inverse of split_block().
 ALWAYS_INLINE void join_block(unsigned char *target, const unsigned char *const *planes, size_t at,
                               uint32_t bytes, bool is_rotated) {
     bytes_16 vectors[8], next[8];
@@ -113,7 +113,7 @@ ALWAYS_INLINE void join_block(unsigned char *target, const unsigned char *const 
     }
 }
 
-/// A last block that is not whole goes by way of one that is.
+/// An incomplete last block is processed through a complete one.
 ALWAYS_INLINE void split_all(const void *source, unsigned char *const *planes, size_t count,
                              uint32_t bytes, bool is_rotated) {
     unsigned char block[BLOCK * 8] = {0}, cut[8][BLOCK], *cuts[8];
@@ -165,8 +165,8 @@ DEFINE_LAYOUT(16, 2)
 DEFINE_LAYOUT(32, 4)
 DEFINE_LAYOUT(64, 8)
 
-/// Two vectors of elements are one of pairs. The first of a pair has the lower half of each plane's
-/// byte.
+/// Two vectors of elements make one of pairs. The first element of a pair has the lower half of
+/// each byte.
 ALWAYS_INLINE void split_pairs(const unsigned char *in, unsigned char *upper,
                                unsigned char *lower) {
     bytes_16 low = load_vector(in), high = load_vector(in + 16);
@@ -181,9 +181,9 @@ ALWAYS_INLINE void split_pairs(const unsigned char *in, unsigned char *upper,
 #define WORDS_LEFT(vector, bits) ((pair_bytes)((pair_words)(vector) << (bits)))
 #define WORDS_RIGHT(vector, bits) ((pair_bytes)((pair_words)(vector) >> (bits)))
 
-/// Of two vectors at once, with each element's rotation to the right within the shifts: of its
-/// upper half u and its lower half l it is l0 u3 u2 u1 u0 l3 l2 l1, the uppermost bit first. Shifts
-/// are of words, as processors have them; what crosses a byte is masked.
+/// Joins two vectors at once, including the rotation to the right: from the upper half u and the
+/// lower half l an element becomes l0 u3 u2 u1 u0 l3 l2 l1, most significant bit first. Shifts are
+/// of words, as CPUs have them; bits that cross a byte are masked.
 ALWAYS_INLINE void join_pairs(unsigned char *out, const unsigned char *upper,
                               const unsigned char *lower) {
     pair_bytes u, l;

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The codec's loops, neon; see meson.build for the compiler's settings.
+/// The codec's loops for NEON. meson.build sets the compiler flags.
 #define CODEC_NAME neon
 #include "layout_loops.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A chunk as planes of bytes: private to the codec room.
+/// Splits chunks into byte planes. Private to the codec module.
 #ifndef FSTI_CODEC_PLANES_H
 #define FSTI_CODEC_PLANES_H
 
 #include "codec.h"
 
-/// How the elements of a chunk are cut.
+/// How the elements of a chunk are split.
 typedef struct plane_cut {
     fsti_codec_layout layout;
     uint32_t element_bytes, plane_count, rotation;
@@ -13,11 +13,11 @@ typedef struct plane_cut {
 } plane_cut;
 
 plane_cut fsti_planes_of(fst_dtype dtype, size_t true_bytes);
-/// Of cuts of more than one plane.
+/// For splits into more than one plane.
 void fsti_planes_split(const plane_cut *cut, const void *source, unsigned char *const *planes);
 void fsti_planes_join(const plane_cut *cut, const unsigned char *const *planes, void *target);
 
-/// A plane as a chunk describes it: kind, value, u32 bytes, little-endian.
+/// The header of a plane: kind, value, u32 bytes, little-endian.
 #define PLANE_HEAD_BYTES 6u
 typedef enum plane_kind { PLANE_RAW = 0, PLANE_CONSTANT = 1, PLANE_CODED = 2 } plane_kind;
 typedef struct plane_head {

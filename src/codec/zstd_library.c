@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finds libzstd, once a process; or has it within (meson's zstd_source), as wheels do.
+/// Loads libzstd once per process, or uses the built-in one (meson's zstd_source), as wheels do.
 #include "zstd_library.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 static pthread_once_t find_once = PTHREAD_ONCE_INIT;
 static zstd_library library;
 static bool is_found;
-static const char *missing; ///< what an old library lacks
+static const char *missing; ///< a function that an old version lacks
 
 #if defined(FSTI_ZSTD_WITHIN)
 #define ZSTD_WITHIN(result, name, parameters) result name parameters;
@@ -34,9 +34,9 @@ fst_status fsti_zstd_open(const zstd_library **out, fst_error *error) {
     pthread_once(&find_once, find_library);
     *out = &library;
     if (is_found) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "compressed tensors need libzstd 1.4 or later (install libzstd1, or "
-                          "libzstd), which is not here%s%s",
+                          "libzstd), which was not found%s%s",
                           missing == NULL ? "" : ", or too old: it lacks ",
                           missing == NULL ? "" : missing);
 }

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/// libzstd, found at run time: private to the codec room. Interface: zstd.h of 1.4 and later.
+/// libzstd, loaded at run time. Private to the codec module. Interface: zstd.h of 1.4 and later.
 #ifndef FSTI_ZSTD_LIBRARY_H
 #define FSTI_ZSTD_LIBRARY_H
 
 #include "codec.h"
 
-/// Functions of the library, by its names: (result, name, parameters).
+/// ZSTD_inBuffer and ZSTD_outBuffer of zstd.h.
+typedef struct zstd_input {
+    const void *bytes;
+    size_t size, position;
+} zstd_input;
+typedef struct zstd_output {
+    void *bytes;
+    size_t size, position;
+} zstd_output;
+
+/// Functions of the library: (result, name, parameters).
 #define ZSTD_FUNCTIONS(X)                                                                          \
     X(void *, ZSTD_createCCtx, (void))                                                             \
     X(size_t, ZSTD_freeCCtx, (void *context))                                                      \
@@ -17,6 +27,13 @@
     X(size_t, ZSTD_decompressDCtx,                                                                 \
       (void *context, void *target, size_t capacity, const void *source, size_t size))             \
     X(size_t, ZSTD_findFrameCompressedSize, (const void *source, size_t size))                     \
+    X(size_t, ZSTD_DCtx_setParameter, (void *context, int parameter, int value))                   \
+    X(size_t, ZSTD_DCtx_reset, (void *context, int directive))                                     \
+    X(size_t, ZSTD_decompressStream, (void *context, zstd_output *output, zstd_input *input))      \
+    X(size_t, ZSTD_CCtx_reset, (void *context, int directive))                                     \
+    X(size_t, ZSTD_CCtx_setPledgedSrcSize, (void *context, unsigned long long size))               \
+    X(size_t, ZSTD_compressStream2,                                                                \
+      (void *context, zstd_output *output, zstd_input *input, int directive))                      \
     X(unsigned, ZSTD_isError, (size_t code))
 
 typedef struct zstd_library {
@@ -25,8 +42,7 @@ typedef struct zstd_library {
 #undef ZSTD_FIELD
 } zstd_library;
 
-/// The library, which stays open. FST_E_UNSUPPORTED that says what to install where it is not
-/// there.
+/// Opens the library, for ever. FST_E_UNSUPPORTED says what to install if it is missing.
 fst_status fsti_zstd_open(const zstd_library **out, fst_error *error);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finds libcrypto, once a process.
+/// Loads libcrypto once per process.
 #include "crypto_library.h"
 
 #include <dlfcn.h>
@@ -9,11 +9,11 @@
 static pthread_once_t find_once = PTHREAD_ONCE_INIT;
 static crypto_library library;
 static bool is_found;
-static const char *missing; ///< what an old library lacks
+static const char *missing; ///< a function that an old version lacks
 
 static bool bind_symbol(void *handle, const char *name, void *field) {
     void *symbol = dlsym(handle, name);
-    // A pointer to an object becomes one to a function, as POSIX promises for dlsym's results.
+    // POSIX guarantees that an object pointer from dlsym() can be used as a function pointer.
     memcpy(field, &symbol, sizeof symbol);
     if (symbol == NULL) missing = name;
     return symbol != NULL;
@@ -34,7 +34,7 @@ static bool bind_all(void *handle) {
 }
 
 static void find_library(void) {
-    // Bare names: the system's own folders, never the current one.
+    // Bare names are searched in system folders only, never in the current one.
     static const char *const names[] = {"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so"};
     for (size_t i = 0; i < sizeof names / sizeof *names && !is_found; i++) {
         void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
@@ -46,7 +46,7 @@ fst_status fsti_crypto_open(const crypto_library **out, fst_error *error) {
     pthread_once(&find_once, find_library);
     *out = &library;
     if (is_found) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "OpenSSL's libcrypto (libssl3) is not installed here%s%s",
                           missing == NULL ? "" : ", or is too old: it lacks ",
                           missing == NULL ? "" : missing);

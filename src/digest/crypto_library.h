@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// OpenSSL's libcrypto, found at run time: private to the digest room. Interfaces: openssl/evp.h
-/// and openssl/pem.h of 3 and 1.1.
+/// OpenSSL's libcrypto, loaded at run time. Private to the digest module. Interfaces: openssl/evp.h
+/// and openssl/pem.h of versions 3 and 1.1.
 #ifndef FSTI_CRYPTO_LIBRARY_H
 #define FSTI_CRYPTO_LIBRARY_H
 
 #include "digest.h"
 
-/// Functions of the library, by its names: (result, name, parameters).
+/// Functions with the same name in both versions: (result, name, parameters).
 #define CRYPTO_FUNCTIONS(X)                                                                        \
     X(const void *, EVP_sha256, (void))                                                            \
     X(void *, EVP_MD_CTX_new, (void))                                                              \
@@ -38,7 +38,7 @@
        size_t count))                                                                              \
     X(void, ERR_clear_error, (void))
 
-/// Functions that 3 calls by other names than 1.1: (result, name, name before 3, parameters).
+/// Functions that version 3 renamed: (result, name, name in 1.1, parameters).
 #define CRYPTO_RENAMED(X) X(int, EVP_PKEY_get_base_id, EVP_PKEY_base_id, (const void *key))
 
 typedef struct crypto_library {
@@ -50,7 +50,7 @@ typedef struct crypto_library {
 #undef CRYPTO_FIELD
 } crypto_library;
 
-/// The library, which stays open. FST_E_UNSUPPORTED that names it where it is not there.
+/// Opens the library, for ever. FST_E_UNSUPPORTED names it if it is missing.
 fst_status fsti_crypto_open(const crypto_library **out, fst_error *error);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// BLAKE3 by its authors' C sources, 256 bits.
+/// BLAKE3 with 256 bits, from its authors' C sources.
 #include <pthread.h>
 
 #include "blake3.h"
@@ -15,7 +15,7 @@ static bool hash_blake3(const void *bytes, size_t size_bytes, unsigned char *dig
     return true;
 }
 
-/// The first use looks at the processor and notes what it finds, without a lock.
+/// BLAKE3 detects CPU features on first use and stores them without a lock, so this runs once.
 static void look_at_processor(void) {
     unsigned char digest[BLAKE3_OUT_LEN];
     hash_blake3("", 0, digest);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// SHA-256 by libcrypto, which has the processor's own instructions for it.
+/// SHA-256 by libcrypto, which uses the CPU's SHA instructions.
 #include "crypto_library.h"
 
 static fst_status ready_sha256(fst_error *error) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3 by instruction set: private to the digest room.
+/// XXH3 per instruction set. Private to the digest module.
 #ifndef FSTI_DIGEST_XXH3_H
 #define FSTI_DIGEST_XXH3_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3 of 128 and of 64 bits by its author's header, compiled once an instruction set.
+/// XXH3 with 128 and 64 bits from its author's header, compiled once per instruction set.
 #include "digest.h"
 #include "digest_xxh3.h"
 
@@ -11,7 +11,7 @@ static const fsti_xxh3_set *best_set(void) {
     return &fsti_xxh3_plain;
 }
 
-/// A state at an address that vectors may lie at, within the memory that holds it.
+/// An XXH3 state, aligned for vector loads inside its allocation.
 typedef struct xxh3_state {
     char bytes[FSTI_XXH3_STATE_BYTES + FSTI_XXH3_STATE_ALIGNMENT];
 } xxh3_state;

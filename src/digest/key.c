@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// ECDSA with libcrypto: never our own.
+/// ECDSA signatures, computed by libcrypto.
 #include <string.h>
 
 #include "crypto_library.h"
@@ -14,10 +14,10 @@
 struct fsti_key {
     const crypto_library *crypto;
     void *key;
-    const void *kind; ///< the hash that goes with the curve
+    const void *kind; ///< the hash that belongs to the curve
 };
 
-/// Nobody is asked for a password.
+/// Refuses to ask for a password.
 static int no_password(char *text, int size, int is_writing, void *context) {
     (void)text;
     (void)size;
@@ -32,7 +32,8 @@ void fsti_key_free(fsti_key *key) {
     fsti_free(key);
 }
 
-/// The public key in PEM; false when it can't be had, or is larger than one of a known curve.
+/// Writes the public key in PEM. False on failure or if it is larger than a key of a supported
+/// curve.
 static bool write_public(const crypto_library *crypto, void *key, char *out, size_t capacity) {
     char *text = NULL;
     void *bio = crypto->BIO_new(crypto->BIO_s_mem());
@@ -45,8 +46,8 @@ static bool write_public(const crypto_library *crypto, void *key, char *out, siz
     return good;
 }
 
-/// Curves by how their public keys begin in PEM: the object identifiers of RFC 5480, 2.1.1.1, and
-/// that the point is uncompressed. Other curves have the same numbers of bits.
+/// Curves by the beginning of their PEM public keys, which has the object identifier (RFC 5480,
+/// 2.1.1.1) and the uncompressed point format. The bit count alone does not identify a curve.
 static const void *kind_of_curve(const crypto_library *crypto, void *key) {
     char text[PUBLIC_BYTES_MAX];
     if (crypto->EVP_PKEY_get_base_id(key) != KEY_IS_EC) return NULL;
@@ -60,8 +61,8 @@ static const void *kind_of_curve(const crypto_library *crypto, void *key) {
 fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fsti_key **out,
                          fst_error *error) {
     const crypto_library *crypto;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
     FST_TRY(fsti_crypto_open(&crypto, error));
     fsti_key *made = fsti_alloc_zeroed(1, sizeof *made);
     if (made == NULL) return fsti_error_memory(error, sizeof *made);
@@ -72,7 +73,7 @@ fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fst
     else if (bio != NULL)
         made->key = crypto->PEM_read_bio_PUBKEY(bio, NULL, no_password, NULL);
     if (bio != NULL) crypto->BIO_free(bio);
-    crypto->ERR_clear_error(); // the queue is the program's
+    crypto->ERR_clear_error(); // the error queue belongs to the program
     if (made->key != NULL) made->kind = kind_of_curve(crypto, made->key);
     if (made->kind != NULL) {
         *out = made;
@@ -80,10 +81,10 @@ fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fst
     }
     bool is_other = made->key != NULL;
     fsti_key_free(made);
-    return fsti_error_set(error, FST_E_ARGUMENT, place,
-                          is_other     ? "a key of another kind than P-256, P-384 and P-521"
-                          : is_private ? "no private key in PEM without a password"
-                                       : "no public key in PEM");
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          is_other ? "unsupported key; expected an EC key on P-256, P-384 or P-521"
+                          : is_private ? "not a PEM private key without a password"
+                                       : "not a PEM public key");
 }
 
 fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error) {
@@ -111,7 +112,7 @@ fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_byt
     crypto->ERR_clear_error();
     if (good) return FST_OK;
     fsti_free(signature->bytes);
-    return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NOWHERE, "libcrypto could not sign");
+    return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NO_LOCATION, "libcrypto could not sign");
 }
 
 bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3, with AVX2.
+/// XXH3 for AVX2.
 #define XXH3_SET avx2
 #include "xxh3_kernels.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3 for one instruction set: XXH3_SET names it, the compiler's flags choose it. Included by
-/// the files of the sets, one each.
+/// XXH3 for one instruction set, named XXH3_SET and chosen by compiler flags. Each xxh3_*.c file
+/// includes it once.
 #define XXH_INLINE_ALL
 #include "digest_xxh3.h"
 #include "xxhash.h"

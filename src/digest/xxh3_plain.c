@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/// XXH3, with what every processor of the machine's kind has.
+/// XXH3 for the baseline CPU of the architecture.
 #define XXH3_SET plain
 #include "xxh3_kernels.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversion of elements on the way to their place: which pairs there are, and the best kernels
-/// that the processor has.
+/// Conversion of elements while loading: the supported pairs, and the choice of the fastest kernels
+/// that the CPU supports.
 #include "convert.h"
 
 #include <string.h>
@@ -39,7 +39,7 @@ static bool is_integer(fst_dtype dtype) {
 bool fsti_dtype_convertible(fst_dtype from, fst_dtype to) {
     if (from == to) return false;
     if (is_float(from) && is_float(to)) return true;
-    // Widening loses nothing: more bits, and a sign only where there was one or room for it.
+    // Widening is exact: more bits, and a signed result unless the source is unsigned.
     return is_integer(from) && is_integer(to) && fsti_dtype_bits(to) > fsti_dtype_bits(from) &&
            (is_unsigned(from) || !is_unsigned(to));
 }
@@ -55,7 +55,7 @@ fsti_conversion fsti_dtype_conversion(fst_dtype from, fst_dtype to) {
 }
 
 #if defined(__x86_64__)
-/// Asked of the processor itself: not every compiler knows the feature by name.
+/// Asks the CPU directly, because some compilers do not know the feature's name.
 static bool has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -77,12 +77,12 @@ static const convert_kernels *best_kernels(void) {
 }
 
 #if defined(__x86_64__)
-/// From here on the target will not stay in the cache anyway: stores around it save reading every
-/// line first.
+/// Above this size the result does not stay in the CPU cache. Non-temporal stores then avoid
+/// reading each line before overwriting it.
 #define STREAM_BYTES_MIN ((uint64_t)256 << 10)
 #define LINE_BYTES 64u
 
-/// Copies a block to a target that begins at a line, around the cache.
+/// Copies a block with non-temporal stores to a target at the start of a cache line.
 static void stream_block(char *target, const char *block, size_t size) {
     size_t body = size / LINE_BYTES * LINE_BYTES;
     for (size_t at = 0; at < body; at += 16)
@@ -91,20 +91,20 @@ static void stream_block(char *target, const char *block, size_t size) {
     memcpy(target + body, block + body, size - body);
 }
 
-/// Units up to the first line of the target, or UINT64_MAX when none begins with an element.
+/// Units before the target's first cache line; UINT64_MAX if no element begins at a line.
 static uint64_t units_to_line(const char *target, uint32_t unit_bytes) {
     uint64_t head = -(uintptr_t)target % LINE_BYTES;
     return head % unit_bytes == 0 ? head / unit_bytes : UINT64_MAX;
 }
 #endif
 
-/// Where blocks pass through: small enough for the first-level cache.
+/// Scratch space for blocks, which fits in the L1 cache.
 typedef union convert_blocks {
     _Alignas(64) float floats[CONVERT_BLOCK];
     int64_t integers[CONVERT_BLOCK];
 } convert_blocks;
 
-/// A block of `count` elements from `in` to `out`.
+/// Describes `count` elements to convert from `in` to `out`.
 typedef struct convert_span {
     const char *in;
     char *out;
@@ -123,8 +123,9 @@ static void convert_block(const struct convert_kernels *kernels, fsti_conversion
     }
 }
 
-/// From which unit on blocks go around the cache; UINT64_MAX: none do. Only where the block is the
-/// result already (32-bit floats, 64-bit integers): elsewhere one more copy costs what it saves.
+/// The first unit to write with non-temporal stores; UINT64_MAX: never. Only for results that need
+/// no further packing (32-bit floats, 64-bit integers); for others the extra copy costs as much as
+/// it saves.
 static uint64_t find_stream(fsti_conversion conversion, const char *target, uint64_t unit_count) {
 #if defined(__x86_64__)
     bool is_result = conversion.to == FST_DTYPE_F32 || conversion.to == FST_DTYPE_I64 ||
@@ -148,7 +149,7 @@ void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion co
     for (uint64_t done = 0; done < unit_count;) {
         uint64_t units = fsti_min(unit_count - done, units_max);
         bool streams = done >= stream_from;
-        // A short block first, so that all others begin at a line.
+        // The first block is short, so that all others begin at a cache line.
         if (!streams && stream_from < unit_count) units = fsti_min(units, stream_from - done);
         convert_span span = {in, streams ? NULL : out, (size_t)(units * conversion.unit_elements)};
         convert_block(kernels, conversion, &blocks, span);
@@ -161,7 +162,8 @@ void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion co
         done += units;
     }
 #if defined(__x86_64__)
-    if (stream_from < unit_count) _mm_sfence(); // others wait for a flag that is set after this
+    if (stream_from < unit_count)
+        _mm_sfence(); // order the stores before the flag that other threads wait for
 #endif
 }
 

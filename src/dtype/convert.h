@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Kernels of one instruction set: private to the dtype room. Every set is made from the same
-/// source, convert_kernels.h, by another compiler setting, so that all give the same bits.
+/// Kernels of one instruction set. Private to the dtype module. All sets are compiled from
+/// convert_kernels.h with other compiler flags, so that results are identical.
 #ifndef FSTI_CONVERT_H
 #define FSTI_CONVERT_H
 
-#include "dtype.h"
+#include "dtype_info.h"
 
-/// Elements that are worked on at a time: the intermediate stays in the first-level cache.
+/// Elements per block: intermediate values stay in the L1 cache.
 #define CONVERT_BLOCK 512u
 
-/// `count` elements (a multiple of the unit) of a float dtype to 32-bit floats, and back with
-/// round to nearest even; 64-bit integers likewise. Sources and targets need no alignment.
+/// Conversions of `count` elements (a multiple of the unit): a float dtype to 32-bit floats, and
+/// back, rounding to nearest even; an integer dtype to 64 bits and back. Pointers need no
+/// alignment.
 typedef struct convert_kernels {
     const char *name;
     void (*to_float)(fst_dtype from, const void *source, float *target, size_t count);

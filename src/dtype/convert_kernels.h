@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The conversion kernels, compiled once an instruction set (CONVERT_NAME names the table).
-/// Loops are branch-free integer arithmetic where they can be, for the compiler to vectorise;
-/// floating-point instructions appear only where flush-to-zero modes can't change the result.
+/// The conversion kernels, compiled once per instruction set (CONVERT_NAME names the table). Loops
+/// use branch-free integer arithmetic where possible, so that the compiler can vectorise them.
+/// Floating-point instructions are used only where flush-to-zero modes cannot change results.
 /// Formats: OCP 8-bit floating point specification 1.0 (E4M3, E5M2), OCP microscaling formats 1.0
-/// (E8M0, E2M1), and for the FNUZ forms https://arxiv.org/abs/2206.02915.
+/// (E8M0, E2M1), and https://arxiv.org/abs/2206.02915 for the FNUZ forms.
 #include <string.h>
 
 #include "convert.h"
@@ -28,7 +28,8 @@ static inline float float_of(uint32_t bits) {
 
 // ---- decoding small floats: sign, exponent, mantissa of any width ----
 
-/// A float format of at most 16 bits. FNUZ: no negative zero, its pattern is the one NaN.
+/// A float format of at most 16 bits. FNUZ formats have no negative zero; its pattern is their only
+/// NaN.
 typedef struct small_format {
     uint32_t exponent_bits, mantissa_bits, bias;
     bool has_infinity, is_fnuz, has_nan;
@@ -42,7 +43,7 @@ static inline uint32_t decode_small(small_format format, uint32_t value) {
     uint32_t mantissa = value & mantissa_mask;
     if (format.is_fnuz && sign == 1 && exponent == 0 && mantissa == 0) return NAN_BITS;
     if (format.has_infinity && exponent == exponent_mask) {
-        uint32_t quiet = mantissa == 0 ? 0 : 0x00400000u; // as the processor's instruction does
+        uint32_t quiet = mantissa == 0 ? 0 : 0x00400000u; // quiet, as the CPU instruction makes it
         return sign << 31 | 0x7f800000u | quiet | mantissa << (23 - format.mantissa_bits);
     }
     if (!format.has_infinity && format.has_nan && !format.is_fnuz && exponent == exponent_mask &&
@@ -89,8 +90,8 @@ static void fill_table(fst_dtype dtype, uint32_t *table) {
         table[i] = dtype == FST_DTYPE_F8_E8M0 ? decode_e8m0(i) : decode_small(format, i);
 }
 
-/// All values of a type of at most 8 bits: made once a process. Nobody waits: who comes while
-/// another thread makes it fills `own` instead.
+/// A table of all values of a dtype of at most 8 bits, computed once per process. While another
+/// thread computes it, the caller fills `own` instead of waiting.
 static const uint32_t *table_of(fst_dtype dtype, uint32_t *own) {
     enum { MISSING, BEING_MADE, READY };
     static uint32_t tables[FST_DTYPE_COUNT][256];
@@ -112,7 +113,7 @@ static void decode_bytes(fst_dtype dtype, const uint8_t *source, float *target, 
     for (size_t i = 0; i < count; i++) memcpy(target + i, &table[source[i]], 4);
 }
 
-/// Two elements a byte, the first in the low half.
+/// Two elements per byte, the first in the low half.
 static void decode_nibbles(const uint8_t *source, float *target, size_t count) {
     uint32_t own[256];
     const uint32_t *table = table_of(FST_DTYPE_F4, own);
@@ -164,8 +165,8 @@ static void to_float(fst_dtype from, const void *source, float *target, size_t c
 
 // ---- encoding: round to nearest even ----
 
-/// The pattern of |value| in the format, before sign and specials: rounded by adding half an ulp
-/// (normal numbers) or by an addition that leaves just the bits that remain (subnormal ones).
+/// Encodes |value| before sign and special values: normal numbers are rounded by adding half an
+/// ulp, subnormal ones by an addition that leaves exactly the remaining bits.
 static inline uint32_t round_small(small_format format, uint32_t magnitude) {
     uint32_t drop = 23 - format.mantissa_bits;
     uint32_t odd = magnitude >> drop & 1;
@@ -183,7 +184,7 @@ static inline uint32_t encode_small(small_format format, float value) {
     uint32_t infinity = ((1u << format.exponent_bits) - 1) << format.mantissa_bits;
     uint32_t rounded = round_small(format, magnitude);
     bool is_nan = magnitude > 0x7f800000u;
-    // A magnitude this large may wrap in the shift: compare before.
+    // The shift would overflow for magnitudes this large, so compare first.
     bool is_huge = magnitude >= (127 + 17) << 23;
     if (format.is_fnuz) {
         bool special = is_nan || is_huge || rounded > all;
@@ -194,17 +195,17 @@ static inline uint32_t encode_small(small_format format, float value) {
         uint32_t finite = is_huge || rounded > infinity ? infinity : rounded;
         return sign | (is_nan ? infinity | 1u << (format.mantissa_bits - 1) : finite);
     }
-    // E4M3 has no infinity; what is too large becomes the largest number, as in torch 2.13 (the
-    // OCP specification's saturating mode; earlier versions of torch made it NaN).
+    // E4M3 has no infinity. Values beyond its range become the largest number, as in torch 2.13
+    // (the saturating mode of the OCP specification; older torch versions produce NaN).
     if (format.has_nan) {
         uint32_t finite = is_huge || rounded >= all ? all - 1 : rounded;
         return sign | (is_nan ? all : finite);
     }
-    // E2M1 has neither: the largest number stands for all beyond it.
+    // E2M1 has neither NaN nor infinity; larger values become its largest number.
     return (is_nan ? 0 : sign) | (is_nan || is_huge || rounded > all ? all : rounded);
 }
 
-/// The power of two nearest to |value|; a tie goes up unless that would leave exponent 0.
+/// The nearest power of two to |value|. A tie rounds up unless that would leave exponent 0.
 static inline uint32_t encode_e8m0(float value) {
     uint32_t bits = bits_of(value), exponent = bits >> 23 & 0xff;
     uint32_t guard = bits >> 22 & 1, sticky = (bits & 0x3fffff) != 0;
@@ -237,7 +238,7 @@ static void encode_half(const float *source, uint8_t *target, size_t count) {
     for (; i < count; i++) {
         uint32_t bits = bits_of(source[i]), payload = bits >> 13 & 0x3ff;
         bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        // As the instruction does: a NaN becomes quiet and keeps the top of its payload.
+        // As the CPU instruction does: NaN becomes quiet and keeps the upper bits of its payload.
         uint16_t value = (uint16_t)(is_nan ? (bits >> 31 << 15 | 0x7e00u | payload)
                                            : encode_small(format_half, source[i]));
         memcpy(target + 2 * i, &value, 2);
@@ -276,7 +277,7 @@ static void from_float(fst_dtype to, const float *source, void *target, size_t c
     }
 }
 
-// ---- integers: only ever widened ----
+// ---- integers: widening only ----
 
 #define DEFINE_WIDEN(type)                                                                         \
     static void widen_##type(const uint8_t *source, int64_t *target, size_t count) {               \

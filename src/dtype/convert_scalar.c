@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversion kernels for the baseline of the processor family; see meson.build for the compiler's
-/// settings.
+/// Conversion kernels for the baseline CPU of the architecture. meson.build sets the compiler
+/// flags.
 #define CONVERT_NAME scalar
 #include "convert_kernels.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every dtype, once: X(number, name in the file, bits per element, rank in the order of the
-/// reference writer), in the order of their numbers. The rank puts the smallest alignment first; a
-/// dtype that the format adds gets the next number and whatever rank it has there, so that numbers
-/// in compiled programs stay.
+/// The list of dtypes, in numeric order: X(number, name in the file, bits per element, rank in the
+/// order of the reference writer). A new dtype gets the next number, so that compiled programs stay
+/// valid, and any rank.
 #ifndef FSTI_DTYPE_MAP_H
 #define FSTI_DTYPE_MAP_H
 

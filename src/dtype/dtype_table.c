@@ -2,7 +2,7 @@
 /// Names, sizes and alignments of the 22 dtypes.
 #include <string.h>
 
-#include "dtype.h"
+#include "dtype_info.h"
 #include "dtype_map.h"
 
 static const struct {
@@ -14,7 +14,7 @@ static const struct {
 #undef DTYPE_ROW
 };
 
-// The public enum, the map and this table agree.
+// Compile-time check: the public enum, the map and this table agree.
 #define DTYPE_AGREES(number, name, bits, rank)                                                     \
     _Static_assert(FST_DTYPE_##name == (number), "FST_DTYPE_" #name);
 FSTI_DTYPE_MAP(DTYPE_AGREES)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Bundles and statements: JSON with members in any order; what is not known is passed over, as the
-/// specification wants, since all that counts is signed.
+/// Parses bundles and statements: JSON with members in any order. Unknown members are ignored, as
+/// the specification requires; everything that matters is signed.
 #include "bundle.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ static bool read_array(json_reader *reader, bool (*element)(void *, json_reader 
     return json_expect(reader, ']', "expected ',' or ']'");
 }
 
-/// A string of `bytes`, decoded in place.
+/// Reads a string and decodes it in place.
 static bool read_text(json_reader *reader, char *bytes, const char **text, size_t *size) {
     json_string string;
     if (!fsti_json_read_string(reader, &string)) return false;
@@ -55,7 +55,7 @@ static unsigned base64_value(char digit) {
     return digit == '+' ? 62 : digit == '/' ? 63 : 64;
 }
 
-/// Decodes in place; strict: whole groups, and no bits that nobody reads.
+/// Decodes base64 in place, strictly: complete groups and no unused bits.
 static bool decode_base64(char *text, size_t size, size_t *decoded) {
     unsigned char *out = (unsigned char *)text;
     size_t padding = 0;
@@ -82,7 +82,7 @@ static bool read_base64(json_reader *reader, char *bytes, char **out, size_t *si
     size_t text_size;
     if (!read_text(reader, bytes, &text, &text_size)) return false;
     *out = bytes + (text - bytes);
-    return decode_base64(*out, text_size, size) || json_fault(reader, "no strict base64");
+    return decode_base64(*out, text_size, size) || json_fault(reader, "invalid base64");
 }
 
 // ---- the envelope ----
@@ -106,7 +106,7 @@ static bool read_payload(fsti_bundle *bundle, json_reader *reader) {
     const char *behind;
     if (!read_base64(reader, bundle->bytes, &bundle->payload, &bundle->payload_size)) return false;
     behind = bundle->payload + bundle->payload_size + FSTI_FORMAT_PADDING_BYTES;
-    if (behind > reader->cursor) return json_fault(reader, "a payload that says nothing");
+    if (behind > reader->cursor) return json_fault(reader, "an empty payload");
     memset(bundle->payload + bundle->payload_size, 0, FSTI_FORMAT_PADDING_BYTES);
     return true;
 }
@@ -121,7 +121,7 @@ static bool read_envelope(void *context, json_reader *reader, const json_string 
                                        : json_fault(reader, "more than one payload");
     if (!fsti_json_equals(key, "payloadType")) return fsti_json_skip_value(reader, 2);
     return read_text(reader, bundle->bytes, &text, &size) &&
-           (is_text(text, size, PAYLOAD_TYPE) || json_fault(reader, "another type of payload"));
+           (is_text(text, size, PAYLOAD_TYPE) || json_fault(reader, "wrong payload type"));
 }
 
 static bool read_key(void *context, json_reader *reader, const json_string *key) {
@@ -144,11 +144,10 @@ static bool read_bundle(void *context, json_reader *reader, const json_string *k
 
 static fst_status refuse(const json_reader *reader, const char *path, const char *what,
                          fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    if (reader != NULL) place.byte_offset = (uint64_t)(reader->cursor - reader->start);
-    return fsti_error_set(error, FST_E_SIGNATURE, place, "not a signature bundle to be used: %s",
-                          what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    if (reader != NULL) location.byte_offset = (uint64_t)(reader->cursor - reader->start);
+    return fsti_error_set(error, FST_E_SIGNATURE, location, "unusable signature bundle: %s", what);
 }
 
 void fsti_bundle_clear(fsti_bundle *bundle) {
@@ -165,11 +164,11 @@ fst_status fsti_bundle_parse(char *bytes, size_t byte_count, const char *path, f
         !fsti_json_expect_end(&reader))
         status = refuse(&reader, path, reader.fault, error);
     else if (out->payload == NULL || out->signature.bytes == NULL)
-        status = refuse(NULL, path, "it has no payload, or no signature", error);
+        status = refuse(NULL, path, "missing payload or signature", error);
     else if (out->hint == NULL)
         status = refuse(NULL, path,
-                        "it was not signed with a key: certificates and keyless signing are "
-                        "verified by the model_signing package",
+                        "not signed with a key (certificates and keyless signing are "
+                        "only supported by the model_signing package)",
                         error);
     if (status != FST_OK) fsti_bundle_clear(out);
     return status;
@@ -181,12 +180,12 @@ typedef struct statement_build {
     fsti_statement *statement;
     char *bytes;
     size_t capacity;
-    const char *digest; ///< of the file that is read now
+    const char *digest; ///< of the current file
     size_t digest_size;
     bool is_right_type, is_by_file, out_of_memory;
 } statement_build;
 
-/// A decimal number that ends where `end` is; false for anything else.
+/// Reads a decimal number that ends at `end`. False for anything else.
 static bool take_number(const char **cursor, const char *end, uint64_t *out) {
     const char *start = *cursor;
     for (*out = 0; *cursor < end && **cursor >= '0' && **cursor <= '9'; ++*cursor)
@@ -196,7 +195,7 @@ static bool take_number(const char **cursor, const char *end, uint64_t *out) {
     return *cursor > start;
 }
 
-/// "SIZE MTIME CTIME INODE"; a text that is none is somebody else's, and nothing is known.
+/// Parses "SIZE MTIME CTIME INODE". Other text is ignored.
 static void take_stamp(const char *text, size_t size, fsti_signed_file *file) {
     const char *cursor = text, *end = text + size;
     uint64_t numbers[4];
@@ -244,7 +243,7 @@ static bool read_one_resource(void *context, json_reader *reader) {
     build->digest = NULL;
     if (!read_object(reader, read_resource, build)) return false;
     if (file->name == NULL || !fsti_path_stays_inside(file->name, file->name_size))
-        return json_fault(reader, "a file without a name inside the folder");
+        return json_fault(reader, "a file name that is not inside the folder");
     if (!file->is_listed_otherwise && (build->digest == NULL || build->digest_size != 64 ||
                                        !fsti_digest_read(build->digest, 32, file->digest)))
         return json_fault(reader, "a file without a digest");
@@ -257,7 +256,7 @@ static bool read_ignored(void *context, json_reader *reader) {
     fsti_statement *statement = build->statement;
     size_t at = statement->ignored_count;
     if (at == sizeof statement->ignored / sizeof *statement->ignored)
-        return json_fault(reader, "more ignored paths than are expected");
+        return json_fault(reader, "too many ignored paths");
     statement->ignored_count++;
     return read_text(reader, build->bytes, &statement->ignored[at], &statement->ignored_size[at]);
 }
@@ -310,8 +309,8 @@ fst_status fsti_statement_parse(fsti_bundle *bundle, const char *path, fsti_stat
     else if (!good)
         status = refuse(&reader, path, reader.fault, error);
     else if (!build.is_right_type || !build.is_by_file)
-        status =
-            refuse(NULL, path, "its statement is not one of model signing 1.0 by files", error);
+        status = refuse(NULL, path,
+                        "its statement does not follow model signing 1.0 with method files", error);
     if (status != FST_OK) fsti_statement_clear(out);
     return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Bundles and statements from tables to text.
+/// Writes bundles and statements.
 #include "bundle.h"
 
 #include <stdio.h>
@@ -52,7 +52,7 @@ static void put_digest(text_out *text, const unsigned char *digest) {
     fsti_text_puts(text, "\"");
 }
 
-/// The digest of all files' digests, in their order.
+/// The digest over all files' digests, in order.
 static bool digest_all(const fsti_statement_draft *draft, unsigned char *digest) {
     void *state = fsti_digest_sha256.begin();
     bool good = state != NULL;
@@ -61,12 +61,13 @@ static bool digest_all(const fsti_statement_draft *draft, unsigned char *digest)
     return state != NULL && fsti_digest_sha256.end(state, digest) && good;
 }
 
-/// What model_signing passes over: by what signing once more knows a file that it need not read.
+/// Adds a member that model_signing ignores, with which unchanged files are recognised when signing
+/// again.
 static void put_stamp(text_out *text, const fsti_signed_file *file) {
     const uint64_t numbers[] = {file->size_bytes, file->stamp.modified_ns, file->stamp.changed_ns,
                                 file->stamp.inode};
     if (file->stamp.inode == 0) return;
-    // As text: not all readers of JSON keep numbers of 64 bits.
+    // As a string, because not all JSON readers keep 64-bit numbers.
     fsti_text_puts(text, ", \"stamp\": \"");
     for (size_t i = 0; i < 4; i++) {
         fsti_text_puts(text, i == 0 ? "" : " ");

@@ -1,26 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the format room: headers and index files, from bytes to validated tables.
-/// Pure: no system calls, no threads. Format facts: https://huggingface.co/docs/safetensors and
-/// docs/FORMAT.md (verdicts of the reference implementation, tried one by one).
+/// Interface of the format module: headers and index files, from bytes to validated tables. Pure:
+/// no system calls, no threads. The format: https://huggingface.co/docs/safetensors and
+/// docs/FORMAT.md (with the behaviour of the reference implementation, tested case by case).
 #ifndef FSTI_FORMAT_H
 #define FSTI_FORMAT_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "bundle.h"
+#include "delta_text.h"
 #include "sums.h"
 #include "digest/digest.h"
-#include "dtype/dtype.h"
+#include "dtype/dtype_info.h"
 #include "fastsafetensors/model.h"
 #include "packed.h"
 
-/// The header's length field comes first: 8 bytes, little-endian.
+/// A file starts with the header's length: 8 bytes, little-endian.
 #define FSTI_FORMAT_LENGTH_BYTES 8u
 /// The format's limit for the JSON header.
 #define FSTI_FORMAT_HEADER_BYTES_MAX 100000000u
+/// Maximum rank of a tensor. The reference has no limit; torch and numpy allow 64.
+#define FSTI_FORMAT_RANK_MAX 4096u
+/// Maximum of metadata entries, including repeated keys.
+#define FSTI_FORMAT_METADATA_MAX ((size_t)1 << 20)
+/// A header's tables may take as much memory as its text plus this. Tables of usual headers are
+/// smaller than the text; headers of the shortest possible entries, or of many dimensions, are not.
+#define FSTI_FORMAT_TABLES_SLACK ((uint64_t)4 << 20)
 /// Zero bytes that must follow the JSON text in memory, so that scanning needs no bounds checks.
 #define FSTI_FORMAT_PADDING_BYTES 32u
 
-/// One tensor of a header. 40 bytes: 250,000 of them stay well below the header's own size.
+/// A tensor of a header. 40 bytes, so that 250,000 of them stay well below the header's size.
 typedef struct fsti_tensor {
     uint64_t begin, end; ///< bytes, relative to the data section
     uint32_t name_at;    ///< in header->bytes; NUL-terminated there
@@ -41,14 +49,14 @@ typedef struct fsti_metadata_pair {
     fsti_text key, value;
 } fsti_metadata_pair;
 
-/// A parsed and validated header. Immutable, shared by reference count.
+/// A parsed and validated header. Immutable and reference-counted.
 typedef struct fsti_header {
     fsti_refcount refs;
     char *bytes; ///< the JSON text; names are decoded in place
     size_t byte_count;
-    uint64_t data_begin;  ///< bytes of the file before the data section
-    uint64_t data_bytes;  ///< bytes of the data section that tensors cover
-    fsti_tensor *tensors; ///< in file order: by (begin, end)
+    uint64_t data_begin;  ///< file offset of the data section
+    uint64_t data_bytes;  ///< size of the data that tensors cover
+    fsti_tensor *tensors; ///< in file order, by (begin, end)
     size_t tensor_count;
     uint64_t *shapes;
     size_t shape_count;
@@ -58,32 +66,32 @@ typedef struct fsti_header {
     fsti_metadata_pair *metadata;
     size_t metadata_count;
     bool has_metadata;
-    uint64_t table_bytes; ///< memory of all of the above
+    uint64_t table_bytes; ///< memory of all tables above
 } fsti_header;
 
-/// How a header is to be judged.
+/// Rules for validating a header.
 typedef struct fsti_header_rules {
     const char *path;   ///< for messages
     uint64_t file_size; ///< of the whole file
-    bool lenient;       ///< bytes after the last tensor are accepted
-    bool cut;           ///< a file that ends too early is accepted: tensors that are whole stay
+    bool lenient;       ///< accept bytes after the last tensor
+    bool cut;           ///< accept a truncated file and keep its complete tensors
     uint64_t hash_key;
 } fsti_header_rules;
 
-/// Checks the length field: at least 8 bytes, N within the limit and inside the file.
-/// `prefix` holds min(8, file_size) bytes.
+/// Checks the length field: at least 8 bytes, and N within the limit and the file. `prefix` has
+/// min(8, file_size) bytes.
 fst_status fsti_header_length(const unsigned char *prefix, const fsti_header_rules *rules,
                               uint64_t *header_bytes, fst_error *error);
 
-/// Parses and validates `byte_count` bytes of JSON, followed by FSTI_FORMAT_PADDING_BYTES zero
-/// bytes. Takes `bytes` (from fsti_alloc) over, also on failure. *out: one reference.
+/// Parses and validates `byte_count` bytes of JSON followed by FSTI_FORMAT_PADDING_BYTES zero
+/// bytes. Takes over `bytes` (from fsti_alloc()), also on failure. *out: one reference.
 fst_status fsti_header_parse(char *bytes, size_t byte_count, const fsti_header_rules *rules,
                              fsti_header **out, fst_error *error);
 
 fsti_header *fsti_header_ref(fsti_header *header);
 void fsti_header_unref(fsti_header *header);
 
-/// Index of the tensor of that name, or SIZE_MAX.
+/// The index of the tensor with that name, or SIZE_MAX.
 size_t fsti_header_find(const fsti_header *header, const char *name, size_t name_size);
 
 static inline const char *fsti_header_name(const fsti_header *header, const fsti_tensor *tensor) {
@@ -94,24 +102,25 @@ static inline const uint64_t *fsti_header_shape(const fsti_header *header,
     return header->shapes + tensor->shape_at;
 }
 
-/// Fillers stand between aligned tensors, since the format has no holes: tensors of U8 that are
-/// called FSTI_FILLER_NAME and a number, in a file whose metadata has the key FSTI_FILLER_KEY.
-#define FSTI_FILLER_NAME "__padding__."
-#define FSTI_FILLER_KEY "__padding__"
+/// Padding tensors fill the space between aligned tensors, because the format allows no gaps: U8
+/// tensors named FSTI_PADDING_NAME plus a number, in a file whose metadata has the key
+/// FSTI_PADDING_KEY.
+#define FSTI_PADDING_NAME "__padding__."
+#define FSTI_PADDING_KEY "__padding__"
 
-/// Whether a name begins as fillers' names do.
-bool fsti_filler_name(const char *name, size_t name_size);
-/// Whether the metadata has the key: all of it is looked through.
+/// Whether a name starts like those of padding tensors.
+bool fsti_padding_name(const char *name, size_t name_size);
+/// Whether the metadata has the key. Searches all entries.
 bool fsti_header_has_key(const fsti_header *header, const char *key);
 
-/// Whether a tensor is what a filler is, in a file that has the mark.
-bool fsti_filler_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank);
-/// How many tensors of a header are fillers: 0 without the mark. All are looked at.
-size_t fsti_header_filler_count(const fsti_header *header);
-/// Whether one is, in a header with the mark.
-bool fsti_header_is_filler(const fsti_header *header, const fsti_tensor *tensor);
+/// Whether a tensor is a padding tensor, given that the file has the key.
+bool fsti_padding_like(const char *name, size_t name_size, fst_dtype dtype, uint32_t rank);
+/// The number of padding tensors in a header; 0 without the key. Examines all tensors.
+size_t fsti_header_padding_count(const fsti_header *header);
+/// Whether a tensor is padding, in a header with the key.
+bool fsti_header_is_padding(const fsti_header *header, const fsti_tensor *tensor);
 
-/// Which file holds which tensor, by *.safetensors.index.json.
+/// The file of each tensor, from *.safetensors.index.json.
 typedef struct fsti_index_entry {
     fsti_text name;
     uint32_t file; ///< in index->files
@@ -121,31 +130,34 @@ typedef struct fsti_index {
     char *bytes;
     fsti_index_entry *entries;
     size_t entry_count;
-    fsti_text *files; ///< unique, in order of first mention
+    fsti_text *files; ///< unique, in order of appearance
     size_t file_count;
 } fsti_index;
 
-/// Parses an index file; `bytes` as for fsti_header_parse(). A file name that leaves the folder
-/// (absolute, or with a ".." component) is FST_E_PATH_ESCAPES.
+/// Parses an index file; see fsti_header_parse() for `bytes`. FST_E_PATH_ESCAPES for a file name
+/// that fsti_path_stays_inside() refuses.
 fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
                             fsti_index *out, fst_error *error);
 void fsti_index_clear(fsti_index *index);
 
-/// True for a relative path without "..", and without a NUL that would hide the rest of it.
+/// Checks a file name that was read from a file. True for a relative path that stays in its folder:
+/// not empty, not absolute, no `..` component, no NUL byte, and no URL scheme (a name such as
+/// "http://host/x" would be opened over the network). Every parser of file names must call this;
+/// tests/unit/format/test_file_name_rules.c checks all of them.
 bool fsti_path_stays_inside(const char *name, size_t size);
 
 // ---- manifests ----
 
-/// A file of a manifest.
+/// A file in a manifest.
 typedef struct fsti_manifest_file {
     const char *name; ///< relative to the model's folder; NUL-terminated
     size_t name_size;
     uint64_t size_bytes;
     fsti_file_stamp stamp;
-    uint64_t header_bytes; ///< that `header` is the digest of; 0: no safetensors file
+    uint64_t header_bytes; ///< size of the bytes that `header` digests; 0: not a safetensors file
     unsigned char header[FSTI_DIGEST_BYTES_MAX];
     const unsigned char *digests; ///< of its chunks
-    const char *tensor_lines;     ///< digests of tensors: whole lines, as they stand in the text
+    const char *tensor_lines;     ///< digests of tensors: complete lines of the text
     size_t tensor_lines_size;
 } fsti_manifest_file;
 
@@ -153,27 +165,27 @@ typedef struct fsti_manifest {
     char *bytes; ///< the text; names and digests are decoded in place
     const fsti_digest_kind *kind;
     uint32_t chunk_bytes;
-    fsti_manifest_file *files; ///< by name, ascending
+    fsti_manifest_file *files; ///< sorted by name
     size_t file_count;
-    size_t sealed_bytes; ///< that `seal` is the digest of
+    size_t sealed_bytes; ///< size of the bytes that `seal` digests
     unsigned char seal[FSTI_DIGEST_BYTES_MAX];
 } fsti_manifest;
 
-/// What the first and the last line say (kind, sealed_bytes, seal), so that a text can be held
-/// against its seal before it is read. Nothing is to be cleared. False when it is no manifest.
-/// `bytes` as for fsti_header_parse().
+/// Reads only the first and last line (kind, sealed_bytes, seal), so that the text can be verified
+/// before parsing. Nothing needs to be cleared. False if it is not a manifest. See
+/// fsti_header_parse() for `bytes`.
 bool fsti_manifest_peek(const char *bytes, size_t byte_count, fsti_manifest *out);
-/// Parses a manifest; `bytes` as for fsti_header_parse(). FST_E_MANIFEST.
+/// Parses a manifest; see fsti_header_parse() for `bytes`. FST_E_MANIFEST.
 fst_status fsti_manifest_parse(char *bytes, size_t byte_count, const char *path, fsti_manifest *out,
                                fst_error *error);
 void fsti_manifest_clear(fsti_manifest *manifest);
-/// NULL: it does not list the file.
+/// The entry of a file, or NULL.
 const fsti_manifest_file *fsti_manifest_find(const fsti_manifest *manifest, const char *name,
                                              size_t name_size);
 
 // ---- writing ----
 
-/// One tensor of a header to be written.
+/// A tensor of a header to write.
 typedef struct fsti_header_entry {
     const char *name;
     size_t name_size;
@@ -183,7 +195,7 @@ typedef struct fsti_header_entry {
     uint64_t begin, end; ///< bytes, relative to the data section
 } fsti_header_entry;
 
-/// A header to be written: `order` lists entries as they are to come.
+/// A header to write, with the entries in `order`.
 typedef struct fsti_header_draft {
     const fsti_header_entry *entries;
     const uint32_t *order;
@@ -191,41 +203,41 @@ typedef struct fsti_header_draft {
     const fst_metadata_entry *metadata;
     size_t metadata_count;
     bool has_metadata, metadata_last;
-    uint64_t alignment_bytes; ///< of the data section's begin; a multiple of 8
+    uint64_t alignment_bytes; ///< of the start of the data section; a multiple of 8
 } fsti_header_draft;
 
-/// Writes length field, JSON and padding spaces, byte for byte as the reference writer does.
-/// *out is from fsti_alloc. A header beyond the format's limit is FST_E_HEADER_TOO_LARGE.
+/// Writes length field, JSON and padding spaces, byte for byte like the reference writer. *out is
+/// from fsti_alloc(). FST_E_HEADER_TOO_LARGE beyond the format's limit.
 fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,
                              fst_error *error);
 
 /// Writes the length field: `json_bytes`, little-endian.
 void fsti_header_put_length(char *field, uint64_t json_bytes);
 
-/// Lines under construction; `bytes` is from fsti_alloc.
+/// Lines being written; `bytes` is from fsti_alloc().
 typedef struct fsti_lines {
     char *bytes;
     size_t size, capacity;
 } fsti_lines;
 
-/// A manifest to be written: `files` by name, ascending.
+/// A manifest to write, with `files` sorted by name.
 typedef struct fsti_manifest_draft {
-    const fsti_digest_kind *kind; ///< ready
+    const fsti_digest_kind *kind; ///< ready() was called
     uint32_t chunk_bytes;
     const fsti_manifest_file *files;
     size_t file_count;
 } fsti_manifest_draft;
-/// *out is from fsti_alloc.
+/// Writes a manifest. *out is from fsti_alloc().
 fst_status fsti_manifest_write(const fsti_manifest_draft *draft, char **out, size_t *size_bytes,
                                fst_error *error);
-/// The line of a tensor's digest, as fsti_manifest_file.tensor_lines has them. *out grows by it;
-/// it is from fsti_alloc. False without memory.
+/// Appends the line of a tensor's digest to *out (from fsti_alloc()), in the format of
+/// fsti_manifest_file.tensor_lines. False without memory.
 bool fsti_manifest_put_tensor(const fsti_digest_kind *kind, const unsigned char *digest,
                               const fsti_header *header, const fsti_tensor *tensor,
                               fsti_lines *out);
 
-/// An index as Hugging Face's libraries write it: keys sorted, indented by two, ASCII only.
-/// `names` (NUL-free JSON text is made of any UTF-8) and `files` belong together, one each tensor.
+/// Writes an index like Hugging Face's libraries: sorted keys, indentation of two, ASCII only.
+/// `names` (any UTF-8 without NUL) and `files` have one element per tensor.
 typedef struct fsti_index_row {
     const char *name;
     size_t name_size;
@@ -234,8 +246,8 @@ typedef struct fsti_index_row {
 fst_status fsti_index_write(const fsti_index_row *rows, size_t row_count, uint64_t total_bytes,
                             char **out, size_t *size_bytes, fst_error *error);
 
-/// True for well-formed UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); else
-/// *fault_at is the first bad byte.
+/// Whether it is well-formed UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); if not,
+/// *fault_at is the first invalid byte.
 bool fsti_utf8_valid(const unsigned char *bytes, size_t size, size_t *fault_at);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A header's life: parse, finish names, sort, index, validate, share.
+/// Headers: parsing, decoding names, sorting, indexing, validating, sharing.
 #include <string.h>
 
 #include "header_build.h"
@@ -22,35 +22,39 @@ void fsti_header_unref(fsti_header *header) {
 static fst_status json_failure(const header_build *build, fst_error *error) {
     const fsti_header *header = build->header;
     if (build->out_of_memory) return fsti_error_memory(error, header->byte_count);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = build->rules->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = build->rules->path;
     size_t fault_at;
-    // The reference checks UTF-8 before it reads JSON; only here can the difference show.
-    if (!fsti_utf8_valid((const unsigned char *)header->bytes, header->byte_count, &fault_at)) {
-        place.byte_offset = FSTI_FORMAT_LENGTH_BYTES + fault_at;
-        return fsti_error_set(error, FST_E_INVALID_HEADER, place,
-                              "InvalidHeader: invalid UTF-8 in header");
+    if (build->limit != NULL) {
+        location.byte_offset =
+            FSTI_FORMAT_LENGTH_BYTES + (uint64_t)(build->reader.cursor - build->reader.start);
+        return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, location,
+                              "the header is beyond a limit of this reader: %s", build->limit);
     }
-    place.byte_offset =
+    // The reference checks UTF-8 before parsing JSON, so a UTF-8 error takes precedence.
+    if (!fsti_utf8_valid((const unsigned char *)header->bytes, header->byte_count, &fault_at)) {
+        location.byte_offset = FSTI_FORMAT_LENGTH_BYTES + fault_at;
+        return fsti_error_set(error, FST_E_INVALID_HEADER, location, "invalid UTF-8 in header");
+    }
+    location.byte_offset =
         FSTI_FORMAT_LENGTH_BYTES + (uint64_t)(build->reader.cursor - build->reader.start);
-    return fsti_error_set(error, FST_E_INVALID_HEADER_JSON, place,
-                          "InvalidHeaderDeserialization: invalid JSON in header: %s",
+    return fsti_error_set(error, FST_E_INVALID_HEADER_JSON, location, "invalid JSON in header: %s",
                           build->reader.fault);
 }
 
 static fst_status duplicate_failure(const header_build *build, size_t index, fst_error *error) {
     const fsti_header *header = build->header;
     const fsti_tensor *tensor = &header->tensors[index];
-    fsti_error_place place = {.file = build->rules->path,
-                              .tensor = fsti_header_name(header, tensor),
-                              .tensor_size = tensor->name_size,
-                              .byte_offset = FSTI_FORMAT_LENGTH_BYTES + tensor->name_at};
-    return fsti_error_set(error, FST_E_INVALID_HEADER_JSON, place,
-                          "InvalidHeaderDeserialization: invalid JSON in header: "
-                          "tensor name given twice");
+    fsti_error_location location = {.file = build->rules->path,
+                                    .tensor = fsti_header_name(header, tensor),
+                                    .tensor_size = tensor->name_size,
+                                    .byte_offset = FSTI_FORMAT_LENGTH_BYTES + tensor->name_at};
+    return fsti_error_set(error, FST_E_INVALID_HEADER_JSON, location,
+                          "invalid JSON in header: "
+                          "duplicate tensor name");
 }
 
-/// Decodes a raw span of the text in place and ends it with NUL (over the quote, or before).
+/// Decodes a span of the text in place and terminates it with NUL (at or before the quote).
 static void finish_text(fsti_header *header, fsti_text *text) {
     char *start = header->bytes + text->at;
     json_string raw = {start, text->size, true};
@@ -74,7 +78,7 @@ static void finish_names(fsti_header *header) {
     }
 }
 
-/// Decodes metadata; of a key that comes twice the last value counts, at the first place.
+/// Decodes metadata. For a repeated key, the last value counts, at the first position.
 static void finish_metadata(fsti_header *header) {
     size_t kept = 0;
     for (size_t i = 0; i < header->metadata_count; i++) {
@@ -92,7 +96,7 @@ static fsti_name name_of_key(const void *context, size_t index) {
     return (fsti_name){header->bytes + key.at, key.size};
 }
 
-/// Removes earlier values of a repeated metadata key.
+/// Removes earlier values of repeated metadata keys.
 static bool drop_repeated_metadata(fsti_header *header) {
     size_t count = header->metadata_count, kept = 0;
     fsti_name_table places;
@@ -112,7 +116,7 @@ static bool drop_repeated_metadata(fsti_header *header) {
     return true;
 }
 
-/// Gives back what the growing arrays did not use.
+/// Frees unused capacity of the arrays.
 static void trim_tables(header_build *build) {
     fsti_header *header = build->header;
     if (build->tensor_capacity > header->tensor_count && header->tensor_count > 0) {
@@ -126,7 +130,7 @@ static void trim_tables(header_build *build) {
     }
 }
 
-/// What the tables take, once all of them are made.
+/// Adds up the memory of all tables.
 static void sum_tables(fsti_header *header) {
     header->table_bytes = sizeof *header + header->byte_count + FSTI_FORMAT_PADDING_BYTES +
                           header->tensor_count * sizeof *header->tensors +
@@ -135,7 +139,7 @@ static void sum_tables(fsti_header *header) {
                           header->metadata_count * sizeof *header->metadata;
 }
 
-/// Leaves the tensors whose bytes are all in the file.
+/// Keeps only tensors that are completely in the file.
 static bool drop_cut_tensors(fsti_header *header, uint64_t file_size) {
     size_t count = fsti_header_whole_count(header, file_size - header->data_begin), duplicate;
     if (count == header->tensor_count) return true;
@@ -149,7 +153,8 @@ static bool drop_cut_tensors(fsti_header *header, uint64_t file_size) {
 static fst_status build_tables(header_build *build, fst_error *error) {
     fsti_header *header = build->header;
     size_t fault_at;
-    if (!fsti_header_read_json(build)) return json_failure(build, error);
+    if (!fsti_header_read_json(build) || !fsti_header_tables_fit(build))
+        return json_failure(build, error);
     if (build->reader.has_high_bytes &&
         !fsti_utf8_valid((const unsigned char *)header->bytes, header->byte_count, &fault_at))
         return json_failure(build, error);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The steps from JSON text to a validated header: private to the format room.
+/// The steps from JSON text to a validated header. Private to the format module.
 #ifndef FSTI_HEADER_BUILD_H
 #define FSTI_HEADER_BUILD_H
 
 #include "format.h"
 #include "json_reader.h"
 
-/// The name table keeps an index in 24 bits; a header within the limit holds under 3 million.
+/// The name table has 24 bits per index; a header within the limit has under 3 million tensors.
 #define HEADER_TENSOR_COUNT_MAX ((size_t)0xfffffe)
 
 typedef struct header_build {
@@ -17,23 +17,30 @@ typedef struct header_build {
     uint64_t last_begin, last_end;
     uint8_t last_dtype;
     bool metadata_seen, unordered, out_of_memory;
+    const char *limit; ///< the limit that the header exceeds; NULL: none
 } header_build;
 
-/// Fills tensors (names still as in the text) and metadata; false: see reader.fault or
-/// out_of_memory.
+/// Fills tensors (names still undecoded) and metadata. On false: see reader.fault or out_of_memory.
 bool fsti_header_read_json(header_build *build);
 
-/// Sorts the tensors by (begin, end). False: out of memory.
+/// Whether the tables are within their memory limit, which excludes the text; if not, sets
+/// build->limit. Called before tables grow, and after parsing.
+bool fsti_header_tables_fit(header_build *build);
+
+/// Size of the name table for a number of tensors.
+size_t fsti_header_slot_count(size_t tensor_count);
+
+/// Sorts the tensors by (begin, end). False without memory.
 bool fsti_header_sort(fsti_header *header);
 
-/// Builds the name table. *duplicate is the second of two tensors of one name, or SIZE_MAX.
-/// False: out of memory.
+/// Builds the name table. *duplicate is the second tensor of a repeated name, or SIZE_MAX. False
+/// without memory.
 bool fsti_header_index_names(fsti_header *header, size_t *duplicate);
 
-/// How many tensors, the first in file order, lie wholly in `data_bytes` of data.
+/// The number of tensors, in file order, that lie completely within `data_bytes` of data.
 size_t fsti_header_whole_count(const fsti_header *header, uint64_t data_bytes);
 
-/// Checks offsets, shapes and sizes in the reference's order.
+/// Checks offsets, shapes and sizes in the order of the reference.
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
                                 fst_error *error);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The name table of a header: open addressing over 32-bit slots, tag and index.
+/// The name table of a header: open addressing with 32-bit slots of tag and index. Also the memory
+/// limit of a header's tables.
 #include <string.h>
 
 #include "header_build.h"
@@ -7,7 +8,7 @@
 #define INDEX_BITS 24u
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
 
-/// A slot's tag comes from other bits of the hash than its place.
+/// A slot's tag uses other bits of the hash than its position.
 static uint32_t slot_tag(uint32_t hash) { return hash & ~INDEX_MASK; }
 
 static bool same_name(const fsti_header *header, const fsti_tensor *tensor, const char *name,
@@ -16,7 +17,7 @@ static bool same_name(const fsti_header *header, const fsti_tensor *tensor, cons
            memcmp(fsti_header_name(header, tensor), name, name_size) == 0;
 }
 
-/// The slot that holds the name, or the free one where it belongs.
+/// The slot of a name, or the free slot for it.
 static size_t find_slot(const fsti_header *header, const char *name, size_t name_size,
                         uint32_t hash) {
     size_t mask = header->slot_count - 1;
@@ -31,10 +32,26 @@ static size_t find_slot(const fsti_header *header, const char *name, size_t name
     }
 }
 
+size_t fsti_header_slot_count(size_t tensor_count) {
+    size_t slot_count = 4;
+    while (slot_count < tensor_count + tensor_count / 3) slot_count *= 2;
+    return slot_count;
+}
+
+bool fsti_header_tables_fit(header_build *build) {
+    const fsti_header *header = build->header;
+    uint64_t bytes = header->tensor_count * sizeof *header->tensors +
+                     header->shape_count * sizeof *header->shapes +
+                     header->metadata_count * sizeof *header->metadata +
+                     fsti_header_slot_count(header->tensor_count) * sizeof *header->slots;
+    if (bytes <= header->byte_count + FSTI_FORMAT_TABLES_SLACK) return true;
+    build->limit = "its tables would need more memory than its text plus 4 MiB";
+    return false;
+}
+
 bool fsti_header_index_names(fsti_header *header, size_t *duplicate) {
     *duplicate = SIZE_MAX;
-    size_t slot_count = 4;
-    while (slot_count < header->tensor_count + header->tensor_count / 3) slot_count *= 2;
+    size_t slot_count = fsti_header_slot_count(header->tensor_count);
     header->slots = fsti_alloc_zeroed(slot_count, sizeof *header->slots);
     if (header->slots == NULL) return false;
     header->slot_count = slot_count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The header's JSON text to a table of tensors, in one pass over the bytes.
+/// Parses the header's JSON text to a table of tensors in one pass.
 #include <string.h>
 
 #include "format.h"
@@ -9,8 +9,12 @@
 /// Fields of an entry, as bits.
 enum { FIELD_DTYPE = 1, FIELD_SHAPE = 2, FIELD_OFFSETS = 4, FIELD_ALL = 7 };
 
-static uint64_t *push_shape(header_build *build) {
+/// Adds a dimension to a tensor with `rank` dimensions. NULL: out of memory, or beyond a limit.
+static uint64_t *push_shape(header_build *build, uint32_t rank) {
     fsti_header *header = build->header;
+    if (rank == FSTI_FORMAT_RANK_MAX) build->limit = "a tensor has more than 4,096 dimensions";
+    if (header->shape_count == build->shape_capacity) (void)fsti_header_tables_fit(build);
+    if (build->limit != NULL) return NULL;
     if (!fsti_array_reserve((void **)&header->shapes, &build->shape_capacity, header->shape_count,
                             sizeof *header->shapes, UINT32_MAX)) {
         build->out_of_memory = true;
@@ -19,11 +23,23 @@ static uint64_t *push_shape(header_build *build) {
     return &header->shapes[header->shape_count++];
 }
 
+/// Reads the name of a dtype. The reference also accepts {"F32":null}, another encoding of an enum
+/// variant.
+static bool read_dtype_name(json_reader *reader, json_string *name) {
+    if (!json_take(reader, '{')) return fsti_json_read_string(reader, name);
+    if (!fsti_json_read_string(reader, name) ||
+        !json_expect(reader, ':', "expected ':' after a key"))
+        return false;
+    json_skip_space(reader);
+    if (*reader->cursor != 'n') return json_fault(reader, "expected null for the dtype's value");
+    return fsti_json_skip_value(reader, 3) && json_expect(reader, '}', "expected '}'");
+}
+
 static bool read_dtype(header_build *build, fsti_tensor *tensor) {
     json_reader *reader = &build->reader;
     json_string name;
-    if (!fsti_json_read_string(reader, &name)) return false;
-    // Runs of one dtype are the rule: try the last one before the table.
+    if (!read_dtype_name(reader, &name)) return false;
+    // Consecutive tensors usually have the same dtype, so try the last one first.
     const char *last = fsti_dtype_name((fst_dtype)build->last_dtype);
     if (!fsti_json_equals(&name, last)) {
         char decoded[128];
@@ -47,7 +63,7 @@ static bool read_shape(header_build *build, fsti_tensor *tensor) {
     if (!json_expect(reader, '[', "expected an array for the shape")) return false;
     if (json_take(reader, ']')) return true;
     do {
-        uint64_t *dimension = push_shape(build);
+        uint64_t *dimension = push_shape(build, tensor->rank);
         if (dimension == NULL || !fsti_json_read_u64(reader, dimension)) return false;
         tensor->rank++;
     } while (json_take(reader, ','));
@@ -71,7 +87,7 @@ static bool read_field(header_build *build, fsti_tensor *tensor, unsigned *seen)
                      : fsti_json_equals(&key, "shape")        ? FIELD_SHAPE
                      : fsti_json_equals(&key, "data_offsets") ? FIELD_OFFSETS
                                                               : 0;
-    if ((*seen & field) != 0) return json_fault(reader, "field given twice");
+    if ((*seen & field) != 0) return json_fault(reader, "duplicate field");
     *seen |= field;
     if (!json_expect(reader, ':', "expected ':' after a key")) return false;
     switch (field) {
@@ -94,7 +110,7 @@ static bool read_entry_object(header_build *build, fsti_tensor *tensor) {
     return seen == FIELD_ALL || json_fault(reader, "tensor lacks dtype, shape or data_offsets");
 }
 
-/// The reference also takes an entry written as ["U8",[2],[0,2]].
+/// The reference also accepts an entry written as ["U8",[2],[0,2]].
 static bool read_entry_array(header_build *build, fsti_tensor *tensor) {
     json_reader *reader = &build->reader;
     return read_dtype(build, tensor) && json_expect(reader, ',', "expected three values") &&
@@ -109,11 +125,11 @@ static bool read_entry(header_build *build, fsti_tensor *tensor) {
     return json_fault(reader, "expected an object for the tensor");
 }
 
-/// Takes `literal` if it stands at the cursor.
+/// Consumes `literal` if the text at the cursor starts with it.
 #define TAKE_LITERAL(at, literal)                                                                  \
     (memcmp((at), literal, sizeof literal - 1) == 0 ? ((at) += sizeof literal - 1, true) : false)
 
-/// Digits at *at as the reference writes them; anything doubtful is left to the general path.
+/// Reads digits as the reference writes them; anything unusual is left to the general parser.
 static inline bool take_digits(const char **at, uint64_t *out) {
     const char *digit = *at;
     uint64_t value = 0;
@@ -130,21 +146,21 @@ static bool take_shape(header_build *build, fsti_tensor *tensor, const char **at
     tensor->rank = 0;
     if (**at == ']') return true;
     for (;; ++*at) {
-        uint64_t *dimension = push_shape(build);
+        uint64_t *dimension = push_shape(build, tensor->rank);
         if (dimension == NULL || !take_digits(at, dimension)) return false;
         tensor->rank++;
         if (**at != ',') return **at == ']';
     }
 }
 
-/// The bytes between name and next name exactly as the reference writer prints them; false
-/// leaves the cursor where it was, for read_entry(). Worth a factor of two of the whole parse.
+/// Parses the bytes between two names if they are exactly as the reference writer prints them;
+/// otherwise returns false and leaves the cursor for read_entry(). This halves the time of parsing.
 static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
     const char *at = build->reader.cursor;
     size_t shape_count = build->header->shape_count;
     const char *last = fsti_dtype_name((fst_dtype)build->last_dtype);
     size_t last_size = strlen(last);
-    // The text ends in 32 zero bytes, so a literal never compares past the allocation.
+    // The text ends in 32 zero bytes, so comparing a literal never reads past the allocation.
     if (!TAKE_LITERAL(at, ":{\"dtype\":\"")) return false;
     if (memcmp(at, last, last_size) != 0) {
         const char *quote = memchr(at, '"', 16);
@@ -168,12 +184,16 @@ static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
 
 static bool push_metadata(header_build *build, const json_string *key, const json_string *value) {
     fsti_header *header = build->header;
+    if (header->metadata_count == FSTI_FORMAT_METADATA_MAX)
+        build->limit = "__metadata__ has more than 1,048,576 entries";
+    if (header->metadata_count == build->metadata_capacity) (void)fsti_header_tables_fit(build);
+    if (build->limit != NULL) return false;
     if (!fsti_array_reserve((void **)&header->metadata, &build->metadata_capacity,
                             header->metadata_count, sizeof *header->metadata, UINT32_MAX)) {
         build->out_of_memory = true;
         return false;
     }
-    // Sizes stand for the raw text until finish_metadata() decodes it.
+    // Sizes are those of the raw text until finish_metadata() decodes it.
     header->metadata[header->metadata_count++] = (fsti_metadata_pair){
         .key = {(uint32_t)(key->text - header->bytes), (uint32_t)key->size},
         .value = {(uint32_t)(value->text - header->bytes), (uint32_t)value->size},
@@ -183,7 +203,7 @@ static bool push_metadata(header_build *build, const json_string *key, const jso
 
 static bool read_metadata(header_build *build) {
     json_reader *reader = &build->reader;
-    if (build->metadata_seen) return json_fault(reader, "__metadata__ given twice");
+    if (build->metadata_seen) return json_fault(reader, "duplicate __metadata__");
     build->metadata_seen = true;
     json_skip_space(reader);
     if (*reader->cursor == 'n') return fsti_json_skip_value(reader, 1);
@@ -205,6 +225,8 @@ static bool read_metadata(header_build *build) {
 
 static bool read_tensor(header_build *build, const json_string *name) {
     fsti_header *header = build->header;
+    if (header->tensor_count == build->tensor_capacity && !fsti_header_tables_fit(build))
+        return false;
     if (!fsti_array_reserve((void **)&header->tensors, &build->tensor_capacity,
                             header->tensor_count, sizeof *header->tensors,
                             HEADER_TENSOR_COUNT_MAX)) {
@@ -215,11 +237,12 @@ static bool read_tensor(header_build *build, const json_string *name) {
     *tensor = (fsti_tensor){.name_at = (uint32_t)(name->text - header->bytes),
                             .name_size = (uint32_t)name->size,
                             .escaped = name->escaped};
-    // Hashed while its bytes are in the cache; an escaped name is hashed once it is decoded.
+    // Hash the name while its bytes are in the CPU cache; an escaped name is hashed after decoding.
     if (!name->escaped)
         tensor->hash = (uint32_t)(fsti_hash(name->text, name->size, header->hash_key) >> 32);
     if (!read_entry_fast(build, tensor)) {
-        if (build->out_of_memory || !json_expect(&build->reader, ':', "expected ':' after a key") ||
+        if (build->out_of_memory || build->limit != NULL ||
+            !json_expect(&build->reader, ':', "expected ':' after a key") ||
             !read_entry(build, tensor))
             return false;
     }

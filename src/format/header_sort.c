@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Brings the tensors of a header into file order: a stable radix sort by (begin, end).
+/// Sorts the tensors of a header into file order, by a stable radix sort of (begin, end).
 #include <string.h>
 
 #include "header_build.h"
@@ -24,7 +24,7 @@ static void sort_pass(const sort_key *from, sort_key *to, size_t count, unsigned
     for (size_t i = 0; i < count; i++) to[starts[(from[i].key >> shift) % DIGIT_COUNT]++] = from[i];
 }
 
-/// `keys` holds two arrays of `count`; returns the one with the result.
+/// `keys` has two arrays of `count`; returns the one with the result.
 static sort_key *sort_by_key(sort_key *keys, size_t count, uint64_t key_max) {
     sort_key *from = keys, *to = keys + count;
     for (unsigned shift = 0; shift < 64 && key_max >> shift != 0; shift += DIGIT_BITS) {
@@ -45,7 +45,7 @@ bool fsti_header_sort(fsti_header *header) {
         fsti_free(sorted);
         return false;
     }
-    // Two passes over all: first by end, then by begin, each stable.
+    // Two stable passes: first by end, then by begin.
     sort_key *order = keys;
     for (int pass = 0; pass < 2; pass++) {
         uint64_t key_max = 0;

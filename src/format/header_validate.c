@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The reference validator's checks, in its order, so that verdict and error name agree.
+/// The checks of the reference validator, in its order, so that result and error name agree.
 #include <inttypes.h>
 #include <string.h>
 
@@ -7,26 +7,25 @@
 
 fst_status fsti_header_length(const unsigned char *prefix, const fsti_header_rules *rules,
                               uint64_t *header_bytes, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = rules->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = rules->path;
     if (rules->file_size < FSTI_FORMAT_LENGTH_BYTES)
-        return fsti_error_set(error, FST_E_HEADER_TOO_SMALL, place,
-                              "HeaderTooSmall: the file has %" PRIu64
-                              " bytes, the length field alone takes 8",
+        return fsti_error_set(error, FST_E_HEADER_TOO_SMALL, location,
+                              "the file has %" PRIu64
+                              " bytes, fewer than the 8 bytes of the length field",
                               rules->file_size);
     uint64_t length = 0;
     for (unsigned i = 0; i < FSTI_FORMAT_LENGTH_BYTES; i++)
         length |= (uint64_t)prefix[i] << (8 * i);
-    place.byte_offset = 0;
+    location.byte_offset = 0;
     if (length > FSTI_FORMAT_HEADER_BYTES_MAX)
-        return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, place,
-                              "HeaderTooLarge: the header claims %" PRIu64
-                              " bytes, the format allows %u",
-                              length, FSTI_FORMAT_HEADER_BYTES_MAX);
+        return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, location,
+                              "the header claims %" PRIu64 " bytes, the format allows %u", length,
+                              FSTI_FORMAT_HEADER_BYTES_MAX);
     if (length > rules->file_size - FSTI_FORMAT_LENGTH_BYTES)
-        return fsti_error_set(error, FST_E_INVALID_HEADER_LENGTH, place,
-                              "InvalidHeaderLength: the header claims %" PRIu64
-                              " bytes, the file has %" PRIu64 " after the length field",
+        return fsti_error_set(error, FST_E_INVALID_HEADER_LENGTH, location,
+                              "the header claims %" PRIu64 " bytes, the file has %" PRIu64
+                              " after the length field",
                               length, rules->file_size - FSTI_FORMAT_LENGTH_BYTES);
     *header_bytes = length;
     return FST_OK;
@@ -43,14 +42,14 @@ static bool count_elements(const fsti_header *header, const fsti_tensor *tensor,
 }
 
 static fst_status validate_tensor(const fsti_header *header, const fsti_tensor *tensor,
-                                  uint64_t expected_begin, fsti_error_place place,
+                                  uint64_t expected_begin, fsti_error_location location,
                                   fst_error *error) {
-    place.tensor = fsti_header_name(header, tensor);
-    place.tensor_size = tensor->name_size;
-    place.byte_offset = FSTI_FORMAT_LENGTH_BYTES + tensor->name_at;
+    location.tensor = fsti_header_name(header, tensor);
+    location.tensor_size = tensor->name_size;
+    location.byte_offset = FSTI_FORMAT_LENGTH_BYTES + tensor->name_at;
     if (tensor->begin != expected_begin || tensor->end < tensor->begin)
-        return fsti_error_set(error, FST_E_INVALID_OFFSET, place,
-                              "InvalidOffset: data_offsets [%" PRIu64 ", %" PRIu64
+        return fsti_error_set(error, FST_E_INVALID_OFFSET, location,
+                              "data_offsets [%" PRIu64 ", %" PRIu64
                               "], expected to begin at %" PRIu64,
                               tensor->begin, tensor->end, expected_begin);
     uint64_t element_count = 0, size_bytes = 0;
@@ -58,46 +57,45 @@ static fst_status validate_tensor(const fsti_header *header, const fsti_tensor *
     if (count_elements(header, tensor, &element_count))
         status = fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &size_bytes);
     if (status != FST_OK)
-        return fsti_error_set(error, status, place, "%s: %s (dtype %s)", fsti_status_name(status),
-                              fsti_status_meaning(status),
+        return fsti_error_set(error, status, location, "%s (dtype %s)", fsti_status_meaning(status),
                               fsti_dtype_name((fst_dtype)tensor->dtype));
     if (tensor->end - tensor->begin != size_bytes)
         return fsti_error_set(
-            error, FST_E_TENSOR_INVALID_INFO, place,
-            "TensorInvalidInfo: shape and dtype %s make %" PRIu64 " bytes, data_offsets %" PRIu64,
+            error, FST_E_TENSOR_INVALID_INFO, location,
+            "shape and dtype %s need %" PRIu64 " bytes, but data_offsets cover %" PRIu64,
             fsti_dtype_name((fst_dtype)tensor->dtype), size_bytes, tensor->end - tensor->begin);
     return FST_OK;
 }
 
 size_t fsti_header_whole_count(const fsti_header *header, uint64_t data_bytes) {
-    size_t count = header->tensor_count; // in file order: those that are cut off come last
+    size_t count = header->tensor_count; // in file order, so truncated tensors are last
     while (count > 0 && header->tensors[count - 1].end > data_bytes) count--;
     return count;
 }
 
 fst_status fsti_header_validate(const fsti_header *header, const fsti_header_rules *rules,
                                 fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = rules->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = rules->path;
     uint64_t covered = 0;
     for (size_t i = 0; i < header->tensor_count; i++) {
-        FST_TRY(validate_tensor(header, &header->tensors[i], covered, place, error));
+        FST_TRY(validate_tensor(header, &header->tensors[i], covered, location, error));
         covered = header->tensors[i].end;
     }
     uint64_t data_bytes = rules->file_size - header->data_begin;
     if (covered == data_bytes || (covered < data_bytes && rules->lenient)) return FST_OK;
-    place.byte_offset = header->data_begin + fsti_min(covered, data_bytes);
+    location.byte_offset = header->data_begin + fsti_min(covered, data_bytes);
     if (covered < data_bytes)
-        return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
-                              "MetadataIncompleteBuffer: the tensors cover %" PRIu64
-                              " bytes, the file holds %" PRIu64 " bytes of data",
+        return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, location,
+                              "the tensors cover %" PRIu64 " bytes, the file holds %" PRIu64
+                              " bytes of data",
                               covered, data_bytes);
     if (rules->cut) return FST_OK;
     size_t whole_count = fsti_header_whole_count(header, data_bytes);
     bool can_rescue = whole_count > 0 && !fsti_packed_is(header);
-    return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, place,
-                          "MetadataIncompleteBuffer: the file is cut off: %" PRIu64 " of %" PRIu64
-                          " bytes are missing, %zu of %zu tensors are whole%s",
+    return fsti_error_set(error, FST_E_METADATA_INCOMPLETE_BUFFER, location,
+                          "the file is truncated: %" PRIu64 " of %" PRIu64
+                          " bytes are missing, %zu of %zu tensors are complete%s",
                           covered - data_bytes, header->data_begin + covered, whole_count,
                           header->tensor_count,
                           can_rescue ? " ('fastsafetensors rescue' writes these)" : "");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Headers from tables to bytes.
+/// Writes headers.
 #include <string.h>
 
 #include "format.h"
@@ -60,7 +60,7 @@ void fsti_header_put_length(char *field, uint64_t json_bytes) {
 fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,
                              fst_error *error) {
     text_out text = {0};
-    // About what an entry takes: most headers are then made with one allocation.
+    // Typical size of an entry, so that most headers need one allocation.
     fsti_text_reserve(&text, 256 + draft->entry_count * 128);
     fsti_text_put(&text, "\0\0\0\0\0\0\0\0", FSTI_FORMAT_LENGTH_BYTES);
     put_header(&text, draft);
@@ -72,9 +72,9 @@ fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t 
     uint64_t json_bytes = text.size - FSTI_FORMAT_LENGTH_BYTES;
     if (json_bytes > FSTI_FORMAT_HEADER_BYTES_MAX) {
         fsti_free(text.bytes);
-        return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, FSTI_NOWHERE,
-                              "HeaderTooLarge: the header would have %llu bytes, readers take "
-                              "%u: save in several files",
+        return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, FSTI_NO_LOCATION,
+                              "the header would have %llu bytes, more than the limit of readers, "
+                              "%u. Save several files",
                               (unsigned long long)json_bytes, FSTI_FORMAT_HEADER_BYTES_MAX);
     }
     fsti_header_put_length(text.bytes, json_bytes);

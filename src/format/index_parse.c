@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Index files of sharded models: {"metadata": {...}, "weight_map": {tensor: file}}.
+/// Parses index files of sharded models: {"metadata": {...}, "weight_map": {tensor: file}}.
 #include <string.h>
 
 #include "json_reader.h"
@@ -9,11 +9,11 @@ typedef struct index_build {
     const char *path;
     json_reader reader;
     uint64_t hash_key;
-    uint32_t *slots; ///< names of files: index + 1
+    uint32_t *slots; ///< hash table of file names: index + 1
     size_t slot_count;
     size_t entry_capacity, file_capacity;
     bool out_of_memory, map_seen;
-    const char *bad_path; ///< a file name that leaves the folder
+    const char *bad_path; ///< a file name outside the folder
 } index_build;
 
 void fsti_index_clear(fsti_index *index) {
@@ -23,24 +23,13 @@ void fsti_index_clear(fsti_index *index) {
     *index = (fsti_index){0};
 }
 
-/// Decodes a string in place. Only the text behind the cursor changes: its closing quote has
+/// Decodes a string in place. Only text before the cursor changes, because its closing quote has
 /// been read.
 static fsti_text finish_string(index_build *build, const json_string *string) {
     char *start = build->index->bytes + (string->text - build->index->bytes);
     size_t size = string->escaped ? fsti_json_decode(string, start) : string->size;
     start[size] = '\0';
     return (fsti_text){(uint32_t)(start - build->index->bytes), (uint32_t)size};
-}
-
-bool fsti_path_stays_inside(const char *name, size_t size) {
-    if (size == 0 || name[0] == '/' || memchr(name, '\0', size) != NULL) return false;
-    for (size_t begin = 0; begin <= size;) {
-        const char *slash = memchr(name + begin, '/', size - begin);
-        size_t end = slash == NULL ? size : (size_t)(slash - name);
-        if (end - begin == 2 && name[begin] == '.' && name[begin + 1] == '.') return false;
-        begin = end + 1;
-    }
-    return true;
 }
 
 static bool grow_slots(index_build *build) {
@@ -61,7 +50,7 @@ static bool grow_slots(index_build *build) {
     return true;
 }
 
-/// The number of a file name, added if it is new.
+/// The number of a file name, which is added if new.
 static bool intern_file(index_build *build, fsti_text name, uint32_t *file) {
     fsti_index *index = build->index;
     const char *text = index->bytes + name.at;
@@ -110,7 +99,7 @@ static bool read_mapping(index_build *build) {
 
 static bool read_weight_map(index_build *build) {
     json_reader *reader = &build->reader;
-    if (build->map_seen) return json_fault(reader, "weight_map given twice");
+    if (build->map_seen) return json_fault(reader, "duplicate weight_map");
     build->map_seen = true;
     if (!json_expect(reader, '{', "expected an object for weight_map")) return false;
     if (json_take(reader, '}')) return true;
@@ -133,20 +122,20 @@ static bool read_index(index_build *build) {
         } while (json_take(reader, ','));
         if (!json_expect(reader, '}', "expected ',' or '}'")) return false;
     }
-    if (!build->map_seen) return json_fault(reader, "no weight_map");
+    if (!build->map_seen) return json_fault(reader, "weight_map is missing");
     return fsti_json_expect_end(reader);
 }
 
 static fst_status index_failure(const index_build *build, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = build->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = build->path;
     if (build->out_of_memory) return fsti_error_memory(error, 64);
-    place.byte_offset = (uint64_t)(build->reader.cursor - build->reader.start);
+    location.byte_offset = (uint64_t)(build->reader.cursor - build->reader.start);
     if (build->bad_path != NULL)
-        return fsti_error_set(error, FST_E_PATH_ESCAPES, place,
-                              "PathEscapes: weight_map names `%.200s`, outside the model's folder",
+        return fsti_error_set(error, FST_E_PATH_ESCAPES, location,
+                              "weight_map lists `%.200s`, which is outside the model's folder",
                               build->bad_path);
-    return fsti_error_set(error, FST_E_INDEX_JSON, place, "JsonError: invalid index file: %s",
+    return fsti_error_set(error, FST_E_INDEX_JSON, location, "invalid index file: %s",
                           build->reader.fault);
 }
 

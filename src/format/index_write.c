@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// *.safetensors.index.json from rows to text.
+/// Writes *.safetensors.index.json.
 #include <stdlib.h>
 #include <string.h>
 

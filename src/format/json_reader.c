@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reading JSON values: strings with escapes, unsigned integers, anything to be skipped.
+/// Reads JSON values: strings with escapes, unsigned integers; skips all others.
 #include "json_reader.h"
 
 #include <locale.h>
@@ -18,7 +18,7 @@ static inline const char *scan_plain(const char *at) {
     const __m128i first_plain = _mm_set1_epi8(0x20);
     for (;; at += 16) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
-        // Signed compare: bytes below 0x20 and bytes from 0x80 up are both "less".
+        // In a signed comparison, bytes below 0x20 and bytes from 0x80 up are both "less".
         __m128i stop = _mm_or_si128(
             _mm_cmplt_epi8(bytes, first_plain),
             _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)));
@@ -40,7 +40,7 @@ static int hex_digit(char byte) {
     return -1;
 }
 
-/// The four hex digits at `at`, or -1. NUL stops it, so it never runs past the text.
+/// The four hex digits at `at`, or -1. Stops at NUL, so it never reads past the text.
 static int32_t hex4(const char *at) {
     int32_t value = 0;
     for (int i = 0; i < 4; i++) {
@@ -51,7 +51,7 @@ static int32_t hex4(const char *at) {
     return value;
 }
 
-/// The cursor stands on a backslash; moves behind the escape.
+/// Checks the escape at the cursor and moves past it.
 static bool check_escape(json_reader *reader) {
     const char *at = reader->cursor;
     if (at[1] != '\0' && strchr("\"\\/bfnrt", at[1]) != NULL) {
@@ -131,8 +131,8 @@ static const char *skip_digits(const char *at) {
     return at;
 }
 
-/// True when a number is beyond what 64-bit floats hold: the reference refuses it, wherever it
-/// stands. In the C locale, because the decimal point is a setting of the program.
+/// Whether a number exceeds the range of 64-bit floats, which the reference refuses anywhere. Uses
+/// the C locale, because the program may set another decimal point.
 static bool is_out_of_range(const char *number, const char *end, bool has_exponent) {
     if (!has_exponent && end - number < 300) return false; // the largest float has 309 digits
     locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -142,7 +142,7 @@ static bool is_out_of_range(const char *number, const char *end, bool has_expone
     return isinf(value);
 }
 
-/// A number by JSON's grammar.
+/// Skips a number according to JSON's grammar.
 static bool skip_number(json_reader *reader) {
     const char *at = reader->cursor;
     bool has_exponent = false;
@@ -207,10 +207,11 @@ bool fsti_json_skip_value(json_reader *reader, unsigned depth) {
 
 bool fsti_json_expect_end(json_reader *reader) {
     json_skip_space(reader);
-    return reader->cursor == reader->end || json_fault(reader, "something after the JSON text");
+    return reader->cursor == reader->end ||
+           json_fault(reader, "unexpected text after the JSON value");
 }
 
-/// Writes one code point as UTF-8; returns its bytes.
+/// Writes a code point as UTF-8. Returns its size.
 static size_t put_utf8(char *target, uint32_t point) {
     if (point < 0x80) {
         target[0] = (char)point;
@@ -223,7 +224,7 @@ static size_t put_utf8(char *target, uint32_t point) {
     return size;
 }
 
-/// Decodes the escape at *at (already checked) and moves behind it.
+/// Decodes the escape at *at, which was checked before, and moves past it.
 static uint32_t decode_escape(const char **at) {
     static const char letters[] = "bfnrt", values[] = "\b\f\n\r\t";
     char kind = (*at)[1];

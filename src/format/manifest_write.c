@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Manifests from tables to text.
+/// Writes manifests.
 #include "format.h"
 #include "text_out.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The directory of a compressed file, held against the file's own header and the original one:
-/// each tensor of the original is there once, packed or plain, and every number adds up before any
-/// of it is used.
+/// Validates the directory of a compressed file against the file's header and the original one:
+/// each original tensor appears once, compressed or not, and all numbers are consistent before they
+/// are used.
 #include <inttypes.h>
 #include <string.h>
 
@@ -24,16 +24,17 @@ static uint64_t load_number(const unsigned char *bytes, unsigned size) {
 
 static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fst_status status,
                          const char *why) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = parse->source->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = parse->source->path;
     if (entry != NULL) {
-        place.tensor = fsti_header_name(parse->source->header, entry);
-        place.tensor_size = entry->name_size;
+        location.tensor = fsti_header_name(parse->source->header, entry);
+        location.tensor_size = entry->name_size;
     }
-    return fsti_error_set(parse->error, status, place, "the compressed file is damaged: %s", why);
+    return fsti_error_set(parse->error, status, location, "the compressed file is damaged: %s",
+                          why);
 }
 
-/// The next pair from *index on that is not the mark of a compressed file; NULL: there is none.
+/// The next pair from *index on that is not the mark of a compressed file, or NULL.
 static const fsti_metadata_pair *next_pair(const fsti_header *header, size_t *index) {
     size_t size = strlen(FSTI_PACKED_KEY);
     while (*index < header->metadata_count) {
@@ -50,7 +51,8 @@ static bool is_same_text(const fsti_header *a, fsti_text one, const fsti_header 
     return one.size == other.size && memcmp(a->bytes + one.at, b->bytes + other.at, one.size) == 0;
 }
 
-/// Whoever does not know compressed files reads the same metadata as who does.
+/// Both headers must have the same metadata, so that readers without support for compression see
+/// the same.
 static bool has_same_metadata(const fsti_header *stored, const fsti_header *original) {
     for (size_t i = 0, j = 0;;) {
         const fsti_metadata_pair *a = next_pair(stored, &i), *b = next_pair(original, &j);
@@ -82,29 +84,30 @@ static fst_status check_sizes(packed_parse *parse) {
     packed->true_bytes = load_number(head + 40, 8);
     packed->original_bytes = load_number(head + 48, 8);
     if (claimed < FSTI_PACKED_HEAD_BYTES || claimed > size)
-        return refuse(parse, NULL, FST_E_CORRUPT, "its directory has another size than it says");
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory has a wrong size");
     left = claimed - FSTI_PACKED_HEAD_BYTES;
     uint64_t records = parse->tensor_count * FSTI_PACKED_TENSOR_BYTES;
     if (records > left || parse->chunk_count > (left - records) / FSTI_PACKED_CHUNK_BYTES ||
         left - records - parse->chunk_count * FSTI_PACKED_CHUNK_BYTES != packed->original_bytes)
-        return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not add up");
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory is inconsistent");
     if (packed->original_bytes < FSTI_FORMAT_LENGTH_BYTES ||
         packed->original_bytes > packed->true_bytes)
-        return refuse(parse, NULL, FST_E_CORRUPT, "the original header has no room in its file");
+        return refuse(parse, NULL, FST_E_CORRUPT,
+                      "the original header does not fit in the original file");
     if (parse->source->file_size < UINT64_MAX / FSTI_PACKED_FACTOR_MAX - FSTI_PACKED_SLACK &&
         packed->true_bytes > parse->source->file_size * FSTI_PACKED_FACTOR_MAX + FSTI_PACKED_SLACK)
         return refuse(parse, NULL, FST_E_CORRUPT,
-                      "it claims to hold more than 64 times its own size");
+                      "its stated size is more than 64 times the file size");
     for (uint64_t i = claimed; i < size; i++)
         if (packed->bytes[i] != 0)
-            return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not end in zeros");
+            return refuse(parse, NULL, FST_E_CORRUPT, "its directory's padding is not zero");
     parse->records = head + FSTI_PACKED_HEAD_BYTES;
     parse->marks = parse->records + records;
     packed->original = (const char *)parse->marks + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
     return FST_OK;
 }
 
-/// The CRC32C of the directory, its own field zero.
+/// The CRC32C of the directory, with its own field as zero.
 static uint32_t directory_crc(char *bytes, size_t size) {
     char kept[4];
     memcpy(kept, bytes + 56, 4);
@@ -117,15 +120,15 @@ static uint32_t directory_crc(char *bytes, size_t size) {
 static fst_status read_head(packed_parse *parse) {
     const unsigned char *head = parse->head;
     if (parse->entry_bytes < FSTI_PACKED_HEAD_BYTES || memcmp(head, FSTI_PACKED_MAGIC, 8) != 0)
-        return refuse(parse, NULL, FST_E_CORRUPT, "its directory does not begin as one");
+        return refuse(parse, NULL, FST_E_CORRUPT, "its directory has no valid magic number");
     if (load_number(head + 8, 4) != FSTI_PACKED_VERSION || load_number(head + 12, 4) != 0)
-        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or of a version that is not known here");
+        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or its version is unknown");
     if (load_number(head + 28, 4) != 0)
-        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or has tables of a coder not known here");
+        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or its coder is unknown");
     if (load_number(head + 60, 4) != 0)
-        return refuse(parse, NULL, FST_E_CORRUPT, "a reserved word is not zero");
+        return refuse(parse, NULL, FST_E_CORRUPT, "a reserved field is not zero");
     if (load_number(head + 56, 4) != directory_crc(parse->packed->bytes, parse->entry_bytes))
-        return refuse(parse, NULL, FST_E_CORRUPT, "the CRC32C of its directory differs");
+        return refuse(parse, NULL, FST_E_CORRUPT, "the CRC32C of its directory does not match");
     return check_sizes(parse);
 }
 
@@ -138,7 +141,7 @@ static fst_status read_original(packed_parse *parse) {
     FST_TRY(fsti_header_length((const unsigned char *)packed->original, &rules, &header_bytes,
                                parse->error));
     if (header_bytes != packed->original_bytes - FSTI_FORMAT_LENGTH_BYTES)
-        return refuse(parse, NULL, FST_E_CORRUPT, "the original header has another length");
+        return refuse(parse, NULL, FST_E_CORRUPT, "the original header has a different length");
     size_t size = (size_t)header_bytes;
     char *text = fsti_alloc_zeroed(size + FSTI_FORMAT_PADDING_BYTES, 1);
     if (text == NULL) return fsti_error_memory(parse->error, size);
@@ -146,23 +149,24 @@ static fst_status read_original(packed_parse *parse) {
     return fsti_header_parse(text, size, &rules, &packed->header, parse->error);
 }
 
-/// The original's tensor of that name, which must not have been met before.
+/// The original tensor with that name, which must not have been used before.
 static fst_status find_original(packed_parse *parse, const fsti_tensor *entry, size_t prefix,
                                 size_t *out) {
     fsti_packed *packed = parse->packed;
     const char *name = fsti_header_name(parse->source->header, entry);
     *out = fsti_header_find(packed->header, name + prefix, entry->name_size - prefix);
     if (*out == SIZE_MAX)
-        return refuse(parse, entry, FST_E_CORRUPT, "the original has no tensor of an entry's name");
+        return refuse(parse, entry, FST_E_CORRUPT,
+                      "an entry's name is not a tensor of the original header");
     if (packed->tensors[*out].stored_end != 0)
-        return refuse(parse, entry, FST_E_CORRUPT, "a tensor is there twice");
+        return refuse(parse, entry, FST_E_CORRUPT, "duplicate tensor");
     uint64_t begin = parse->source->header->data_begin;
     packed->tensors[*out].stored_begin = begin + entry->begin;
     packed->tensors[*out].stored_end = begin + entry->end;
     return FST_OK;
 }
 
-/// The chunks of a packed tensor: each as large as it may be, together the whole entry.
+/// Reads the chunks of a compressed tensor: sizes must be within limits and add up to the entry.
 static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
                               fsti_packed_tensor *tensor, uint64_t true_bytes) {
     uint64_t at = tensor->stored_begin, chunk_bytes = (uint64_t)1 << tensor->chunk_log;
@@ -175,13 +179,13 @@ static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
                                      .crc = (uint32_t)load_number(mark + 4, 4),
                                      .stored_bytes = word & ~FSTI_PACKED_RAW,
                                      .is_raw = (word & FSTI_PACKED_RAW) != 0};
-        uint64_t own_bytes = fsti_min(chunk_bytes, true_bytes - i * chunk_bytes);
-        if (chunk->stored_bytes == 0 || chunk->stored_bytes > own_bytes ||
-            (chunk->is_raw ? chunk->stored_bytes != own_bytes : chunk->stored_bytes % 16 != 0))
-            return refuse(parse, entry, FST_E_CORRUPT, "a chunk has a size that it can't have");
+        uint64_t loaded_bytes = fsti_min(chunk_bytes, true_bytes - i * chunk_bytes);
+        if (chunk->stored_bytes == 0 || chunk->stored_bytes > loaded_bytes ||
+            (chunk->is_raw ? chunk->stored_bytes != loaded_bytes : chunk->stored_bytes % 16 != 0))
+            return refuse(parse, entry, FST_E_CORRUPT, "a chunk has an impossible size");
         at += chunk->stored_bytes;
         if (at > tensor->stored_end)
-            return refuse(parse, entry, FST_E_CORRUPT, "chunks reach beyond their entry");
+            return refuse(parse, entry, FST_E_CORRUPT, "chunks exceed their entry");
     }
     if (tensor->stored_end - at >= FSTI_PACKED_ALIGNMENT)
         return refuse(parse, entry, FST_E_CORRUPT, "chunks do not fill their entry");
@@ -201,7 +205,7 @@ static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
     fsti_packed_tensor *tensor = &packed->tensors[index];
     uint64_t true_bytes = original->end - original->begin;
     if (record[1] >= FSTI_LAYOUT_COUNT || record[2] != FSTI_CODER_ZSTD)
-        return refuse(parse, entry, FST_E_UNSUPPORTED, "or its layout or coder is not known here");
+        return refuse(parse, entry, FST_E_UNSUPPORTED, "or its layout or coder is unknown");
     if (record[0] != original->dtype ||
         record[1] != fsti_codec_layout_of((fst_dtype)original->dtype) ||
         load_number(record + 8, 8) != true_bytes || true_bytes == 0)
@@ -209,14 +213,15 @@ static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
     if (record[3] < FSTI_CHUNK_LOG_MIN || record[3] > FSTI_CHUNK_LOG_MAX ||
         load_number(record + 4, 4) != 0 || load_number(record + 24, 8) != 0 ||
         entry->begin % FSTI_PACKED_ALIGNMENT != 0)
-        return refuse(parse, entry, FST_E_CORRUPT, "a record has a value that it can't have");
+        return refuse(parse, entry, FST_E_CORRUPT, "a record has an impossible value");
     tensor->is_packed = true;
     tensor->chunk_log = record[3];
     tensor->chunk_first = load_number(record + 16, 8);
     tensor->chunk_count = (true_bytes - 1) / ((uint64_t)1 << record[3]) + 1;
     if (tensor->chunk_first != parse->chunk_next ||
         tensor->chunk_count > parse->chunk_count - parse->chunk_next)
-        return refuse(parse, entry, FST_E_CORRUPT, "a tensor has other chunks than its size says");
+        return refuse(parse, entry, FST_E_CORRUPT,
+                      "a tensor's number of chunks does not match its size");
     parse->chunk_next += tensor->chunk_count;
     return read_chunks(parse, entry, tensor, true_bytes);
 }
@@ -244,13 +249,14 @@ static fst_status read_entries(packed_parse *parse) {
     if (packed->tensors == NULL || packed->chunks == NULL)
         return fsti_error_memory(parse->error, parse->chunk_count * sizeof *packed->chunks);
     if (parse->source->cut && stored->tensor_count - 1 < count)
-        return refuse(parse, NULL, FST_E_UNSUPPORTED,
-                      "it is cut off, and what is left of a compressed file can't be told apart");
+        return refuse(
+            parse, NULL, FST_E_UNSUPPORTED,
+            "it is truncated, and tensors of a truncated compressed file can't be located");
     if (!has_same_metadata(stored, packed->header))
         return refuse(parse, NULL, FST_E_CORRUPT,
                       "its metadata differs from the original header's");
     if (stored->tensor_count - 1 != count || parse->tensor_count > count)
-        return refuse(parse, NULL, FST_E_CORRUPT, "it has another number of tensors");
+        return refuse(parse, NULL, FST_E_CORRUPT, "it has a different number of tensors");
     for (size_t i = 0; i < count; i++) {
         const fsti_tensor *entry = &stored->tensors[i + 1];
         FST_TRY(i < parse->tensor_count
@@ -258,7 +264,7 @@ static fst_status read_entries(packed_parse *parse) {
                     : read_plain(parse, entry));
     }
     if (parse->chunk_next != parse->chunk_count)
-        return refuse(parse, NULL, FST_E_CORRUPT, "it has chunks of no tensor");
+        return refuse(parse, NULL, FST_E_CORRUPT, "it has chunks that belong to no tensor");
     packed->chunk_count = parse->chunk_count;
     packed->packed_count = (size_t)parse->tensor_count;
     return FST_OK;
@@ -283,7 +289,7 @@ size_t fsti_packed_tensor_at(const fsti_packed *packed, uint64_t offset) {
     const fsti_header *header = packed->header;
     uint64_t at = offset - header->data_begin;
     size_t low = 0, high = header->tensor_count;
-    // The first that ends behind the byte: those before it, empty ones too, do not.
+    // Find the first tensor that ends after the byte; earlier ones, including empty ones, do not.
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (header->tensors[middle].end <= at)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// By what a compressed file is known: its first tensor, and a mark in its metadata.
+/// Recognises a compressed file by its first tensor and a metadata key.
 #include <string.h>
 
 #include "format.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The directory of a compressed file, written.
+/// Writes the directory of a compressed file.
 #include <string.h>
 
 #include "format.h"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Kept digests (FILE.digest): what they say of files. Their lines of tensors are for comparing.
+/// Parses stored digests (FILE.digest). Their lines of tensors are only used for comparing.
 #include <string.h>
 
 #include "json_reader.h"
 
-/// A word and the space behind it.
+/// Reads a word and the space after it.
 static bool take_word(json_reader *reader, const char *word) {
     size_t size = strlen(word);
     if (strncmp(reader->cursor, word, size) != 0) return false;
@@ -12,31 +12,31 @@ static bool take_word(json_reader *reader, const char *word) {
     return true;
 }
 
-/// "file HEX NAME" or "tensor HEX NAME" with the line's end.
+/// Reads "file HEX NAME" or "tensor HEX NAME" with the line end.
 static bool read_line(json_reader *reader, const fsti_digest_kind *kind, fsti_signed_file *out,
                       bool *is_file) {
     json_string name;
     *is_file = take_word(reader, "file ");
     if (!*is_file && !take_word(reader, "tensor "))
-        return json_fault(reader, "a line that is neither of a file nor of a tensor");
+        return json_fault(reader, "a line for neither a file nor a tensor");
     const char *digits = reader->cursor;
     if ((size_t)(reader->end - digits) < 2 * kind->digest_bytes ||
         !fsti_digest_read(digits, kind->digest_bytes, out->digest) ||
         digits[2 * kind->digest_bytes] != ' ')
-        return json_fault(reader, "a digest of another size");
+        return json_fault(reader, "a digest of a wrong size");
     reader->cursor += 2 * kind->digest_bytes + 1;
     if (!fsti_json_read_string(reader, &name)) return false;
-    if (*reader->cursor++ != '\n') return json_fault(reader, "a line that does not end");
+    if (*reader->cursor++ != '\n') return json_fault(reader, "a line without an end");
     char *text = (char *)(uintptr_t)name.text;
     out->name_size = fsti_json_decode(&name, text);
-    text[out->name_size] = '\0'; // where the closing quote was, or before it
+    text[out->name_size] = '\0'; // at or before the closing quote
     out->name = text;
     return !*is_file || fsti_path_stays_inside(text, out->name_size) ||
-           json_fault(reader, "a name that leads out of the folder");
+           json_fault(reader, "a name outside the folder");
 }
 
 fst_status fsti_sidecar_parse(char *bytes, size_t byte_count, const fsti_digest_kind *kind,
-                              fsti_sums *out, fsti_error_place place, fst_error *error) {
+                              fsti_sums *out, fsti_error_location location, fst_error *error) {
     json_reader reader;
     size_t capacity = 0;
     *out = (fsti_sums){.bytes = bytes};
@@ -55,11 +55,11 @@ fst_status fsti_sidecar_parse(char *bytes, size_t byte_count, const fsti_digest_
         else
             out->files[out->file_count++] = file;
     }
-    place.byte_offset = (uint64_t)(reader.cursor - bytes);
+    location.byte_offset = (uint64_t)(reader.cursor - bytes);
     if (status == FST_OK && (!good || line == NULL))
-        status = fsti_error_set(error, FST_E_MANIFEST, place, "no kept digests: %s",
-                                reader.fault == NULL ? "no line ends" : reader.fault);
-    if (status == FST_OK) status = fsti_sums_check_twins(out, place.file, error);
+        status = fsti_error_set(error, FST_E_MANIFEST, location, "invalid digest file: %s",
+                                reader.fault == NULL ? "no line is complete" : reader.fault);
+    if (status == FST_OK) status = fsti_sums_check_duplicates(out, location.file, error);
     if (status != FST_OK) fsti_sums_clear(out);
     return status;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Lists of sums from text to tables and back.
+/// Parses and writes checksum lists.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #define BSD_START "SHA256 ("
 #define BSD_MIDDLE ") = "
 
-/// A line without its end, and what it says.
+/// A line without its end, and its parts.
 typedef struct sum_line {
     char *text;
     size_t size;
@@ -19,7 +19,7 @@ typedef struct sum_line {
     bool is_escaped;
 } sum_line;
 
-/// "SHA256 (NAME) = HEX": what is left is the name.
+/// Parses "SHA256 (NAME) = HEX" and leaves the name.
 static bool split_bsd(sum_line *line) {
     size_t start = strlen(BSD_START), end = strlen(BSD_MIDDLE) + HEX_SIZE;
     if (line->size <= start + end || memcmp(line->text, BSD_START, start) != 0) return false;
@@ -30,7 +30,7 @@ static bool split_bsd(sum_line *line) {
     return true;
 }
 
-/// "HEX  NAME" and "HEX *NAME".
+/// Parses "HEX  NAME" and "HEX *NAME".
 static bool split_plain(sum_line *line) {
     if (line->size <= HEX_SIZE + 2 || line->text[HEX_SIZE] != ' ') return false;
     if (line->text[HEX_SIZE + 1] != ' ' && line->text[HEX_SIZE + 1] != '*') return false;
@@ -53,7 +53,7 @@ static bool split_line(sum_line *line, unsigned char *digest) {
     return fsti_digest_read(hex, HEX_SIZE / 2, digest);
 }
 
-/// Undoes "\\", "\n" and "\r" in place.
+/// Undoes the escapes "\\", "\n" and "\r" in place.
 static bool unescape(sum_line *line) {
     size_t out = 0;
     for (size_t i = 0; i < line->size && line->is_escaped; i++) {
@@ -72,18 +72,18 @@ static bool unescape(sum_line *line) {
 static bool read_sum(char *text, size_t size, fsti_signed_file *out) {
     sum_line line = {.text = text, .size = size};
     if (!split_line(&line, out->digest) || !unescape(&line)) return false;
-    while (line.size > 2 && memcmp(line.text, "./", 2) == 0) { // of "sha256sum ./*"
+    while (line.size > 2 && memcmp(line.text, "./", 2) == 0) { // from "sha256sum ./*"
         line.text += 2;
         line.size -= 2;
     }
     if (!fsti_path_stays_inside(line.text, line.size)) return false;
-    line.text[line.size] = '\0'; // where the line ends, or what was behind the name
+    line.text[line.size] = '\0'; // at the line end, or over the text after the name
     out->name = line.text;
     out->name_size = line.size;
     return true;
 }
 
-/// The size of the line at `text`, without its end; *next is where the following one begins.
+/// The size of the line at `text` without its end; *next is the start of the next one.
 static size_t measure_line(const char *text, size_t rest, size_t *next) {
     const char *end = memchr(text, '\n', rest);
     size_t size = end == NULL ? rest : (size_t)(end - text);
@@ -118,15 +118,15 @@ static fst_status read_lines(fsti_sums *sums, size_t byte_count, const char *pat
             return fsti_error_memory(error, sums->file_count * sizeof *sums->files);
         fsti_signed_file *file = &sums->files[sums->file_count];
         *file = (fsti_signed_file){0};
-        fsti_error_place place = {.file = path, .byte_offset = at};
+        fsti_error_location location = {.file = path, .byte_offset = at};
         if (!read_sum(sums->bytes + at, size, file))
-            return fsti_error_set(error, FST_E_MANIFEST, place,
-                                  "no line of sha256sum that names a file inside the folder");
+            return fsti_error_set(error, FST_E_MANIFEST, location,
+                                  "not a line of sha256sum for a file inside the folder");
         sums->file_count++;
     }
-    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (sums->file_count > 0) return FST_OK;
-    return fsti_error_set(error, FST_E_MANIFEST, place, "a list of sums without a line");
+    return fsti_error_set(error, FST_E_MANIFEST, location, "an empty checksum list");
 }
 
 static int compare_names(const void *a, const void *b) {
@@ -134,7 +134,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*one)->name, (*other)->name);
 }
 
-fst_status fsti_sums_check_twins(const fsti_sums *sums, const char *path, fst_error *error) {
+fst_status fsti_sums_check_duplicates(const fsti_sums *sums, const char *path, fst_error *error) {
     const fsti_signed_file **sorted = fsti_alloc((sums->file_count + 1) * sizeof *sorted);
     if (sorted == NULL) return fsti_error_memory(error, sums->file_count * sizeof *sorted);
     const char *name = NULL;
@@ -145,22 +145,22 @@ fst_status fsti_sums_check_twins(const fsti_sums *sums, const char *path, fst_er
             memcmp(sorted[i - 1]->digest, sorted[i]->digest, sizeof sorted[i]->digest) != 0)
             name = sorted[i]->name;
     fsti_free(sorted);
-    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (name == NULL) return FST_OK;
-    return fsti_error_set(error, FST_E_MANIFEST, place, "it says two different things of %.200s",
-                          name);
+    return fsti_error_set(error, FST_E_MANIFEST, location,
+                          "it lists two different checksums for %.200s", name);
 }
 
 fst_status fsti_sums_parse(char *bytes, size_t byte_count, const char *path, fsti_sums *out,
                            fst_error *error) {
     *out = (fsti_sums){.bytes = bytes};
     fst_status status = read_lines(out, byte_count, path, error);
-    if (status == FST_OK) status = fsti_sums_check_twins(out, path, error);
+    if (status == FST_OK) status = fsti_sums_check_duplicates(out, path, error);
     if (status != FST_OK) fsti_sums_clear(out);
     return status;
 }
 
-/// A name as coreutils has it; its line begins with a backslash where this escapes something.
+/// Writes a name like coreutils, whose lines start with a backslash if the name has escapes.
 static void put_name(text_out *text, const fsti_signed_file *file) {
     for (size_t i = 0; i < file->name_size; i++) {
         char byte = file->name[i];

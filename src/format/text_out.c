@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// JSON text under construction.
+/// Builds JSON text.
 #include "text_out.h"
 
 #include <string.h>
@@ -75,7 +75,7 @@ static bool needs_escape(unsigned char byte) { return byte < 0x20 || byte == '"'
 
 void fsti_text_put_json(text_out *text, const char *bytes, size_t size) {
     fsti_text_put(text, "\"", 1);
-    size_t plain = 0; // what is clean goes in one piece
+    size_t plain = 0; // characters without escapes are copied together
     for (size_t i = 0; i < size; i++) {
         unsigned char byte = (unsigned char)bytes[i];
         if (!needs_escape(byte)) continue;
@@ -87,7 +87,7 @@ void fsti_text_put_json(text_out *text, const char *bytes, size_t size) {
     fsti_text_put(text, "\"", 1);
 }
 
-/// The code point that begins at `bytes` (valid UTF-8, beyond ASCII); *length: its bytes.
+/// Decodes the code point at `bytes` (valid UTF-8, not ASCII); *length: its size.
 static uint32_t decode_point(const unsigned char *bytes, size_t *length) {
     uint32_t lead = bytes[0];
     *length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/// JSON text under construction: grows, and remembers that it could not.
+/// JSON text being built. It grows, and remembers failed allocations.
 #ifndef FSTI_TEXT_OUT_H
 #define FSTI_TEXT_OUT_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 typedef struct text_out {
     char *bytes;
     size_t size, capacity;
-    bool failed; ///< out of memory: what follows is dropped
+    bool failed; ///< out of memory: further text is dropped
 } text_out;
 
 void fsti_text_put(text_out *text, const char *bytes, size_t size);
 void fsti_text_puts(text_out *text, const char *string);
 void fsti_text_put_number(text_out *text, uint64_t number);
-/// A JSON string with its quotes, escaped as serde_json does: two-letter escapes where there are
-/// any, \u00xx for other control characters, everything else as it is.
+/// Appends a JSON string with quotes, escaped like serde_json: two-letter escapes if possible,
+/// \u00xx for other control characters, other text unchanged.
 void fsti_text_put_json(text_out *text, const char *bytes, size_t size);
-/// The same with everything beyond ASCII escaped, as Python's json.dumps does. Valid UTF-8 only.
+/// The same with everything beyond ASCII escaped, like Python's json.dumps. Valid UTF-8 only.
 void fsti_text_put_ascii_json(text_out *text, const char *bytes, size_t size);
-/// Makes room for `size` more bytes; false when there is none.
+/// Reserves `size` more bytes. False without memory.
 bool fsti_text_reserve(text_out *text, size_t size);
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// UTF-8 validation, by table 3-7 of the Unicode standard.
+/// UTF-8 validation, according to table 3-7 of the Unicode standard.
 #include <string.h>
 
 #include "format.h"
 
-/// Length of the well-formed sequence at `bytes`, 0 if there is none.
+/// Length of the well-formed sequence at `bytes`, or 0.
 static size_t sequence_length(const unsigned char *bytes, size_t left) {
     unsigned char lead = bytes[0];
     if (lead < 0x80) return 1;

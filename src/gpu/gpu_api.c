@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finding the GPU drivers: libraries that are there or not, loaded when first asked for.
+/// Loads the GPU drivers on first use, if they are installed.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,12 +7,12 @@
 
 #include "gpu_private.h"
 
-/// CUDA 11.2: the oldest driver with all that is used here and frameworks still support.
+/// CUDA 11.2 is the oldest driver that has all these functions and that frameworks still support.
 #define CUDA_VERSION_MIN 11020
 
 typedef struct gpu_symbol {
     const char *cuda, *hip;
-    size_t offset; ///< of its field
+    size_t offset; ///< offset of the field in the table
 } gpu_symbol;
 
 static const gpu_symbol symbols[] = {
@@ -30,7 +30,7 @@ void *fsti_gpu_open_library(const char *const *names) {
     return NULL;
 }
 
-/// Words for errors, captures of graphs and where a device is: older drivers go without.
+/// Error texts, graph captures and bus names are optional, because older drivers lack them.
 static bool is_optional(size_t offset) {
     return offset == offsetof(fsti_gpu_api, error_string) ||
            offset == offsetof(fsti_gpu_api, device_bus) ||
@@ -52,7 +52,7 @@ static bool find_symbols(fsti_gpu_api *api) {
     return true;
 }
 
-/// What the driver says of a failure.
+/// The driver's text for an error code.
 static const char *words_of(const fsti_gpu_api *api, int code) {
     const char *text = NULL;
     if (api->error_string == NULL || api->error_string(code, &text) != 0) return "unknown error";
@@ -76,7 +76,7 @@ static bool start_driver(fsti_gpu_api *api) {
         return false;
     }
     if (code != 0)
-        snprintf(api->reason, sizeof api->reason, "the driver does not start: %s (%d)",
+        snprintf(api->reason, sizeof api->reason, "the driver could not be started: %s (%d)",
                  words_of(api, code), code);
     return code == 0;
 }
@@ -122,7 +122,7 @@ const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind) {
 
 fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error) {
     fst_status status = code == GPU_OUT_OF_MEMORY ? FST_E_NO_MEMORY : FST_E_DEVICE;
-    fsti_error_set(error, status, FSTI_NOWHERE, "%s failed: %s (%s error %d)", what,
+    fsti_error_set(error, status, FSTI_NO_LOCATION, "%s failed: %s (%s error %d)", what,
                    words_of(api, code), api->kind == FST_DEVICE_CUDA ? "CUDA" : "HIP", code);
     if (error != NULL) error->device_code = code;
     return status;

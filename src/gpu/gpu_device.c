@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Devices of the drivers: opened once a process, with the context that the process shares.
+/// GPU devices, opened once per process with the process's primary context.
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -11,8 +11,8 @@
 
 #define DEVICE_COUNT_MAX 64
 
-/// Attributes: CUDA's numbers, then HIP's. HIP has no attribute for one address of registered
-/// memory that differs from device to device: asking for the address answers.
+/// Attribute numbers of CUDA and HIP. HIP has no attribute that says whether a device maps
+/// registered memory at the same address, so the address itself is queried.
 enum { CUDA_INTEGRATED = 18, HIP_INTEGRATED = 16 };
 
 static struct {
@@ -21,19 +21,20 @@ static struct {
 } opened = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static fst_status unsupported(const fsti_gpu_api *api, fst_error *error) {
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE, "%s can't be used: %s",
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION, "%s can't be used: %s",
                           api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", api->reason);
 }
 
-/// A driver does not survive fork(): its threads and its mappings stay with the parent.
+/// A driver does not work after fork(): its threads and mappings exist only in the parent.
 static fst_status check_fork(const fsti_gpu_api *api, fst_error *error) {
     if (api->owner == getpid()) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "the GPU's driver was started before fork(): start processes that use it "
-                          "with spawn");
+    return fsti_error_set(
+        error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+        "the GPU driver was initialised before fork(). Start processes that use it "
+        "with spawn");
 }
 
-/// The thread's current device; -1 where there is none yet.
+/// The thread's current device, or -1.
 static int32_t current_index(const fsti_gpu_api *api) {
     void *context = NULL;
     int device = -1;
@@ -42,8 +43,8 @@ static int32_t current_index(const fsti_gpu_api *api) {
     return api->context_device(&device) == 0 ? device : -1;
 }
 
-/// The first device of which the process has a context already: a rank's own, whatever its thread
-/// has. -1: none.
+/// The first device that the process has a context for, which is a rank's own device even in a new
+/// thread. -1: no such device.
 static int32_t used_index(const fsti_gpu_api *api) {
     for (int32_t i = 0; api->context_state != NULL && i < api->visible_count; i++) {
         int device, is_active = 0;
@@ -55,7 +56,7 @@ static int32_t used_index(const fsti_gpu_api *api) {
     return -1;
 }
 
-/// The device that "any" means: of memory the one whose context costs nothing more.
+/// The device for index -1. For pinned memory prefers a device that has a context already.
 static int32_t chosen_index(const fsti_gpu_api *api, fst_device_kind kind) {
     int32_t index = current_index(api);
     if (index < 0 && kind == FST_DEVICE_PINNED) index = used_index(api);
@@ -91,7 +92,7 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
     return FST_OK;
 }
 
-/// The driver of a kind; for pinned memory whichever there is.
+/// The driver of a kind. For pinned memory any available driver.
 static const fsti_gpu_api *driver_of(fst_device_kind kind) {
     if (kind == FST_DEVICE_HIP) return fsti_gpu_driver(FST_DEVICE_HIP);
     const fsti_gpu_api *cuda = fsti_gpu_driver(FST_DEVICE_CUDA);
@@ -110,15 +111,15 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
     int32_t index = wanted.index < 0 ? chosen_index(api, wanted.kind) : wanted.index;
     fsti_gpu_errors_end(api, before);
     if (index >= api->visible_count || index >= DEVICE_COUNT_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "device %s:%d does not exist: there %s %d",
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "device %s:%d does not exist (there %s %d)",
                               api->kind == FST_DEVICE_CUDA ? "cuda" : "hip", (int)index,
                               api->visible_count == 1 ? "is" : "are", api->visible_count);
     fst_status status = FST_OK;
     pthread_mutex_lock(&opened.lock);
-    fsti_device **place = &opened.devices[api->kind == FST_DEVICE_CUDA ? 0 : 1][index];
-    if (*place == NULL) status = open_device(api, index, place, error);
-    *out = *place;
+    fsti_device **entry = &opened.devices[api->kind == FST_DEVICE_CUDA ? 0 : 1][index];
+    if (*entry == NULL) status = open_device(api, index, entry, error);
+    *out = *entry;
     pthread_mutex_unlock(&opened.lock);
     fsti_gpu_errors_end(api, before);
     return status;
@@ -138,7 +139,7 @@ fst_device fsti_device_id(const fsti_device *device) {
 
 bool fsti_device_unified(const fsti_device *device) { return device != NULL && device->unified; }
 
-/// What a thread had before it entered devices: given back by leave, in turn.
+/// The state of a thread before it entered a device. Entries form a stack.
 typedef struct visit {
     int hip_device, capture_mode, last_error;
 } visit;
@@ -146,8 +147,8 @@ typedef struct visit {
 static _Thread_local visit visits[VISIT_COUNT_MAX];
 static _Thread_local uint32_t visit_count;
 
-/// CUDA has a stack of contexts. HIP's, of the same names, does not give the device back when a
-/// context is popped (clr's hip_context.cpp): its current device is set and set back.
+/// CUDA has a stack of contexts. HIP's functions of the same name do not restore the device when a
+/// context is popped (clr's hip_context.cpp), so the current device is saved and restored.
 static int select_device(const fsti_device *device, visit *before) {
     const fsti_gpu_api *api = device->api;
     if (api->kind == FST_DEVICE_CUDA) return api->context_push(device->context);
@@ -166,8 +167,8 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
         fsti_gpu_errors_end(api, before->last_error);
         return fsti_gpu_error(api, code, "using the device", error);
     }
-    // Somebody may be capturing a graph: allocating, waiting and asking for events would end that,
-    // from any thread that has not asked to be let through.
+    // The program may be capturing a graph. Allocations, waits and event queries from a thread in
+    // the default mode would invalidate that capture.
     before->capture_mode = GPU_CAPTURE_RELAXED;
     if (api->capture_exchange != NULL) api->capture_exchange(&before->capture_mode);
     visit_count++;
@@ -214,7 +215,7 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
     if (!out->converts)
         snprintf(out->converts_reason, sizeof out->converts_reason, "%s", device->kernels_reason);
     fsti_device_leave(device);
-    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "asking for memory", error);
+    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "querying the memory", error);
 }
 
 // ---- names of devices ----
@@ -252,7 +253,8 @@ fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error
         *out = device;
         return FST_OK;
     }
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                          "unknown device \"%.40s\": cpu, cuda, cuda:N, hip, hip:N, gpu or pinned",
-                          text);
+    return fsti_error_set(
+        error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+        "unknown device \"%.40s\"; expected one of: cpu, cuda, cuda:N, hip, hip:N, gpu, pinned",
+        text);
 }

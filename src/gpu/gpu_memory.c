@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory of devices: arenas there, page-locked memory here, and copies back.
+/// Device memory, pinned CPU memory, and copies from the device.
 #include <string.h>
 
 #include "gpu_private.h"
 
-/// A program may drop a tensor whose last kernel still runs: the driver waits for that, and
-/// fsti_gpu_part() for the driver.
+/// The program may drop a tensor whose last kernel is still running. The driver waits for the
+/// kernel, and fsti_gpu_part() waits for the driver.
 static void release_device(fsti_buffer *buffer) {
     fsti_gpu_part(buffer->device, buffer->data, NULL);
 }
@@ -13,7 +13,7 @@ static void release_device(fsti_buffer *buffer) {
 static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, fst_error *error) {
     size_t available = 0, all = 0;
     device->api->memory_info(&available, &all);
-    fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
+    fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
                    "out of device memory: %llu bytes needed, %llu of %llu available on %s:%d",
                    (unsigned long long)size_bytes, (unsigned long long)available,
                    (unsigned long long)all, device->api->kind == FST_DEVICE_CUDA ? "cuda" : "hip",
@@ -27,8 +27,8 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     uint64_t address = 0;
     FST_TRY(fsti_device_enter(device, error));
     int code = device->api->memory_alloc(&address, size_bytes);
-    // What was dropped a moment ago may be all that is missing.
-    if (code == GPU_OUT_OF_MEMORY && fsti_device_settle())
+    // Memory that was released a moment ago may not be freed yet.
+    if (code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
         code = device->api->memory_alloc(&address, size_bytes);
     fst_status status = FST_OK;
     if (code == GPU_OUT_OF_MEMORY)
@@ -45,14 +45,14 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     return status;
 }
 
-// ---- memory of the processors that a device reads and writes ----
+// ---- CPU memory that a device reads and writes ----
 
-/// A buffer of ours that is registered, and the one beneath it.
+/// Unregisters a pinned buffer and releases its memory.
 static void release_registered(fsti_buffer *buffer) {
-    fsti_gpu_part(buffer->device, buffer->data, buffer->beneath);
+    fsti_gpu_part(buffer->device, buffer->data, buffer->host_buffer);
 }
 
-/// Bytes that the system can still give without swapping; UINT64_MAX where it does not say.
+/// Available memory of the system without swapping; UINT64_MAX: unknown.
 static uint64_t system_available(void) {
     uint64_t kilobytes;
     bool known = fsti_proc_number("/proc/meminfo", "MemAvailable:", &kilobytes);
@@ -62,22 +62,22 @@ static uint64_t system_available(void) {
 static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,
                                   fst_error *error) {
     uint64_t address = 0;
-    // The driver locks pages one after the other: they are made before, and huge.
+    // The driver pins page by page, so prefault the memory with huge pages first.
     fsti_buffer_populate(memory, 0, memory->size_bytes);
     int code =
         device->api->host_register(memory->data, memory->size_bytes, GPU_HOST_REGISTER_PORTABLE);
-    if (code != 0) return fsti_gpu_error(device->api, code, "locking memory", error);
+    if (code != 0) return fsti_gpu_error(device->api, code, "pinning memory", error);
     code = device->api->host_address(&address, memory->data, 0);
     if (code == 0 && address == (uintptr_t)memory->data) return FST_OK;
     device->api->host_unregister(memory->data);
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "the device has another address for the processors' memory");
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                          "the device maps host memory at a different address");
 }
 
-/// Enough to be a mapping of its own.
+/// Large enough to be a separate mapping.
 #define SHARED_TRY_BYTES ((uint64_t)64 << 10)
 
-/// Locks a little memory and lets go of it.
+/// Tries to pin a small buffer.
 static bool can_share(const fsti_device *device) {
     fsti_buffer *memory;
     if (fsti_buffer_arena(SHARED_TRY_BYTES, &memory, NULL) != FST_OK) return false;
@@ -104,8 +104,8 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
                                   fst_error *error) {
     uint64_t available = system_available();
     if (size_bytes > available)
-        return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
-                              "out of memory: %llu bytes to be locked, %llu available",
+        return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
+                              "out of memory: %llu bytes to pin, %llu available",
                               (unsigned long long)size_bytes, (unsigned long long)available);
     fsti_buffer *memory;
     FST_TRY(fsti_buffer_arena(size_bytes, &memory, error));
@@ -124,27 +124,28 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
         return status;
     }
     (*out)->device = device;
-    (*out)->beneath = memory;
+    (*out)->host_buffer = memory;
+    fsti_buffer_use(memory, UINT64_MAX); // pinning has allocated the pages
     return FST_OK;
 }
 
-// ---- back to the processors ----
+// ---- copies from the device ----
 
-/// Block by block through two slots in turn: one comes while the other is copied out.
-static fst_status copy_blocks(fsti_ring *ring, char *target, const char *source, uint64_t size,
-                              fst_error *error) {
-    const uint64_t step = FSTI_RING_CHUNK_BYTES_MAX;
+/// Copies block by block through two slots: one receives data while the other is copied out.
+static fst_status copy_blocks(fsti_staging_ring *ring, char *target, const char *source,
+                              uint64_t size, fst_error *error) {
+    const uint64_t step = FSTI_STAGING_CHUNK_BYTES_MAX;
     char *slots[2];
     bool arrived;
-    for (uint32_t i = 0; i < 2; i++) FST_TRY(fsti_ring_slot(ring, i, &slots[i], error));
-    FST_TRY(fsti_ring_fetch(ring, 0, source, fsti_min(size, step), error));
+    for (uint32_t i = 0; i < 2; i++) FST_TRY(fsti_staging_slot(ring, i, &slots[i], error));
+    FST_TRY(fsti_staging_fetch(ring, 0, source, fsti_min(size, step), error));
     for (uint64_t done = 0, block = 0; done < size; done += step, block++) {
         uint64_t next = done + step;
         uint32_t slot = (uint32_t)(block % 2);
         if (next < size)
-            FST_TRY(
-                fsti_ring_fetch(ring, 1 - slot, source + next, fsti_min(size - next, step), error));
-        FST_TRY(fsti_ring_arrived(ring, slot, true, &arrived, error));
+            FST_TRY(fsti_staging_fetch(ring, 1 - slot, source + next, fsti_min(size - next, step),
+                                       error));
+        FST_TRY(fsti_staging_arrived(ring, slot, true, &arrived, error));
         memcpy(target + done, slots[slot], (size_t)fsti_min(size - done, step));
     }
     return FST_OK;
@@ -152,14 +153,14 @@ static fst_status copy_blocks(fsti_ring *ring, char *target, const char *source,
 
 fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *source,
                                 uint64_t size_bytes, fst_error *error) {
-    fsti_ring *ring;
+    fsti_staging_ring *ring;
     if (size_bytes == 0) return FST_OK;
     FST_TRY(fsti_device_enter(device, error));
-    fst_status status = fsti_ring_take(device, &ring, error);
+    fst_status status = fsti_staging_acquire(device, &ring, error);
     if (status == FST_OK) {
         status = copy_blocks(ring, target, source, size_bytes, error);
-        if (status != FST_OK) fsti_ring_drain(ring);
-        fsti_ring_give(ring);
+        if (status != FST_OK) fsti_staging_drain(ring);
+        fsti_staging_release(ring);
     }
     fsti_device_leave(device);
     return status;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the GPU files of the device room share: a driver behind one table of functions. CUDA's
-/// driver interface and HIP's agree in almost every signature; the types here are theirs as far as
-/// the ABI goes (handles are pointers, results and enumerations are int, a device address is 64
-/// bits).
+/// Shared by the files of the GPU module: a driver as one table of functions. The CUDA driver API
+/// and HIP have nearly the same signatures. The types here match theirs at the ABI level (handles
+/// are pointers, results and enumerations are int, device addresses have 64 bits).
 #ifndef FSTI_GPU_PRIVATE_H
 #define FSTI_GPU_PRIVATE_H
 
@@ -12,9 +11,9 @@
 
 #include "gpu.h"
 
-/// X(field, parameters, CUDA's symbol, HIP's symbol; NULL: that driver has none). Sources: the CUDA
-/// driver API reference and the HIP runtime API reference; CUDA's _v2 names are what its header
-/// maps the plain ones to.
+/// X(field, parameters, CUDA symbol, HIP symbol); a NULL symbol is missing in that driver. Sources:
+/// the CUDA driver API reference and the HIP runtime API reference. CUDA's _v2 names are those to
+/// which its header maps the plain ones.
 #define FSTI_GPU_FUNCTIONS(X)                                                                      \
     X(init, (unsigned flags), "cuInit", "hipInit")                                                 \
     X(driver_version, (int *version), "cuDriverGetVersion", "hipDriverGetVersion")                 \
@@ -79,23 +78,23 @@ typedef struct fsti_gpu_api {
 #define GPU_FIELD(field, parameters, cuda, hip) int(*field) parameters;
     FSTI_GPU_FUNCTIONS(GPU_FIELD)
 #undef GPU_FIELD
-    fst_status status;          ///< FST_OK: everything was found and initialised
-    char reason[160];           ///< else why not
-    int version, visible_count; ///< devices that the process may use
-    pid_t owner;                ///< the process that initialised it: a forked child must not use it
+    fst_status status;          ///< FST_OK: loaded and initialised
+    char reason[160];           ///< the reason otherwise
+    int version, visible_count; ///< number of devices that the process may use
+    pid_t owner;                ///< the process that initialised it; a forked child must not use it
 } fsti_gpu_api;
 
-/// Results that both drivers number alike.
+/// Results with the same number in both drivers.
 enum {
     GPU_OUT_OF_MEMORY = 2,
     GPU_NO_DEVICE = 100,
     GPU_NOT_READY = 600,
 };
-/// What a thread may do while some stream is captured: anything, as our streams never are.
+/// The capture mode that allows everything. Safe, because the library's streams are never captured.
 enum { GPU_CAPTURE_RELAXED = 2 };
-/// The caller's word for the default stream; HIP's handle of it is 0.
+/// The caller's name for the default stream; HIP's handle is 0.
 #define GPU_STREAM_DEFAULT ((uintptr_t)1)
-/// Flags that both drivers number alike.
+/// Flags with the same number in both drivers.
 enum {
     GPU_HOST_REGISTER_PORTABLE = 1,
     GPU_STREAM_NON_BLOCKING = 1,
@@ -103,19 +102,19 @@ enum {
     GPU_EVENT_NO_TIMING = 2,
 };
 
-/// The first of these names (NULL ends them) that is there; what the process has already, a
-/// framework's own copy, is taken before any other. NULL: none.
+/// Opens the first available library of `names` (NULL-terminated). A library that the process has
+/// already loaded, such as a framework's copy, is preferred. NULL: not found.
 void *fsti_gpu_open_library(const char *const *names);
 
-/// The driver of a kind, loaded and initialised on the first call; look at ->status.
+/// The driver of a kind, loaded and initialised on first use. Check ->status.
 const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind);
 
-/// HIP keeps a thread's last error until somebody asks, and frameworks ask behind each of their
-/// kernels: what our calls met is not for them. Returns what the thread had before.
+/// HIP keeps a thread's last error until it is queried, and frameworks query it after each kernel.
+/// Errors of the library's calls must not reach them. Returns the earlier error.
 int fsti_gpu_errors_begin(const fsti_gpu_api *api);
 void fsti_gpu_errors_end(const fsti_gpu_api *api, int before);
 
-/// An error of the driver: FST_E_NO_MEMORY or FST_E_DEVICE with code, name and words.
+/// Reports a driver error: FST_E_NO_MEMORY or FST_E_DEVICE, with code, name and text.
 fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error);
 
 #define GPU_KERNELS_MISSING 0
@@ -127,20 +126,20 @@ struct fsti_device {
     int32_t index;
     int ordinal;
     void *context;
-    bool unified; ///< memory is shared
+    bool unified; ///< shares memory with the CPU
     char name[64];
-    pthread_mutex_t lock; ///< for what follows
+    pthread_mutex_t lock; ///< protects the fields below
     int kernels;          ///< GPU_KERNELS_*
     void *function;
     char kernels_reason[96];
-    bool shares; ///< it has been seen to find locked memory at its own address
+    bool shares; ///< was seen to map pinned memory at the same address
 };
 
-/// Gives memory of a device back, or (`beneath`) unlocks memory and drops it; soon, by another
-/// thread. The context need not be current.
+/// Releases device memory, or unpins and releases `beneath`, on another thread. Needs no context.
 void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath);
 
-/// Loads the kernels, once a device; FST_E_DEVICE where they can't be had. The context is current.
+/// Loads the kernels once per device. FST_E_DEVICE if they are unavailable. The context must be
+/// current.
 fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error);
 
 #endif

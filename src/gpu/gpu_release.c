@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Giving memory back. The driver's calls for that wait for all that the device does, and whoever
-/// drops a tensor may hold a lock that the device's work waits for (an interpreter's, with several
-/// devices in one process): so a thread of its own calls them. It ends when nothing is left.
+/// Releasing device memory on a separate thread. The driver's free functions wait for all work of
+/// the device, and a thread that drops a tensor may hold a lock that this work waits for (such as
+/// the GIL, with several devices in one process). The thread ends when the queue is empty.
 #include <unistd.h>
 
 #include "gpu_private.h"
 
-typedef struct parting {
-    struct parting *next;
+typedef struct pending_release {
+    struct pending_release *next;
     const fsti_device *device;
     void *data;
-    fsti_buffer *beneath; ///< of locked memory; NULL: memory of the device
-} parting;
+    fsti_buffer *beneath; ///< pinned memory; NULL: device memory
+} pending_release;
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t done;
-    parting *first, **last;
+    pending_release *first, **last;
     bool is_running;
     pid_t owner;
-} leaving = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+} release_queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
-static pthread_once_t leaving_once = PTHREAD_ONCE_INIT;
-static void register_leaving(void) { fsti_fork_lock(&leaving.lock); }
+static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
+static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
-static void give_back(const parting *one) {
+static void give_back(const pending_release *one) {
     if (fsti_device_enter_once_more(one->device)) {
         if (one->beneath != NULL)
             one->device->api->host_unregister(one->data);
@@ -35,71 +35,71 @@ static void give_back(const parting *one) {
     fsti_buffer_unref(one->beneath);
 }
 
-static void *run_leaving(void *argument) {
+static void *run_release_queue(void *argument) {
     (void)argument;
-    pthread_mutex_lock(&leaving.lock);
-    while (leaving.first != NULL) {
-        parting *one = leaving.first;
-        leaving.first = one->next;
-        pthread_mutex_unlock(&leaving.lock);
+    pthread_mutex_lock(&release_queue.lock);
+    while (release_queue.first != NULL) {
+        pending_release *one = release_queue.first;
+        release_queue.first = one->next;
+        pthread_mutex_unlock(&release_queue.lock);
         give_back(one);
         fsti_free(one);
-        pthread_mutex_lock(&leaving.lock);
+        pthread_mutex_lock(&release_queue.lock);
     }
-    leaving.is_running = false;
-    pthread_cond_broadcast(&leaving.done);
-    pthread_mutex_unlock(&leaving.lock);
+    release_queue.is_running = false;
+    pthread_cond_broadcast(&release_queue.done);
+    pthread_mutex_unlock(&release_queue.lock);
     return NULL;
 }
 
-/// A thread that nobody joins. False when there is none to be had.
+/// Starts a detached thread. False on failure.
 static bool start_thread(void) {
     pthread_t thread;
-    if (fsti_thread_start(&thread, run_leaving, NULL) != 0) return false;
+    if (fsti_thread_start(&thread, run_release_queue, NULL) != 0) return false;
     pthread_detach(thread);
     return true;
 }
 
-/// In a fork's child the thread is not there, and what it had to give back is the parent's. The
-/// lock is held.
+/// After fork() the thread does not exist, and queued memory belongs to the parent. The lock must
+/// be held.
 static void take_over(void) {
-    if (leaving.owner == getpid()) return;
-    leaving.first = NULL;
-    leaving.is_running = false;
-    leaving.owner = getpid();
-    pthread_cond_init(&leaving.done, NULL); // the parent may have waited on it
+    if (release_queue.owner == getpid()) return;
+    release_queue.first = NULL;
+    release_queue.is_running = false;
+    release_queue.owner = getpid();
+    pthread_cond_init(&release_queue.done, NULL); // the parent may have been waiting on it
 }
 
 void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) {
-    // A forked child owns nothing of the driver's: there is nothing to be said to it.
+    // A forked child owns no driver resources, so there is nothing to release.
     if (device->api->owner != getpid()) {
         fsti_buffer_unref(beneath);
         return;
     }
-    parting here = {.device = device, .data = data, .beneath = beneath};
-    parting *one = fsti_alloc(sizeof *one);
-    pthread_once(&leaving_once, register_leaving);
-    pthread_mutex_lock(&leaving.lock);
+    pending_release here = {.device = device, .data = data, .beneath = beneath};
+    pending_release *one = fsti_alloc(sizeof *one);
+    pthread_once(&release_queue_once, register_release_queue);
+    pthread_mutex_lock(&release_queue.lock);
     take_over();
-    bool queued = one != NULL && (leaving.is_running || start_thread());
+    bool queued = one != NULL && (release_queue.is_running || start_thread());
     if (queued) {
-        if (leaving.first == NULL) leaving.last = &leaving.first;
+        if (release_queue.first == NULL) release_queue.last = &release_queue.first;
         *one = here;
-        *leaving.last = one;
-        leaving.last = &one->next;
-        leaving.is_running = true;
+        *release_queue.last = one;
+        release_queue.last = &one->next;
+        release_queue.is_running = true;
     }
-    pthread_mutex_unlock(&leaving.lock);
+    pthread_mutex_unlock(&release_queue.lock);
     if (queued) return;
     fsti_free(one);
     give_back(&here);
 }
 
-bool fsti_device_settle(void) {
-    pthread_mutex_lock(&leaving.lock);
-    bool any = leaving.is_running && leaving.owner == getpid();
-    while (leaving.is_running && leaving.owner == getpid())
-        pthread_cond_wait(&leaving.done, &leaving.lock);
-    pthread_mutex_unlock(&leaving.lock);
+bool fsti_device_wait_released(void) {
+    pthread_mutex_lock(&release_queue.lock);
+    bool any = release_queue.is_running && release_queue.owner == getpid();
+    while (release_queue.is_running && release_queue.owner == getpid())
+        pthread_cond_wait(&release_queue.done, &release_queue.lock);
+    pthread_mutex_unlock(&release_queue.lock);
     return any;
 }

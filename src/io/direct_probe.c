@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a file can be read past the page cache: by file system, then by trying.
+/// Finds out whether a file can be read with O_DIRECT: first by file system, then by trying.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,14 +10,14 @@
 
 #include "io_private.h"
 
-/// File systems where direct reads are refused, pointless or slow. Numbers: linux/magic.h and
-/// the file systems' own sources.
+/// File systems where direct reads are refused, useless or slow. Numbers: linux/magic.h and the
+/// file systems' sources.
 static const struct {
     unsigned long magic;
     const char *name;
 } buffered_systems[] = {
-    {0x01021994, "tmpfs is memory already"},
-    {0x858458f6, "ramfs is memory already"},
+    {0x01021994, "tmpfs is already in memory"},
+    {0x858458f6, "ramfs is already in memory"},
     {0x6969, "NFS is read through its cache"},
     {0xff534d42, "CIFS is read through its cache"},
     {0xfe534d42, "SMB is read through its cache"},
@@ -40,15 +40,15 @@ static const char *buffered_reason(int fd) {
 bool fsti_file_is_cached(fsti_file *file) {
     if (!fsti_io_file_is_plain(file)) return false;
     pthread_mutex_lock(&file->lock);
-    // A network's file system may be slow to answer: it is asked once.
-    if (!file->system_asked) file->is_cached = buffered_reason(file->fd) != NULL;
-    file->system_asked = true;
+    // Ask once, because a network file system may answer slowly.
+    if (!file->file_system_known) file->is_cached = buffered_reason(file->fd) != NULL;
+    file->file_system_known = true;
     bool is_cached = file->is_cached;
     pthread_mutex_unlock(&file->lock);
     return is_cached;
 }
 
-/// Opens `path` if it still is the file behind `fd`; else -1.
+/// Opens `path` if it still is the file behind `fd`; else returns -1.
 static int open_same(const char *path, int fd, int flags) {
     struct stat is, was;
     int again = open(path, flags | O_NONBLOCK);
@@ -61,12 +61,12 @@ static int open_same(const char *path, int fd, int flags) {
     return -1;
 }
 
-/// Whether the system says that direct reads of a file are of no use: ones that it takes and then
-/// answers by way of the page cache (a journal of data, encryption, compression), or in larger
-/// blocks than ours. Where it says nothing (Linux before 6.1), reads will tell.
+/// Whether the kernel reports that direct reads do not help: it would serve them from the page
+/// cache (journaled data, encryption, compression) or requires larger blocks than
+/// FSTI_IO_PAGE_BYTES. Kernels before 6.1 do not report it; then a test read decides.
 static bool denies_direct(int fd) {
     enum { DIRECT_ALIGNMENT = 0x2000 }; // STATX_DIOALIGN, linux/stat.h
-    // struct statx, whose later fields the C library's headers may lack.
+    // struct statx with a field that older C library headers lack.
     union {
         struct {
             uint32_t mask, before[38], offset_alignment;
@@ -87,7 +87,7 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
         snprintf(reason, reason_size, "%s", buffered);
         return -1;
     }
-    // By its descriptor: the path may name another file by now.
+    // Use the descriptor, because the path may name another file by now.
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     bool has_proc = !fsti_io_hidden(FSTI_IO_HIDE_PROC);
@@ -96,8 +96,8 @@ int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, siz
         direct = open_same(path, fd, flags | O_CLOEXEC | O_DIRECT);
     bool is_denied = direct >= 0 && denies_direct(direct);
     snprintf(reason, reason_size, "%s",
-             is_denied     ? "the file system answers direct reads by way of its cache"
-             : direct >= 0 ? "the file system takes O_DIRECT"
+             is_denied     ? "the file system serves direct reads from its cache"
+             : direct >= 0 ? "the file system supports O_DIRECT"
                            : strerror(errno));
     if (!is_denied) return direct;
     close(direct);
@@ -108,9 +108,9 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     if (!fsti_io_file_is_plain(file)) {
         if (reason != NULL)
             snprintf(reason, reason_size, "%s",
-                     file->maker.read != NULL ? file->maker.what
-                     : file->object != NULL   ? "an object of a server is read by requests"
-                                              : "the program gives the bytes");
+                     file->derivation.read != NULL ? file->derivation.what
+                     : file->object != NULL        ? "remote objects are read by requests"
+                                                   : "the program supplies the bytes");
         return -1;
     }
     pthread_mutex_lock(&file->lock);
@@ -125,10 +125,11 @@ int fsti_io_file_direct(fsti_file *file, char *reason, size_t reason_size) {
     return fd;
 }
 
-bool fsti_file_is_made_around(fsti_file *file) {
-    return file->maker.origin != NULL && fsti_io_file_direct(file->maker.origin, NULL, 0) >= 0;
+bool fsti_file_derived_bypasses_cache(fsti_file *file) {
+    return file->derivation.origin != NULL &&
+           fsti_io_file_direct(file->derivation.origin, NULL, 0) >= 0;
 }
 
-bool fsti_file_is_made_by_cache(fsti_file *file) {
-    return file->maker.origin != NULL && !fsti_file_is_made_around(file);
+bool fsti_file_derived_uses_cache(fsti_file *file) {
+    return file->derivation.origin != NULL && !fsti_file_derived_bypasses_cache(file);
 }

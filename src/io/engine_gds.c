@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// GPUDirect Storage: from storage straight to memory of a GPU, by NVIDIA's cuFile or AMD's
-/// hipFile, whose interfaces agree. Both have a mode in which they read with the processors and
-/// copy, which is slower than our own pipeline: a probe on the file finds out. Types as in
-/// cufile.h 1.14 (the package nvidia-cufile) and hipfile.h.
+/// GPUDirect Storage: reads directly into GPU memory, by NVIDIA's cuFile or AMD's hipFile, whose
+/// APIs agree. Both can silently fall back to CPU reads plus a copy, which is slower than the
+/// library's own pipeline, so a probe on the file finds out. Types as in cufile.h 1.14 (package
+/// nvidia-cufile) and hipfile.h.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,12 +14,13 @@
 #include "io_private.h"
 
 #define HANDLE_TYPE_FD 1 // CU_FILE_HANDLE_TYPE_OPAQUE_FD
-/// So often in a row read calls must have returned what was read, and no more, for the verdict that
-/// the library's own did.
+/// If this many probes in a row see read calls return exactly the bytes read, the library reads
+/// with the CPU.
 #define PROBE_REFUSALS 3
-/// Other threads read as well, by calls that count as much: one quiet attempt is enough.
+/// Other threads' read calls disturb the count, so a probe is repeated; one undisturbed probe is
+/// enough.
 #define PROBE_ATTEMPTS 12
-/// What the counter of read calls costs itself to be read, and more.
+/// Upper bound for the bytes that reading the counter itself adds.
 #define PROBE_NOISE_BYTES ((uint64_t)8192)
 
 typedef struct gds_error {
@@ -35,7 +36,7 @@ typedef struct gds_descriptor {
     const void *operations;
 } gds_descriptor;
 
-/// A library, loaded once.
+/// A cuFile or hipFile library, loaded once.
 struct fsti_gds_api {
     const char *library;
     gds_error (*driver_open)(void);
@@ -47,16 +48,16 @@ struct fsti_gds_api {
     pid_t owner;
 };
 
-// ---- whether there is anything to be had ----
+// ---- is GPUDirect Storage available? ----
 
-/// The kernel module that cuFile reads with shows itself here.
+/// Exists if the kernel module of cuFile is loaded.
 static const char *module_path = "/proc/driver/nvidia-fs";
 
 void fsti_gds_fake_module(const char *path) {
     module_path = path == NULL ? "/proc/driver/nvidia-fs" : path;
 }
 
-/// Whether cuFile's settings ask for peer-to-peer reads, which need no module.
+/// Whether cuFile's settings enable peer-to-peer reads, which need no kernel module.
 static bool wants_peer_to_peer(void) {
     char text[16384];
     int fd = open("/etc/cufile.json", O_RDONLY | O_CLOEXEC);
@@ -70,8 +71,8 @@ static bool wants_peer_to_peer(void) {
     return strncmp(key, "true", 4) == 0;
 }
 
-/// cuFile is beside every torch, and starts without the module as well: with threads, a log in the
-/// current folder and a good part of a second, to then read as anybody does.
+/// cuFile is installed with every torch and also initialises without the module: it starts threads,
+/// writes a log to the current folder, takes a good part of a second, and then reads with the CPU.
 static bool has_module(bool is_hip) {
     return is_hip || access(module_path, F_OK) == 0 || wants_peer_to_peer();
 }
@@ -102,8 +103,8 @@ static void load_library(fsti_gds_api *api, bool is_hip) {
     gds_error result = api->driver_open();
     api->usable = result.error == 0;
     if (!api->usable)
-        snprintf(api->reason, sizeof api->reason, "%s does not start (error %d)", api->library,
-                 result.error);
+        snprintf(api->reason, sizeof api->reason, "%s could not be started (error %d)",
+                 api->library, result.error);
 }
 
 static fsti_gds_api libraries[2];
@@ -116,7 +117,7 @@ static const fsti_gds_api *get_library(bool is_hip) {
     return &libraries[is_hip];
 }
 
-/// The file's handle, made on first use and closed with the file.
+/// Registers the file on first use. It is unregistered when the file is closed.
 static bool register_file(fsti_file *file, const fsti_gds_api *api, char *reason, size_t size) {
     int fd = fsti_io_file_direct(file, reason, size);
     if (fd < 0) return false;
@@ -127,20 +128,20 @@ static bool register_file(fsti_file *file, const fsti_gds_api *api, char *reason
     if (file->gds_api == NULL) result = api->handle_register(&file->gds_handle, &descriptor);
     if (result.error == 0 && !is_other) file->gds_api = api;
     pthread_mutex_unlock(&file->lock);
-    if (is_other) snprintf(reason, size, "the file is registered with another library");
+    if (is_other) snprintf(reason, size, "the file is registered with a different library");
     if (result.error != 0)
-        snprintf(reason, size, "%s refuses the file or its file system (error %d)", api->library,
+        snprintf(reason, size, "%s rejects the file or its file system (error %d)", api->library,
                  result.error);
     return result.error == 0 && !is_other;
 }
 
-void fsti_gds_forget(fsti_file *file) {
+void fsti_gds_unregister(fsti_file *file) {
     if (file->gds_api != NULL && file->gds_api->owner == getpid())
         file->gds_api->handle_deregister(file->gds_handle);
     file->gds_api = NULL;
 }
 
-/// Bytes that read calls of this process have returned; UINT64_MAX where the system does not say.
+/// Bytes returned by read calls of this process (/proc/self/io); UINT64_MAX: unknown.
 static uint64_t bytes_by_calls(void) {
     uint64_t bytes;
     return fsti_proc_number("/proc/self/io", "rchar:", &bytes) ? bytes : UINT64_MAX;
@@ -160,7 +161,7 @@ bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_
     return api->usable && !forked;
 }
 
-// ---- verdicts: one a library and a file system, for the process ----
+// ---- verdicts, one per library and file system ----
 
 #define VERDICT_COUNT_MAX 16
 
@@ -179,7 +180,7 @@ static struct {
 static pthread_once_t known_once = PTHREAD_ONCE_INIT;
 static void register_known(void) { fsti_fork_lock(&known.lock); }
 
-void fsti_gds_forget_verdicts(void) {
+void fsti_gds_clear_verdicts(void) {
     pthread_mutex_lock(&known.lock);
     known.count = 0;
     pthread_mutex_unlock(&known.lock);
@@ -203,8 +204,8 @@ static void remember(const gds_verdict *verdict) {
     pthread_mutex_unlock(&known.lock);
 }
 
-/// Reads and looks at what this process's read calls returned meanwhile; false when others read so
-/// much that nothing can be told.
+/// Reads by GPUDirect and compares with the bytes that read calls returned meanwhile. False if
+/// other threads read so much that the result is unclear.
 static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
                      gds_verdict *verdict) {
     int refusals = 0;
@@ -225,15 +226,15 @@ static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uin
     }
     bool is_refused = refusals == PROBE_REFUSALS;
     snprintf(verdict->reason, sizeof verdict->reason, "%s",
-             verdict->is_good ? "a read of the file went straight to the device"
-             : is_refused     ? "a read of the file went through the processors (compatibility "
+             verdict->is_good ? "a read of the file went directly to the device"
+             : is_refused     ? "a read of the file went through the CPU (compatibility "
                                 "mode: is nvidia-fs loaded?)"
-                              : "other threads read too much to tell how reads go: not tried");
+                              : "not tried: reads of other threads prevent measuring this read");
     return verdict->is_good || is_refused;
 }
 
-bool fsti_gds_recall(fsti_file *file, bool is_hip, bool *is_good, char *reason,
-                     size_t reason_size) {
+bool fsti_gds_find_verdict(fsti_file *file, bool is_hip, bool *is_good, char *reason,
+                           size_t reason_size) {
     gds_verdict verdict;
     *is_good = false;
     if (!recall(file->device, is_hip, &verdict)) return false;
@@ -264,7 +265,7 @@ static void submit_gds(void *lane, fsti_io_op *op) {
     fsti_file *file = op->file;
     ssize_t result =
         file->gds_api->read(file->gds_handle, op->buffer, op->size, (off_t)op->offset, 0);
-    // -1 with errno for the system's errors, else the library's own numbers.
+    // -1 with errno is a system error; other negative values are error codes of the library.
     int64_t code = result >= 0 ? result : result == -1 && errno != 0 ? -errno : -EIO;
     fsti_io_sync_finish(lane, op, code, op->buffer);
 }
@@ -276,7 +277,7 @@ static bool gds_usable(fsti_file *file, char *reason, size_t reason_size) {
 
 const fsti_io_engine fsti_io_engine_gds = {
     .name = "gds",
-    .number = FST_ENGINE_GDS,
+    .number = (fst_engine)FSTI_ENGINE_GDS,
     .is_direct = true,
     .is_remote = true,
     .usable = gds_usable,

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The engine that reads objects of web servers and stores: many range requests under way from one
-/// thread.
+/// The engine for remote objects: many range requests in flight from one thread.
 #include <errno.h>
 #include <stdio.h>
 
 #include "io_private.h"
 
-/// A read and its request.
+/// A read and its range request.
 typedef struct http_read {
-    fsti_range_read range; ///< first: a finished range is its read
+    fsti_range_read range; ///< first member: a range pointer is a read pointer
     fsti_io_op *op;
     fst_error error;
     struct http_lane *lane;
@@ -45,7 +44,7 @@ static void close_lane(void *lane_pointer) {
     fsti_free(lane);
 }
 
-/// From a thread of the net room's.
+/// Runs on a thread of the net module.
 static void finish_read(fsti_range_read *range) {
     http_read *read = range->context;
     http_lane *lane = read->lane;
@@ -104,13 +103,13 @@ static bool http_usable(fsti_file *file, char *reason, size_t reason_size) {
     if (file == NULL) return fsti_net_usable(reason, reason_size);
     bool usable = file->object != NULL;
     snprintf(reason, reason_size, "%s",
-             usable ? "the file is an object, read by ranges" : "the file is no object");
+             usable ? "a remote object, read by range requests" : "not a remote object");
     return usable;
 }
 
 const fsti_io_engine fsti_io_engine_http = {
     .name = "http",
-    .number = FST_ENGINE_HTTP,
+    .number = (fst_engine)FSTI_ENGINE_HTTP,
     .is_async = true,
     .is_network = true,
     .usable = http_usable,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The engine that hands out pages of a mapping: for what the page cache holds. A copy made from
-/// it by ordinary loads beats pread(2), whose kernel copy cannot write around the cache.
+/// The engine that returns pages of a mapping, for cached chunks. Copying from a mapping is faster
+/// than pread(2), because the kernel's copy does not use non-temporal stores.
 #include <errno.h>
 #include <stdio.h>
 
@@ -15,9 +15,9 @@ static void submit_mapped(void *lane, fsti_io_op *read) {
 static bool mapping_usable(fsti_file *file, char *reason, size_t reason_size) {
     bool usable = file == NULL || fsti_io_file_mapping(file) != NULL;
     snprintf(reason, reason_size, "%s",
-             usable                     ? "files can be mapped"
-             : file->maker.read != NULL ? file->maker.what
-                                        : "the file can't be mapped");
+             usable                          ? "files can be mapped"
+             : file->derivation.read != NULL ? file->derivation.what
+                                             : "the file can't be mapped");
     return usable;
 }
 

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The engines that read with pread(2), one read at a time: buffered, and past the page cache,
-/// where it also writes with pwrite(2).
+/// Engines with blocking reads: buffered pread(2), and direct pread(2) and pwrite(2).
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include "io_private.h"
 
-/// A lane of an engine without a queue: the reads that are finished and not yet reaped.
+/// The lane of a synchronous engine: finished reads that have not been reaped.
 typedef struct sync_lane {
     fsti_io_op *finished;
 } sync_lane;
 
 fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error) {
-    (void)depth; // one read at a time: a queue would only wait in another place
+    (void)depth; // one read at a time, so there is no queue
     *lane = fsti_alloc_zeroed(1, sizeof(sync_lane));
     return *lane == NULL ? fsti_error_memory(error, sizeof(sync_lane)) : FST_OK;
 }
@@ -36,7 +35,7 @@ fsti_io_op *fsti_io_sync_reap(void *lane_pointer) {
     return read;
 }
 
-static void read_now(void *lane, fsti_io_op *read, int fd) {
+static void read_at_once(void *lane, fsti_io_op *read, int fd) {
     ssize_t result = pread(fd, read->buffer, read->size, (off_t)read->offset);
     fsti_io_sync_finish(lane, read, result < 0 ? -errno : result, read->buffer);
 }
@@ -48,7 +47,7 @@ static void submit_buffered(void *lane, fsti_io_op *read) {
 
 static void submit_direct(void *lane, fsti_io_op *op) {
     if (!op->is_write) {
-        read_now(lane, op, fsti_io_file_direct(op->file, NULL, 0));
+        read_at_once(lane, op, fsti_io_file_direct(op->file, NULL, 0));
         return;
     }
     ssize_t result = pwrite(op->write_fd, op->buffer, op->size, (off_t)op->offset);

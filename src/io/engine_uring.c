@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The io_uring engine: many direct reads or writes in flight from one thread, by three system
-/// calls of our own (a library for so little would be one more thing to ship). Layout and ordering
-/// rules: io_uring(7), io_uring_setup(2), io_uring_enter(2).
+/// The io_uring engine: many direct reads or writes in flight from one thread. It uses the
+/// system calls directly, to avoid shipping liburing. Layout and memory ordering: io_uring(7),
+/// io_uring_setup(2), io_uring_enter(2).
+///
+/// Invariant: the kernel owns the buffer of every submitted operation until its completion is
+/// reaped. Callers therefore reap all of them before they close a lane, also a broken one.
 #include <errno.h>
 #include <linux/io_uring.h>
 #include <stdio.h>
@@ -23,7 +26,8 @@ typedef struct uring_lane {
     unsigned submit_mask, complete_mask;
     struct io_uring_cqe *completions;
     unsigned unsubmitted, in_flight;
-    unsigned again_count; ///< how often in a row it was to come again, with nothing under way
+    unsigned
+        repeat_count; ///< consecutive EAGAIN or EBUSY results while the kernel has no operation
 } uring_lane;
 
 static int ring_setup(unsigned depth, struct io_uring_params *params) {
@@ -44,13 +48,13 @@ bool fsti_io_uring_available(char *reason, size_t reason_size) {
     memset(&params, 0, sizeof params);
     int fd = ring_setup(2, &params);
     if (fd < 0) {
-        // EPERM is what a container's seccomp filter or kernel.io_uring_disabled answers.
+        // Seccomp filters of containers and kernel.io_uring_disabled return EPERM.
         snprintf(reason, reason_size, "io_uring_setup: %s%s", strerror(errno),
                  errno == EPERM ? " (container filter or kernel.io_uring_disabled)" : "");
         return false;
     }
     close(fd);
-    // Came with 5.6, as did the operations that read and write without vectors.
+    // Linux 5.6 added this flag and the read and write operations without vectors.
     bool has_read = (params.features & IORING_FEAT_RW_CUR_POS) != 0;
     snprintf(reason, reason_size, "%s", has_read ? "io_uring works" : "kernel older than 5.6");
     return has_read;
@@ -125,29 +129,29 @@ static void submit_op(void *lane_pointer, fsti_io_op *op) {
     lane->in_flight++;
 }
 
-/// Told so often in a row to come again, with nothing under way that could end, a ring is broken.
-#define AGAIN_COUNT_MAX 100u
+/// After this many consecutive EAGAIN results while the kernel has no operation, the ring counts as
+/// broken.
+#define RETRY_COUNT_MAX 100u
 
-/// Submits what is queued and, if asked, waits for a completion. What the kernel can't take now
-/// (EAGAIN, EBUSY) it takes once something has completed. Returns an errno when the ring is
-/// broken for good.
+/// Submits queued operations and optionally waits for a completion. On EAGAIN or EBUSY the kernel
+/// accepts the rest after a completion. Returns an errno if the ring is broken for good.
 static int enter_kernel(uring_lane *lane, bool must_wait) {
     int taken = ring_enter(lane->fd, lane->unsubmitted, must_wait ? 1 : 0);
     if (taken >= 0) {
         lane->unsubmitted -= (unsigned)taken;
-        lane->again_count = 0;
+        lane->repeat_count = 0;
         return 0;
     }
     if (errno == EINTR) return 0;
     if (errno != EAGAIN && errno != EBUSY) return errno;
     bool is_idle = lane->in_flight == lane->unsubmitted;
-    // Not EAGAIN, which would be tried again.
-    if (is_idle && ++lane->again_count > AGAIN_COUNT_MAX) return ENOBUFS;
+    // Not EAGAIN, because callers would retry it.
+    if (is_idle && ++lane->repeat_count > RETRY_COUNT_MAX) return ENOBUFS;
     if (must_wait) usleep(1000);
     return 0;
 }
 
-/// Takes back the last queued operation of a broken ring.
+/// Removes and fails the last queued operation of a broken ring.
 static fsti_io_op *fail_unsubmitted(uring_lane *lane, int os_errno) {
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed) - 1;
     fsti_io_op *op = (fsti_io_op *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
@@ -169,7 +173,7 @@ static fsti_io_op *reap_op(void *lane_pointer) {
         if (!is_empty && lane->unsubmitted == 0) break;
         int broken = enter_kernel(lane, is_empty);
         if (broken != 0 && lane->unsubmitted > 0) return fail_unsubmitted(lane, broken);
-        // The kernel still owns the memory of what was submitted: wait for it, whatever happens.
+        // The kernel still owns the memory of submitted operations, so wait for them in any case.
         if (broken != 0 && is_empty) usleep(1000);
         if (!is_empty) break;
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reading a mapping whose file may shrink: SIGBUS inside a guarded range becomes a false return.
-/// The handler is installed once and hands every other SIGBUS to whoever was there before; if
-/// somebody replaces it later, the guard reports itself gone and mappings are no longer copied.
+/// Guards copies from a mapping whose file may shrink: SIGBUS inside a guarded range makes
+/// fsti_io_guarded() return false. The handler is installed once and forwards every other SIGBUS to
+/// the previous handler. If the program replaces it later, fsti_io_guard_ready() returns false and
+/// mappings are no longer copied.
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -14,14 +15,15 @@ typedef struct guarded_range {
     const char *begin, *end;
 } guarded_range;
 
-// Static TLS: the handler must not be the first to touch it and so make the linker allocate.
+// Static TLS model: the first access happens in the handler, where the dynamic linker must not
+// allocate.
 static _Thread_local guarded_range *current_range __attribute__((tls_model("initial-exec")));
 static struct sigaction previous_action;
 static bool handler_installed;
 static pthread_once_t install_once = PTHREAD_ONCE_INIT;
 
-/// Does what would have happened without us: with the mask of the handler that was there before,
-/// and once only if it wanted that.
+/// Acts as if this handler did not exist: uses the previous handler's signal mask, and its
+/// SA_RESETHAND.
 static void call_previous(int signal_number, siginfo_t *info, void *context) {
     struct sigaction action = previous_action;
     sigset_t mask = action.sa_mask, before;
@@ -40,11 +42,12 @@ static void call_previous(int signal_number, siginfo_t *info, void *context) {
 
 static void pass_on(int signal_number, siginfo_t *info, void *context) {
     bool is_plain = (previous_action.sa_flags & SA_SIGINFO) == 0;
-    bool was_sent = info->si_code <= 0; // by kill(2) and its like: no instruction runs again
+    bool was_sent = info->si_code <= 0; // sent by kill(2) or similar, so no instruction is repeated
     if (is_plain && previous_action.sa_handler == SIG_IGN && was_sent) return;
     if (is_plain &&
         (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN)) {
-        // A fault's instruction runs again and meets the default action; what was sent comes again.
+        // The faulting instruction runs again and meets the default action; a sent signal is raised
+        // again.
         signal(signal_number, SIG_DFL);
         if (was_sent) raise(signal_number);
         return;
@@ -64,7 +67,7 @@ void fsti_io_guard_install(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = handle_bus_error;
-    // SA_NODEFER: the jump out of the handler then needs no signal mask to be restored.
+    // SA_NODEFER: the handler leaves by siglongjmp() without restoring a signal mask.
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
     handler_installed = sigaction(SIGBUS, &action, &previous_action) == 0;
@@ -77,14 +80,14 @@ bool fsti_io_guard_ready(void) {
            (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_bus_error;
 }
 
-/// Does the work; false when a page of the range could not be had.
+/// Runs the work. False if a page of the range could not be read.
 static bool work_in_range(void (*work)(void *context), void *context, guarded_range *range) {
     if (sigsetjmp(range->resume, 0) != 0) {
         current_range = NULL;
         return false;
     }
     current_range = range;
-    // The stores to current_range must not move across the work.
+    // Keep the compiler from moving the stores to current_range across the work.
     atomic_signal_fence(memory_order_seq_cst);
     work(context);
     atomic_signal_fence(memory_order_seq_cst);
@@ -95,8 +98,8 @@ static bool work_in_range(void (*work)(void *context), void *context, guarded_ra
 bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size) {
     guarded_range range = {.begin = begin, .end = (const char *)begin + size};
     sigset_t ours, before;
-    // Work may be done by a thread of the program's. Where that blocks the signal, the kernel does
-    // not ask the handler: it ends the process.
+    // The caller may be a thread of the program that blocks SIGBUS. The kernel then kills the
+    // process instead of calling the handler, so unblock it.
     sigemptyset(&ours);
     sigaddset(&ours, SIGBUS);
     pthread_sigmask(SIG_UNBLOCK, &ours, &before);

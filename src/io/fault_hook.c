@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where tests reach in: the results of reads, and what the system seems to offer.
+/// Test hooks: change results of reads, and hide features of the system.
 #include "io_private.h"
 
 static _Atomic(fsti_io_fault_hook) fault_hook;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where a file's bytes come from: the kernel, the program's memory or function, another file's
-/// bytes, an object's ranges.
+/// Reads bytes of a file from their source: the kernel, the program's memory or callback, a derived
+/// file, or a remote object.
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include "io_private.h"
 
 bool fsti_io_file_is_plain(const fsti_file *file) {
-    return file->memory == NULL && file->read_at == NULL && file->maker.read == NULL &&
+    return file->memory == NULL && file->read_at == NULL && file->derivation.read == NULL &&
            file->object == NULL;
 }
 
@@ -28,7 +28,7 @@ static int64_t read_source(fsti_file *file, void *target, size_t size, uint64_t 
     return got < 0 ? -errno : got;
 }
 
-/// One request, waited for.
+/// Reads with one request, and waits.
 static void read_object(fsti_io_op *read) {
     uint64_t end = read->file->size_bytes;
     uint64_t left = read->offset < end ? end - read->offset : 0;
@@ -48,8 +48,8 @@ void fsti_io_file_pread(fsti_io_op *read) {
         read_object(read);
         return;
     }
-    if (file->maker.read != NULL)
-        file->maker.read(file->maker.context, read);
+    if (file->derivation.read != NULL)
+        file->derivation.read(file->derivation.context, read);
     else
         read->result = read_source(file, read->buffer, read->size, read->offset);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files: opened once, known by size and modification time, read, mapped, checked.
+/// Open files: identified by size and modification time, read, mapped, and checked for changes.
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,22 +11,24 @@
 
 #include "io_private.h"
 
-/// What a device that answers nothing but "again" gets, some 0.2 seconds of it.
+/// Retries for a device that returns only EAGAIN, about 0.2 seconds.
 #define READ_RETRIES_MAX 200u
 
 fst_status fsti_io_check_regular(const char *path, const struct stat *info, fst_error *error) {
     if (S_ISREG(info->st_mode)) return FST_OK;
-    const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
+    const char *kind = S_ISDIR(info->st_mode)
+                           ? "a folder can't be in a list of files. Open it alone"
                        : S_ISFIFO(info->st_mode) ? "a FIFO"
                        : S_ISSOCK(info->st_mode) ? "a socket"
                                                  : "a device";
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but %s", kind);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_NOT_REGULAR, location, "not a regular file but %s", kind);
 }
 
 static fst_status open_regular(const char *path, int *fd, struct stat *info, fst_error *error) {
-    // O_NONBLOCK: a FIFO without a writer must not hold us; it means nothing for regular files.
+    // O_NONBLOCK: opening a FIFO without a writer must not block. It has no effect on regular
+    // files.
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (*fd < 0) return fsti_error_errno(error, errno, path, "open");
     fst_status status = FST_OK;
@@ -54,18 +56,18 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error) {
     return file;
 }
 
-/// Makes a file of what is left of `cached`, which is let go of when that fails.
-static fst_status take_cached(fsti_cached *cached, fsti_file **out, fst_error *error) {
+/// Makes a file from an opened cache entry, which is closed on failure.
+static fst_status copy_cached(fsti_cached *cached, fsti_file **out, fst_error *error) {
     struct stat info = {0};
-    bool is_whole = cached->whole_fd >= 0;
+    bool is_whole = cached->complete_fd >= 0;
     fsti_file *file = fsti_io_file_make(fsti_object_name(cached->object), error);
     fst_status status = file == NULL ? FST_E_NO_MEMORY : FST_OK;
-    if (file != NULL && is_whole && fstat(cached->whole_fd, &info) != 0) {
+    if (file != NULL && is_whole && fstat(cached->complete_fd, &info) != 0) {
         status = fsti_error_errno(error, errno, file->path, "stat");
         fsti_file_unref(file);
     }
     if (status != FST_OK) {
-        if (is_whole) close(cached->whole_fd);
+        if (is_whole) close(cached->complete_fd);
         fsti_cache_close(cached->entry);
         fsti_object_unref(cached->object);
         return status;
@@ -73,7 +75,7 @@ static fst_status take_cached(fsti_cached *cached, fsti_file **out, fst_error *e
     file->origin = cached->object;
     file->entry = cached->entry;
     if (!is_whole) file->object = cached->object;
-    file->fd = cached->whole_fd;
+    file->fd = cached->complete_fd;
     file->size_bytes = fsti_object_size(cached->object);
     file->device = (uint64_t)info.st_dev;
     file->modified = info.st_mtim;
@@ -82,11 +84,12 @@ static fst_status take_cached(fsti_cached *cached, fsti_file **out, fst_error *e
     return FST_OK;
 }
 
-/// An object's first bytes come with its size: they are kept, so that a header costs no more.
+/// An object's first bytes arrive with its size and are kept, so that reading a header needs no
+/// more requests.
 static fst_status open_object(const char *url, fsti_file **out, fst_error *error) {
     fsti_cached cached;
     FST_TRY(fsti_cache_open(url, &cached, error));
-    return take_cached(&cached, out, error);
+    return copy_cached(&cached, out, error);
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
@@ -115,12 +118,12 @@ fsti_file *fsti_file_ref(fsti_file *file) {
 void fsti_file_unref(fsti_file *file) {
     if (file == NULL || !fsti_refcount_unref(&file->refs)) return;
     if (file->mapping != NULL) munmap(file->mapping, file->size_bytes);
-    fsti_gds_forget(file);
+    fsti_gds_unregister(file);
     if (file->fd_direct >= 0) close(file->fd_direct);
     if (file->fd >= 0) close(file->fd);
     if (file->release != NULL) file->release(file->context);
-    if (file->maker.release != NULL) file->maker.release(file->maker.context);
-    fsti_file_unref(file->maker.origin);
+    if (file->derivation.release != NULL) file->derivation.release(file->derivation.context);
+    fsti_file_unref(file->derivation.origin);
     fsti_cache_close(file->entry);
     fsti_object_unref(file->origin);
     pthread_mutex_destroy(&file->lock);
@@ -138,28 +141,29 @@ const char *fsti_file_credentials(const fsti_file *file) {
     return fsti_object_credentials(file->origin);
 }
 
-const char *fsti_file_origin_words(const fsti_file *file) {
-    return file->maker.origin != NULL ? file->maker.origin->words : file->words;
+const char *fsti_file_origin_text(const fsti_file *file) {
+    return file->derivation.origin != NULL ? file->derivation.origin->words : file->words;
 }
 
 int fsti_file_cache_failure(const fsti_file *file) {
-    if (file->maker.origin != NULL) file = file->maker.origin;
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
     return file->entry == NULL ? 0 : fsti_cache_failure(file->entry);
 }
 
-void fsti_file_distrust(const fsti_file *file) {
-    if (file->maker.origin != NULL) file = file->maker.origin;
-    if (file->origin != NULL) fsti_cache_forget(file->origin);
+void fsti_file_invalidate(const fsti_file *file) {
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
+    if (file->origin != NULL) fsti_cache_invalidate(file->origin);
 }
 
-bool fsti_file_is_kept(const fsti_file *file) {
-    if (file->maker.origin != NULL) file = file->maker.origin;
+bool fsti_file_is_disk_cached(const fsti_file *file) {
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
     return file->origin != NULL && file->object == NULL;
 }
 
 void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
     *out = (fsti_net_counts){0};
-    if (file->maker.origin != NULL) file = file->maker.origin; // compressed: what it is read from
+    if (file->derivation.origin != NULL)
+        file = file->derivation.origin; // compressed: reads go to the stored file
     if (file->origin != NULL) fsti_object_counts(file->origin, out);
     fsti_net_counts kept;
     if (file->entry == NULL) return;
@@ -167,15 +171,25 @@ void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
     fsti_net_count(out, &kept);
 }
 
+void fsti_file_take_retries(const fsti_file *file, fsti_retries *sum) {
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
+    if (file->origin != NULL) fsti_object_take_retries(file->origin, sum);
+}
+
+void fsti_file_warn_cache(const fsti_file *file) {
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
+    if (file->entry != NULL) fsti_cache_warn_failure(file->entry);
+}
+
 uint64_t fsti_file_device(const fsti_file *file) { return file->device; }
 
 int fsti_file_descriptor(const fsti_file *file) { return file->fd; }
 
 int fsti_file_identity(const fsti_file *file) {
-    return file->maker.origin != NULL ? file->maker.origin->fd : file->fd;
+    return file->derivation.origin != NULL ? file->derivation.origin->fd : file->fd;
 }
 
-bool fsti_io_tries_again(int64_t result, uint32_t *tries) {
+bool fsti_io_should_retry(int64_t result, uint32_t *tries) {
     if (result != -EINTR && result != -EAGAIN) return false;
     if (result == -EAGAIN && *tries > 8) usleep(1000);
     return (*tries)++ < READ_RETRIES_MAX;
@@ -195,7 +209,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
         fsti_io_file_pread(&read);
         fsti_io_finish(&read);
         file->read_count++;
-        if (fsti_io_tries_again(read.result, &tries)) continue;
+        if (fsti_io_should_retry(read.result, &tries)) continue;
         if (read.result < 0 && cause.status != FST_OK) {
             if (error != NULL) *error = cause;
             return cause.status;
@@ -208,7 +222,7 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
     return FST_OK;
 }
 
-int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64_t offset) {
+int64_t fsti_file_read_direct(fsti_file *file, void *target, size_t size, uint64_t offset) {
     int fd = fsti_io_file_direct(file, NULL, 0);
     size_t got = 0;
     uint32_t tries = 0;
@@ -222,10 +236,11 @@ int64_t fsti_file_read_around(fsti_file *file, void *target, size_t size, uint64
         ssize_t result = pread(fd, read.buffer, read.size, (off_t)read.offset);
         read.result = result < 0 ? -errno : result;
         fsti_io_finish(&read);
-        if (fsti_io_tries_again(read.result, &tries)) continue;
+        if (fsti_io_should_retry(read.result, &tries)) continue;
         if (read.result < 0) return read.result;
         got += (size_t)read.result;
-        // What is no whole page is the end, or goes on in the middle of one: no way to read that.
+        // A read that is not a multiple of the page ends the file or stops within a page; direct
+        // reads cannot continue there.
         if (read.result == 0 || read.result % FSTI_IO_PAGE_BYTES != 0) break;
     }
     return (int64_t)got;
@@ -235,38 +250,40 @@ uint32_t fsti_file_read_count(const fsti_file *file) { return file->read_count; 
 
 fst_status fsti_file_check(const fsti_file *file, fst_error *error) {
     struct stat info;
-    if (file->maker.origin != NULL) return fsti_file_check(file->maker.origin, error);
-    if (!fsti_io_file_is_plain(file)) return FST_OK; // its owner's promise
+    if (file->derivation.origin != NULL) return fsti_file_check(file->derivation.origin, error);
+    if (!fsti_io_file_is_plain(file)) return FST_OK; // the owner guarantees that it does not change
     if (fstat(file->fd, &info) != 0) return fsti_error_errno(error, errno, file->path, "stat");
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = file->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = file->path;
     if ((uint64_t)info.st_size != file->size_bytes)
-        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
                               "the file changed since its header was read: it had %" PRIu64
                               " bytes, now %" PRIu64,
                               file->size_bytes, (uint64_t)info.st_size);
     if (info.st_mtim.tv_sec != file->modified.tv_sec ||
         info.st_mtim.tv_nsec != file->modified.tv_nsec)
-        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
-                              "the file was written to since its header was read");
+        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                              "the file was modified since its header was read");
     return FST_OK;
 }
 
-fst_status fsti_file_map_private(fsti_file *file, bool writable, void **out, fst_error *error) {
-    int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    if (fsti_alloc_fails()) return fsti_error_memory(error, file->size_bytes);
-    fsti_error_place place = {.file = file->path, .byte_offset = FST_NO_OFFSET};
-    if (file->maker.read != NULL)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
-                              "the file is %s: it can be loaded, not mapped", file->maker.what);
+fst_status fsti_file_map_private(fsti_file *file, const fsti_map_range *range, void **out,
+                                 fst_error *error) {
+    int protection = range->is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    if (fsti_alloc_fails()) return fsti_error_memory(error, range->size_bytes);
+    fsti_error_location location = {.file = file->path, .byte_offset = FST_NO_OFFSET};
+    if (file->derivation.read != NULL)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                              "the file is %s and can't be mapped. Load it instead",
+                              file->derivation.what);
     if (file->object != NULL)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, place,
-                              "the file is an object of a server: it can be loaded, not mapped");
+        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                              "remote objects can't be mapped. Load it instead");
     if (!fsti_io_file_is_plain(file))
-        return fsti_error_errno(error, EOPNOTSUPP, file->path, "mapping what is no file");
-    // MAP_NORESERVE: pages that nobody writes to cost nothing.
-    void *address =
-        mmap(NULL, file->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd, 0);
+        return fsti_error_errno(error, EOPNOTSUPP, file->path, "only files can be mapped");
+    // MAP_NORESERVE: pages that are never written need no memory.
+    void *address = mmap(NULL, range->size_bytes, protection, MAP_PRIVATE | MAP_NORESERVE, file->fd,
+                         (off_t)range->begin);
     if (address == MAP_FAILED) return fsti_error_errno(error, errno, file->path, "mmap");
     *out = address;
     return FST_OK;
@@ -286,11 +303,11 @@ const char *fsti_io_file_mapping(fsti_file *file) {
     return mapping;
 }
 
-void fsti_io_forget(fsti_file *file, uint64_t begin, uint64_t end) {
-    if (!fsti_io_file_is_plain(file)) return; // the program's own memory
+void fsti_io_drop_mapped(fsti_file *file, uint64_t begin, uint64_t end) {
+    if (!fsti_io_file_is_plain(file)) return; // memory of the program
     const char *mapping = fsti_io_file_mapping(file);
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
     if (mapping == NULL || end <= from) return;
-    // A shared, read-only mapping: nothing that was written can be lost, and advice may be refused.
+    // The mapping is shared and read-only, so dropping pages loses nothing. Failure is harmless.
     madvise((void *)(uintptr_t)(mapping + from), end - from, MADV_DONTNEED);
 }

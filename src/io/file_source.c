@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files that are none: bytes in the program's memory, behind a descriptor of its own, or given by
-/// a function of its.
+/// Files without a path: bytes in the program's memory, a descriptor, or a read callback.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -9,27 +8,28 @@
 
 #include "io_private.h"
 
-/// A descriptor past the page cache takes whole pages only: headers want an opening of their own.
+/// A descriptor with O_DIRECT only reads whole pages, so reopen it for headers.
 static fst_status reopen_buffered(fsti_file *file, fst_error *error) {
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
     int fd = open(link, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return fsti_error_errno(error, errno, file->path, "opening an O_DIRECT descriptor anew");
+        return fsti_error_errno(error, errno, file->path, "reopening an O_DIRECT descriptor");
     close(file->fd);
     file->fd = fd;
     file->is_shared = false;
     return FST_OK;
 }
 
-/// The descriptor is the caller's: one of our own for the same open file.
+/// The descriptor belongs to the caller: duplicate it.
 static fst_status open_descriptor(const fst_source *source, fsti_file *file, fst_error *error) {
     struct stat info;
     file->fd = fcntl(source->descriptor, F_DUPFD_CLOEXEC, 0);
     file->is_shared = true;
-    if (file->fd < 0) return fsti_error_errno(error, errno, file->path, "using the descriptor");
+    if (file->fd < 0)
+        return fsti_error_errno(error, errno, file->path, "duplicating the descriptor");
     if (fstat(file->fd, &info) != 0)
-        return fsti_error_errno(error, errno, file->path, "looking at the descriptor");
+        return fsti_error_errno(error, errno, file->path, "examining the descriptor");
     FST_TRY(fsti_io_check_regular(file->path, &info, error));
     if ((fcntl(file->fd, F_GETFL) & O_ACCMODE) == O_WRONLY)
         return fsti_error_errno(error, EBADF, file->path, "reading from the descriptor");
@@ -69,16 +69,16 @@ fst_status fsti_file_open_source(const fst_source *source, fsti_file **out, fst_
     return status;
 }
 
-fst_status fsti_file_make(const fsti_file_maker *maker, fsti_file **out, fst_error *error) {
-    fsti_file *file = fsti_io_file_make(fsti_file_path(maker->origin), error);
+fst_status fsti_file_derive(const fsti_derivation *derivation, fsti_file **out, fst_error *error) {
+    fsti_file *file = fsti_io_file_make(fsti_file_path(derivation->origin), error);
     if (file == NULL) {
-        maker->release(maker->context);
-        fsti_file_unref(maker->origin);
+        derivation->release(derivation->context);
+        fsti_file_unref(derivation->origin);
         return FST_E_NO_MEMORY;
     }
-    file->maker = *maker;
-    file->size_bytes = maker->size_bytes;
-    file->device = maker->origin->device;
+    file->derivation = *derivation;
+    file->size_bytes = derivation->size_bytes;
+    file->device = derivation->origin->device;
     *out = file;
     return FST_OK;
 }

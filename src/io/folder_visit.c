@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The names in a folder: the one place that lists folders, so that none ends early without a word.
+/// Lists a folder. All listings use this function, so that read errors are never ignored.
 #include <dirent.h>
 #include <errno.h>
 #include <string.h>
 
 #include "io.h"
 
-/// The next name but "." and ".."; NULL at the end, and with errno set where the rest can't be
-/// told.
+/// The next name except "." and ".."; NULL at the end, or with errno set on failure.
 static const struct dirent *next_entry(DIR *directory) {
     const struct dirent *entry;
     do {
@@ -31,7 +30,7 @@ fst_status fsti_folder_visit(const char *folder, fsti_folder_visitor visit, void
         unsigned char type = found->d_type;
         fsti_folder_entry entry = {
             .name = found->d_name,
-            .folder_fd = dirfd(directory), // of a folder that was opened there is one
+            .folder_fd = dirfd(directory), // an open folder has a descriptor
             .may_be_folder = type == DT_DIR || type == DT_LNK || type == DT_UNKNOWN,
         };
         status = visit(context, &entry, error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Ranges of files brought into the page cache, on behalf of mappings.
+/// Fills the page cache with ranges of files, for mappings.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,57 +15,57 @@
 #define MADV_POPULATE_READ 22 // Linux 5.14
 #endif
 
-void fsti_file_expect(char *mapping, uint64_t begin, uint64_t end) {
+void fsti_file_advise_huge_pages(char *mapping, uint64_t begin, uint64_t end) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
-    madvise(mapping + from, end - from, MADV_HUGEPAGE); // advice: refused, all is as it was
+    madvise(mapping + from, end - from, MADV_HUGEPAGE); // advice only, so errors are ignored
 }
 
-uint64_t fsti_file_look_ns(const fsti_file *file, uint64_t begin, uint64_t end) {
-    enum { LOOK_COUNT = 64 };
+uint64_t fsti_file_fault_ns(const fsti_file *file, uint64_t begin, uint64_t end) {
+    enum { SAMPLE_COUNT = 64 };
     struct timespec start, stop;
     char byte;
     if (fsti_io_hidden(FSTI_IO_HIDE_COLD)) return 0;
     if (fsti_io_hidden(FSTI_IO_HIDE_WARM)) return UINT64_MAX;
-    uint64_t step = fsti_align_down((end - begin) / LOOK_COUNT, fsti_page_bytes());
+    uint64_t step = fsti_align_down((end - begin) / SAMPLE_COUNT, fsti_page_bytes());
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
-    for (uint64_t i = 0; i < LOOK_COUNT; i++)
+    for (uint64_t i = 0; i < SAMPLE_COUNT; i++)
         if (pread(file->fd, &byte, 1, (off_t)(begin + i * step)) != 1) return 0;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &stop);
     int64_t spent_ns = (stop.tv_sec - start.tv_sec) * 1000000000 + (stop.tv_nsec - start.tv_nsec);
-    return (uint64_t)spent_ns / LOOK_COUNT;
+    return (uint64_t)spent_ns / SAMPLE_COUNT;
 }
 
-// ---- reading to nowhere ----
+// ---- reading and discarding ----
 
-/// A block stays in the processor's cache.
+/// A block stays in the CPU cache.
 #define BLOCK_BYTES ((uint64_t)256 << 10)
 
-/// From the second or third block on the kernel takes reads for a stream, and reads ahead of it:
-/// that is looked at, and once more when a small window was doubled.
-#define LOOK_BLOCK_COUNT 4u
-#define LAST_LOOK_BLOCK_COUNT 6u
-/// A window in which less than this lies ahead of a stream is small.
+/// The kernel recognises a stream after two or three blocks and reads ahead. This is checked then,
+/// and again after a small readahead was doubled.
+#define SAMPLED_BLOCK_COUNT 4u
+#define LAST_SAMPLED_BLOCK_COUNT 6u
+/// Readahead below this counts as small.
 #define AHEAD_BYTES ((uint64_t)512 << 10)
 
-/// So much before its end a stream is no longer read ahead of: a window of 8 MiB, and the next one
-/// on its way.
+/// The kernel's readahead is switched off this close to the end: a window of 8 MiB plus the next
+/// one.
 #define EXACT_BYTES ((uint64_t)16 << 20)
-/// So much is told ahead of what is read, that the device has something to do.
-#define TOLD_BYTES ((uint64_t)8 << 20)
+/// How far ahead of the reads to advise, so that the device stays busy.
+#define ADVISED_BYTES ((uint64_t)8 << 20)
 
 struct fsti_file_stream {
     fsti_file *file;
     int fd;
-    int null_fd; ///< bytes can be sent nowhere by way of this; -1: they are copied to `block`
-    bool is_own; ///< the descriptor is an opening of the stream's own
-    uint32_t block_count; ///< read, and looked ahead of
-    bool is_told;         ///< the kernel does not read ahead by itself: it was told up to `told`
-    uint64_t told, end;   ///< nothing at `end` and behind it is wanted
+    int null_fd;          ///< /dev/null, so that bytes need no copy; -1: they are copied to `block`
+    bool is_own;          ///< the descriptor is not shared with other streams
+    uint32_t block_count; ///< blocks read, and examined for readahead
+    bool is_advised;      ///< the kernel does not read ahead; advised up to `advised_end`
+    uint64_t advised_end, end; ///< reads and advice stop at `end`
     char block[BLOCK_BYTES];
 };
 
-/// The device that takes everything, -1 where it is not there, or something else in its place.
-static int open_nowhere(void) {
+/// Opens /dev/null, or -1 if it is missing or another device.
+static int open_null_device(void) {
     enum { MEMORY_MAJOR = 1, NULL_MINOR = 3 }; // admin-guide/devices.txt
     struct stat info;
     int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -83,17 +83,17 @@ fst_status fsti_stream_open(fsti_file *file, uint64_t end, fsti_file_stream **ou
     fsti_file_stream *stream = *out = fsti_alloc(sizeof *stream);
     if (stream == NULL) return fsti_error_memory(error, sizeof *stream);
     stream->file = file;
-    stream->is_told = false;
-    stream->told = 0;
+    stream->is_advised = false;
+    stream->advised_end = 0;
     stream->end = fsti_min(end, fsti_file_size(file));
     stream->block_count = 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
     bool may_open = !fsti_io_hidden(FSTI_IO_HIDE_PROC) && !fsti_file_is_cached(file);
     stream->fd = may_open ? open(link, O_RDONLY | O_CLOEXEC) : -1;
     stream->is_own = stream->fd >= 0;
-    // Reads by turns of those who share an opening look less like streams.
+    // Alternating reads of streams that share an open file look less sequential.
     if (!stream->is_own) stream->fd = file->fd;
-    stream->null_fd = open_nowhere();
+    stream->null_fd = open_null_device();
     if (fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM);
     return FST_OK;
 }
@@ -105,20 +105,19 @@ void fsti_stream_close(fsti_file_stream *stream) {
     fsti_free(stream);
 }
 
-/// Tells the kernel that [begin, end) is wanted soon, and more of what follows, in calls that no
-/// device's window makes smaller.
-static void tell(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
+/// Advises that [begin, end) and more will be read, in calls small enough for every device's limit.
+static void advise(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
     enum { ADVICE_BYTES = 128 << 10 };
-    uint64_t until = fsti_max(fsti_min(end + TOLD_BYTES, stream->end), end);
-    uint64_t at = fsti_max(begin, fsti_min(stream->told, until));
+    uint64_t until = fsti_max(fsti_min(end + ADVISED_BYTES, stream->end), end);
+    uint64_t at = fsti_max(begin, fsti_min(stream->advised_end, until));
     for (; at < until; at += ADVICE_BYTES)
         posix_fadvise(stream->fd, (off_t)at, (off_t)fsti_min(until - at, ADVICE_BYTES),
                       POSIX_FADV_WILLNEED);
-    stream->told = until;
+    stream->advised_end = until;
 }
 
-/// Whether all of the next bytes of a stream are there or on their way, or else, none of them; both
-/// where nobody tells.
+/// Whether the next bytes of a stream are all resident or being read, or none of them. Both are
+/// true if residency is unknown.
 static bool is_ahead(fsti_file_stream *stream, uint64_t at, uint64_t bytes, bool *is_none) {
     uint64_t resident, limit = fsti_min(at + bytes, stream->end);
     bool is_known = at < limit && fsti_file_resident(stream->file, at, limit, &resident);
@@ -126,35 +125,36 @@ static bool is_ahead(fsti_file_stream *stream, uint64_t at, uint64_t bytes, bool
     return !is_known || resident == limit - at;
 }
 
-/// Looks at what the kernel does for a stream that is under way. A small window is doubled, as for
-/// whoever says that he reads from front to back: what lies in it is in pages of its size at most,
-/// and those are slow to map. Where there is none, the device's readahead is switched off, and
-/// pages would come one by one: from here on the kernel is told. True: it was not told before.
+/// Checks the kernel's readahead for a running stream. A small one is doubled by advising
+/// sequential access, because its pages are at most that large, and small pages are slow to map. If
+/// there is no readahead (switched off on the device), pages would be read one by one, so from here
+/// on the stream advises. True: advice starts now.
 static bool look_ahead(fsti_file_stream *stream, uint64_t at) {
-    bool is_none, is_last = ++stream->block_count == LAST_LOOK_BLOCK_COUNT;
-    if (stream->is_told || (stream->block_count != LOOK_BLOCK_COUNT && !is_last)) return false;
+    bool is_none, is_last = ++stream->block_count == LAST_SAMPLED_BLOCK_COUNT;
+    if (stream->is_advised || (stream->block_count != SAMPLED_BLOCK_COUNT && !is_last))
+        return false;
     if (is_last) {
         (void)is_ahead(stream, at, BLOCK_BYTES / 4, &is_none);
-        stream->is_told = is_none;
+        stream->is_advised = is_none;
     } else if (!is_ahead(stream, at, AHEAD_BYTES, &is_none) && stream->is_own &&
                !fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) {
         posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     }
-    return stream->is_told;
+    return stream->is_advised;
 }
 
-/// What the kernel reads ahead of a stream, up to the device's window, is brought for nothing where
-/// the stream ends: its last bytes are told instead.
+/// Near the end of a stream, readahead up to the device's limit would be wasted: switch it off and
+/// advise the remaining bytes.
 static void end_ahead(fsti_file_stream *stream, uint64_t at) {
     uint64_t limit = stream->end;
-    if (stream->is_told || !stream->is_own || limit == fsti_file_size(stream->file)) return;
+    if (stream->is_advised || !stream->is_own || limit == fsti_file_size(stream->file)) return;
     if (limit > at && limit - at > EXACT_BYTES) return;
-    stream->is_told = posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM) == 0;
+    stream->is_advised = posix_fadvise(stream->fd, 0, 0, POSIX_FADV_RANDOM) == 0;
 }
 
-/// Has the kernel read a block, as it does for read(2), but without a copy of it where the system
-/// sends files to /dev/null: bytes, or -errno.
-static int64_t read_nowhere(fsti_file_stream *stream, uint64_t at, size_t size) {
+/// Makes the kernel read a block as for read(2), without copying if sendfile() to /dev/null works.
+/// Returns bytes, or -errno.
+static int64_t read_and_discard(fsti_file_stream *stream, uint64_t at, size_t size) {
     off_t from = (off_t)at;
     if (stream->null_fd >= 0) {
         ssize_t sent = sendfile(stream->null_fd, stream->fd, &from, size);
@@ -169,29 +169,32 @@ static int64_t read_nowhere(fsti_file_stream *stream, uint64_t at, size_t size) 
 fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
                             uint64_t *read_count, fst_error *error) {
     end_ahead(stream, begin);
-    if (stream->is_told) tell(stream, begin, end);
+    if (stream->is_advised) advise(stream, begin, end);
     for (uint64_t at = begin; at < end;) {
         fsti_io_op read = {.file = stream->file,
                            .offset = at,
                            .size = (size_t)fsti_min(BLOCK_BYTES, end - at),
                            .buffer = stream->block};
-        read.result = read_nowhere(stream, at, read.size);
+        read.result = read_and_discard(stream, at, read.size);
         fsti_io_finish(&read);
         ++*read_count;
         if (read.result == -EINTR) continue;
-        if (read.result < 0)
-            return fsti_error_errno(error, (int)-read.result, stream->file->path, "read");
-        if (read.result == 0) break; // whoever looks at the file's size finds that it has shrunk
+        if (read.result < 0) {
+            fsti_error_location location = {
+                .file = stream->file->path, .byte_offset = at, .os_errno = (int)-read.result};
+            return fsti_error_set(error, FST_E_IO, location, "read failed");
+        }
+        if (read.result == 0) break; // the caller checks the file's size and sees that it shrank
         at += (uint64_t)read.result;
-        if (look_ahead(stream, at)) tell(stream, at, end);
+        if (look_ahead(stream, at)) advise(stream, at, end);
     }
     return FST_OK;
 }
 
 // ---- mappings ----
 
-/// The call is not to be had: an older kernel, a filter of system calls, memory that another call
-/// is at. What it would have found out, reading finds out as well.
+/// The call is unavailable (older kernel, system call filter, or memory being changed
+/// concurrently). A read detects the same errors.
 static bool can_read_instead(int failure) {
     return failure == EINVAL || failure == EAGAIN || failure == ENOSYS || failure == EPERM ||
            failure == EBUSY || failure == ENOMEM;
@@ -206,8 +209,8 @@ static fst_status read_instead(fsti_file *file, uint64_t begin, uint64_t end, fs
     return status;
 }
 
-/// Told so often in a row to come again, reading is asked instead.
-#define AGAIN_COUNT_MAX 64u
+/// After this many consecutive EAGAIN results, read instead.
+#define RETRY_COUNT_MAX 64u
 
 fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error) {
@@ -216,7 +219,7 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
     while (madvise(mapping + from, end - from, MADV_POPULATE_READ) != 0) {
         int failure = errno;
         if (failure == EINTR) continue;
-        if (failure == EAGAIN && retry_count++ < AGAIN_COUNT_MAX) continue;
+        if (failure == EAGAIN && retry_count++ < RETRY_COUNT_MAX) continue;
         FST_TRY(fsti_file_check(file, error));
         if (can_read_instead(failure)) return read_instead(file, begin, end, error);
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
@@ -224,21 +227,22 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
     return FST_OK;
 }
 
-void fsti_file_let_go(const fsti_file *file, uint64_t begin, uint64_t end) {
+void fsti_file_drop_cached(const fsti_file *file, uint64_t begin, uint64_t end) {
     uint64_t from = fsti_align_down(begin, fsti_page_bytes());
-    if (file->maker.let_go != NULL) file->maker.let_go(file->maker.context, begin, end);
+    if (file->derivation.drop_cached != NULL)
+        file->derivation.drop_cached(file->derivation.context, begin, end);
     if (!fsti_io_file_is_plain(file)) return;
     posix_fadvise(file->fd, (off_t)from, (off_t)(fsti_align_up(end, fsti_page_bytes()) - from),
                   POSIX_FADV_DONTNEED);
 }
 
-void fsti_file_expect_jumps(const fsti_file *file) {
-    if (file->maker.origin != NULL) file = file->maker.origin;
+void fsti_file_advise_random(const fsti_file *file) {
+    if (file->derivation.origin != NULL) file = file->derivation.origin;
     if (fsti_io_file_is_plain(file) && !file->is_shared)
         posix_fadvise(file->fd, 0, 0, POSIX_FADV_RANDOM);
 }
 
-void fsti_file_expect_stream(const fsti_file *file) {
+void fsti_file_advise_sequential(const fsti_file *file) {
     if (fsti_io_file_is_plain(file) && !file->is_shared)
         posix_fadvise(file->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How much of a range is in the page cache: cachestat(2), else mincore(2). For a file that the
-/// caller neither owns nor may write, kernels refuse the first (EPERM) and answer the second with
-/// "all of it", whatever is true: then nothing is known.
+/// Residency of a range in the page cache: cachestat(2), else mincore(2). For a file that the
+/// caller neither owns nor may write, kernels refuse the first (EPERM) and the second always
+/// reports "resident"; residency is then unknown.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -32,8 +32,8 @@ static bool count_by_cachestat(int fd, uint64_t begin, uint64_t end, uint64_t *p
     return true;
 }
 
-/// Whether the kernel tells this process the truth about the file's pages (mm/mincore.c: its owner,
-/// or somebody who may write to it).
+/// Whether mincore() reports real residency to this process: it must own the file or have write
+/// permission (mm/mincore.c).
 static bool may_ask_mincore(const fsti_file *file) {
     struct stat info;
     char link[64];
@@ -50,7 +50,7 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
     for (uint64_t at = fsti_align_down(begin, page); at < end;) {
         uint64_t size = fsti_min(end - at, sizeof pages * page);
         uint64_t page_count = (size + page - 1) / page;
-        // mincore does not write to the mapping; its parameter merely is not const.
+        // mincore() does not write to the mapping, although its parameter is not const.
         if (mincore((void *)(uintptr_t)(mapping + at), size, pages) != 0) return false;
         for (uint64_t i = 0; i < page_count; i++) count += pages[i] & 1u;
         at += size;
@@ -59,19 +59,20 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
     return true;
 }
 
-bool fsti_file_reads_at_once(fsti_file *file, uint64_t at) {
+bool fsti_file_is_resident_at(fsti_file *file, uint64_t at) {
     char byte;
     struct iovec room = {&byte, 1};
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
     return preadv2(file->fd, &room, 1, (off_t)at, RWF_NOWAIT) == 1;
 }
 
-/// Bytes of [begin, end) that so many of its pages hold; of a part of them, at least.
+/// Resident bytes of [begin, end) given the number of resident pages; a lower bound if some are
+/// missing.
 static uint64_t bytes_of_pages(uint64_t begin, uint64_t end, uint64_t pages) {
     uint64_t page = fsti_page_bytes(), size = end - begin;
     uint64_t all = (fsti_align_up(end, page) - fsti_align_down(begin, page)) / page;
     if (pages == 0 || pages >= all) return pages == 0 ? 0 : size;
-    // Those at the ends may be the ones that are there, and hold a byte each.
+    // The partial pages at the ends may be the resident ones, with at least one byte each.
     return fsti_max(size - fsti_min((all - pages) * page, size), 1);
 }
 
@@ -81,11 +82,11 @@ bool fsti_file_resident(fsti_file *file, uint64_t begin, uint64_t end, uint64_t 
     if (end <= begin) return true;
     if (file->memory != NULL) *bytes = end - begin;
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
-    if (atomic_load_explicit(&file->is_silent, memory_order_relaxed)) return false;
+    if (atomic_load_explicit(&file->residency_denied, memory_order_relaxed)) return false;
     if (!count_by_cachestat(file->fd, begin, end, &pages) &&
         !count_by_mincore(file, begin, end, &pages)) {
         bool is_refused = !fsti_io_hidden(FSTI_IO_HIDE_CACHESTAT);
-        atomic_store_explicit(&file->is_silent, is_refused, memory_order_relaxed);
+        atomic_store_explicit(&file->residency_denied, is_refused, memory_order_relaxed);
         return false;
     }
     *bytes = bytes_of_pages(begin, end, pages);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What can be used on this machine or for one file, for people to read.
+/// Lists engines that work on this machine or for one file, for users.
 #include <stdio.h>
 
 #include "gpu/gpu.h"
@@ -7,24 +7,24 @@
 #include "load.h"
 #include "transfer/transfer.h"
 
-/// What loads of a model do by themselves: without a wish, and to memory of their own.
+/// The default choice of a load, without options and into owned memory.
 typedef struct own_choice {
     fsti_load_policy usual;
-    fsti_file_route route; ///< of memory of one's own
+    fsti_file_route route; ///< for owned memory
 } own_choice;
 
-/// Asks what a load would ask.
+/// Asks the policy as a load would.
 static fst_status choose(fsti_file *file, uint64_t bytes, own_choice *out, fst_error *error) {
     fsti_load_facts facts;
-    fsti_loader_look_at_file(file, bytes, &facts);
+    fsti_loader_file_facts(file, bytes, &facts);
     fsti_policy_choose(&facts, &out->usual);
     facts.mode = FST_MODE_LOAD;
     fsti_load_policy owned;
     fsti_policy_choose(&facts, &owned);
-    const load_route_wish wish = {.guard_allowed = true,
-                                  .keeps_cache = owned.keeps_cache,
-                                  .is_small = fsti_policy_is_small(bytes, false)};
-    return fsti_loader_find_route(file, &wish, &out->route, error);
+    const load_route_request request = {.guard_allowed = true,
+                                        .keeps_cache = owned.keeps_cache,
+                                        .is_small = fsti_policy_is_small(bytes, false)};
+    return fsti_loader_find_route(file, &request, &out->route, error);
 }
 
 static void describe_engine(fst_engine number, fsti_file *file, const own_choice *choice,
@@ -52,7 +52,7 @@ static void describe_engine(fst_engine number, fsti_file *file, const own_choice
              chunks);
 }
 
-/// A driver: how many devices, or why none.
+/// Describes a driver: the number of devices, or why it cannot be used.
 static bool describe_driver(fst_device_kind kind, fst_engine_info *out) {
     fst_device_info info = {.struct_size = sizeof info};
     fst_error error;
@@ -64,12 +64,12 @@ static bool describe_driver(fst_device_kind kind, fst_engine_info *out) {
         snprintf(out->reason, sizeof out->reason,
                  "%d device(s), the first: %.40s, driver %d, %.50s%s", (int)fsti_device_count(kind),
                  info.name, (int)info.driver_version,
-                 info.converts ? "converts by itself" : info.converts_reason,
+                 info.converts ? "converts on the GPU" : info.converts_reason,
                  info.unified ? ", shared memory" : "");
     return out->usable != 0;
 }
 
-/// Whether files, or this one, can be read straight to the first device of a kind.
+/// Whether the first device of a kind can read files, or this one, by GPUDirect.
 static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
                          fst_engine_info *out) {
     fsti_device *device;
@@ -93,7 +93,7 @@ static void describe_gds(fst_device_kind kind, bool has_driver, fsti_file *file,
     if (out->usable) {
         bool is_good;
         out->usable =
-            fsti_gds_recall(file, is_hip, &is_good, out->reason, sizeof out->reason)
+            fsti_gds_find_verdict(file, is_hip, &is_good, out->reason, sizeof out->reason)
                 ? is_good
                 : fsti_gds_probe(file, is_hip, scratch->data, out->reason, sizeof out->reason);
         out->chosen = out->usable;
@@ -116,15 +116,15 @@ static void describe_devices(fsti_file *file, fst_engine_info *infos, size_t cap
     }
 }
 
-/// The first of a model's files stands for all: they lie in one folder. What is no model is a file.
+/// Opens the first file of a model, which represents all of them. Other paths are opened as files.
 static fst_status open_first(const char *path, fsti_file **out, uint64_t *bytes, fst_error *error) {
     fst_model *model;
-    const model_wish wish = {.flags = 0};
+    const model_request request = {.flags = 0};
     *bytes = 0;
     fst_error cause;
-    fst_status status = fsti_model_open(path, &wish, &model, &cause);
+    fst_status status = fsti_model_open(path, &request, &model, &cause);
     if (status != FST_OK) {
-        // What is wrong with a folder says more than that it is no file.
+        // An error about a folder explains more than "not a file".
         fst_status opened = fsti_file_open(path, out, error);
         if (opened == FST_E_NOT_REGULAR && error != NULL) *error = cause;
         if (opened != FST_OK) return opened == FST_E_NOT_REGULAR ? status : opened;
@@ -152,8 +152,8 @@ fst_status fsti_loader_probe(const char *path, fst_engine_info *infos, size_t ca
         }
     }
     *count = 0;
-    for (unsigned number = 0; number < FST_ENGINE_COUNT; number++) {
-        if (number == FST_ENGINE_AUTO || number == FST_ENGINE_GDS) continue;
+    for (unsigned number = 0; number < FSTI_ENGINE_COUNT; number++) {
+        if (number == FST_ENGINE_AUTO || number == FSTI_ENGINE_GDS) continue;
         if (*count < capacity)
             describe_engine((fst_engine)number, file, file == NULL ? NULL : &choice,
                             &infos[*count]);

@@ -1,8 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Items that are read by themselves, beside the load: what the stream has let go of or not come
-/// to, and what of a map no view can serve. The same work as a load's, so it waits no longer than
-/// it is told, can be cancelled, and is counted. A read that was not waited for to its end goes on:
-/// who asks again finds it further on.
+/// Reads single items in parallel to the load: items that the stream has released or not reached,
+/// and items of a mapped load that cannot be mapped. Each is a small load with its own plan and
+/// pipeline: it honours timeouts, can be cancelled, and is counted. It continues after its caller's
+/// timeout, so that a later call for the same item makes progress.
+///
+/// Every read is on the list loader->reads, which loader->lock protects, and in one of these
+/// states:
+///
+///   state      waiter_count  is_abandoned  leaves the state when
+///   waited for      > 0           no       its last caller leaves: freed if the read has ended,
+///                                          parked otherwise
+///   parked            0           no       a caller asks for its item (waited for again); or the
+///                                          list is full, the read has ended, and no caller asked
+///                                          for PARKED_NS_MAX (freed); or it was parked when
+///                                          PARKED_COUNT_MAX reads were parked already (abandoned)
+///   abandoned         0          yes       its cancelled pipeline is idle: freed by the next call
+///
+/// Closing the loader frees all of them. A destination of the caller's is written by at most one
+/// read, which is never abandoned.
 #include <string.h>
 #include <unistd.h>
 
@@ -11,47 +26,51 @@
 struct item_read {
     item_read *next;
     uint32_t item;
-    uint32_t waiter_count; ///< 0: it is parked, and nobody waits for it now
+    uint32_t waiter_count; ///< 0: parked, no caller is waiting
     uint64_t parked_ns;    ///< since when
+    bool is_abandoned;     ///< cancelled: freed when its threads have ended
     fsti_plan plan;
-    load_ways ways;
-    fsti_pipeline *pipeline; ///< NULL: it could not be opened
+    load_methods methods;
+    fsti_pipeline *pipeline; ///< NULL: opening failed
 };
 
-/// So many that nobody waits for may go on: they hold memory beside the load's.
+/// Maximum of parked reads that continue; they use memory outside the load's budget.
 #define PARKED_COUNT_MAX 8u
-/// Who has not come back for so long has forgotten it.
-#define FORGOTTEN_NS ((uint64_t)10 * 1000000000)
-/// So long sleeps who waits for one of the others to be fetched.
-#define ROOM_SLEEP_US 2000
+/// Maximum of abandoned reads: cancelled, and not finished.
+#define ABANDONED_COUNT_MAX 8u
+/// A parked read that no caller asks for in this time may be replaced.
+#define PARKED_NS_MAX ((uint64_t)10 * 1000000000)
+/// Poll interval of a caller that waits for an abandoned read to end.
+#define SLOT_SLEEP_US 2000
 
 static void end_read(item_read *read) {
     fsti_pipeline_close(read->pipeline);
-    fsti_free(read->ways.routes);
+    fsti_free(read->methods.routes);
     fsti_plan_clear(&read->plan);
     fsti_free(read);
 }
 
-/// Takes a read off the list. The lock is held.
+/// Removes a read from the list. The lock must be held.
 static void unlist(fst_loader *loader, const item_read *read) {
     item_read **link = &loader->reads;
     while (*link != NULL && *link != read) link = &(*link)->next;
     if (*link != NULL) *link = read->next;
 }
 
-/// The read of an item that was parked, or, where it is to be the only one, any; NULL: there is
-/// none.
+/// Joins the parked read of an item, or any read of it if there may be only one. NULL: there is no
+/// such read.
 static item_read *join_read(fst_loader *loader, uint32_t item, bool is_only) {
     pthread_mutex_lock(&loader->lock);
     item_read *read = loader->reads;
-    while (read != NULL && (read->item != item || (read->waiter_count > 0 && !is_only)))
+    while (read != NULL &&
+           (read->item != item || read->is_abandoned || (read->waiter_count > 0 && !is_only)))
         read = read->next;
     if (read != NULL) read->waiter_count++;
     pthread_mutex_unlock(&loader->lock);
     return read;
 }
 
-/// Begins to read an item, as one of memory, whatever the load is.
+/// Starts reading an item into memory, whatever the mode of the load.
 static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_ms, item_read **out,
                              fst_error *error) {
     fsti_file *file = loader->files[loader->wants[item].file];
@@ -62,13 +81,13 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_
     fst_status status =
         fsti_loader_plan(loader, &loader->wants[item], 1, false, &read->plan, error);
     if (status == FST_OK)
-        status = fsti_loader_find_ways(loader, &read->plan, false, &read->ways, error);
+        status = fsti_loader_find_methods(loader, &read->plan, false, &read->methods, error);
     if (status == FST_OK) {
-        fsti_job job = fsti_loader_job(loader, &read->plan, &read->ways);
+        fsti_job job = fsti_loader_job(loader, &read->plan, &read->methods);
         job.mappings = NULL;
         job.budget_bytes = 0;
         job.progress = NULL;
-        // What a program gives, or a server, may take its time, and is to be cancelled meanwhile.
+        // Read callbacks and servers may be slow, and the read must stay cancellable.
         job.may_wait =
             timeout_ms < 0 && fsti_file_identity(file) >= 0 && !fsti_file_is_object(file);
         status = fsti_pipeline_open(&job, &read->pipeline, error);
@@ -85,17 +104,17 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_
     return FST_OK;
 }
 
-/// FST_E_CANCELLED when the load was cancelled, by the program or by its callback of progress.
+/// FST_E_CANCELLED if the program, or its progress callback, cancelled the load.
 static fst_status check_cancelled(fst_loader *loader, fst_error *error) {
     pthread_mutex_lock(&loader->lock);
     bool cancelled = loader->is_cancelled;
     pthread_mutex_unlock(&loader->lock);
     if (fsti_pipeline_cancelled(loader->pipeline, error)) return FST_E_CANCELLED;
     if (!cancelled) return FST_OK;
-    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
+    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "the load was cancelled");
 }
 
-/// Puts a read that nobody waits for first on the list. The lock is held.
+/// Puts a parked read at the front of the list. The lock must be held.
 static void park_read(fst_loader *loader, item_read *read) {
     unlist(loader, read);
     read->parked_ns = fsti_now_ns();
@@ -103,47 +122,78 @@ static void park_read(fst_loader *loader, item_read *read) {
     loader->reads = read;
 }
 
-/// Whether one more may be parked; where too many are, one that is over and was forgotten goes,
-/// *out: for the caller to end. None goes that somebody comes back for: of many that are asked for
-/// by turns none would ever arrive. And none that is still read: that would have to be waited for.
-static bool make_room(fst_loader *loader, item_read **out) {
-    uint64_t now_ns = fsti_now_ns();
-    size_t count = 0;
-    *out = NULL;
-    pthread_mutex_lock(&loader->lock);
-    for (item_read *read = loader->reads; read != NULL; read = read->next) {
-        if (read->waiter_count > 0) continue;
-        count++;
-        if (now_ns - read->parked_ns >= FORGOTTEN_NS && fsti_pipeline_is_over(read->pipeline))
-            *out = read;
+typedef struct parked_counts {
+    size_t kept, abandoned;
+} parked_counts;
+
+static parked_counts count_parked(const fst_loader *loader) {
+    parked_counts counts = {0};
+    for (const item_read *read = loader->reads; read != NULL; read = read->next) {
+        counts.abandoned += read->is_abandoned;
+        counts.kept += !read->is_abandoned && read->waiter_count == 0;
     }
-    bool is_full = count >= PARKED_COUNT_MAX;
-    if (!is_full) *out = NULL;
-    if (*out != NULL) {
-        unlist(loader, *out);
-        fsti_pipeline_add_counts((*out)->pipeline, &loader->read_counts);
-    }
-    pthread_mutex_unlock(&loader->lock);
-    return !is_full || *out != NULL;
+    return counts;
 }
 
-/// Waits until a read that its caller may leave can be begun.
-static fst_status wait_for_room(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
+/// Removes a read that can be freed without waiting: an abandoned one or, if the list is full, a
+/// complete one that no caller has asked for in time. NULL: none. The lock must be held.
+static item_read *remove_replaceable(fst_loader *loader, bool is_full) {
+    uint64_t now_ns = fsti_now_ns();
+    item_read *found = NULL;
+    for (item_read *read = loader->reads; read != NULL; read = read->next) {
+        bool is_replaceable =
+            read->is_abandoned || (is_full && now_ns - read->parked_ns >= PARKED_NS_MAX);
+        if (is_replaceable && read->waiter_count == 0 && fsti_pipeline_is_idle(read->pipeline))
+            found = read;
+    }
+    if (found != NULL) {
+        unlist(loader, found);
+        fsti_pipeline_add_counts(found->pipeline, &loader->read_counts);
+    }
+    return found;
+}
+
+/// Frees what is possible without waiting. Returns whether a caller with a timeout may start
+/// another read: with timeout 0 it will be parked, otherwise it may be abandoned at the timeout.
+static bool make_room(fst_loader *loader, bool is_poll) {
+    for (;;) {
+        pthread_mutex_lock(&loader->lock);
+        parked_counts counts = count_parked(loader);
+        bool is_full = counts.kept >= PARKED_COUNT_MAX;
+        item_read *removed = remove_replaceable(loader, is_full);
+        pthread_mutex_unlock(&loader->lock);
+        if (removed == NULL) return is_poll ? !is_full : counts.abandoned < ABANDONED_COUNT_MAX;
+        end_read(removed);
+    }
+}
+
+/// Waits until another read may be started.
+static fst_status wait_for_slot(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    item_read *forgotten;
-    while (!make_room(loader, &forgotten)) {
+    while (!make_room(loader, timeout_ms == 0)) {
         if (fsti_loader_time_left(timeout_ms, start_ns) == 0)
-            return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE,
-                                  "not there after %lld ms: %u other items are read already",
+            return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
+                                  "timed out after %lld ms: %u other items are being read",
                                   (long long)timeout_ms, PARKED_COUNT_MAX);
         FST_TRY(check_cancelled(loader, error));
-        usleep(ROOM_SLEEP_US);
+        usleep(SLOT_SLEEP_US);
     }
-    if (forgotten != NULL) end_read(forgotten);
     return FST_OK;
 }
 
-/// The caller waits no longer. What has come to an end goes with the last who waited.
+/// Abandons a read that was just parked if too many are parked. The reads parked earlier are kept,
+/// so that of many items that a caller polls one after the other each one arrives. A read into the
+/// caller's memory is always kept: it uses no memory of the load, and only one read may write
+/// there. The lock must be held.
+static void abandon_if_too_many(fst_loader *loader, item_read *read) {
+    bool fills_callers = loader->plan.items[read->item].destination != NULL;
+    if (!fills_callers && count_parked(loader).kept > PARKED_COUNT_MAX) {
+        read->is_abandoned = true;
+        fsti_pipeline_cancel(read->pipeline);
+    }
+}
+
+/// The caller stops waiting. The last caller frees a read that has ended.
 static void leave_read(fst_loader *loader, item_read *read, bool is_over) {
     pthread_mutex_lock(&loader->lock);
     bool is_last = --read->waiter_count == 0;
@@ -152,14 +202,14 @@ static void leave_read(fst_loader *loader, item_read *read, bool is_over) {
         fsti_pipeline_add_counts(read->pipeline, &loader->read_counts);
     } else if (is_last) {
         park_read(loader, read);
+        abandon_if_too_many(loader, read);
     }
     pthread_mutex_unlock(&loader->lock);
     if (is_last && is_over) end_read(read);
 }
 
-/// The tensor of a read whose bytes are in place.
-static fst_status hand_out(fst_loader *loader, item_read *read, fst_tensor **out,
-                           fst_error *error) {
+/// Makes the tensor of a finished read.
+static fst_status deliver(fst_loader *loader, item_read *read, fst_tensor **out, fst_error *error) {
     tensor_source source = {.item = read->plan.items, .want = &loader->wants[read->item]};
     fsti_pipeline_buffer(read->pipeline, 0, &source.buffer);
     fst_status status = fsti_tensor_make(loader, &source, out, error);
@@ -167,8 +217,8 @@ static fst_status hand_out(fst_loader *loader, item_read *read, fst_tensor **out
     return status;
 }
 
-/// Memory of the caller's is written once: whoever else wants the item waits for that read. *out is
-/// NULL when it is there.
+/// Starts the only read into the caller's memory; other callers for the item join it. *out is NULL
+/// if the item is already there.
 static fst_status begin_only_read(fst_loader *loader, uint32_t item, int64_t timeout_ms,
                                   item_read **out, fst_error *error) {
     fst_status status = FST_OK;
@@ -180,33 +230,33 @@ static fst_status begin_only_read(fst_loader *loader, uint32_t item, int64_t tim
     return status;
 }
 
-/// A read to join or, where there is none, a new one; NULL: the item is in its place.
+/// Joins a read, or starts one. NULL: the item is already at its destination.
 static fst_status get_read(fst_loader *loader, uint32_t item, int64_t timeout_ms, item_read **out,
                            fst_error *error) {
     bool is_only = loader->plan.items[item].destination != NULL;
     *out = join_read(loader, item, is_only);
     if (*out != NULL) return FST_OK;
     FST_TRY(check_cancelled(loader, error));
-    if (timeout_ms >= 0) FST_TRY(wait_for_room(loader, timeout_ms, error));
+    if (timeout_ms >= 0) FST_TRY(wait_for_slot(loader, timeout_ms, error));
     if (is_only) return begin_only_read(loader, item, timeout_ms, out, error);
     return begin_read(loader, item, timeout_ms, out, error);
 }
 
-/// Waits for a read; the tensor, if it ends well.
+/// Waits for a read and makes its tensor.
 static fst_status wait_read(fst_loader *loader, item_read *read, int64_t timeout_ms,
                             fst_tensor **out, fst_error *error) {
-    // Cancelling reaches what is on the list; what came there later looks here. What is in place
-    // can still be had.
+    // fsti_loader_cancel_reads() only reaches reads on the list, so check here for later ones.
+    // Finished items are still returned.
     if (!fsti_pipeline_is_done(read->pipeline)) FST_TRY(check_cancelled(loader, error));
     FST_TRY(
         fsti_pipeline_wait(read->pipeline, 0, (uint32_t)read->plan.chunk_count, timeout_ms, error));
-    fsti_pipeline_fill(loader->pipeline, read->item);
-    return hand_out(loader, read, out, error);
+    fsti_pipeline_mark_filled(loader->pipeline, read->item);
+    return deliver(loader, read, out, error);
 }
 
-/// The tensor of an item that is in its place.
-static fst_status take_placed(fst_loader *loader, uint32_t item, fst_tensor **out,
-                              fst_error *error) {
+/// Makes the tensor of an item that is at its destination.
+static fst_status make_placed_tensor(fst_loader *loader, uint32_t item, fst_tensor **out,
+                                     fst_error *error) {
     tensor_source there = {.item = &loader->plan.items[item], .want = &loader->wants[item]};
     return fsti_tensor_make(loader, &there, out, error);
 }
@@ -216,9 +266,9 @@ fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t time
     uint64_t start_ns = fsti_now_ns();
     item_read *read = NULL;
     if (fsti_pipeline_place_step(loader->pipeline, item) == PLACE_FILLED)
-        return take_placed(loader, item, out, error);
+        return make_placed_tensor(loader, item, out, error);
     fst_status status = get_read(loader, item, timeout_ms, &read, error);
-    if (status == FST_OK && read == NULL) return take_placed(loader, item, out, error);
+    if (status == FST_OK && read == NULL) return make_placed_tensor(loader, item, out, error);
     if (status == FST_OK) {
         int64_t left_ms = fsti_loader_time_left(timeout_ms, start_ns);
         status = wait_read(loader, read, left_ms, out, error);
@@ -229,9 +279,13 @@ fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t time
 }
 
 void fsti_loader_add_read_counts(fst_loader *loader, fst_load_stats *stats) {
-#define ADD_READS(name) stats->name += loader->read_counts.name;
-    FST_LOAD_COUNTERS(ADD_READS)
-#undef ADD_READS
+    size_t count;
+    const fst_load_counter *counters = fsti_load_counters(&count);
+    for (size_t i = 0; i < count; i++) {
+        const char *from = (const char *)&loader->read_counts + counters[i].offset;
+        *(uint64_t *)(void *)((char *)stats + counters[i].offset) +=
+            *(const uint64_t *)(const void *)from;
+    }
     for (item_read *read = loader->reads; read != NULL; read = read->next)
         fsti_pipeline_add_counts(read->pipeline, stats);
 }

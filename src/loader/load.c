@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A load from request to tensors: mode, plan, pipeline, and the ways to get at what arrives.
+/// A load, from request to tensors: mode, plan, pipeline, and access to the results.
 #include "load.h"
 
-#include <stdio.h>
-#include <string.h>
-
-/// Opens the device that tensors go to.
+/// Opens the device of the tensors.
 static fst_status choose_device(fst_loader *loader, fst_error *error) {
     const fst_load_options *options = &loader->options;
     loader->device_id = options->device;
@@ -17,10 +14,10 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
     loader->device_id.index = loader->device_id.index < 0 ? 0 : loader->device_id.index;
-    // Memory of the caller's is filled the way that its kind needs.
-    loader->locks_memory = options->allocator == NULL && !fsti_loader_has_destinations(loader) &&
-                           (is_pinned || shares);
-    if (is_pinned && !loader->locks_memory) loader->device = NULL;
+    // Caller memory is filled according to its kind, so it is not pinned.
+    loader->pins_memory = options->allocator == NULL && !fsti_loader_has_destinations(loader) &&
+                          (is_pinned || shares);
+    if (is_pinned && !loader->pins_memory) loader->device = NULL;
     return FST_OK;
 }
 
@@ -54,7 +51,7 @@ static fst_status list_files(fst_loader *loader, fst_error *error) {
     return FST_OK;
 }
 
-/// Notes what each file is held against; all are, or none is.
+/// Finds the digests of each file: all files are verified, or none.
 static fst_status list_digests(fst_loader *loader, fst_error *error) {
     const fst_model *model = loader->model;
     if (model->verification == NULL) return FST_OK;
@@ -69,13 +66,13 @@ static fst_status list_digests(fst_loader *loader, fst_error *error) {
         any |= model->files[i].digests.kind != NULL;
     }
     if (any) return FST_OK;
-    // Compressed files alone: their stored bytes are held against digests as they are read.
+    // All files are compressed: their stored bytes are verified while reading.
     fsti_free(loader->digests);
     loader->digests = NULL;
     return FST_OK;
 }
 
-/// Views of the files that the request touches.
+/// Maps the files that the request touches.
 static fst_status make_views(fst_loader *loader, fst_error *error) {
     size_t count = loader->model->file_count;
     if (loader->mode != FST_MODE_MAP) return FST_OK;
@@ -84,13 +81,13 @@ static fst_status make_views(fst_loader *loader, fst_error *error) {
     if (loader->views == NULL || loader->mappings == NULL)
         return fsti_error_memory(error, count * sizeof *loader->views);
     bool writable = loader->options.map_read_only == 0;
-    // Reading views for the program is guarded as well (fst_tensor_read).
-    if (loader->options.no_sigbus_guard == 0) (void)fsti_io_guard_ready();
+    // Reads of views for the program are guarded too (fst_tensor_read).
+    if (loader->tuning.keep_sigbus_handler == 0) (void)fsti_io_guard_ready();
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
         uint32_t file = loader->plan.extents[i].file;
         if (loader->views[file] != NULL) continue;
         FST_TRY(fsti_file_check(loader->files[file], error));
-        FST_TRY(fsti_model_mapping(loader->model, file, writable, &loader->views[file], error));
+        FST_TRY(fsti_model_map_file(loader->model, file, writable, &loader->views[file], error));
         loader->mappings[file] = loader->views[file]->data;
     }
     return FST_OK;
@@ -105,8 +102,8 @@ static void drop_views(fst_loader *loader) {
     loader->mappings = NULL;
 }
 
-/// The plan, and the views if these are wanted. Where the system refuses to map (limits of address
-/// space or of promised memory), a request that left the choice to us is loaded.
+/// Makes the plan, and mappings if needed. If the system refuses a mapping (limits of address space
+/// or overcommit), a request with automatic mode falls back to owned memory.
 static fst_status plan_load(fst_loader *loader, fst_error *error) {
     fst_error cause;
     size_t count = loader->plan.item_count;
@@ -132,6 +129,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     pthread_mutex_init(&loader->lock, NULL);
     pthread_mutex_init(&loader->allocator_lock, NULL);
     pthread_mutex_init(&loader->place_lock, NULL);
+    loader->begun_ns = fsti_now_ns();
     loader->model = fsti_model_ref(model);
     loader->options = *options;
     loader->tuning = *options->tuning;
@@ -147,29 +145,32 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         status = fsti_loader_check_verified(loader, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
-        fsti_loader_look(loader);
+        fsti_loader_gather_facts(loader);
         fsti_loader_share_budget(loader);
         choose_policy(loader);
         status = plan_load(loader, error);
     }
     if (status == FST_OK)
-        status = fsti_loader_find_ways(loader, &loader->plan, loader->mode == FST_MODE_MAP,
-                                       &loader->ways, error);
-    fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->ways);
+        status = fsti_loader_find_methods(loader, &loader->plan, loader->mode == FST_MODE_MAP,
+                                          &loader->methods, error);
+    fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->methods);
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
+        fsti_loader_log_end(loader, status, error);
         fsti_loader_close(loader);
         return status;
     }
+    fsti_loader_log_begin(loader);
     *out = loader;
     return FST_OK;
 }
 
 void fsti_loader_close(fst_loader *loader) {
     if (loader == NULL) return;
+    fsti_loader_log_close(loader);
     fsti_loader_end_reads(loader);
     fsti_pipeline_close(loader->pipeline);
-    fsti_free(loader->ways.routes);
+    fsti_free(loader->methods.routes);
     drop_views(loader);
     fsti_plan_clear(&loader->plan);
     fsti_free(loader->wants);
@@ -190,12 +191,13 @@ void fsti_loader_close(fst_loader *loader) {
 size_t fsti_loader_tensor_count(const fst_loader *loader) { return loader->plan.item_count; }
 
 void fsti_loader_cancel(fst_loader *loader) {
-    if (fsti_pipeline_check_owner(loader->pipeline, NULL) != FST_OK) return; // nothing runs here
+    if (fsti_pipeline_check_owner(loader->pipeline, NULL) != FST_OK)
+        return; // a forked child has no threads
     fsti_pipeline_cancel(loader->pipeline);
     fsti_loader_cancel_reads(loader);
 }
 
-/// Waits for chunks and keeps the time of it.
+/// Waits for chunks and counts the time.
 static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, int64_t timeout_ms,
                               fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
@@ -207,19 +209,24 @@ static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, 
 fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
     if (loader->options.budget_bytes != 0)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "a load with a budget is finished by fst_loader_next()");
-    return wait_chunks(loader, 0, (uint32_t)loader->plan.chunk_count, timeout_ms, error);
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "a load with a budget must be read with fst_loader_next()");
+    fst_error cause = {.status = FST_OK};
+    fst_status status =
+        wait_chunks(loader, 0, (uint32_t)loader->plan.chunk_count, timeout_ms, &cause);
+    fsti_loader_log_end(loader, status, &cause);
+    if (status != FST_OK && error != NULL) *error = cause;
+    return status;
 }
 
-/// A view waits for what is brought into the page cache on its behalf; else it is there at once.
+/// Waits for an item. A view is ready at once, unless it is being read into the page cache.
 static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int64_t timeout_ms,
                             fst_error *error) {
     if (item->size_bytes == 0) return FST_OK;
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
-/// The next batch that has been handed out whole and not let go of; false: there is none.
+/// The next batch whose tensors were all returned and that is not released. False: none.
 static bool take_delivered(fst_loader *loader, uint32_t *out) {
     const fsti_plan *plan = &loader->plan;
     pthread_mutex_lock(&loader->lock);
@@ -232,8 +239,8 @@ static bool take_delivered(fst_loader *loader, uint32_t *out) {
     return is_delivered;
 }
 
-/// Lets go of batches that have been handed out whole, under no lock: memory of the caller's is
-/// given back by his function.
+/// Releases completely returned batches, without holding a lock, because the caller's allocator may
+/// be called.
 static void release_delivered(fst_loader *loader) {
     uint32_t batch;
     if (loader->options.budget_bytes == 0) return; // kept for access by name
@@ -248,7 +255,7 @@ static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buff
     return fsti_tensor_make(loader, &source, out, error);
 }
 
-/// What no view can serve is read to memory, once what is to come into the page cache is there.
+/// Reads an item that cannot be mapped, after the page cache has been filled.
 static fst_status copy_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
                             fst_tensor **out, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
@@ -257,15 +264,15 @@ static fst_status copy_item(fst_loader *loader, uint32_t item_index, int64_t tim
                                  out, error);
 }
 
-/// The next item of the stream, as soon as it is there.
+/// Returns the next item of the stream, when it is ready.
 static fst_status stream_item(fst_loader *loader, uint32_t item_index, int64_t timeout_ms,
                               fst_tensor **out, fst_error *error) {
     const fsti_plan_item *item = &loader->plan.items[item_index];
-    if (fsti_loader_is_apart(loader, item))
+    if (fsti_loader_needs_copy(loader, item))
         return copy_item(loader, item_index, timeout_ms, out, error);
     uint64_t start_ns = fsti_now_ns();
     FST_TRY(wait_item(loader, item, timeout_ms, error));
-    if (fsti_pipeline_place_step(loader->pipeline, item_index) == PLACE_SETTLED)
+    if (fsti_pipeline_place_step(loader->pipeline, item_index) == PLACE_CLAIMED)
         return fsti_loader_read_item(loader, item_index,
                                      fsti_loader_time_left(timeout_ms, start_ns), out, error);
     fsti_buffer *buffer;
@@ -282,7 +289,10 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     pthread_mutex_lock(&loader->lock);
     size_t position = loader->next_delivery;
     pthread_mutex_unlock(&loader->lock);
-    if (position >= plan->item_count) return FST_END;
+    if (position >= plan->item_count) {
+        fsti_loader_log_end(loader, FST_END, NULL);
+        return FST_END;
+    }
     FST_TRY(stream_item(loader, plan->delivery[position], timeout_ms, out, error));
     pthread_mutex_lock(&loader->lock);
     loader->next_delivery = position + 1;
@@ -291,13 +301,12 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
     return FST_OK;
 }
 
-/// Whether an item of memory is read by itself: the stream has let go of it, or has not come to it
-/// (its turn may never come while we wait). What is at a destination stays as the caller has left
-/// it.
+/// Whether an item must be read separately: the stream has released it, or has not reached it, and
+/// may not before this call returns. An item at a destination stays as the caller has left it.
 static bool is_read_alone(fst_loader *loader, uint32_t index, fsti_batch_step step) {
     if (loader->plan.items[index].destination == NULL) return step != BATCH_ADMITTED;
-    if (step == BATCH_WAITING) fsti_pipeline_settle(loader->pipeline, index);
-    return fsti_pipeline_place_step(loader->pipeline, index) == PLACE_SETTLED;
+    if (step == BATCH_WAITING) fsti_pipeline_claim(loader->pipeline, index);
+    return fsti_pipeline_place_step(loader->pipeline, index) == PLACE_CLAIMED;
 }
 
 fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeout_ms,
@@ -306,8 +315,9 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
-    if (fsti_loader_is_apart(loader, item)) return copy_item(loader, index, timeout_ms, out, error);
-    // Holding the buffer keeps the bytes even if the stream lets go of them meanwhile.
+    if (fsti_loader_needs_copy(loader, item))
+        return copy_item(loader, index, timeout_ms, out, error);
+    // Hold the buffer, so that its bytes stay valid if the stream releases the batch.
     fsti_batch_step step = fsti_pipeline_buffer(loader->pipeline, item->batch, &buffer);
     if (item->size_bytes > 0 && loader->mode != FST_MODE_MAP &&
         is_read_alone(loader, index, step)) {
@@ -321,7 +331,7 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     return status;
 }
 
-/// Makes the table of items by tensor; of several items of a tensor the first counts.
+/// Makes the table from tensors to items. If a tensor has several items, the first counts.
 static fst_status index_items(fst_loader *loader, fst_error *error) {
     size_t count = loader->model->entry_count;
     uint32_t *table = fsti_alloc_zeroed(count, sizeof *table);
@@ -344,78 +354,9 @@ fst_status fsti_loader_tensor(fst_loader *loader, const char *name, size_t name_
     pthread_mutex_unlock(&loader->lock);
     FST_TRY(status);
     if (item > 0) return fsti_loader_item(loader, item - 1, timeout_ms, out, error);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = name;
-    place.tensor_size = name_size;
-    return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place,
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.tensor = name;
+    location.tensor_size = name_size;
+    return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, location,
                           "the request does not include the tensor");
-}
-
-/// What opening the files, and reads of headers, have cost.
-static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
-    for (size_t i = 0; i < loader->model->file_count; i++) {
-        fsti_net_counts net;
-        fsti_file_net_counts(loader->files[i], &net);
-        stats->network_requests += net.requests;
-        stats->network_retries += net.retries;
-        stats->network_hedges += net.hedges;
-        stats->network_connections += net.connections;
-        stats->network_bytes += net.bytes;
-        stats->disk_cache_bytes += net.kept_bytes;
-        stats->disk_cache_written += net.written_bytes;
-    }
-}
-
-/// Tells of the cache on disk what can't be seen by the engine.
-static void add_cache_words(const fst_loader *loader, char *reason, size_t size) {
-    size_t used = strlen(reason);
-    const char *kept = NULL;
-    int failure = 0;
-    for (size_t i = 0; i < loader->model->file_count; i++) {
-        if (fsti_file_is_kept(loader->files[i])) kept = fsti_file_origin_words(loader->files[i]);
-        if (failure == 0) failure = fsti_file_cache_failure(loader->files[i]);
-    }
-    if (failure != 0)
-        snprintf(reason + used, size - used, "; the cache on disk is not written to: %s",
-                 strerror(failure));
-    else if (kept != NULL)
-        snprintf(reason + used, size - used, "; %s", kept);
-}
-
-/// Objects that are whole in the cache on disk are files: what is planned of them is read there.
-static void add_kept(const fst_loader *loader, fst_load_stats *stats) {
-    for (size_t i = 0; i < loader->plan.extent_count; i++) {
-        const fsti_plan_extent *extent = &loader->plan.extents[i];
-        if (fsti_file_is_kept(loader->files[extent->file]))
-            stats->disk_cache_bytes += extent->end - extent->begin;
-    }
-}
-
-fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_error *error) {
-    FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
-    size_t struct_size = stats->struct_size;
-    memset(stats, 0, sizeof *stats);
-    stats->struct_size = struct_size;
-    fsti_pipeline_stats(loader->pipeline, stats);
-    char engine_reason[sizeof stats->reason];
-    snprintf(engine_reason, sizeof engine_reason, "%s", stats->reason);
-    bool map = loader->mode == FST_MODE_MAP;
-    snprintf(stats->mode, sizeof stats->mode, "%s", map ? "map" : "load");
-    if (map) snprintf(stats->engine, sizeof stats->engine, "mapping");
-    snprintf(stats->reason, sizeof stats->reason, "%s", loader->policy.reason);
-    // What goes on with a comma needs nothing before it.
-    if (engine_reason[0] != '\0' && engine_reason[0] != ',')
-        fsti_append(stats->reason, sizeof stats->reason, "; ");
-    fsti_append(stats->reason, sizeof stats->reason, engine_reason);
-    stats->tensor_count = loader->plan.item_count;
-    stats->bytes_requested = loader->plan.bytes_requested;
-    stats->plan_ns = loader->plan_ns;
-    add_opening(loader, stats);
-    add_kept(loader, stats);
-    add_cache_words(loader, stats->reason, sizeof stats->reason);
-    pthread_mutex_lock(&loader->lock);
-    stats->wait_ns = loader->wait_ns;
-    fsti_loader_add_read_counts(loader, stats);
-    pthread_mutex_unlock(&loader->lock);
-    return FST_OK;
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From what was decided of a load to its plan, and to the job of a pipeline.
+/// Makes the plan of a load from its policy, and the pipeline job from the plan.
 #include "load.h"
 
-/// Locked memory that loads to a GPU go through: enough to keep its bus busy.
+/// Pinned memory for loads to a GPU, enough to keep its bus busy.
 #define RING_BYTES ((uint64_t)64 << 20)
 
-/// The size of what digests are of, the same in all files; 0: there are none.
+/// The size of digested pieces, equal in all files; 0: not verified.
 static uint32_t verify_bytes(const fst_loader *loader) {
     uint32_t bytes = 0;
     for (size_t i = 0; loader->digests != NULL && i < loader->model->file_count; i++)
@@ -20,7 +20,7 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
                              .batch_bytes_max = loader->policy.batch_bytes_max,
                              .gaps = loader->policy.gaps,
                              .chunk_bytes_max =
-                                 loader->device != NULL ? FSTI_RING_CHUNK_BYTES_MAX : 0,
+                                 loader->device != NULL ? FSTI_STAGING_CHUNK_BYTES_MAX : 0,
                              .to_device = loader->device != NULL,
                              .is_view = is_view,
                              .verify_bytes = verify_bytes(loader),
@@ -29,7 +29,7 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
     return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
 }
 
-/// A budget that is smaller than the ring's default makes the ring smaller, too.
+/// A small budget also limits the staging ring.
 static uint64_t ring_bytes(const fst_loader *loader) {
     uint64_t bytes = loader->tuning.staging_bytes, budget = loader->facts.budget_bytes;
     if (bytes == 0) bytes = RING_BYTES;
@@ -37,31 +37,31 @@ static uint64_t ring_bytes(const fst_loader *loader) {
     return fsti_min(bytes, RING_BYTES);
 }
 
-fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_ways *ways) {
+fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_methods *methods) {
     const fst_load_options *options = &loader->options;
     return (fsti_job){.plan = plan,
-                      .routes = ways->routes,
-                      .threads = ways->threads,
+                      .routes = methods->routes,
+                      .threads = methods->threads,
                       .policy = &loader->policy,
                       .headers = loader->headers,
                       .files = loader->files,
                       .digests = loader->digests,
                       .mappings = loader->mappings,
-                      .populate = options->map_populate != 0,
+                      .populate = loader->tuning.map_populate != 0,
                       .allocator = options->allocator,
                       .allocator_lock = &loader->allocator_lock,
                       .device = loader->device,
-                      .locks_memory = loader->locks_memory,
+                      .pins_memory = loader->pins_memory,
                       .stream = options->stream,
                       .ring_bytes = ring_bytes(loader),
-                      // What goes straight to a device passes no processor that could digest it.
-                      .gds = loader->digests == NULL ? options->gds : FST_GDS_OFF,
+                      // GPUDirect reads bypass the CPU, which could not digest them.
+                      .gds = loader->digests == NULL ? loader->tuning.gds : FST_GDS_OFF,
                       .ring = loader->tuning.ring,
                       .numa = loader->tuning.numa,
                       .budget_bytes = loader->facts.budget_bytes,
-                      .room_bytes = loader->rooms.bytes,
+                      .workspace_bytes = loader->workspaces.bytes,
                       .may_wait = true,
-                      .guard_allowed = options->no_sigbus_guard == 0,
+                      .guard_allowed = loader->tuning.keep_sigbus_handler == 0,
                       .progress = options->progress,
                       .progress_context = options->progress_context};
 }

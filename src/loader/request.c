@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From the public request to wants of the plan.
+/// Resolves the public request to requests of the plan.
 #include <string.h>
 
 #include "load.h"
@@ -37,58 +37,58 @@ static fst_status select_tensors(fst_loader *loader, const fst_load_options *opt
     return FST_OK;
 }
 
-static fst_status check_item(const fst_loader *loader, const fst_request_item *item, size_t index,
+static fst_status check_part(const fst_loader *loader, const fst_part *part, size_t index,
                              fst_error *error) {
     const char *fault = NULL;
-    if (item->tensor_index >= loader->model->entry_count)
+    if (part->tensor_index >= loader->model->entry_count)
         fault = "tensor index out of range";
-    else if ((item->slice_begin == NULL) != (item->slice_end == NULL))
-        fault = "slice has only one of begin and end";
-    else if (item->destination != NULL && loader->options.mode == FST_MODE_MAP)
-        fault = "a view can't be put into a destination";
+    else if ((part->begin == NULL) != (part->end == NULL))
+        fault = "a slice needs both begin and end";
+    else if (part->destination != NULL && loader->options.mode == FST_MODE_MAP)
+        fault = "a mapped tensor can't have a destination";
     if (fault == NULL) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "item %zu: %s", index, fault);
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "part %zu: %s", index, fault);
 }
 
-static uint32_t item_rank(const fst_loader *loader, const fst_request_item *item) {
-    model_entry entry = fsti_model_entry(loader->model, item->tensor_index);
+static uint32_t part_rank(const fst_loader *loader, const fst_part *part) {
+    model_entry entry = fsti_model_entry(loader->model, part->tensor_index);
     return loader->model->files[entry.file].header->tensors[entry.tensor].rank;
 }
 
-static fst_status copy_items(fst_loader *loader, const fst_load_options *options,
+static fst_status copy_parts(fst_loader *loader, const fst_load_options *options,
                              fst_error *error) {
     uint64_t slice_numbers = 0;
-    for (size_t i = 0; i < options->item_count; i++) {
-        const fst_request_item *item = &options->items[i];
-        FST_TRY(check_item(loader, item, i, error));
-        if (item->slice_begin != NULL) slice_numbers += 2u * (uint64_t)item_rank(loader, item);
+    for (size_t i = 0; i < options->part_count; i++) {
+        const fst_part *part = &options->parts[i];
+        FST_TRY(check_part(loader, part, i, error));
+        if (part->begin != NULL) slice_numbers += 2u * (uint64_t)part_rank(loader, part);
     }
-    FST_TRY(alloc_wants(loader, options->item_count, slice_numbers, error));
+    FST_TRY(alloc_wants(loader, options->part_count, slice_numbers, error));
     uint64_t *numbers = loader->slices;
-    for (size_t i = 0; i < options->item_count; i++) {
-        const fst_request_item *item = &options->items[i];
-        model_entry entry = fsti_model_entry(loader->model, item->tensor_index);
+    for (size_t i = 0; i < options->part_count; i++) {
+        const fst_part *part = &options->parts[i];
+        model_entry entry = fsti_model_entry(loader->model, part->tensor_index);
         fsti_plan_want *want = &loader->wants[i];
         *want = (fsti_plan_want){.file = entry.file,
                                  .tensor = entry.tensor,
-                                 .tensor_index = item->tensor_index,
-                                 .destination = item->destination,
-                                 .destination_bytes = item->destination_bytes};
-        uint32_t rank = item_rank(loader, item);
-        if (item->slice_begin == NULL) continue;
+                                 .tensor_index = part->tensor_index,
+                                 .destination = part->destination,
+                                 .destination_bytes = part->destination_bytes};
+        uint32_t rank = part_rank(loader, part);
+        if (part->begin == NULL) continue;
         want->slice_begin = numbers;
         want->slice_end = numbers + rank;
         for (uint32_t d = 0; d < rank; d++) {
-            numbers[d] = item->slice_begin[d];
-            numbers[rank + d] = item->slice_end[d];
+            numbers[d] = part->begin[d];
+            numbers[rank + d] = part->end[d];
         }
         numbers += 2u * (size_t)rank;
     }
-    loader->plan.item_count = options->item_count;
+    loader->plan.item_count = options->part_count;
     return FST_OK;
 }
 
-/// What a tensor's elements become.
+/// The dtype of a tensor after conversion.
 static fst_dtype target_dtype(const fst_loader *loader, const fsti_plan_want *want) {
     const fsti_header *header = loader->headers[want->file];
     fst_dtype own = (fst_dtype)header->tensors[want->tensor].dtype;
@@ -98,7 +98,7 @@ static fst_dtype target_dtype(const fst_loader *loader, const fsti_plan_want *wa
 
 fst_status fsti_loader_resolve(fst_loader *loader, const fst_load_options *options,
                                fst_error *error) {
-    FST_TRY(options->items != NULL ? copy_items(loader, options, error)
+    FST_TRY(options->parts != NULL ? copy_parts(loader, options, error)
                                    : select_tensors(loader, options, error));
     for (size_t i = 0; i < loader->plan.item_count; i++)
         loader->wants[i].dtype = target_dtype(loader, &loader->wants[i]);

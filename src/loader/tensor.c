@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Tensors: a description and bytes, held alive by reference counts alone.
+/// Tensors: a description and bytes, kept alive by reference counts.
 #include <errno.h>
 #include <string.h>
 
@@ -7,10 +7,10 @@
 
 struct fst_tensor {
     fsti_refcount refs;
-    fsti_header *header; ///< owns name and whole shapes
-    fsti_buffer *buffer; ///< owns data; NULL when the caller does
+    fsti_header *header; ///< owns the name and the shape of a whole tensor
+    fsti_buffer *buffer; ///< owns the data; NULL if the caller does
     fst_tensor_view view;
-    uint64_t shape[]; ///< view.shape
+    uint64_t shape[]; ///< view.shape of a slice
 };
 
 void fsti_tensor_view(const fst_tensor *tensor, fst_tensor_view *out) { *out = tensor->view; }
@@ -34,7 +34,7 @@ typedef struct tensor_copy {
 
 static void copy_bytes(void *context) {
     const tensor_copy *copy = context;
-    fsti_copy(copy->target, copy->view->data, (size_t)copy->view->size_bytes);
+    fsti_copy_bytes(copy->target, copy->view->data, (size_t)copy->view->size_bytes);
 }
 
 fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *error) {
@@ -44,26 +44,26 @@ fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *e
     if (view->size_bytes == 0) return FST_OK;
     if (is_near) {
         tensor_copy copy = {target, view};
-        // Of a view pages may fail to come; where the program forbids the guard they end it here.
+        // Reading pages of a view may fail; without the guard that ends the process.
         if (fsti_io_guarded(copy_bytes, &copy, view->data, view->size_bytes)) return FST_OK;
-        fsti_error_place place = FSTI_NOWHERE;
-        place.tensor = view->name;
-        place.tensor_size = view->name_size;
-        place.os_errno = EIO;
-        return fsti_error_set(error, FST_E_IO, place, "reading a mapped page");
+        fsti_error_location location = FSTI_NO_LOCATION;
+        location.tensor = view->name;
+        location.tensor_size = view->name_size;
+        location.os_errno = EIO;
+        return fsti_error_set(error, FST_E_IO, location, "reading a mapped page");
     }
     FST_TRY(fsti_device_get(view->device, &device, error));
     return fsti_device_copy_out(device, target, view->data, view->size_bytes, error);
 }
 
-bool fsti_loader_is_apart(const fst_loader *loader, const fsti_plan_item *item) {
+bool fsti_loader_needs_copy(const fst_loader *loader, const fsti_plan_item *item) {
     const fsti_tensor *tensor = &loader->headers[item->file]->tensors[item->tensor];
     if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) return false;
     return item->file_offset == UINT64_MAX ||
            item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) != 0;
 }
 
-/// Where the bytes are, and (a new reference to) what owns them; NULL: the caller does.
+/// The address of an item's bytes and a new reference to their owner; NULL: the caller owns them.
 static char *locate(const fst_loader *loader, const tensor_source *source, fsti_buffer **owner) {
     const fsti_plan_item *item = source->item;
     *owner = NULL;
@@ -74,7 +74,7 @@ static char *locate(const fst_loader *loader, const tensor_source *source, fsti_
                    : fsti_plan_item_address(item, source->buffer->data);
 }
 
-/// A tensor on view->data. Takes over `buffer`, which owns that; on failure as well.
+/// Makes a tensor for view->data. Takes over `buffer`, also on failure.
 static fst_status make_tensor(fsti_header *header, fsti_buffer *buffer, const fst_tensor_view *view,
                               fst_tensor **out, fst_error *error) {
     size_t shape_bytes = view->rank * sizeof(uint64_t);
@@ -112,37 +112,38 @@ fst_status fsti_tensor_make(fst_loader *loader, const tensor_source *source, fst
     return make_tensor(header, buffer, &view, out, error);
 }
 
-/// Whether bytes begin <= i < end of a tensor are in the page cache, and may be handed out as they
-/// lie in the file.
-static bool is_at_hand(const fst_model *model, const model_file *file, const fsti_tensor *entry,
-                       const fst_range *range) {
+/// Whether bytes begin <= i < end of a tensor are in the page cache, and the tensor can be used as
+/// it lies in the file.
+static bool is_cached(const fst_model *model, model_entry position, uint64_t begin, uint64_t end) {
+    const model_file *file = &model->files[position.file];
+    const fsti_tensor *entry = &file->header->tensors[position.tensor];
     uint64_t first = file->header->data_begin + entry->begin, resident = 0;
-    uint64_t size = range->end - range->begin;
-    if (model->verification != NULL || entry->end == entry->begin || size == 0) return false;
+    if (model->verification != NULL || begin == end) return false;
     if (first % fsti_dtype_alignment((fst_dtype)entry->dtype) != 0) return false;
-    return fsti_file_resident(file->file, first + range->begin, first + range->end, &resident) &&
-           resident >= size;
+    return fsti_file_resident(file->file, first + begin, first + end, &resident) &&
+           resident >= end - begin;
 }
 
-fst_status fsti_range_view(fst_model *model, const fst_range *range, fst_tensor **out,
-                           fst_error *error) {
-    model_entry place = fsti_model_entry(model, range->index);
-    const model_file *file = &model->files[place.file];
+fst_status fsti_cached_view(fst_model *model, size_t tensor_index, uint64_t begin, uint64_t end,
+                            fst_tensor **out, fst_error *error) {
+    model_entry position = fsti_model_entry(model, tensor_index);
+    const model_file *file = &model->files[position.file];
     fsti_header *header = file->header;
-    const fsti_tensor *entry = &header->tensors[place.tensor];
+    const fsti_tensor *entry = &header->tensors[position.tensor];
     fsti_buffer *mapping;
-    if (range->begin > range->end || range->end > entry->end - entry->begin)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "range beyond the tensor");
+    char *data;
+    if (begin > end || end > entry->end - entry->begin)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "range beyond the tensor");
     FST_TRY(fsti_file_check(file->file, error));
-    if (!is_at_hand(model, file, entry, range)) return FST_OK;
-    // Where the system refuses to map there is no view: what is read needs none.
-    if (fsti_model_mapping(model, place.file, true, &mapping, NULL) != FST_OK) return FST_OK;
+    if (!is_cached(model, position, begin, end)) return FST_OK;
+    // If the system refuses the mapping the caller reads the tensor instead.
+    if (fsti_model_map_tensor(model, position, &mapping, &data, NULL) != FST_OK) return FST_OK;
     fst_tensor_view view = {.name = fsti_header_name(header, entry),
                             .name_size = entry->name_size,
                             .dtype = (fst_dtype)entry->dtype,
                             .rank = entry->rank,
                             .shape = fsti_header_shape(header, entry),
                             .size_bytes = entry->end - entry->begin,
-                            .data = mapping->data + header->data_begin + entry->begin};
+                            .data = data};
     return make_tensor(header, mapping, &view, out, error);
 }

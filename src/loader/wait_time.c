@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The caller's time: what a limit leaves of it, and what of it was waited.
+/// Time limits of the caller, and the time spent waiting.
 #include "load.h"
 
 int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Arenas: anonymous memory in huge pages, kept for reuse within a limit. Reuse saves zeroing,
-/// which is over half of the time of a load from the page cache.
+/// Arenas: anonymous memory in huge pages, cached for reuse up to a limit. Reuse avoids zeroing,
+/// which takes more than half of a load from the page cache.
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -14,21 +14,21 @@
 #define MADV_POPULATE_WRITE 23 // Linux 5.14
 #endif
 
-/// Below this an arena of its own would waste most of a huge page.
+/// Smaller buffers would waste most of a huge page.
 #define SMALL_BUFFER_BYTES ((uint64_t)256 << 10)
-#define KEPT_COUNT_MAX 1024
+#define CACHED_COUNT_MAX 1024
 
-typedef struct kept_arena {
+typedef struct cached_arena {
     char *data;
     uint64_t size_bytes;
-    uint64_t promised_bytes; ///< of it, without pages as far as is known
-} kept_arena;
+    uint64_t reserved_bytes; ///< bytes without pages, as far as known
+} cached_arena;
 
 static struct {
     pthread_mutex_t lock;
-    kept_arena arenas[KEPT_COUNT_MAX];
+    cached_arena arenas[CACHED_COUNT_MAX];
     size_t count;
-    uint64_t kept_bytes, keep_bytes_max;
+    uint64_t cached_bytes, keep_bytes_max;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes) {
@@ -39,9 +39,10 @@ uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes) {
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 static void register_pool(void) { fsti_fork_lock(&pool.lock); }
 
-/// The smallest kept arena that holds `size_bytes` without wasting as much again; data NULL: none.
-static kept_arena take_kept(uint64_t size_bytes) {
-    kept_arena taken = {0};
+/// The smallest cached arena that fits without wasting as much again. data is NULL if there is no
+/// such arena.
+static cached_arena take_cached(uint64_t size_bytes) {
+    cached_arena taken = {0};
     pthread_mutex_lock(&pool.lock);
     size_t best = SIZE_MAX;
     for (size_t i = 0; i < pool.count; i++) {
@@ -51,21 +52,21 @@ static kept_arena take_kept(uint64_t size_bytes) {
     }
     if (best != SIZE_MAX) {
         taken = pool.arenas[best];
-        pool.kept_bytes -= taken.size_bytes;
+        pool.cached_bytes -= taken.size_bytes;
         pool.arenas[best] = pool.arenas[--pool.count];
     }
     pthread_mutex_unlock(&pool.lock);
     return taken;
 }
 
-static bool keep_arena(kept_arena arena) {
+static bool keep_arena(cached_arena arena) {
     pthread_mutex_lock(&pool.lock);
     bool kept =
-        pool.count < KEPT_COUNT_MAX &&
-        arena.size_bytes <= pool.keep_bytes_max - fsti_min(pool.kept_bytes, pool.keep_bytes_max);
+        pool.count < CACHED_COUNT_MAX &&
+        arena.size_bytes <= pool.keep_bytes_max - fsti_min(pool.cached_bytes, pool.keep_bytes_max);
     if (kept) {
         pool.arenas[pool.count++] = arena;
-        pool.kept_bytes += arena.size_bytes;
+        pool.cached_bytes += arena.size_bytes;
     }
     pthread_mutex_unlock(&pool.lock);
     return kept;
@@ -75,10 +76,10 @@ uint64_t fsti_arena_trim(void) {
     uint64_t bytes = 0;
     pthread_mutex_lock(&pool.lock);
     while (pool.count > 0) {
-        kept_arena arena = pool.arenas[--pool.count];
-        pool.kept_bytes -= arena.size_bytes;
-        bytes += arena.size_bytes - arena.promised_bytes;
-        // Gigabytes take their time: others may load meanwhile.
+        cached_arena arena = pool.arenas[--pool.count];
+        pool.cached_bytes -= arena.size_bytes;
+        bytes += arena.size_bytes - arena.reserved_bytes;
+        // Unlock first: unmapping gigabytes takes time that other loads should not wait for.
         pthread_mutex_unlock(&pool.lock);
         munmap(arena.data, arena.size_bytes);
         pthread_mutex_lock(&pool.lock);
@@ -90,24 +91,24 @@ uint64_t fsti_arena_trim(void) {
 void fsti_arena_keep_max(uint64_t size_bytes) {
     pthread_mutex_lock(&pool.lock);
     pool.keep_bytes_max = size_bytes;
-    bool above = pool.kept_bytes > size_bytes;
+    bool above = pool.cached_bytes > size_bytes;
     pthread_mutex_unlock(&pool.lock);
     if (above) fsti_arena_trim();
 }
 
-static void unpromise(fsti_buffer *buffer, uint64_t size_bytes);
+static void unreserve(fsti_buffer *buffer, uint64_t size_bytes);
 
 static void release_arena(fsti_buffer *buffer) {
-    kept_arena arena = {.data = buffer->data,
-                        .size_bytes = fsti_buffer_arena_bytes(buffer->size_bytes),
-                        .promised_bytes = atomic_load(&buffer->promised_bytes)};
-    unpromise(buffer, UINT64_MAX);
+    cached_arena arena = {.data = buffer->data,
+                          .size_bytes = fsti_buffer_arena_bytes(buffer->size_bytes),
+                          .reserved_bytes = atomic_load(&buffer->reserved_bytes)};
+    unreserve(buffer, UINT64_MAX);
     if (!keep_arena(arena)) munmap(arena.data, arena.size_bytes);
 }
 
 static void release_small(fsti_buffer *buffer) { free(buffer->data); }
 
-/// Maps more and gives the ends back.
+/// Maps more than needed and unmaps the unaligned ends.
 char *fsti_pages_map(uint64_t bytes) {
     if (bytes == 0) return NULL;
     uint64_t slack = bytes >= FSTI_HUGE_PAGE_BYTES ? FSTI_HUGE_PAGE_BYTES : 0;
@@ -119,49 +120,49 @@ char *fsti_pages_map(uint64_t bytes) {
     if (before > 0) munmap(start, before);
     if (slack - before > 0) munmap(start + before + bytes, slack - before);
     start += before;
-    madvise(start, bytes, MADV_HUGEPAGE); // refused where there are none: small pages do as well
+    madvise(start, bytes, MADV_HUGEPAGE); // small pages work as well if this is refused
     return start;
 }
 
-/// Bytes of arenas that were handed out and have no pages yet: the system does not count them, but
-/// whoever got them will come for them.
-static atomic_uint_fast64_t promised_bytes;
+/// Bytes of arenas that are in use but have no pages yet. The system does not count them, although
+/// their owners will need them.
+static atomic_uint_fast64_t reserved_bytes;
 
-/// Takes up to `size_bytes` off what is promised for a buffer.
-static void unpromise(fsti_buffer *buffer, uint64_t size_bytes) {
-    uint64_t had = atomic_load(&buffer->promised_bytes), less;
+/// Takes up to `size_bytes` off a buffer's reservation.
+static void unreserve(fsti_buffer *buffer, uint64_t size_bytes) {
+    uint64_t had = atomic_load(&buffer->reserved_bytes), less;
     do less = fsti_min(had, size_bytes);
-    while (!atomic_compare_exchange_weak(&buffer->promised_bytes, &had, had - less));
-    atomic_fetch_sub(&promised_bytes, less);
+    while (!atomic_compare_exchange_weak(&buffer->reserved_bytes, &had, had - less));
+    atomic_fetch_sub(&reserved_bytes, less);
 }
 
 void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes) {
-    if (buffer != NULL) unpromise(buffer, size_bytes);
+    if (buffer != NULL) unreserve(buffer, size_bytes);
 }
 
-/// A cgroup kills the process that passes its limit, and the system one that takes all there is: an
-/// error is better. Of the machine's memory the whole counts, not what is free now, which caches
-/// give up that the system does not tell of.
-static fst_status check_limit(uint64_t size_bytes, fst_error *error) {
-    uint64_t left = fsti_memory_available(), whole = fsti_memory_machine();
-    uint64_t available = fsti_min(left, whole), promised = atomic_load(&promised_bytes);
-    if (size_bytes <= available - fsti_min(available, promised)) return FST_OK;
-    return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NOWHERE,
-                          "out of memory: %llu bytes needed and %llu promised to loads under way, "
+/// Exceeding a cgroup limit or the machine's memory kills processes, so fail first. The limit for
+/// the machine is its total memory, because caches that can be reclaimed are not reported reliably.
+fst_status fsti_memory_check(uint64_t size_bytes, fst_error *error) {
+    uint64_t left = fsti_memory_available(), whole = fsti_memory_total();
+    uint64_t available = fsti_min(left, whole), reserved = atomic_load(&reserved_bytes);
+    if (size_bytes <= available - fsti_min(available, reserved)) return FST_OK;
+    return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
+                          "out of memory: %llu bytes needed and %llu reserved by running loads, "
                           "%s %llu",
-                          (unsigned long long)size_bytes, (unsigned long long)promised,
+                          (unsigned long long)size_bytes, (unsigned long long)reserved,
                           left <= whole ? "the cgroup's limit leaves" : "the machine has",
                           (unsigned long long)available);
 }
 
-/// To ask what is left takes longer than to fill a small buffer: so often it is asked.
+/// Querying free memory takes longer than filling a small buffer, so small buffers are checked
+/// together, each time they sum up to this.
 #define SMALL_CHECK_BYTES ((uint64_t)8 << 20)
 static atomic_uint_fast64_t small_bytes;
 
 static fst_status check_small(uint64_t size_bytes, fst_error *error) {
     if (atomic_fetch_add(&small_bytes, size_bytes) + size_bytes < SMALL_CHECK_BYTES) return FST_OK;
     atomic_store(&small_bytes, 0);
-    return check_limit(SMALL_CHECK_BYTES, error);
+    return fsti_memory_check(SMALL_CHECK_BYTES, error);
 }
 
 static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
@@ -175,17 +176,18 @@ static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error
     return status;
 }
 
-/// A kept arena, if what it still lacks may be had; else nothing, or new memory.
-static fst_status find_arena(uint64_t bytes, kept_arena *out, fst_error *error) {
-    *out = take_kept(bytes);
-    if (out->data != NULL && out->promised_bytes > 0 &&
-        check_limit(out->promised_bytes, NULL) != FST_OK) {
+/// Returns a cached arena if its missing pages fit in memory; else nothing, so that new memory is
+/// mapped.
+static fst_status find_arena(uint64_t bytes, cached_arena *out, fst_error *error) {
+    *out = take_cached(bytes);
+    if (out->data != NULL && out->reserved_bytes > 0 &&
+        fsti_memory_check(out->reserved_bytes, NULL) != FST_OK) {
         munmap(out->data, out->size_bytes);
         out->data = NULL;
     }
     if (out->data != NULL) return FST_OK;
-    FST_TRY(check_limit(bytes, error));
-    *out = (kept_arena){fsti_pages_map(bytes), bytes, bytes};
+    FST_TRY(fsti_memory_check(bytes, error));
+    *out = (cached_arena){fsti_pages_map(bytes), bytes, bytes};
     return out->data == NULL ? fsti_error_memory(error, bytes) : FST_OK;
 }
 
@@ -194,24 +196,24 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     if (size_bytes < SMALL_BUFFER_BYTES) return small_buffer(size_bytes, out, error);
     if (size_bytes > UINT64_MAX / 2 || fsti_alloc_fails())
         return fsti_error_memory(error, size_bytes);
-    kept_arena arena;
+    cached_arena arena;
     FST_TRY(find_arena(fsti_buffer_arena_bytes(size_bytes), &arena, error));
     fst_status status = fsti_buffer_wrap(arena.data, arena.size_bytes, release_arena, out, error);
     if (status != FST_OK) {
         munmap(arena.data, arena.size_bytes);
         return status;
     }
-    (*out)->is_fresh = arena.promised_bytes == arena.size_bytes;
-    atomic_init(&(*out)->promised_bytes, arena.promised_bytes);
-    atomic_fetch_add(&promised_bytes, arena.promised_bytes);
+    (*out)->is_fresh = arena.reserved_bytes == arena.size_bytes;
+    atomic_init(&(*out)->reserved_bytes, arena.reserved_bytes);
+    atomic_fetch_add(&reserved_bytes, arena.reserved_bytes);
     return FST_OK;
 }
 
-/// Writes to every page, for kernels without MADV_POPULATE_WRITE.
+/// Writes to every page, on kernels without MADV_POPULATE_WRITE.
 static void touch_pages(char *data, uint64_t size_bytes) {
     uint64_t page = fsti_page_bytes();
     for (uint64_t at = 0; at < size_bytes; at += page)
-        // An atomic addition of nothing: another thread may be writing the real bytes.
+        // Adds 0 atomically, because another thread may be writing real data.
         __atomic_fetch_add(data + at, 0, __ATOMIC_RELAXED);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Buffers: counted memory of any origin.
+/// Reference-counted buffers of any origin.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -41,33 +41,34 @@ void fsti_buffer_live(size_t *count, uint64_t *size_bytes) {
 }
 
 static void release_foreign(fsti_buffer *buffer) {
-    buffer->allocator.release(buffer->allocator.context, buffer->given, buffer->given_bytes);
+    buffer->allocator.release(buffer->allocator.context, buffer->allocation,
+                              buffer->allocation_bytes);
 }
 
-fst_status fsti_buffer_foreign(const fsti_foreign *wish, fsti_buffer **out, fst_error *error) {
-    const fst_allocator *allocator = wish->allocator;
-    // What drivers' allocators promise; without direct reads nothing wants more.
-    uint32_t alignment = wish->device != NULL ? FSTI_DEVICE_ALIGNMENT : FSTI_BUFFER_ALIGNMENT;
-    uint64_t bytes = wish->size_bytes;
-    if (wish->at_page && !fsti_add(bytes, FSTI_DEVICE_PAGE_BYTES, &bytes))
-        return fsti_error_memory(error, wish->size_bytes);
-    char *given = allocator->allocate(allocator->context, bytes, alignment);
-    if (given == NULL) return fsti_error_memory(error, bytes);
-    char *data = given;
-    if (wish->at_page) data += -(uintptr_t)given % FSTI_DEVICE_PAGE_BYTES;
+fst_status fsti_buffer_foreign(const fsti_foreign *request, fsti_buffer **out, fst_error *error) {
+    const fst_allocator *allocator = request->allocator;
+    // Driver allocators guarantee this alignment; only direct reads need more.
+    uint32_t alignment = request->device != NULL ? FSTI_DEVICE_ALIGNMENT : FSTI_BUFFER_ALIGNMENT;
+    uint64_t bytes = request->size_bytes;
+    if (request->at_page && !fsti_add(bytes, FSTI_DEVICE_PAGE_BYTES, &bytes))
+        return fsti_error_memory(error, request->size_bytes);
+    char *allocation = allocator->allocate(allocator->context, bytes, alignment);
+    if (allocation == NULL) return fsti_error_memory(error, bytes);
+    char *data = allocation;
+    if (request->at_page) data += -(uintptr_t)allocation % FSTI_DEVICE_PAGE_BYTES;
     fst_status status = FST_OK;
-    if ((uintptr_t)given % alignment != 0)
-        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+    if ((uintptr_t)allocation % alignment != 0)
+        status = fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                                 "the allocator's memory is not aligned to %u bytes", alignment);
     else
-        status = fsti_buffer_wrap(data, wish->size_bytes, release_foreign, out, error);
+        status = fsti_buffer_wrap(data, request->size_bytes, release_foreign, out, error);
     if (status != FST_OK) {
-        allocator->release(allocator->context, given, bytes);
+        allocator->release(allocator->context, allocation, bytes);
         return status;
     }
     (*out)->allocator = *allocator;
-    (*out)->given = given;
-    (*out)->given_bytes = bytes;
-    (*out)->device = wish->device;
+    (*out)->allocation = allocation;
+    (*out)->allocation_bytes = bytes;
+    (*out)->device = request->device;
     return FST_OK;
 }

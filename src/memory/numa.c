@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory policy on machines of several nodes: by two facts of the kernel (the list of nodes, and
-/// mbind(2)), without a library. Tests put others in their place.
+/// NUMA memory policy, using the kernel's list of nodes and mbind(2) directly, without libnuma.
+/// Tests replace both.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mempolicy.h>
@@ -40,7 +40,7 @@ void fsti_numa_fake(const char *folder, fsti_numa_bind bind) {
     bind_call = bind != NULL ? bind : bind_memory;
 }
 
-/// The text of a small file of the kernel's; false when there is none.
+/// Reads a small kernel file. False if it cannot be read.
 static bool read_text(const char *folder, const char *name, char *text, size_t capacity) {
     char path[256];
     int length = snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -59,7 +59,7 @@ static void add_nodes(node_set *set, unsigned long first, unsigned long last) {
     }
 }
 
-/// Reads a list like "0-1,4".
+/// Parses a list such as "0-1,4".
 static void read_nodes(node_set *set) {
     char text[256];
     memset(set, 0, sizeof *set);
@@ -79,11 +79,11 @@ uint32_t fsti_numa_node_count(void) {
     return set.count == 0 ? 1 : set.count;
 }
 
-bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy) {
+bool fsti_numa_set_policy(void *address, uint64_t size_bytes, fst_numa policy) {
     node_set set;
     if (policy == FST_NUMA_DEFAULT) return false;
     read_nodes(&set);
-    if (set.count < 2) return false; // nothing to choose
+    if (set.count < 2) return false; // no choice with one node
     bool interleave = policy == FST_NUMA_INTERLEAVE;
     long result = bind_call(address, size_bytes, interleave ? MPOL_INTERLEAVE : MPOL_LOCAL,
                             interleave ? set.words : NULL, interleave ? NODE_COUNT_MAX : 0);
@@ -92,7 +92,7 @@ bool fsti_numa_place(void *address, uint64_t size_bytes, fst_numa policy) {
 
 int32_t fsti_numa_node_of_bus(const char *name) {
     char file[64], text[16];
-    // Drivers write letters of numbers large, the kernel's folders are named with small ones.
+    // Drivers report PCI addresses in upper-case hexadecimal; sysfs uses lower case.
     int length = snprintf(file, sizeof file, "%s/numa_node", name);
     if (length < 0 || (size_t)length >= sizeof file || name[0] == '/' || name[0] == '.') return -1;
     for (char *at = file; *at != '/'; at++)

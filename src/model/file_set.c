@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A model: its files, and one table of tensors over all of them.
 #include <string.h>
+#include <time.h>
 
-#include "model.h"
+#include "open_model.h"
 
-/// A set that is replaced while it is opened is opened again; saves take far longer than that.
+/// A model that is replaced while it is opened is opened again this often. Saves take much longer.
 #define OPEN_TRIES_MAX 20
+/// Files of a list are reopened this often, for at least two seconds, while a save of them is
+/// published.
+#define LIST_TRIES_MAX 40u
+#define LIST_PAUSE_NS_MAX ((long)64 * 1000000)
 
 fst_model *fsti_model_ref(fst_model *model) {
     fsti_refcount_ref(&model->refs);
@@ -19,7 +24,6 @@ void fsti_model_unref(fst_model *model) {
     fsti_free(model->entries);
     fsti_free(model->slots);
     fsti_verification_close(model->verification);
-    pthread_mutex_destroy(&model->lock);
     fsti_free(model);
 }
 
@@ -30,7 +34,6 @@ static fst_model *make_model(size_t file_count, fst_error *error) {
         return NULL;
     }
     fsti_refcount_init(&model->refs);
-    pthread_mutex_init(&model->lock, NULL);
     model->hash_key = fsti_hash_key();
     model->files = fsti_alloc_zeroed(file_count, sizeof *model->files);
     if (model->files != NULL) return model;
@@ -39,7 +42,7 @@ static fst_model *make_model(size_t file_count, fst_error *error) {
     return NULL;
 }
 
-/// Hands a model out whose files are open, unless something was wrong.
+/// Returns a model whose files are open, unless something failed.
 static fst_status finish_model(fst_model *model, fst_status status, const fsti_index *index,
                                fst_model **out, fst_error *error) {
     if (status == FST_OK) status = fsti_model_merge(model, index, error);
@@ -51,13 +54,13 @@ static fst_status finish_model(fst_model *model, fst_status status, const fsti_i
     return FST_OK;
 }
 
-/// Files that make up a model, and what they are held against, which the model takes over.
+/// The files of a model and their verification, which the model takes over.
 typedef struct file_list {
     const char *const *paths;
     size_t count;
-    const fsti_index *index; ///< NULL: none
+    const fsti_index *index; ///< NULL: no index
     model_verification *verification;
-    const model_wish *each; ///< NULL, or what each path finds a manifest of its own by
+    const model_request *each; ///< NULL, or how to find a manifest for each path separately
 } file_list;
 
 static fst_status open_files(const file_list *files, uint32_t flags, fst_model **out,
@@ -68,10 +71,11 @@ static fst_status open_files(const file_list *files, uint32_t flags, fst_model *
         fsti_verification_close(files->verification);
     else
         model->verification = files->verification;
-    // Without digests: a scan of whole files takes them in turn.
+    // Not with digests of whole files, because scans of them run one after the other.
     bool is_ahead = status == FST_OK && files->each == NULL && model->verification == NULL &&
-                    fsti_model_opens_ahead(files->paths, files->count);
-    if (is_ahead) status = fsti_model_open_ahead(model, files->paths, files->count, flags, error);
+                    fsti_model_opens_parallel(files->paths, files->count);
+    if (is_ahead)
+        status = fsti_model_open_parallel(model, files->paths, files->count, flags, error);
     for (size_t i = 0; !is_ahead && i < files->count && status == FST_OK; i++) {
         if (files->each != NULL)
             status =
@@ -83,8 +87,8 @@ static fst_status open_files(const file_list *files, uint32_t flags, fst_model *
     return model == NULL ? status : finish_model(model, status, files->index, out, error);
 }
 
-fst_status fsti_model_open_source(const fst_source *source, const model_wish *wish, fst_model **out,
-                                  fst_error *error) {
+fst_status fsti_model_open_source(const fst_source *source, const model_request *request,
+                                  fst_model **out, fst_error *error) {
     fsti_file *file;
     FST_TRY(fsti_file_open_source(source, &file, error));
     fst_model *model = make_model(1, error);
@@ -93,34 +97,51 @@ fst_status fsti_model_open_source(const fst_source *source, const model_wish *wi
         return FST_E_NO_MEMORY;
     }
     fst_status status =
-        fsti_verification_open(fsti_file_path(file), wish, &model->verification, error);
+        fsti_verification_open(fsti_file_path(file), request, &model->verification, error);
     if (status == FST_OK)
-        status = fsti_model_file_take(model, file, wish->flags, &model->files[0], error);
+        status = fsti_model_file_adopt(model, file, request->flags, &model->files[0], error);
     else
         fsti_file_unref(file);
     if (status == FST_OK) model->file_count = 1;
     return finish_model(model, status, NULL, out, error);
 }
 
-fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
-                                 const model_wish *wish, fst_model **out, fst_error *error) {
-    file_list files = {.paths = paths, .count = path_count, .each = wish};
-    return open_files(&files, wish->flags, out, error);
+/// Waits for a save that is being published.
+static void wait_for_save(unsigned tries) {
+    long pause_ns = tries < 6 ? 1000000L << tries : LIST_PAUSE_NS_MAX;
+    if (!fsti_io_hidden(FSTI_IO_HIDE_PATIENCE))
+        nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
 }
 
-/// One try; *same: no save has replaced the set meanwhile.
-static fst_status open_path(const char *path, const model_wish *wish, bool *same, fst_model **out,
-                            fst_error *error) {
+fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
+                                 const model_request *request, fst_model **out, fst_error *error) {
+    for (unsigned tries = 1;; tries++) {
+        file_list files = {.paths = paths, .count = path_count, .each = request};
+        bool is_unfinished;
+        FST_TRY(open_files(&files, request->flags, out, error));
+        fst_status status =
+            fsti_models_check_save((const fst_model *const *)out, 1, &is_unfinished, error);
+        if (status == FST_OK) return FST_OK;
+        fsti_model_unref(*out);
+        *out = NULL;
+        if (status != FST_E_FILE_CHANGED || tries == LIST_TRIES_MAX) return status;
+        if (is_unfinished) wait_for_save(tries);
+    }
+}
+
+/// One attempt. *same: no save has replaced the model meanwhile.
+static fst_status open_path(const char *path, const model_request *request, bool *same,
+                            fst_model **out, fst_error *error) {
     model_paths paths;
     file_list files = {.paths = NULL};
     *same = true;
-    FST_TRY(fsti_verification_open(path, wish, &files.verification, error));
+    FST_TRY(fsti_verification_open(path, request, &files.verification, error));
     fst_status status = fsti_model_paths(path, fsti_hash_key(), files.verification, &paths, error);
     files.paths = (const char *const *)paths.paths;
     files.count = paths.count;
     files.index = paths.has_index ? &paths.index : NULL;
     if (status == FST_OK)
-        status = open_files(&files, wish->flags, out, error);
+        status = open_files(&files, request->flags, out, error);
     else
         fsti_verification_close(files.verification);
     *same = fsti_model_paths_same(&paths);
@@ -133,21 +154,21 @@ static fst_status open_path(const char *path, const model_wish *wish, bool *same
     return status;
 }
 
-fst_status fsti_model_open(const char *path, const model_wish *wish, fst_model **out,
+fst_status fsti_model_open(const char *path, const model_request *request, fst_model **out,
                            fst_error *error) {
     fst_status status = FST_OK;
     for (unsigned tries = 0; tries < OPEN_TRIES_MAX; tries++) {
         bool same;
-        status = open_path(path, wish, &same, out, error);
+        status = open_path(path, request, &same, out, error);
         if (same) return status;
         if (status == FST_OK) fsti_model_unref(*out);
         *out = NULL;
     }
     if (status != FST_OK) return status;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_FILE_CHANGED, place,
-                          "the set was replaced again and again while it was opened");
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                          "the model was replaced repeatedly while it was opened. Try again");
 }
 
 size_t fsti_model_tensor_count(const fst_model *model) { return model->tensor_count; }
@@ -160,7 +181,8 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
     model_entry entry = fsti_model_entry(model, index);
     const fsti_header *header = model->files[entry.file].header;
     const fsti_tensor *tensor = &header->tensors[entry.tensor];
-    *out = (fst_tensor_info){.name = fsti_header_name(header, tensor),
+    *out = (fst_tensor_info){.struct_size = sizeof *out,
+                             .name = fsti_header_name(header, tensor),
                              .name_size = tensor->name_size,
                              .dtype = (fst_dtype)tensor->dtype,
                              .rank = tensor->rank,
@@ -179,7 +201,8 @@ void fsti_model_tensor_info(const fst_model *model, size_t index, fst_tensor_inf
 
 void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *out) {
     const model_file *file = &model->files[index];
-    *out = (fst_file_info){.path = fsti_file_path(file->file),
+    *out = (fst_file_info){.struct_size = sizeof *out,
+                           .path = fsti_file_path(file->file),
                            .size_bytes = fsti_file_size(file->file),
                            .header_bytes = file->header->data_begin,
                            .tensor_count = file->header->tensor_count,
@@ -187,7 +210,7 @@ void fsti_model_file_info(const fst_model *model, size_t index, fst_file_info *o
                            .has_metadata = file->header->has_metadata,
                            .header_reads = file->header_reads,
                            .table_bytes = file->header->table_bytes,
-                           .filler_count = file->filler_count,
+                           .padding_count = file->padding_count,
                            .stored_bytes = fsti_file_size(file->file)};
     if (file->packed == NULL) return;
     out->stored_bytes = file->packed->stored_bytes;
@@ -208,33 +231,4 @@ void fsti_model_metadata(const fst_model *model, size_t file_index, size_t entry
                                 .key_size = pair->key.size,
                                 .value = header->bytes + pair->value.at,
                                 .value_size = pair->value.size};
-}
-
-static void release_mapping(fsti_buffer *buffer) {
-    fsti_io_unmap(buffer->data, buffer->size_bytes);
-}
-
-static fst_status make_mapping(fsti_file *file, bool writable, fsti_buffer **out,
-                               fst_error *error) {
-    void *address;
-    uint64_t size = fsti_file_size(file);
-    FST_TRY(fsti_file_map_private(file, writable, &address, error));
-    fst_status status = fsti_buffer_wrap(address, size, release_mapping, out, error);
-    if (status != FST_OK)
-        fsti_io_unmap(address, size);
-    else
-        (*out)->writable = writable;
-    return status;
-}
-
-fst_status fsti_model_mapping(fst_model *model, uint32_t file_index, bool writable,
-                              fsti_buffer **out, fst_error *error) {
-    model_file *file = &model->files[file_index];
-    fst_status status = FST_OK;
-    pthread_mutex_lock(&model->lock);
-    fsti_buffer **mapping = &file->mappings[writable];
-    if (*mapping == NULL) status = make_mapping(file->file, writable, mapping, error);
-    if (status == FST_OK) *out = fsti_buffer_ref(*mapping);
-    pthread_mutex_unlock(&model->lock);
-    return status;
 }

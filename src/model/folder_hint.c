@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a folder without safetensors files has instead, and what to do about it.
+/// Describes a folder without safetensors files, and what to do about it.
 #include <stdio.h>
 #include <string.h>
 
-#include "model.h"
+#include "open_model.h"
 
-/// Names that are told; more are counted only.
+/// Maximum of names in the message; more are only counted.
 #define NAME_COUNT_MAX 4
 #define SUBFOLDER_COUNT_MAX 64
 
@@ -37,7 +37,7 @@ static fst_status find_model(void *context, const fsti_folder_entry *entry, fst_
     return FST_OK;
 }
 
-/// Whether a subfolder holds a safetensors file itself.
+/// Whether a subfolder contains a safetensors file.
 static bool holds_model(const char *folder, const char *name) {
     char path[1024];
     bool is_found = false;
@@ -45,7 +45,7 @@ static bool holds_model(const char *folder, const char *name) {
     return fsti_folder_visit(path, find_model, &is_found, NULL) == FST_OK && is_found;
 }
 
-/// What a folder has in place of safetensors files.
+/// Other contents of a folder.
 typedef struct folder_content {
     const char *folder;
     name_list models, torch_files, downloads;
@@ -70,13 +70,13 @@ static fst_status note_entry(void *context, const fsti_folder_entry *entry, fst_
 void fsti_model_folder_hint(const char *folder, char *text, size_t text_size) {
     folder_content content = {.folder = folder};
     text[0] = '\0';
-    // What was seen is worth telling, also when the rest can't be listed.
+    // Use what was found, even if listing fails later.
     (void)fsti_folder_visit(folder, note_entry, &content, NULL);
     if (content.models.count > 0)
-        snprintf(text, text_size, "; folders in it hold models: %s", content.models.text);
+        snprintf(text, text_size, "; these subfolders contain models: %s", content.models.text);
     else if (content.downloads.count > 0)
-        snprintf(text, text_size, "; a download has not ended: %s", content.downloads.text);
+        snprintf(text, text_size, "; unfinished download: %s", content.downloads.text);
     else if (content.torch_files.count > 0)
-        snprintf(text, text_size, "; 'fastsafetensors convert' makes one of %s",
+        snprintf(text, text_size, "; 'fastsafetensors convert' can convert %s",
                  content.torch_files.text);
 }

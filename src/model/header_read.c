@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reading a file's header: one read for most, two for large ones.
+/// Reads a file's header: usually with one read, large ones with two.
 #include <string.h>
 
 #include "packed_file.h"
 
-/// Room for the header of a few hundred tensors; a longer one costs a second read.
+/// Enough for the header of a few hundred tensors.
 #define FIRST_READ_BYTES ((size_t)64 << 10)
 
 static fst_status file_ended(const fsti_file *file, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = fsti_file_path(file);
-    return fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended inside its header");
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = fsti_file_path(file);
+    return fsti_error_set(error, FST_E_SHORT_READ, location, "the file ended inside its header");
 }
 
-/// Brings the rest of a header behind the `have` bytes of the first read.
+/// Reads the rest of a header after the `have` bytes of the first read.
 static fst_status read_rest(model_file *target, char **bytes, size_t have, size_t header_bytes,
                             fst_error *error) {
     size_t wanted = FSTI_FORMAT_LENGTH_BYTES + header_bytes, got;
@@ -24,13 +24,13 @@ static fst_status read_rest(model_file *target, char **bytes, size_t have, size_
         FST_TRY(fsti_file_read(target->file, grown + have, wanted - have, have, &got, error));
         if (got < wanted - have) return file_ended(target->file, error);
     }
-    // The text alone from here on, at the start of its block, ended by zeros.
+    // Move the text to the start of the block, without the length field, followed by zeros.
     memmove(grown, grown + FSTI_FORMAT_LENGTH_BYTES, header_bytes);
     memset(grown + header_bytes, 0, FSTI_FORMAT_PADDING_BYTES);
     return FST_OK;
 }
 
-/// Has a refused file say what it is, where its first bytes tell; the status stays.
+/// Adds the kind of a refused file to its error, if its first bytes identify it. The status stays.
 static fst_status name_kind(fsti_file *file, const fsti_header_rules *rules, fst_status status,
                             fst_error *error) {
     char start[KIND_READ_BYTES], kind[200];
@@ -39,20 +39,18 @@ static fst_status name_kind(fsti_file *file, const fsti_header_rules *rules, fst
         fsti_file_read(file, start, wanted, 0, &got, NULL) != FST_OK ||
         !fsti_model_file_kind(start, got, rules->file_size, kind, sizeof kind))
         return status;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = rules->path;
-    return fsti_error_set(error, status, place, "%s: not a safetensors file: it is %s",
-                          fsti_status_name(status), kind);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = rules->path;
+    return fsti_error_set(error, status, location, "not a safetensors file: it is %s", kind);
 }
 
 static fst_status refuse_digest(const fsti_file *file, const char *what, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = fsti_file_path(file);
-    return fsti_error_set(error, FST_E_DIGEST, place, "%s is not what the manifest says", what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = fsti_file_path(file);
+    return fsti_error_set(error, FST_E_DIGEST, location, "%s does not match the manifest", what);
 }
 
-/// What a manifest says of a file is so, before its header is parsed: its size and the digest of
-/// the bytes that were read of it, which are the header's.
+/// Verifies size and header digest against the manifest before the header is parsed.
 static fst_status check_header(const model_file *target, const fsti_manifest_file *listed,
                                const char *bytes, fst_error *error) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
@@ -63,7 +61,7 @@ static fst_status check_header(const model_file *target, const fsti_manifest_fil
     return FST_OK;
 }
 
-/// Notes what the model's manifest says of the file; *listed stays NULL when there is none.
+/// Finds the manifest entry of the file. *listed stays NULL without a manifest.
 static fst_status find_digests(const fst_model *model, model_file *target,
                                const fsti_manifest_file **listed, fst_error *error) {
     model_verification *verification = model->verification;
@@ -92,7 +90,7 @@ static fst_status read_header(model_file *target, const fsti_header_rules *rules
     if (got < first) return file_ended(target->file, error);
     if (listed != NULL) FST_TRY(check_header(target, listed, *bytes, error));
     FST_TRY(fsti_header_length((unsigned char *)*bytes, rules, header_bytes, error));
-    // What is parsed is what was digested, to the byte.
+    // The parsed bytes must be exactly the digested ones.
     if (listed != NULL && *header_bytes != first - FSTI_FORMAT_LENGTH_BYTES)
         return refuse_digest(target->file, "the length of its header", error);
     return read_rest(target, bytes, got, (size_t)*header_bytes, error);
@@ -102,11 +100,11 @@ fst_status fsti_model_file_open(const fst_model *model, const char *path, uint32
                                 model_file *out, fst_error *error) {
     fsti_file *file;
     FST_TRY(fsti_file_open(path, &file, error));
-    return fsti_model_file_take(model, file, flags, out, error);
+    return fsti_model_file_adopt(model, file, flags, out, error);
 }
 
-fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_t flags,
-                                model_file *out, fst_error *error) {
+fst_status fsti_model_file_adopt(const fst_model *model, fsti_file *file, uint32_t flags,
+                                 model_file *out, fst_error *error) {
     *out = (model_file){.file = file};
     fsti_header_rules rules = {.path = fsti_file_path(file),
                                .file_size = fsti_file_size(out->file),
@@ -122,13 +120,13 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
         status = fsti_header_parse(bytes, (size_t)header_bytes, &rules, &out->header, error);
     else
         fsti_free(bytes);
-    fsti_file *stored = out->file; // which lives as long as what is made of it
+    fsti_file *stored = out->file; // lives as long as the derived file
     bool is_packed =
         status == FST_OK && (flags & FST_OPEN_STORED) == 0 && fsti_packed_is(out->header);
     if (is_packed) status = fsti_packed_file_open(model, out, flags, error);
     if (out->file != NULL) out->header_reads = fsti_file_read_count(stored);
     if (status == FST_OK) {
-        out->filler_count = fsti_header_filler_count(out->header);
+        out->padding_count = fsti_header_padding_count(out->header);
         return FST_OK;
     }
     if (is_packed) {
@@ -136,14 +134,13 @@ fst_status fsti_model_file_take(const fst_model *model, fsti_file *file, uint32_
         return status;
     }
     status = name_kind(out->file, &rules, status, error);
-    // Of an object it may be that a server once told a wrong size, which a cache would believe.
-    if (status <= FST_E_METADATA_INCOMPLETE_BUFFER) fsti_file_distrust(stored);
+    // A server may have reported a wrong size, which the disk cache would keep.
+    if (status <= FST_E_METADATA_INCOMPLETE_BUFFER) fsti_file_invalidate(stored);
     fsti_model_file_clear(out);
     return status;
 }
 
 void fsti_model_file_clear(model_file *file) {
-    for (int i = 0; i < 2; i++) fsti_buffer_unref(file->mappings[i]);
     fsti_header_unref(file->header);
     fsti_header_unref(file->stored_header);
     fsti_file_unref(file->file);

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A folder without an index, held against a list of files: what is gone from it is a difference,
-/// as what was changed in it is.
+/// Checks a folder without an index against a list of files, because a deleted file is a difference
+/// as well.
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "net/net.h"
-#include "whole_scan.h"
+#include "file_digests_scan.h"
 
-/// A name of a list; `size` 0: it counts for nothing here.
+/// A name of a list; `size` 0: not relevant here.
 typedef struct listed_name {
     const char *name;
     size_t size;
 } listed_name;
 
 static size_t count_names(const model_verification *verification) {
-    const whole_digests *whole = verification->whole;
-    if (whole == NULL) return verification->manifest.file_count;
-    return whole->has_bundle ? whole->bundle.statement.file_count : whole->sums.file_count;
+    const file_digests *expected = verification->expected;
+    if (expected == NULL) return verification->manifest.file_count;
+    return expected->has_bundle ? expected->bundle.statement.file_count : expected->sums.file_count;
 }
 
 static listed_name get_name(const model_verification *verification, size_t index) {
-    const whole_digests *whole = verification->whole;
-    if (whole == NULL) {
+    const file_digests *expected = verification->expected;
+    if (expected == NULL) {
         const fsti_manifest_file *file = &verification->manifest.files[index];
         return (listed_name){file->name, file->name_size};
     }
     const fsti_signed_file *files =
-        whole->has_bundle ? whole->bundle.statement.files : whole->sums.files;
+        expected->has_bundle ? expected->bundle.statement.files : expected->sums.files;
     return (listed_name){files[index].name, files[index].name_size};
 }
 
@@ -36,7 +36,7 @@ static bool ends_with(listed_name name, const char *ending) {
     return name.size > size && memcmp(name.name + name.size - size, ending, size) == 0;
 }
 
-/// Whether opening the folder would have taken the file: not what lies deeper, nor what is hidden.
+/// Whether opening the folder would include the file: not in a subfolder, and not hidden.
 static bool belongs(listed_name name) {
     return name.size > 0 && name.name[0] != '.' && memchr(name.name, '/', name.size) == NULL &&
            (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json"));
@@ -48,7 +48,7 @@ static bool is_opened(const model_paths *paths, listed_name name) {
         const char *slash = strrchr(paths->paths[i], '/');
         const char *base = slash == NULL ? paths->paths[i] : slash + 1;
         if (fsti_net_is_url(paths->paths[i]) &&
-            fsti_url_below(paths->paths[i], NULL, text, sizeof text))
+            fsti_url_relative(paths->paths[i], NULL, text, sizeof text))
             base = text;
         if (strlen(base) == name.size && memcmp(base, name.name, name.size) == 0) return true;
     }
@@ -59,7 +59,7 @@ fst_status fsti_verification_check_set(const model_verification *verification,
                                        const model_paths *paths, fst_error *error) {
     char text[2 * PATH_MAX];
     if (verification == NULL || paths->count == 0) return FST_OK;
-    // A bundle's names are below its own folder, which may be above the model's.
+    // Names in a bundle are relative to its own folder, which may be a parent of the model's.
     const char *first = fsti_verification_name(verification, paths->paths[0], text);
     const char *slash = strrchr(first, '/');
     size_t prefix = slash == NULL ? 0 : (size_t)(slash - first) + 1;
@@ -68,9 +68,9 @@ fst_status fsti_verification_check_set(const model_verification *verification,
         if (name.size <= prefix || memcmp(name.name, first, prefix) != 0) continue;
         name = (listed_name){name.name + prefix, name.size - prefix};
         if (!belongs(name) || is_opened(paths, name)) continue;
-        fsti_error_place place = FSTI_NOWHERE;
-        place.file = verification->path;
-        return fsti_error_set(error, FST_E_DIGEST, place, "it lists %.*s, which is not there",
+        fsti_error_location location = FSTI_NO_LOCATION;
+        location.file = verification->path;
+        return fsti_error_set(error, FST_E_DIGEST, location, "it lists %.*s, which is missing",
                               (int)fsti_min(name.size, 200), name.name);
     }
     return FST_OK;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The table of tensors of a model of several files: names unique, or as an index says.
+/// The table of tensors over several files: names must be unique, or assigned by an index.
 #include <string.h>
 
-#include "model.h"
+#include "open_model.h"
 
 static const fsti_tensor *entry_tensor(const fst_model *model, model_entry entry) {
     return &model->files[entry.file].header->tensors[entry.tensor];
@@ -12,7 +12,7 @@ static const char *entry_name(const fst_model *model, model_entry entry) {
     return fsti_header_name(model->files[entry.file].header, entry_tensor(model, entry));
 }
 
-/// The slot of the name, or the free one where it belongs.
+/// The hash slot of a name, or the free slot for it.
 static size_t find_slot(const fst_model *model, const char *name, size_t size, uint32_t hash) {
     size_t mask = model->slot_count - 1, slot = hash & mask;
     for (; model->slots[slot] != 0; slot = (slot + 1) & mask) {
@@ -27,17 +27,17 @@ static size_t find_slot(const fst_model *model, const char *name, size_t size, u
 
 static fst_status duplicate_failure(const fst_model *model, model_entry first, model_entry second,
                                     fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = entry_name(model, second);
-    place.tensor_size = entry_tensor(model, second)->name_size;
-    return fsti_error_set(error, FST_E_DUPLICATE_TENSOR, place,
-                          "a tensor name is in two files (variants of one model? open the one that "
-                          "you want): %.150s and %.150s",
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.tensor = entry_name(model, second);
+    location.tensor_size = entry_tensor(model, second)->name_size;
+    return fsti_error_set(error, FST_E_DUPLICATE_TENSOR, location,
+                          "duplicate tensor name in two files (variants of one model? Open one "
+                          "of them): %.150s and %.150s",
                           fsti_file_path(model->files[first.file].file),
                           fsti_file_path(model->files[second.file].file));
 }
 
-/// Fillers are called the same in every file: of these the first is found.
+/// Padding tensors have the same names in every file; the first one is found.
 static fst_status index_names(fst_model *model, fst_error *error) {
     size_t slot_count = 4;
     while (slot_count < model->entry_count * 2) slot_count *= 2;
@@ -62,7 +62,8 @@ static size_t count_all(const fst_model *model) {
     return count;
 }
 
-/// Marks which tensors an index maps; `marks` is by file and tensor, files one after the other.
+/// Marks the tensors that an index assigns to their file. `marks` is indexed by file and tensor,
+/// files one after the other.
 static fst_status mark_mapped(const fst_model *model, const fsti_index *index, char *marks,
                               const size_t *file_starts, fst_error *error) {
     for (size_t i = 0; i < index->entry_count; i++) {
@@ -71,27 +72,27 @@ static fst_status mark_mapped(const fst_model *model, const fsti_index *index, c
         const model_file *file = &model->files[mapped->file];
         size_t tensor = fsti_header_find(file->header, name, mapped->name.size);
         if (tensor == SIZE_MAX) {
-            fsti_error_place place = {.file = fsti_file_path(file->file),
-                                      .tensor = name,
-                                      .tensor_size = mapped->name.size,
-                                      .byte_offset = FST_NO_OFFSET};
-            return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place,
-                                  "the index names a tensor that its file does not have");
+            fsti_error_location location = {.file = fsti_file_path(file->file),
+                                            .tensor = name,
+                                            .tensor_size = mapped->name.size,
+                                            .byte_offset = FST_NO_OFFSET};
+            return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, location,
+                                  "the index lists a tensor that the file does not contain");
         }
         marks[file_starts[mapped->file] + tensor] = 1;
     }
     return FST_OK;
 }
 
-/// Adds the tensors that are marked (all without marks), fillers or those that are none.
-static void add_entries(fst_model *model, const char *marks, bool fillers) {
-    size_t place = 0;
+/// Adds the marked tensors (all without marks): either padding tensors, or the others.
+static void add_entries(fst_model *model, const char *marks, bool padding) {
+    size_t mark_index = 0;
     for (uint32_t f = 0; f < model->file_count; f++) {
         const fsti_header *header = model->files[f].header;
-        bool may_fill = model->files[f].filler_count > 0;
+        bool may_pad = model->files[f].padding_count > 0;
         for (uint32_t t = 0; t < header->tensor_count; t++) {
-            bool is_filler = may_fill && fsti_header_is_filler(header, &header->tensors[t]);
-            if ((marks == NULL || marks[place++] != 0) && is_filler == fillers)
+            bool is_padding = may_pad && fsti_header_is_padding(header, &header->tensors[t]);
+            if ((marks == NULL || marks[mark_index++] != 0) && is_padding == padding)
                 model->entries[model->entry_count++] = (model_entry){f, t};
         }
     }
@@ -122,12 +123,12 @@ static fst_status collect_mapped(fst_model *model, const fsti_index *index, fst_
 
 fst_status fsti_model_merge(fst_model *model, const fsti_index *index, fst_error *error) {
     size_t all = count_all(model);
-    if (index == NULL && model->file_count == 1 && model->files[0].filler_count == 0) {
+    if (index == NULL && model->file_count == 1 && model->files[0].padding_count == 0) {
         model->tensor_count = model->entry_count = all;
         return FST_OK;
     }
     if (all >= UINT32_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "too many tensors");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "too many tensors");
     model->entries = fsti_alloc((all + 1) * sizeof *model->entries);
     if (model->entries == NULL) return fsti_error_memory(error, all * sizeof *model->entries);
     if (index != NULL)
@@ -148,10 +149,10 @@ fst_status fsti_model_find(const fst_model *model, const char *name, size_t name
         found = value == 0 ? SIZE_MAX : value - 1;
     }
     if (found == SIZE_MAX) {
-        fsti_error_place place = FSTI_NOWHERE;
-        place.tensor = name;
-        place.tensor_size = name_size;
-        return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place, "tensor not found");
+        fsti_error_location location = FSTI_NO_LOCATION;
+        location.tensor = name;
+        location.tensor_size = name_size;
+        return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, location, "tensor not found");
     }
     *index = found;
     return FST_OK;

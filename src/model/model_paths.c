@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From what the user names to files: a file, an index, or a folder.
+/// From the path that the user gives to files: a file, an index, or a folder.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -8,10 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "model.h"
+#include "open_model.h"
 #include "net/net.h"
 
-/// More files than any model has; a folder of more is a mistake.
+/// No model has more files.
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 #define INDEX_ENDING ".safetensors.index.json"
 
@@ -20,11 +20,11 @@ void fsti_model_paths_clear(model_paths *paths) {
     fsti_free(paths->paths);
     fsti_index_clear(&paths->index);
     fsti_free(paths->index_path);
-    if (paths->index_hold >= 0) close(paths->index_hold);
-    *paths = (model_paths){.index_hold = -1};
+    if (paths->index_fd >= 0) close(paths->index_fd);
+    *paths = (model_paths){.index_fd = -1};
 }
 
-/// Appends folder + "/" + name (`folder_size` bytes of the folder; 0: the name alone).
+/// Appends folder + "/" + name (`folder_size` bytes of the folder; 0: only the name).
 static fst_status push_path(model_paths *out, const char *folder, size_t folder_size,
                             const char *name, fst_error *error) {
     size_t name_size = strlen(name), slash = folder_size > 0 && folder[folder_size - 1] != '/';
@@ -52,12 +52,12 @@ typedef struct ending_search {
 
 static fst_status add_ending(void *context, const fsti_folder_entry *entry, fst_error *error) {
     const ending_search *search = context;
-    // Hidden files are somebody's unfinished downloads and saves.
+    // Hidden files are unfinished downloads and saves.
     if (entry->name[0] == '.' || !fsti_ends_with(entry->name, search->ending)) return FST_OK;
     return push_path(search->out, search->folder, strlen(search->folder), entry->name, error);
 }
 
-/// Fills `out` with the folder's entries that end so, sorted.
+/// Fills `out` with the folder's entries that have this ending, sorted.
 static fst_status list_folder(const char *folder, const char *ending, model_paths *out,
                               fst_error *error) {
     ending_search search = {folder, ending, out};
@@ -66,7 +66,7 @@ static fst_status list_folder(const char *folder, const char *ending, model_path
     return FST_OK;
 }
 
-/// Parses an index (`bytes` are taken over); one that is something else says what it is.
+/// Parses an index and takes over `bytes`. The error for another kind of file names the kind.
 static fst_status parse_index(char *bytes, size_t byte_count, const char *path, uint64_t hash_key,
                               fsti_index *out, fst_error *error) {
     char start[KIND_READ_BYTES], kind[200];
@@ -76,9 +76,9 @@ static fst_status parse_index(char *bytes, size_t byte_count, const char *path, 
     if (status != FST_E_INDEX_JSON || error == NULL ||
         !fsti_model_index_kind(start, start_bytes, byte_count, kind, sizeof kind))
         return status;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, status, place, "%s: not an index of shards: it is %s",
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, status, location, "%s: not an index of shards: it is %s",
                           fsti_status_name(status), kind);
 }
 
@@ -89,7 +89,7 @@ static fst_status open_index(const char *path, uint64_t hash_key,
     size_t byte_count;
     out->index_path = fsti_string_copy(path, strlen(path));
     if (out->index_path == NULL) return fsti_error_memory(error, strlen(path));
-    out->index_hold = open(path, O_PATH | O_CLOEXEC);
+    out->index_fd = open(path, O_PATH | O_CLOEXEC);
     out->has_index = true;
     FST_TRY(fsti_model_read_text(path, &bytes, &byte_count, error));
     fst_status status = fsti_verification_check(verification, path, bytes, byte_count, error);
@@ -107,7 +107,7 @@ static fst_status open_index(const char *path, uint64_t hash_key,
 }
 
 bool fsti_model_list_same(const char *folder, const model_paths *before) {
-    model_paths indices = {.index_hold = -1}, files = {.index_hold = -1};
+    model_paths indices = {.index_fd = -1}, files = {.index_fd = -1};
     bool same = list_folder(folder, ".safetensors", &files, NULL) == FST_OK &&
                 list_folder(folder, INDEX_ENDING, &indices, NULL) == FST_OK && indices.count == 0 &&
                 files.count == before->count;
@@ -130,13 +130,13 @@ static fst_status open_without_index(const char *folder, const model_verificatio
 static fst_status open_folder(const char *folder, uint64_t hash_key,
                               const model_verification *verification, model_paths *out,
                               fst_error *error) {
-    model_paths indices = {.index_hold = -1};
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = folder;
+    model_paths indices = {.index_fd = -1};
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = folder;
     fst_status status = list_folder(folder, INDEX_ENDING, &indices, error);
     if (status == FST_OK && indices.count > 1)
-        status = fsti_error_set(error, FST_E_ARGUMENT, place,
-                                "the folder has %zu index files (%.100s, ..): open one of them",
+        status = fsti_error_set(error, FST_E_ARGUMENT, location,
+                                "the folder has %zu index files (%.100s, ...). Open one of them",
                                 indices.count, indices.paths[0]);
     else if (status == FST_OK && indices.count == 1)
         status = open_index(indices.paths[0], hash_key, verification, out, error);
@@ -146,45 +146,44 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
     if (status == FST_OK && !out->has_index && out->count == 0) {
         char hint[256];
         fsti_model_folder_hint(folder, hint, sizeof hint);
-        status = fsti_error_set(error, FST_E_NO_TENSORS, place,
+        status = fsti_error_set(error, FST_E_NO_TENSORS, location,
                                 "no *.safetensors file in the folder%s", hint);
     }
     return status;
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
-    if (fsti_path_is_address(path))
-        return fsti_address_refuse(path, "an address is given as a text, not as a path object",
-                                   error);
+    if (fsti_path_is_url(path))
+        return fsti_url_refuse(path, "a URL must be a str, not a path object", error);
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
-    fsti_url_tell(path, name, sizeof name);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
-    return fsti_error_set(
-        error, FST_E_NOT_FOUND, place,
-        "addresses of this kind are not read (https, http, s3, gs, az and hf are)");
+    fsti_url_redact(path, name, sizeof name);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
+    return fsti_error_set(error, FST_E_NOT_FOUND, location,
+                          "unsupported URL scheme; expected one of: https, http, s3, gs, az, hf");
 }
 
-// ---- addresses ----
+// ---- URLs ----
 
-/// The same for a list of addresses: they have the query of the one that was asked for.
+/// The same for URLs, which get the query of the requested one.
 static fst_status push_url(model_paths *out, const char *base, const char *name, fst_error *error) {
-    char *url = fsti_url_beside(base, name);
+    char *url = fsti_url_sibling(base, name);
     if (url == NULL) return fsti_error_memory(error, strlen(base));
     fst_status status = push_path(out, "", 0, url, error);
     fsti_free(url);
     return status;
 }
 
-/// No index_path: objects have versions, which tell a replaced one better than its name does.
+/// No index_path: a replaced object has another version, which identifies it better than a path
+/// does.
 static fst_status open_index_url(const char *url, uint64_t hash_key,
                                  const model_verification *verification, model_paths *out,
                                  fst_error *error) {
     char *bytes, name[1024];
     size_t byte_count;
     out->has_index = true;
-    fsti_url_tell(url, name, sizeof name);
+    fsti_url_redact(url, name, sizeof name);
     FST_TRY(fsti_model_read_text(url, &bytes, &byte_count, error));
     fst_status status = fsti_verification_check(verification, name, bytes, byte_count, error);
     if (status != FST_OK) {
@@ -211,7 +210,7 @@ static fst_status add_key(void *context, const char *name, fst_error *error) {
                : FST_OK;
 }
 
-/// Without an index, files that a save puts beside those of an earlier one are nobody's yet.
+/// Without an index, drops files of a save that has not been committed.
 static void drop_tagged(model_paths *paths) {
     size_t kept = 0;
     for (size_t i = 0; i < paths->count; i++) kept += !fsti_model_is_tagged(paths->paths[i]);
@@ -226,21 +225,21 @@ static void drop_tagged(model_paths *paths) {
     }
 }
 
-/// The folder's only index, else all its files.
+/// Uses the folder's only index, or else all its files.
 static fst_status choose_keys(const char *name, const model_paths *indices, uint64_t hash_key,
                               const model_verification *verification, model_paths *out,
                               fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
     if (indices->count > 1)
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "the folder has %zu index files: open one of them", indices->count);
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "the folder has %zu index files. Open one of them", indices->count);
     if (indices->count == 1) {
         fsti_model_paths_clear(out);
         return open_index_url(indices->paths[0], hash_key, verification, out, error);
     }
     if (out->count == 0)
-        return fsti_error_set(error, FST_E_NO_TENSORS, place,
+        return fsti_error_set(error, FST_E_NO_TENSORS, location,
                               "no *.safetensors file in the folder");
     drop_tagged(out);
     qsort(out->paths, out->count, sizeof *out->paths, compare_paths);
@@ -252,9 +251,9 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key,
                                   const model_verification *verification, model_paths *out,
                                   fst_error *error) {
     char name[1024];
-    model_paths indices = {.index_hold = -1};
+    model_paths indices = {.index_fd = -1};
     key_search search = {url, out, &indices};
-    fsti_url_tell(url, name, sizeof name);
+    fsti_url_redact(url, name, sizeof name);
     fst_status status = fsti_net_list(url, NULL, add_key, &search, error);
     if (status == FST_OK) status = choose_keys(name, &indices, hash_key, verification, out, error);
     fsti_model_paths_clear(&indices);
@@ -282,20 +281,20 @@ static fst_status open_url(const char *url, uint64_t hash_key,
     bool is_folder = length > 0 && url[length - 1] == '/';
     if (fsti_model_is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
     if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
-    // All files are of one version, also of a branch that goes on meanwhile.
-    char *settled = NULL;
-    FST_TRY(fsti_net_settle(url, &settled, error));
-    const char *base = settled == NULL ? url : settled;
+    // Pin the revision, so that all files are of one commit even if the branch moves.
+    char *pinned = NULL;
+    FST_TRY(fsti_net_pin_revision(url, &pinned, error));
+    const char *base = pinned == NULL ? url : pinned;
     fst_status status = is_index ? open_index_url(base, hash_key, verification, out, error)
                                  : open_folder_url(base, hash_key, verification, out, error);
-    fsti_free(settled);
+    fsti_free(pinned);
     return status;
 }
 
 fst_status fsti_model_paths(const char *path, uint64_t hash_key,
                             const model_verification *verification, model_paths *out,
                             fst_error *error) {
-    *out = (model_paths){.index_hold = -1};
+    *out = (model_paths){.index_fd = -1};
     struct stat info;
     fst_status status;
     if (fsti_net_is_url(path))
@@ -312,9 +311,9 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
 }
 
 bool fsti_model_paths_same(const model_paths *paths) {
-    struct stat held, there;
+    struct stat opened, there;
     if (paths->index_path == NULL) return true;
     if (!paths->has_index) return fsti_model_list_same(paths->index_path, paths);
-    return fstat(paths->index_hold, &held) == 0 && stat(paths->index_path, &there) == 0 &&
-           held.st_dev == there.st_dev && held.st_ino == there.st_ino;
+    return fstat(paths->index_fd, &opened) == 0 && stat(paths->index_path, &there) == 0 &&
+           opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
 }

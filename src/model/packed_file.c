@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A compressed file as a file of true bytes: whoever reads it decodes the chunks that are asked
-/// for, in its own thread. A read that ends within a chunk leaves that decoded for the next one.
+/// Presents a compressed file as its original. The reading thread decodes the requested chunks. A
+/// read that ends within a chunk keeps it decoded for the next read.
 #include "packed_file.h"
 
 #include <errno.h>
@@ -9,109 +9,110 @@
 
 #include "memory/memory.h"
 
-/// Stored bytes that are read at once: enough for a disk, and they stay in the processor's cache.
-/// With the pages around them, and a tensor's end, they fit in a huge one.
+/// Stored bytes per read: enough for a disk, and small enough for the CPU cache. With neighbouring
+/// pages and a tensor's end they fit in a huge page.
 #define GROUP_BYTES (((uint64_t)2 << 20) - 3 * FSTI_IO_PAGE_BYTES)
 #define NO_CHUNK UINT64_MAX
-/// Less than this of tensors that are stored as they are comes through the page cache.
-#define AROUND_BYTES_MIN ((uint64_t)256 << 10)
+/// Uncompressed tensors smaller than this are read through the page cache.
+#define DIRECT_BYTES_MIN ((uint64_t)256 << 10)
 
-/// One thread's room.
-typedef struct packed_room {
+/// Decoder memory of one thread.
+typedef struct decode_workspace {
     fsti_decoder *decoder;
-    fsti_buffer *memory; ///< of `stored`
+    fsti_buffer *memory; ///< contains `stored`
     char *stored;
-    char *tail;          ///< the chunk that a read ended in, decoded
-    uint64_t tail_file;  ///< whose, a packed_file's number
-    uint64_t tail_chunk; ///< which; NO_CHUNK: none
-    struct packed_room *next;
-} packed_room;
+    char *tail;          ///< the decoded chunk in which a read ended
+    uint64_t tail_file;  ///< number of its packed_file
+    uint64_t tail_chunk; ///< its chunk; NO_CHUNK: none
+    struct decode_workspace *next;
+} decode_workspace;
 #define TAIL_BYTES ((size_t)1 << FSTI_CHUNK_LOG_MAX)
 
 typedef struct packed_file {
     fsti_file *stored;
     fsti_packed packed;
-    fsti_digest_list digests; ///< of the stored bytes; kind is NULL when there are none
-    uint64_t number;          ///< no other file of the process has or had it
-    atomic_bool is_buffered;  ///< the file can't be read past the page cache
+    fsti_digest_list digests; ///< of the stored bytes; kind is NULL without digests
+    uint64_t number;          ///< unique in the process
+    atomic_bool is_buffered;  ///< the file cannot be read directly
 } packed_file;
 
-/// Rooms that nobody uses now: of all files together, so that there are no more than threads have
-/// read at once, however many files a set has. They go with the last file. The lock is held for a
-/// few steps, and the child of a fork() finds it free whatever the parent's threads were reading.
-static pthread_mutex_t rooms_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t rooms_once = PTHREAD_ONCE_INIT;
-static packed_room *idle_rooms;
+/// The free list of decoder workspaces, shared by all files, so that there are only as many as
+/// threads read at once. It is freed with the last file. The lock is held briefly, and a forked
+/// child finds it unlocked.
+static pthread_mutex_t workspaces_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t workspaces_once = PTHREAD_ONCE_INIT;
+static decode_workspace *idle_workspaces;
 static uint64_t files_open, files_made;
-static void register_rooms(void) { fsti_fork_lock(&rooms_lock); }
+static void register_workspaces(void) { fsti_fork_lock(&workspaces_lock); }
 
-/// A read on its way.
+/// The state of a read.
 typedef struct packed_read {
     packed_file *file;
-    packed_room *room;
+    decode_workspace *workspace;
     fsti_io_op *op;
     fst_error *error;
 } packed_read;
 
-static void free_room(packed_room *room) {
-    fsti_decoder_close(room->decoder);
-    fsti_buffer_unref(room->memory);
-    fsti_free(room->tail);
-    fsti_free(room);
+static void free_workspace(decode_workspace *workspace) {
+    fsti_decoder_close(workspace->decoder);
+    fsti_buffer_unref(workspace->memory);
+    fsti_free(workspace->tail);
+    fsti_free(workspace);
 }
 
 static void release_file(void *context) {
     packed_file *file = context;
-    pthread_mutex_lock(&rooms_lock);
-    packed_room *left = --files_open == 0 ? idle_rooms : NULL;
-    if (left != NULL) idle_rooms = NULL;
-    pthread_mutex_unlock(&rooms_lock);
+    pthread_mutex_lock(&workspaces_lock);
+    decode_workspace *left = --files_open == 0 ? idle_workspaces : NULL;
+    if (left != NULL) idle_workspaces = NULL;
+    pthread_mutex_unlock(&workspaces_lock);
     while (left != NULL) {
-        packed_room *room = left;
-        left = room->next;
-        free_room(room);
+        decode_workspace *workspace = left;
+        left = workspace->next;
+        free_workspace(workspace);
     }
     fsti_packed_clear(&file->packed);
     fsti_free(file);
 }
 
-/// Room for a read that begins in `chunk`: what holds that already, else any, else a new one.
-static packed_room *take_room(const packed_file *file, uint64_t chunk) {
-    pthread_mutex_lock(&rooms_lock);
-    packed_room **link = &idle_rooms;
-    for (packed_room **at = link; *at != NULL; at = &(*at)->next)
+/// Takes a workspace for a read that starts in `chunk`: preferably one that has this chunk decoded,
+/// else any free one, else a new one.
+static decode_workspace *take_workspace(const packed_file *file, uint64_t chunk) {
+    pthread_mutex_lock(&workspaces_lock);
+    decode_workspace **link = &idle_workspaces;
+    for (decode_workspace **at = link; *at != NULL; at = &(*at)->next)
         if ((*at)->tail_file == file->number && (*at)->tail_chunk == chunk) link = at;
-    packed_room *room = *link;
-    if (room != NULL) *link = room->next;
-    pthread_mutex_unlock(&rooms_lock);
-    if (room != NULL) return room;
-    room = fsti_alloc_zeroed(1, sizeof *room);
-    if (room != NULL) room->tail_chunk = NO_CHUNK;
-    return room;
+    decode_workspace *workspace = *link;
+    if (workspace != NULL) *link = workspace->next;
+    pthread_mutex_unlock(&workspaces_lock);
+    if (workspace != NULL) return workspace;
+    workspace = fsti_alloc_zeroed(1, sizeof *workspace);
+    if (workspace != NULL) workspace->tail_chunk = NO_CHUNK;
+    return workspace;
 }
 
-static void give_room(packed_room *room) {
-    pthread_mutex_lock(&rooms_lock);
-    room->next = idle_rooms;
-    idle_rooms = room;
-    pthread_mutex_unlock(&rooms_lock);
+static void give_workspace(decode_workspace *workspace) {
+    pthread_mutex_lock(&workspaces_lock);
+    workspace->next = idle_workspaces;
+    idle_workspaces = workspace;
+    pthread_mutex_unlock(&workspaces_lock);
 }
 
-/// In huge pages: a disk takes a read to small ones in many pieces, at half the speed.
-static fst_status grow_stored(packed_room *room, uint64_t size, fst_error *error) {
-    if (room->stored != NULL && size <= room->memory->size_bytes) return FST_OK;
-    fsti_buffer_unref(room->memory);
-    room->memory = NULL;
-    room->stored = NULL;
+/// Use huge pages: disks split reads into small pages, at half the speed.
+static fst_status grow_stored(decode_workspace *workspace, uint64_t size, fst_error *error) {
+    if (workspace->stored != NULL && size <= workspace->memory->size_bytes) return FST_OK;
+    fsti_buffer_unref(workspace->memory);
+    workspace->memory = NULL;
+    workspace->stored = NULL;
     if (size > FSTI_HUGE_PAGE_BYTES / 4) size = fsti_align_up(size, FSTI_HUGE_PAGE_BYTES);
-    FST_TRY(fsti_buffer_arena(size, &room->memory, error));
-    if (room->memory == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
-    room->stored = room->memory->data;
+    FST_TRY(fsti_buffer_arena(size, &workspace->memory, error));
+    if (workspace->memory == NULL) return FST_E_NO_MEMORY; // cannot happen; for static analyzers
+    workspace->stored = workspace->memory->data;
     return FST_OK;
 }
 
-/// What a room comes to.
-static uint64_t room_bytes(const packed_file *file) {
+/// Size of a workspace.
+static uint64_t workspace_bytes(const packed_file *file) {
     uint64_t group = GROUP_BYTES;
     if (file->digests.kind != NULL) group += 2 * (uint64_t)file->digests.chunk_bytes;
     return fsti_align_up(group, FSTI_HUGE_PAGE_BYTES) + TAIL_BYTES + fsti_decoder_bytes();
@@ -124,36 +125,37 @@ static fst_status read_exactly(const packed_read *read, uint64_t begin, uint64_t
     FST_TRY(fsti_file_read(stored, target, (size_t)size, begin, &got, read->error));
     read->op->stored_bytes += got;
     if (got == size) return FST_OK;
-    // The file may have shrunk: that says more than "short".
+    // The file may have shrunk, which explains more than "short read".
     FST_TRY(fsti_file_check(stored, read->error));
-    fsti_error_place place = {.file = fsti_file_path(stored), .byte_offset = begin + got};
-    return fsti_error_set(read->error, FST_E_SHORT_READ, place, "the file ended before its data");
+    fsti_error_location location = {.file = fsti_file_path(stored), .byte_offset = begin + got};
+    return fsti_error_set(read->error, FST_E_SHORT_READ, location,
+                          "the file ended before its data");
 }
 
-static bool goes_around(const packed_read *read) {
-    return read->op->is_around && !atomic_load(&read->file->is_buffered) &&
+static bool bypasses_cache(const packed_read *read) {
+    return read->op->bypasses_cache && !atomic_load(&read->file->is_buffered) &&
            !fsti_file_is_object(read->file->stored);
 }
 
-/// Brings stored bytes [begin, end) to the room past the page cache, if that is wished for and they
-/// are not in it; NULL: they have to be read as usual.
-static const char *read_around(const packed_read *read, uint64_t begin, uint64_t end) {
+/// Reads stored bytes [begin, end) directly into the workspace, if the cache is to be bypassed and
+/// they are not cached. NULL: read them as usual.
+static const char *read_direct(const packed_read *read, uint64_t begin, uint64_t end) {
     packed_file *file = read->file;
     uint64_t resident, from = fsti_align_down(begin, FSTI_IO_PAGE_BYTES);
     uint64_t until = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
-    if (!goes_around(read) || !fsti_file_resident(file->stored, begin, end, &resident) ||
-        resident > (end - begin) / 8 || grow_stored(read->room, until - from, NULL) != FST_OK)
+    if (!bypasses_cache(read) || !fsti_file_resident(file->stored, begin, end, &resident) ||
+        resident > (end - begin) / 8 || grow_stored(read->workspace, until - from, NULL) != FST_OK)
         return NULL;
     int64_t got =
-        fsti_file_read_around(file->stored, read->room->stored, (size_t)(until - from), from);
+        fsti_file_read_direct(file->stored, read->workspace->stored, (size_t)(until - from), from);
     if (got < 0) atomic_store(&file->is_buffered, true);
     if (got < (int64_t)(end - from)) return NULL;
     read->op->stored_bytes += end - begin;
-    return read->room->stored + (begin - from);
+    return read->workspace->stored + (begin - from);
 }
 
-/// Brings stored bytes [begin, end) to the room, held against their digests where there are any;
-/// these are of whole pieces. *out: where `begin` is.
+/// Reads stored bytes [begin, end) into the workspace and verifies them, if there are digests; the
+/// range then has whole digested pieces. *out: the address of `begin`.
 static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t end,
                               const char **out) {
     const fsti_digest_list *digests = &read->file->digests;
@@ -162,32 +164,34 @@ static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t 
         from = fsti_align_down(begin, digests->chunk_bytes);
         until = fsti_min(fsti_align_up(end, digests->chunk_bytes), digests->file_bytes);
     }
-    const char *stored = read_around(read, from, until);
+    const char *stored = read_direct(read, from, until);
     if (stored == NULL) {
-        FST_TRY(grow_stored(read->room, until - from, read->error));
-        FST_TRY(read_exactly(read, from, until - from, read->room->stored));
-        stored = read->room->stored;
+        FST_TRY(grow_stored(read->workspace, until - from, read->error));
+        FST_TRY(read_exactly(read, from, until - from, read->workspace->stored));
+        stored = read->workspace->stored;
     }
+    fsti_buffer_use(read->workspace->memory, until - from); // the memory has pages now
     *out = stored + (begin - from);
-    if (digests->kind == NULL || fsti_digest_list_holds(digests, from, stored, until - from, &bad))
+    if (digests->kind == NULL ||
+        fsti_digest_list_matches(digests, from, stored, until - from, &bad))
         return FST_OK;
-    fsti_error_place place = {.file = fsti_file_path(read->file->stored), .byte_offset = bad};
-    return fsti_error_set(read->error, FST_E_DIGEST, place,
-                          "stored bytes of a compressed file differ from their %s digest",
+    fsti_error_location location = {.file = fsti_file_path(read->file->stored), .byte_offset = bad};
+    return fsti_error_set(read->error, FST_E_DIGEST, location,
+                          "stored bytes of a compressed file do not match their %s digest",
                           digests->kind->name);
 }
 
-/// How much of `left` bytes of the file, stored as they are, is read at once. Pieces for the room
-/// end where pages do, so that none is read twice, and are of about the same size.
+/// How much of `left` uncompressed bytes to read at once. Pieces read into the workspace end at
+/// page boundaries, so that no page is read twice, and have similar sizes.
 static uint64_t plain_piece(const packed_read *read, uint64_t begin, uint64_t left) {
-    bool by_room = goes_around(read) || read->file->digests.kind != NULL;
-    if (!by_room || left <= GROUP_BYTES) return left;
+    bool by_workspace = bypasses_cache(read) || read->file->digests.kind != NULL;
+    if (!by_workspace || left <= GROUP_BYTES) return left;
     uint64_t count = left / GROUP_BYTES + 1;
     return fsti_align_down(begin + left / count, FSTI_IO_PAGE_BYTES) - begin;
 }
 
-/// Bytes that are stored as they are: straight to their place, or by way of the room where they
-/// have to be held against digests or come past the page cache.
+/// Reads uncompressed bytes directly to their destination, or through the workspace if they are
+/// verified or bypass the page cache.
 static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t size, char *target) {
     bool has_digests = read->file->digests.kind != NULL;
     for (uint64_t done = 0, piece; done < size; done += piece) {
@@ -196,8 +200,8 @@ static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t s
         piece = plain_piece(read, at, size - done);
         if (has_digests)
             FST_TRY(read_stored(read, at, at + piece, &bytes));
-        else if (piece >= AROUND_BYTES_MIN)
-            bytes = read_around(read, at, at + piece);
+        else if (piece >= DIRECT_BYTES_MIN)
+            bytes = read_direct(read, at, at + piece);
         if (bytes == NULL)
             FST_TRY(read_exactly(read, at, piece, target + done));
         else
@@ -206,20 +210,20 @@ static fst_status read_plain(const packed_read *read, uint64_t begin, uint64_t s
     return FST_OK;
 }
 
-/// Part of a packed tensor: bytes [begin, end) of it.
+/// The bytes [begin, end) of a compressed tensor.
 typedef struct packed_part {
     size_t index;
     uint64_t begin, end;
     char *target;
 } packed_part;
 
-static fst_status open_decoder(packed_room *room, fst_error *error) {
-    if (room->tail == NULL) room->tail = fsti_alloc(TAIL_BYTES);
-    if (room->tail == NULL) return fsti_error_memory(error, TAIL_BYTES);
-    return room->decoder == NULL ? fsti_decoder_open(&room->decoder, error) : FST_OK;
+static fst_status open_decoder(decode_workspace *workspace, fst_error *error) {
+    if (workspace->tail == NULL) workspace->tail = fsti_alloc(TAIL_BYTES);
+    if (workspace->tail == NULL) return fsti_error_memory(error, TAIL_BYTES);
+    return workspace->decoder == NULL ? fsti_decoder_open(&workspace->decoder, error) : FST_OK;
 }
 
-/// Decodes chunk `number` of a tensor, whose stored bytes are given; all of it, wherever it begins.
+/// Decodes chunk `number` of a tensor completely, from its stored bytes.
 static fst_status decode_chunk(const packed_read *read, const packed_part *part, uint64_t number,
                                const char *stored, char *target) {
     const fsti_packed *packed = &read->file->packed;
@@ -236,23 +240,23 @@ static fst_status decode_chunk(const packed_read *read, const packed_part *part,
                         .true_bytes = (size_t)fsti_min(size, left)};
     fst_error cause;
     uint64_t start_ns = fsti_now_ns();
-    fst_status status = fsti_chunk_decode(read->room->decoder, &chunk, target, &cause);
+    fst_status status = fsti_chunk_decode(read->workspace->decoder, &chunk, target, &cause);
     read->op->decode_ns += fsti_now_ns() - start_ns;
     if (status == FST_OK) return FST_OK;
     FST_TRY(fsti_file_check(read->file->stored, read->error));
-    fsti_error_place place = {.file = fsti_file_path(read->file->stored),
-                              .tensor = fsti_header_name(packed->header, original),
-                              .tensor_size = original->name_size,
-                              .byte_offset = mark->begin};
-    return fsti_error_set(read->error, status, place, "%s", cause.message);
+    fsti_error_location location = {.file = fsti_file_path(read->file->stored),
+                                    .tensor = fsti_header_name(packed->header, original),
+                                    .tensor_size = original->name_size,
+                                    .byte_offset = mark->begin};
+    return fsti_error_set(read->error, status, location, "%s", cause.message);
 }
 
-/// Puts one chunk's part in its place: at once, or by way of the room where only some is wanted.
+/// Decodes a chunk to its destination, or through the workspace if only a part of it is requested.
 static fst_status place_chunk(const packed_read *read, const packed_part *part, uint64_t number,
                               const char *stored) {
     const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
     const fsti_tensor *original = &read->file->packed.header->tensors[part->index];
-    packed_room *room = read->room;
+    decode_workspace *workspace = read->workspace;
     uint64_t begin = number << tensor->chunk_log;
     uint64_t end =
         fsti_min(begin + ((uint64_t)1 << tensor->chunk_log), original->end - original->begin);
@@ -262,12 +266,12 @@ static fst_status place_chunk(const packed_read *read, const packed_part *part, 
     if (from == begin && until == end && stored != NULL)
         return decode_chunk(read, part, number, stored, target);
     if (stored != NULL) {
-        room->tail_chunk = NO_CHUNK;
-        FST_TRY(decode_chunk(read, part, number, stored, room->tail));
-        room->tail_chunk = tensor->chunk_first + number;
-        room->tail_file = read->file->number;
+        workspace->tail_chunk = NO_CHUNK;
+        FST_TRY(decode_chunk(read, part, number, stored, workspace->tail));
+        workspace->tail_chunk = tensor->chunk_first + number;
+        workspace->tail_file = read->file->number;
     }
-    memcpy(target, room->tail + (from - begin), (size_t)(until - from));
+    memcpy(target, workspace->tail + (from - begin), (size_t)(until - from));
     return FST_OK;
 }
 
@@ -275,19 +279,19 @@ static uint64_t chunk_end(const fsti_packed_chunk *chunk) {
     return chunk->begin + chunk->stored_bytes;
 }
 
-/// What fills a tensor's entry behind its last chunk is zero.
-static fst_status check_filling(const packed_read *read, const packed_part *part,
-                                const char *filling, uint64_t size) {
+/// Checks that padding after a tensor's last chunk is zero.
+static fst_status check_padding(const packed_read *read, const packed_part *part,
+                                const char *padding, uint64_t size) {
     const fsti_packed *packed = &read->file->packed;
     const fsti_tensor *original = &packed->header->tensors[part->index];
-    fsti_error_place place = {.file = fsti_file_path(read->file->stored),
-                              .tensor = fsti_header_name(packed->header, original),
-                              .tensor_size = original->name_size,
-                              .byte_offset = packed->tensors[part->index].stored_end - size};
-    for (uint64_t i = 0; i < size; i++, place.byte_offset++)
-        if (filling[i] != 0)
-            return fsti_error_set(read->error, FST_E_CORRUPT, place,
-                                  "a compressed tensor is damaged: its end is not zero");
+    fsti_error_location location = {.file = fsti_file_path(read->file->stored),
+                                    .tensor = fsti_header_name(packed->header, original),
+                                    .tensor_size = original->name_size,
+                                    .byte_offset = packed->tensors[part->index].stored_end - size};
+    for (uint64_t i = 0; i < size; i++, location.byte_offset++)
+        if (padding[i] != 0)
+            return fsti_error_set(read->error, FST_E_CORRUPT, location,
+                                  "a compressed tensor is damaged: its padding is not zero");
     return FST_OK;
 }
 
@@ -296,9 +300,9 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
     const fsti_packed_chunk *chunks = read->file->packed.chunks + tensor->chunk_first;
     uint64_t next = part->begin >> tensor->chunk_log;
     uint64_t end = ((part->end - 1) >> tensor->chunk_log) + 1;
-    FST_TRY(open_decoder(read->room, read->error));
-    if (read->room->tail_file == read->file->number &&
-        read->room->tail_chunk == tensor->chunk_first + next)
+    FST_TRY(open_decoder(read->workspace, read->error));
+    if (read->workspace->tail_file == read->file->number &&
+        read->workspace->tail_chunk == tensor->chunk_first + next)
         FST_TRY(place_chunk(read, part, next++, NULL));
     while (next < end) {
         uint64_t until = next + 1, begin = chunks[next].begin;
@@ -307,15 +311,15 @@ static fst_status read_packed(const packed_read *read, const packed_part *part) 
         uint64_t data_end = chunk_end(&chunks[until - 1]);
         uint64_t stored_end = until == tensor->chunk_count ? tensor->stored_end : data_end;
         FST_TRY(read_stored(read, begin, stored_end, &stored));
-        FST_TRY(check_filling(read, part, stored + (data_end - begin), stored_end - data_end));
+        FST_TRY(check_padding(read, part, stored + (data_end - begin), stored_end - data_end));
         for (; next < until; next++)
             FST_TRY(place_chunk(read, part, next, stored + (chunks[next].begin - begin)));
     }
     return FST_OK;
 }
 
-/// The bytes from `at` on that lie in the stored file one after the other, as they are: of a plain
-/// tensor, and of those that follow it there as they do here. 0: the tensor is packed.
+/// Bytes from `at` on that are stored uncompressed and contiguously: of this tensor, and of
+/// following ones with the same order in the stored file. 0: the tensor is compressed.
 static uint64_t plain_run(const fsti_packed *packed, size_t index, uint64_t at, uint64_t end) {
     const fsti_header *header = packed->header;
     const fsti_packed_tensor *tensors = packed->tensors;
@@ -355,7 +359,7 @@ static fst_status read_bytes(const packed_read *read, uint64_t at, uint64_t end)
     return FST_OK;
 }
 
-/// The chunk that byte `at` of the original is in; NO_CHUNK where it is in none.
+/// The chunk that contains byte `at` of the original, or NO_CHUNK.
 static uint64_t chunk_at(const fsti_packed *packed, uint64_t at) {
     if (at < packed->original_bytes || at >= packed->true_bytes) return NO_CHUNK;
     size_t index = fsti_packed_tensor_at(packed, at);
@@ -371,19 +375,19 @@ static void read_made(void *context, fsti_io_op *op) {
     op->result = 0;
     if (op->offset >= end) return;
     packed_read read = {.file = file,
-                        .room = take_room(file, chunk_at(&file->packed, op->offset)),
+                        .workspace = take_workspace(file, chunk_at(&file->packed, op->offset)),
                         .op = op,
                         .error = op->error != NULL ? op->error : &error};
     fst_status status = FST_OK;
-    if (read.room == NULL)
-        status = fsti_error_memory(read.error, sizeof *read.room);
+    if (read.workspace == NULL)
+        status = fsti_error_memory(read.error, sizeof *read.workspace);
     else
         status = read_bytes(&read, op->offset, end);
-    if (read.room != NULL) give_room(read.room);
+    if (read.workspace != NULL) give_workspace(read.workspace);
     op->result = status == FST_OK ? (int64_t)(end - op->offset) : -EIO;
 }
 
-static void let_go(void *context, uint64_t at, uint64_t end) {
+static void drop_cached(void *context, uint64_t at, uint64_t end) {
     const packed_file *file = context;
     const fsti_packed *packed = &file->packed;
     at = fsti_max(at, packed->original_bytes);
@@ -399,12 +403,12 @@ static void let_go(void *context, uint64_t at, uint64_t end) {
             from = packed->chunks[chunk_at(packed, at)].begin;
             to = chunk_end(&packed->chunks[chunk_at(packed, until - 1)]);
         }
-        fsti_file_let_go(file->stored, from, to);
+        fsti_file_drop_cached(file->stored, from, to);
         at = until;
     }
 }
 
-/// The directory's entry, whole.
+/// Reads the directory completely.
 static fst_status read_directory(const packed_read *read, const fsti_header *header, char **bytes,
                                  size_t *byte_count) {
     uint64_t size = header->tensors[0].end;
@@ -429,13 +433,13 @@ static fst_status read_directory(const packed_read *read, const fsti_header *hea
 
 static fst_status parse_file(packed_file *file, const fsti_packed_source *source,
                              fst_error *error) {
-    packed_room room = {.tail_chunk = NO_CHUNK};
+    decode_workspace workspace = {.tail_chunk = NO_CHUNK};
     fsti_io_op op = {.file = file->stored};
-    packed_read read = {.file = file, .room = &room, .op = &op, .error = error};
+    packed_read read = {.file = file, .workspace = &workspace, .op = &op, .error = error};
     char *bytes = NULL;
     size_t byte_count = 0;
     fst_status status = read_directory(&read, source->header, &bytes, &byte_count);
-    fsti_buffer_unref(room.memory);
+    fsti_buffer_unref(workspace.memory);
     FST_TRY(status);
     return fsti_packed_parse(bytes, byte_count, source, &file->packed, error);
 }
@@ -444,11 +448,11 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
                                  fst_error *error) {
     packed_file *file = fsti_alloc_zeroed(1, sizeof *file);
     if (file == NULL) return fsti_error_memory(error, sizeof *file);
-    pthread_once(&rooms_once, register_rooms);
-    pthread_mutex_lock(&rooms_lock);
+    pthread_once(&workspaces_once, register_workspaces);
+    pthread_mutex_lock(&workspaces_lock);
     files_open++;
     file->number = ++files_made;
-    pthread_mutex_unlock(&rooms_lock);
+    pthread_mutex_unlock(&workspaces_lock);
     file->stored = target->file;
     file->digests = target->digests;
     fsti_packed_source source = {.header = target->header,
@@ -462,17 +466,17 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
         return status;
     }
     target->packed = &file->packed;
-    target->room_bytes = room_bytes(file);
+    target->workspace_bytes = workspace_bytes(file);
     target->stored_header = target->header;
     target->header = fsti_header_ref(file->packed.header);
     target->digests = (fsti_digest_list){0};
-    fsti_file_maker maker = {.origin = target->file,
+    fsti_derivation maker = {.origin = target->file,
                              .size_bytes = file->packed.true_bytes,
                              .context = file,
                              .read = read_made,
-                             .let_go = let_go,
+                             .drop_cached = drop_cached,
                              .release = release_file,
                              .what = "compressed"};
-    target->file = NULL; // the maker's now
-    return fsti_file_make(&maker, &target->file, error);
+    target->file = NULL; // now owned by the derivation
+    return fsti_file_derive(&maker, &target->file, error);
 }

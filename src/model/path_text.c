@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a path or an address says: whether it is one of a folder, another one from it, how it is
-/// told.
+/// Path and URL texts: recognising folders, joining, redacting.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "model.h"
+#include "open_model.h"
 #include "net/net.h"
 
-fst_status fsti_model_look(const char *path, path_look *out, fst_error *error) {
+fst_status fsti_model_path_kind(const char *path, path_kind *out, fst_error *error) {
     struct stat info;
     *out = PATH_IS_ABSENT;
-    if (fsti_net_is_url(path)) { // nobody is asked
+    if (fsti_net_is_url(path)) { // decided from the text, without a request
         size_t size = strcspn(path, "?#");
         *out = path[size - 1] == '/' ? PATH_IS_FOLDER : PATH_IS_FILE;
         return FST_OK;
@@ -25,7 +24,7 @@ fst_status fsti_model_look(const char *path, path_look *out, fst_error *error) {
         return FST_OK;
     }
     if (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG) return FST_OK;
-    return fsti_error_errno(error, errno, path, "looking at the path");
+    return fsti_error_errno(error, errno, path, "examining the path");
 }
 
 char *fsti_model_join(const char *start, const char *end) {
@@ -41,10 +40,10 @@ char *fsti_model_join(const char *start, const char *end) {
     return text;
 }
 
-char *fsti_model_tell(const char *path) {
+char *fsti_model_redact(const char *path) {
     size_t size = strlen(path) + 1;
     char *text = fsti_string_copy(path, size - 1);
-    if (text != NULL && fsti_net_is_url(path)) fsti_url_tell(path, text, size);
+    if (text != NULL && fsti_net_is_url(path)) fsti_url_redact(path, text, size);
     return text;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a set of files is all there, and still the one that was opened.
+/// Checks that a sharded model is complete, and that it is still the one that was opened.
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model.h"
+#include "open_model.h"
 
-/// Names that are told; more are counted only.
+/// Maximum of names in the message; more are only counted.
 #define NAME_COUNT_MAX 5u
 #define ENDING ".safetensors"
 
@@ -21,13 +21,13 @@ typedef struct shard_name {
     uint64_t number, count;
 } shard_name;
 
-/// Reads digits backwards from `at`; how many there are, at most 9.
+/// Reads at most 9 digits backwards from `at`; returns how many.
 static int read_digits(const char *text, size_t at, uint64_t *number) {
     int digits = 0;
-    uint64_t place = 1;
+    uint64_t digit_value = 1;
     for (*number = 0; digits < 9 && at > 0 && isdigit((unsigned char)text[at - 1]); digits++) {
-        *number += place * (uint64_t)(text[--at] - '0');
-        place *= 10;
+        *number += digit_value * (uint64_t)(text[--at] - '0');
+        digit_value *= 10;
     }
     return digits;
 }
@@ -64,7 +64,7 @@ static int compare_paths(const void *a, const void *b) {
 static bool has_shard(const model_paths *paths, const char *path, const shard_name *shard,
                       uint64_t number) {
     char *wanted = fsti_string_copy(path, strlen(path));
-    if (wanted == NULL) return true; // the memory is missed soon enough
+    if (wanted == NULL) return true; // out of memory; reported by the next allocation
     snprintf(wanted + shard->prefix_size, (size_t)shard->digits + 1, "%0*" PRIu64, shard->digits,
              number);
     wanted[shard->prefix_size + (size_t)shard->digits] = '-';
@@ -93,9 +93,9 @@ static fst_status name_missing_shards(const model_paths *paths, const char *fold
     }
     const char *base = strrchr(path, '/');
     base = base == NULL ? path : base + 1;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = folder;
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = folder;
+    return fsti_error_set(error, FST_E_NOT_FOUND, location,
                           "the folder has no index, and of the %" PRIu64
                           " files %.*s..-of-%0*" PRIu64 ENDING " %" PRIu64 " %s missing: number %s",
                           shard->count, (int)(shard->prefix_size - (size_t)(base - path)), base,
@@ -106,12 +106,12 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
     for (size_t i = 0; i < paths->count; i++) {
         shard_name shard;
         if (!read_shard_name(paths->paths[i], &shard)) continue;
-        // A hole has edges: each file that is there asks for its neighbours.
-        bool whole =
+        // Find gaps: each present shard checks that its neighbours exist.
+        bool expected =
             (shard.number == 1 || has_shard(paths, paths->paths[i], &shard, shard.number - 1)) &&
             (shard.number == shard.count ||
              has_shard(paths, paths->paths[i], &shard, shard.number + 1));
-        if (!whole) return name_missing_shards(paths, folder, paths->paths[i], &shard, error);
+        if (!expected) return name_missing_shards(paths, folder, paths->paths[i], &shard, error);
     }
     return FST_OK;
 }
@@ -120,32 +120,18 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
     char list[400] = "";
     struct stat info;
     size_t missing = 0, first = 0;
-    if (paths->index_path == NULL) return status; // objects: each says so itself
+    if (paths->index_path == NULL) return status; // objects report their own errors
     for (size_t i = 0; i < paths->count; i++) {
         if (stat(paths->paths[i], &info) == 0 || errno != ENOENT) continue;
         const char *slash = strrchr(paths->paths[i], '/');
         if (missing == 0) first = i;
         add_name(list, sizeof list, missing++, slash == NULL ? paths->paths[i] : slash + 1);
     }
-    if (missing == 0) return status; // it is there by now, or it was something else
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = paths->paths[first];
-    place.os_errno = ENOENT;
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "%zu of the %zu files that the index names %s missing (%s)", missing,
+    if (missing == 0) return status; // present by now, or another error
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = paths->paths[first];
+    location.os_errno = ENOENT;
+    return fsti_error_set(error, FST_E_NOT_FOUND, location,
+                          "%zu of %zu files listed in the index %s missing (%s)", missing,
                           paths->count, missing == 1 ? "is" : "are", list);
-}
-
-// ---- a set that is replaced while it is opened ----
-
-bool fsti_model_files_same(const fst_model *model) {
-    struct stat held, there;
-    for (size_t i = 0; i < model->file_count; i++) {
-        const fsti_file *file = model->files[i].file;
-        if (fstat(fsti_file_identity(file), &held) != 0 ||
-            stat(fsti_file_path(file), &there) != 0 || held.st_dev != there.st_dev ||
-            held.st_ino != there.st_ino)
-            return false;
-    }
-    return true;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A bundle: read, its signature verified over the bytes as they came, and only then understood.
+/// Reads a bundle. Its signature is verified over the received bytes before they are parsed.
 #include <string.h>
 
-#include "model.h"
+#include "open_model.h"
 
 void fsti_signed_bundle_close(signed_bundle *signed_by) {
     fsti_statement_clear(&signed_by->statement);
@@ -10,9 +10,9 @@ void fsti_signed_bundle_close(signed_bundle *signed_by) {
 }
 
 static fst_status refuse(const char *path, const char *what, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_SIGNATURE, place, "%s", what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_SIGNATURE, location, "%s", what);
 }
 
 static fst_status check_key(const fsti_bundle *bundle, const char *path, const fsti_key *key,
@@ -21,12 +21,12 @@ static fst_status check_key(const fsti_bundle *bundle, const char *path, const f
     size_t size;
     FST_TRY(fsti_key_hint(key, hint, error));
     if (strlen(hint) != bundle->hint_size || memcmp(hint, bundle->hint, bundle->hint_size) != 0)
-        return refuse(path, "the bundle was signed with another key", error);
+        return refuse(path, "the bundle was signed with a different key", error);
     char *text = fsti_bundle_signed_text(bundle->payload, bundle->payload_size, &size);
     if (text == NULL) return fsti_error_memory(error, bundle->payload_size);
     bool good = fsti_key_verify(key, text, size, &bundle->signature);
     fsti_free(text);
-    return good ? FST_OK : refuse(path, "the signature is not good", error);
+    return good ? FST_OK : refuse(path, "the signature is invalid", error);
 }
 
 static fst_status read_key(const char *path, fsti_key **out, fst_error *error) {
@@ -53,15 +53,16 @@ fst_status fsti_signed_bundle_read(const char *path, const fsti_key *key, signed
     size_t size;
     *out = (signed_bundle){.bundle = {0}};
     FST_TRY(fsti_model_read_text(path, &text, &size, error));
-    char *told = fsti_model_tell(path);
-    if (told == NULL) {
+    char *redacted = fsti_model_redact(path);
+    if (redacted == NULL) {
         fsti_free(text);
         return fsti_error_memory(error, strlen(path));
     }
-    fst_status status = fsti_bundle_parse(text, size, told, &out->bundle, error);
-    if (status == FST_OK) status = check_key(&out->bundle, told, key, error);
-    if (status == FST_OK) status = fsti_statement_parse(&out->bundle, told, &out->statement, error);
-    fsti_free(told);
+    fst_status status = fsti_bundle_parse(text, size, redacted, &out->bundle, error);
+    if (status == FST_OK) status = check_key(&out->bundle, redacted, key, error);
+    if (status == FST_OK)
+        status = fsti_statement_parse(&out->bundle, redacted, &out->statement, error);
+    fsti_free(redacted);
     if (status != FST_OK) fsti_signed_bundle_close(out);
     return status;
 }

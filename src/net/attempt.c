@@ -1,58 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One request as libcurl sends it, and its answer as it comes.
+/// One attempt at a request: sending it with libcurl, and receiving its response.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "fastsafetensors/version.h"
+#include "answered_hosts.h"
 #include "request.h"
 #include "store.h"
 
-/// libcurl's own buffer: below 64 KiB it takes more time, above no less.
+/// libcurl's receive buffer. Below 64 KiB it is slower; larger ones gain nothing.
 #define BUFFER_BYTES 262144L
 
-/// The version that is demanded: the object's, else that of this request's first good head.
+/// The required version: the object's, or that of this request's first valid response.
 static const net_pin *pin_of(const net_request *request) {
     if (request->object == NULL) return NULL;
     const net_pin *pin = fsti_object_pin(request->object);
     return pin->is_set ? pin : &request->pin;
 }
 
-static answer_wish wish_of(const net_attempt *attempt) {
+static response_expectation expectation_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
-    return (answer_wish){.is_range = request->is_range,
-                         .is_first = request->is_first,
-                         .begin = attempt->begin,
-                         .end = request->end,
-                         .pin = pin_of(request),
-                         .known = request->known};
+    return (response_expectation){.is_range = request->is_range,
+                                  .is_first = request->is_first,
+                                  .begin = attempt->begin,
+                                  .end = request->end,
+                                  .pin = pin_of(request),
+                                  .known = request->known};
 }
 
-void fsti_attempt_judge(net_attempt *attempt) {
-    if (attempt->is_judged) return;
-    attempt->is_judged = true;
-    answer_wish wish = wish_of(attempt);
-    net_answer *answer = &attempt->answer;
-    if (wish.is_first && answer->status == 200) answer->total_bytes = answer->length_bytes;
-    attempt->verdict = fsti_answer_judge(answer, &wish, &attempt->why);
-    // What goes on where this one breaks off, or runs beside it, has to be of the same version.
+void fsti_attempt_evaluate(net_attempt *attempt) {
+    if (attempt->is_evaluated) return;
+    attempt->is_evaluated = true;
+    response_expectation expected = expectation_of(attempt);
+    net_response *answer = &attempt->answer;
+    if (expected.is_first && answer->status == 200) answer->total_bytes = answer->length_bytes;
+    attempt->verdict = fsti_response_evaluate(answer, &expected, &attempt->why);
+    // A retry or a hedged attempt must continue with the same version.
     net_pin *pin = &attempt->request->pin;
-    if (wish.is_first && attempt->verdict == NET_GOOD && !pin->is_set) fsti_pin_set(pin, answer);
+    if (expected.is_first && attempt->verdict == NET_OK && !pin->is_set) fsti_pin_set(pin, answer);
 }
 
-static size_t take_head(char *line, size_t one, size_t count, void *context) {
+static size_t receive_header(char *line, size_t one, size_t count, void *context) {
     net_attempt *attempt = context;
     size_t size = one * count;
-    attempt->heard_ns = fsti_now_ns();
-    if (fsti_answer_line(&attempt->answer, line, size, (int64_t)time(NULL))) return size;
-    attempt->is_judged = true;
+    attempt->last_data_ns = fsti_now_ns();
+    if (!attempt->has_first_byte)
+        attempt->request->counts.first_byte_ns += attempt->last_data_ns - attempt->started_ns;
+    attempt->has_first_byte = true;
+    if (fsti_response_line(&attempt->answer, line, size, (int64_t)time(NULL))) return size;
+    attempt->is_evaluated = true;
     attempt->verdict = NET_WRONG;
-    attempt->why = "the answer's head is too large";
+    attempt->why = "the response headers are too large";
     return 0;
 }
 
-/// Text that is kept whole, up to `most`; false above that.
+/// Appends to a text of at most `most` bytes; false above that.
 static bool keep_text(net_attempt *attempt, const char *bytes, size_t size, size_t most) {
     if (size > most - attempt->text_bytes) return false;
     size_t wanted = attempt->text_bytes + size + 1;
@@ -106,16 +110,17 @@ static size_t take_range(net_attempt *attempt, const char *bytes, size_t size) {
     return size;
 }
 
-static size_t take_body(char *bytes, size_t one, size_t count, void *context) {
+static size_t receive_body(char *bytes, size_t one, size_t count, void *context) {
     net_attempt *attempt = context;
     net_request *request = attempt->request;
     size_t size = one * count;
-    attempt->heard_ns = fsti_now_ns();
-    fsti_attempt_judge(attempt);
+    attempt->last_data_ns = fsti_now_ns();
+    fsti_attempt_evaluate(attempt);
     request->counts.bytes += size;
     if (attempt->verdict == NET_WRONG || attempt->verdict == NET_CHANGED) return 0;
-    if (attempt->verdict != NET_GOOD) {
-        // An error's text: its beginning says all, and a connection that is read out can be kept.
+    if (attempt->verdict != NET_OK) {
+        // The beginning of an error text is enough, and reading the body to its end keeps the
+        // connection usable.
         size_t most = ERROR_BODY_BYTES_MAX - fsti_min(ERROR_BODY_BYTES_MAX, attempt->text_bytes);
         if (size > most) return 0;
         return keep_text(attempt, bytes, size, ERROR_BODY_BYTES_MAX) ? size : 0;
@@ -131,11 +136,11 @@ static bool add_header(const curl_library *curl, curl_list **list, const char *l
     return grown != NULL;
 }
 
-/// The version that is demanded, where there is one that the host can know.
+/// The required version as an If-Match value, if the host can know it.
 static const char *match_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
     const net_pin *pin = pin_of(request);
-    // A version that a redirect's target has told means nothing to the host that redirects.
+    // A version reported by a redirect's target is unknown to the redirecting host.
     bool is_known = pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
                     (attempt->is_redirected || !fsti_object_redirects(request->object));
     return is_known ? pin->etag : NULL;
@@ -143,15 +148,15 @@ static const char *match_of(const net_attempt *attempt) {
 
 static bool add_field(const curl_library *curl, curl_list **list, const char *name,
                       const char *value) {
-    char line[ANSWER_TEXT_BYTES + 64];
+    char line[RESPONSE_TEXT_BYTES + 64];
     if (value == NULL) return true;
     snprintf(line, sizeof line, "%s: %s", name, value);
     return add_header(curl, list, line);
 }
 
-/// The head but for its signature.
+/// Adds all headers except the signature.
 static bool add_lines(const curl_library *curl, const net_request *request, curl_list **list) {
-    // Bytes as they lie there; and no waiting for a server's word before a body.
+    // No content encoding, and no waiting for "100 Continue".
     bool good = add_header(curl, list, "Accept-Encoding: identity");
     if (good && request->body != NULL) good = add_header(curl, list, "Expect:");
     for (const char *const *line = request->lines; good && line != NULL && *line != NULL; line++)
@@ -178,12 +183,12 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
         return false;
     if (request->object != NULL)
         return fsti_object_sign(request->object, &call, attempt->is_redirected, list);
-    // Credentials are for the host that they were given for, and for no other.
+    // Send credentials only to the host that they belong to.
     return request->store == NULL || !fsti_url_host_is(request->url, url) ||
            fsti_store_sign(request->store, &call, list);
 }
 
-/// What is sent, and how that is called. The body is read from where it is.
+/// Sets method and body. The body is read from the caller's memory.
 static void set_body(const curl_library *curl, net_attempt *attempt) {
     const net_request *request = attempt->request;
     if (request->body != NULL) {
@@ -210,31 +215,31 @@ static void set_options(const curl_library *curl, net_attempt *attempt, const ch
     curl->curl_easy_setopt(easy, CURL_NO_SIGNALS, 1L);
     curl->curl_easy_setopt(easy, CURL_NO_DELAY, 1L);
     curl->curl_easy_setopt(easy, CURL_PROTOCOLS, (long)(CURL_PROTOCOL_HTTP | CURL_PROTOCOL_HTTPS));
-    curl->curl_easy_setopt(easy, CURL_FOLLOW, 0L); // by rules of our own
+    curl->curl_easy_setopt(easy, CURL_FOLLOW, 0L); // redirects are followed by this module's rules
     curl->curl_easy_setopt(easy, CURL_PATH_AS_IS, 1L);
     curl->curl_easy_setopt(easy, CURL_HTTP_VERSION, (long)CURL_HTTP_1_1);
     curl->curl_easy_setopt(easy, CURL_DECODES_CONTENT, 0L);
     curl->curl_easy_setopt(easy, CURL_HIDE_PROXY_HEAD, 1L);
     curl->curl_easy_setopt(easy, CURL_BUFFER_BYTES, BUFFER_BYTES);
-    bool is_near = attempt->request->is_near;
+    bool is_link_local = attempt->request->is_link_local;
     curl->curl_easy_setopt(easy, CURL_CONNECT_MS,
-                           is_near ? (long)NEAR_MS : (long)limits.connect_ms);
-    if (is_near) curl->curl_easy_setopt(easy, CURL_NO_PROXY_FOR, "*");
+                           is_link_local ? (long)LINK_LOCAL_MS : (long)limits.connect_ms);
+    if (is_link_local) curl->curl_easy_setopt(easy, CURL_NO_PROXY_FOR, "*");
     curl->curl_easy_setopt(easy, CURL_VERIFY_PEER, 1L);
     curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
     if (has_ca_file) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);
     curl->curl_easy_setopt(easy, CURL_USER_AGENT, agent);
     curl->curl_easy_setopt(easy, CURL_HEADERS, attempt->headers);
-    curl->curl_easy_setopt(easy, CURL_HEADER_CALL, take_head);
+    curl->curl_easy_setopt(easy, CURL_HEADER_CALL, receive_header);
     curl->curl_easy_setopt(easy, CURL_HEADER_CONTEXT, (void *)attempt);
-    curl->curl_easy_setopt(easy, CURL_WRITE_CALL, take_body);
+    curl->curl_easy_setopt(easy, CURL_WRITE_CALL, receive_body);
     curl->curl_easy_setopt(easy, CURL_WRITE_CONTEXT, (void *)attempt);
-    // One that is late may be so because of its connection.
+    // A late response may be caused by its connection, so a hedged attempt uses a new one.
     if (attempt->is_hedge || attempt->request->is_fresh)
         curl->curl_easy_setopt(easy, CURL_FRESH_CONNECTION, 1L);
 }
 
-/// The address that is asked now.
+/// The URL of this attempt.
 static char *choose_url(net_attempt *attempt) {
     const net_request *request = attempt->request;
     attempt->is_redirected = request->target != NULL;
@@ -252,13 +257,15 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     attempt->request = request;
     attempt->is_hedge = is_hedge;
     attempt->begin = attempt->at = request->have;
-    attempt->started_ns = attempt->heard_ns = now_ns;
-    fsti_answer_begin(&attempt->answer);
+    attempt->started_ns = attempt->last_data_ns = now_ns;
+    fsti_response_begin(&attempt->answer);
     char *url = choose_url(attempt);
+    if (url != NULL) attempt->host_key = fsti_host_key(url);
     if (url != NULL && !fsti_alloc_fails()) attempt->easy = curl->curl_easy_init();
     if (attempt->easy != NULL && make_headers(curl, attempt, url)) {
         set_options(curl, attempt, url);
         set_body(curl, attempt);
+        fsti_redirect_guard(curl, attempt, url);
         fsti_secret_text_free(url);
         return attempt;
     }
@@ -267,7 +274,7 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     return NULL;
 }
 
-/// Lines of a head are texts that libcurl has copied; a struct curl_slist is open to all.
+/// Wipes the header lines, which libcurl has copied and which contain credentials, and frees them.
 static void free_headers(const curl_library *curl, curl_list *list) {
     typedef struct line {
         char *text;

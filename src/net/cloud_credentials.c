@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Who lends tokens of Google and Microsoft, where their own tools find that.
+/// Selects the credential sources of Google and Azure, in the order of their SDKs.
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "lease.h"
+#include "credential_cache.h"
 #include "settings.h"
 #include "store.h"
 #include "token_text.h"
@@ -12,25 +13,26 @@
 #define FILE_BYTES 16384u
 
 static fst_status refuse(const char *name, const char *what, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }
 
-static fst_status take_lease(net_store *store, const lease_source *source, fst_error *error) {
-    store->source = fsti_lease_words(source->kind);
-    return fsti_lease_get(source, &store->lease, error);
+static fst_status take_credentials(net_store *store, const provider_config *source,
+                                   fst_error *error) {
+    store->source = fsti_provider_name(source->kind);
+    return fsti_credentials_get(source, &store->credentials, error);
 }
 
-static lease_source *make_source(lease_kind kind, fst_error *error) {
-    lease_source *source = fsti_alloc_zeroed(1, sizeof *source);
+static provider_config *make_source(provider_kind kind, fst_error *error) {
+    provider_config *source = fsti_alloc_zeroed(1, sizeof *source);
     if (source == NULL) (void)!fsti_error_memory(error, sizeof *source);
     if (source != NULL) source->kind = kind;
     return source;
 }
 
-static fst_status end_source(net_store *store, lease_source *source, fst_error *error) {
-    fst_status status = take_lease(store, source, error);
+static fst_status end_source(net_store *store, provider_config *source, fst_error *error) {
+    fst_status status = take_credentials(store, source, error);
     explicit_bzero(source, sizeof *source);
     fsti_free(source);
     return status;
@@ -38,7 +40,7 @@ static fst_status end_source(net_store *store, lease_source *source, fst_error *
 
 // ---- Google ----
 
-/// The file of the program's own credentials, else gcloud's, if there is one.
+/// Finds the file of application default credentials: the program's, or gcloud's.
 static bool find_google_file(char *path, size_t size, bool *is_named) {
     const char *named = fsti_net_environment("GOOGLE_APPLICATION_CREDENTIALS");
     const char *folder = fsti_net_environment("CLOUDSDK_CONFIG");
@@ -58,31 +60,38 @@ static fst_status use_google_file(net_store *store, const char *name, const char
     char type[64] = "";
     char *text = fsti_alloc_zeroed(1, FILE_BYTES);
     if (text == NULL) return fsti_error_memory(error, FILE_BYTES);
-    bool is_read = fsti_lend_read_file(path, text, FILE_BYTES) &&
-                   fsti_json_find(text, strlen(text), "type", type, sizeof type);
+    bool is_read = fsti_provider_read_file(path, text, FILE_BYTES);
+    int failure = errno;
+    bool has_type = is_read && fsti_json_find(text, strlen(text), "type", type, sizeof type);
     explicit_bzero(text, FILE_BYTES);
     fsti_free(text);
     bool is_user = strcmp(type, "authorized_user") == 0;
-    if (!is_read) return refuse(name, "the file of Google's credentials can't be read", error);
+    if (!is_read)
+        return fsti_provider_fail_file("the Google credentials file "
+                                       "(GOOGLE_APPLICATION_CREDENTIALS, or gcloud's)",
+                                       path, failure, error);
+    if (!has_type)
+        return refuse(name, "the Google credentials file has no JSON field \"type\"", error);
     if (!is_user && strcmp(type, "service_account") != 0)
         return refuse(name,
-                      "the file of Google's credentials is of a kind that is not asked here "
-                      "(authorized_user and service_account are): give a token by "
+                      "the Google credentials file has an unsupported type "
+                      "(supported: authorized_user, service_account). Set a token in "
                       "GOOGLE_OAUTH_ACCESS_TOKEN",
                       error);
-    lease_source *source = make_source(is_user ? LEASE_GOOGLE_USER : LEASE_GOOGLE_SERVICE, error);
+    provider_config *source =
+        make_source(is_user ? PROVIDER_GOOGLE_USER : PROVIDER_GOOGLE_SERVICE, error);
     if (source == NULL) return FST_E_NO_MEMORY;
     snprintf(source->file, sizeof source->file, "%s", path);
     return end_source(store, source, error);
 }
 
-/// A machine of Google's has its own account; others have nobody there. Asked once a process.
-static fst_status use_google_machine(net_store *store, fst_error *error) {
+/// The GCE metadata server, probed once per process. Machines elsewhere have no such server.
+static fst_status use_google_metadata(net_store *store, fst_error *error) {
     static atomic_bool is_missing;
     const char *host = fsti_net_environment("GCE_METADATA_HOST");
     bool is_off = fsti_net_environment("NO_GCE_CHECK") != NULL || atomic_load(&is_missing);
     if (host == NULL && is_off) return FST_OK;
-    lease_source *source = make_source(LEASE_GOOGLE_MACHINE, error);
+    provider_config *source = make_source(PROVIDER_GOOGLE_METADATA, error);
     if (source == NULL) return FST_E_NO_MEMORY;
     snprintf(source->url, sizeof source->url,
              "http://%s/computeMetadata/v1/instance/service-accounts/default/token",
@@ -99,15 +108,15 @@ fst_status fsti_store_find_google(net_store *store, const char *name, fst_error 
     bool is_named;
     if (find_google_file(path, sizeof path, &is_named))
         return use_google_file(store, name, path, error);
-    // An emulator asks nobody.
+    // An emulator needs no credentials.
     return store->endpoint[0] != '\0' && fsti_net_environment("GCE_METADATA_HOST") == NULL
                ? FST_OK
-               : use_google_machine(store, error);
+               : use_google_metadata(store, error);
 }
 
 // ---- Microsoft ----
 
-/// The value of a name in "Name=value;Name=value"; false where it is not there, or does not fit.
+/// The value of a name in "Name=value;Name=value". False if it is missing or too long.
 static bool find_part(const char *text, const char *name, char *out, size_t size) {
     size_t name_size = strlen(name);
     while (*text != '\0') {
@@ -134,9 +143,9 @@ static fst_status use_connection_string(net_store *store, const char *text, cons
     bool has_key = find_part(text, "AccountKey", store->account_key, sizeof store->account_key);
     bool has_sas =
         find_part(text, "SharedAccessSignature", store->sas_token, sizeof store->sas_token);
-    if (!find_part(text, "BlobEndpoint", store->own_endpoint, sizeof store->own_endpoint))
-        snprintf(store->own_endpoint, sizeof store->own_endpoint, "%s://%s.blob.%s", protocol,
-                 store->account, suffix);
+    if (!find_part(text, "BlobEndpoint", store->account_endpoint, sizeof store->account_endpoint))
+        snprintf(store->account_endpoint, sizeof store->account_endpoint, "%s://%s.blob.%s",
+                 protocol, store->account, suffix);
     if (has_account && (has_key || has_sas)) return FST_OK;
     return refuse(name,
                   "AZURE_STORAGE_CONNECTION_STRING has no AccountName, or neither AccountKey nor "
@@ -151,10 +160,10 @@ static fst_status use_federation(net_store *store, const char *file, const char 
     const char *host = fsti_net_environment("AZURE_AUTHORITY_HOST");
     if (tenant == NULL || client == NULL)
         return refuse(name,
-                      "AZURE_FEDERATED_TOKEN_FILE is set, and AZURE_TENANT_ID or "
+                      "AZURE_FEDERATED_TOKEN_FILE is set, but AZURE_TENANT_ID or "
                       "AZURE_CLIENT_ID is not",
                       error);
-    lease_source *source = make_source(LEASE_AZURE_FEDERATED, error);
+    provider_config *source = make_source(PROVIDER_AZURE_FEDERATED, error);
     if (source == NULL) return FST_E_NO_MEMORY;
     if (host == NULL) host = "https://login.microsoftonline.com/";
     const char *slash = host[strlen(host) - 1] == '/' ? "" : "/";
@@ -164,8 +173,8 @@ static fst_status use_federation(net_store *store, const char *file, const char 
     return end_source(store, source, error);
 }
 
-/// A managed identity: of an application where its service says so, of the machine where a client
-/// is named.
+/// A managed identity: of an application if its service sets the variables, of the machine if a
+/// client ID is given.
 static fst_status use_identity(net_store *store, fst_error *error) {
     const char *service = fsti_net_environment("IDENTITY_ENDPOINT");
     const char *header = fsti_net_environment("IDENTITY_HEADER");
@@ -173,7 +182,7 @@ static fst_status use_identity(net_store *store, fst_error *error) {
     const char *client = fsti_net_environment("AZURE_CLIENT_ID");
     bool is_service = service != NULL && header != NULL;
     if (!is_service && host == NULL && client == NULL) return FST_OK;
-    lease_source *source = make_source(LEASE_AZURE_MACHINE, error);
+    provider_config *source = make_source(PROVIDER_AZURE_METADATA, error);
     if (source == NULL) return FST_E_NO_MEMORY;
     static const char what[] = "resource=https%3A%2F%2Fstorage.azure.com%2F";
     if (is_service)
@@ -204,10 +213,11 @@ fst_status fsti_store_find_azure(net_store *store, const char *name, fst_error *
     if (store->sas_token[0] != '\0' || store->account_key[0] != '\0') return FST_OK;
     if (text != NULL) return use_connection_string(store, text, name, error);
     if (sas != NULL && !fsti_net_setting(store->sas_token, sizeof store->sas_token, sas))
-        return refuse(name, "AZURE_STORAGE_SAS_TOKEN is too long, or has a control byte", error);
+        return refuse(name, "AZURE_STORAGE_SAS_TOKEN is too long or contains a control character",
+                      error);
     if (sas == NULL && key != NULL &&
         !fsti_net_setting(store->account_key, sizeof store->account_key, key))
-        return refuse(name, "AZURE_STORAGE_ACCOUNT_KEY can't be a key", error);
+        return refuse(name, "AZURE_STORAGE_ACCOUNT_KEY is not a valid key", error);
     if (sas != NULL || key != NULL) return FST_OK;
     return file != NULL ? use_federation(store, file, name, error) : use_identity(store, error);
 }

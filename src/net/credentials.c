@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Keys of S3, where its own tools find them: the environment, a web identity, the profile in the
-/// files of ~/.aws, the container, the machine. A step that is configured and can't be taken is an
-/// error, never passed over: what comes behind it may belong to somebody else.
+/// Finds S3 keys in the order of the AWS tools: environment, web identity, profile in ~/.aws,
+/// container, instance metadata. A configured source that fails is an error and never skipped,
+/// because the next source may belong to another account.
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
-#include "lease.h"
+#include "credential_cache.h"
 #include "settings.h"
 #include "store.h"
 
@@ -19,7 +19,7 @@ static char *trim(char *text) {
     return text;
 }
 
-/// The value of a setting in a section of such a file; false where it is not there.
+/// Reads a setting from a section of an AWS config file. False if it is missing.
 static bool read_setting(const char *path, const char *section, const char *name, char *value,
                          size_t size) {
     char line[LINE_BYTES];
@@ -43,7 +43,7 @@ static bool read_setting(const char *path, const char *section, const char *name
     return is_found;
 }
 
-/// A file of the user's: by a variable, or in the home folder.
+/// The path of a user's file: from a variable, or in the home folder.
 static bool user_file(const char *variable, const char *name, char *path, size_t size) {
     const char *given = fsti_net_environment(variable), *home = fsti_net_environment("HOME");
     int used = given != NULL  ? snprintf(path, size, "%s", given)
@@ -53,31 +53,32 @@ static bool user_file(const char *variable, const char *name, char *path, size_t
 }
 
 static fst_status refuse(const char *name, const char *what, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }
 
-/// *found: they are there.
+/// *found: keys are set.
 static fst_status keys_of_environment(net_store *store, const char *name, bool *found,
                                       fst_error *error) {
     const struct {
         const char *variable, *what;
         char *field;
         size_t size;
-    } texts[] = {{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID can't be a key", store->access_key,
+    } texts[] = {{"AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID is not a valid key", store->access_key,
                   sizeof store->access_key},
-                 {"AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY can't be a key",
+                 {"AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY is not a valid key",
                   store->secret_key, sizeof store->secret_key},
-                 {"AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN is too long, or has a control byte",
+                 {"AWS_SESSION_TOKEN",
+                  "AWS_SESSION_TOKEN is too long or contains a control character",
                   store->session_token, sizeof store->session_token}};
     bool has_key = fsti_net_environment("AWS_ACCESS_KEY_ID") != NULL;
     bool has_secret = fsti_net_environment("AWS_SECRET_ACCESS_KEY") != NULL;
     *found = has_key && has_secret;
     if (has_key != has_secret)
         return refuse(name,
-                      has_key ? "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not"
-                              : "AWS_SECRET_ACCESS_KEY is set, and AWS_ACCESS_KEY_ID is not",
+                      has_key ? "AWS_ACCESS_KEY_ID is set, but AWS_SECRET_ACCESS_KEY is not"
+                              : "AWS_SECRET_ACCESS_KEY is set, but AWS_ACCESS_KEY_ID is not",
                       error);
     for (size_t i = 0; *found && i < sizeof texts / sizeof *texts; i++) {
         const char *value = fsti_net_environment(texts[i].variable);
@@ -88,7 +89,7 @@ static fst_status keys_of_environment(net_store *store, const char *name, bool *
     return FST_OK;
 }
 
-/// Of one file; the config file calls its sections "profile NAME".
+/// Reads keys from one file. Sections of the config file are named "profile NAME".
 static bool keys_of_file(net_store *store, const char *path, const char *section) {
     (void)read_setting(path, section, "aws_session_token", store->session_token,
                        sizeof store->session_token);
@@ -100,7 +101,7 @@ static bool keys_of_file(net_store *store, const char *path, const char *section
 
 #define SECTION_BYTES 160u
 
-/// The profile's name, and that of its section in the config file.
+/// The profile's name, and the name of its section in the config file.
 static const char *find_profile(char section[SECTION_BYTES]) {
     const char *profile = fsti_net_environment("AWS_PROFILE");
     if (profile == NULL) profile = "default";
@@ -109,7 +110,7 @@ static const char *find_profile(char section[SECTION_BYTES]) {
     return profile;
 }
 
-void fsti_store_find_place(net_store *store) {
+void fsti_store_find_endpoint(net_store *store) {
     char config[1024], section[SECTION_BYTES];
     bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
     (void)find_profile(section);
@@ -120,19 +121,20 @@ void fsti_store_find_place(net_store *store) {
                            sizeof store->endpoint);
 }
 
-// ---- leases ----
+// ---- temporary credentials ----
 
 static bool put(char *field, size_t size, const char *text) {
     return fsti_net_setting(field, size, text);
 }
 
-static fst_status take_lease(net_store *store, const lease_source *source, fst_error *error) {
-    store->source = fsti_lease_words(source->kind);
-    return fsti_lease_get(source, &store->lease, error);
+static fst_status take_credentials(net_store *store, const provider_config *source,
+                                   fst_error *error) {
+    store->source = fsti_provider_name(source->kind);
+    return fsti_credentials_get(source, &store->credentials, error);
 }
 
-/// STS of the region, or the endpoint that is set for it.
-static bool write_sts(const net_store *store, lease_source *source) {
+/// The URL of STS: for the region, or a configured endpoint.
+static bool write_sts(const net_store *store, provider_config *source) {
     const char *endpoint = fsti_net_environment("AWS_ENDPOINT_URL_STS");
     const char *region = store->region[0] == '\0' ? "us-east-1" : store->region;
     char own[160];
@@ -143,26 +145,25 @@ static bool write_sts(const net_store *store, lease_source *source) {
            put(source->url, sizeof source->url, endpoint == NULL ? own : endpoint);
 }
 
-static fst_status lend_by_web(net_store *store, const char *name, const char *file,
-                              const char *role, fst_error *error) {
+static fst_status fetch_web_identity_keys(net_store *store, const char *name, const char *file,
+                                          const char *role, fst_error *error) {
     const char *session = fsti_net_environment("AWS_ROLE_SESSION_NAME");
     if (role == NULL)
-        return refuse(name, "AWS_WEB_IDENTITY_TOKEN_FILE is set, and AWS_ROLE_ARN is not", error);
-    lease_source source;
+        return refuse(name, "AWS_WEB_IDENTITY_TOKEN_FILE is set, but AWS_ROLE_ARN is not", error);
+    provider_config source;
     memset(&source, 0, sizeof source);
-    source.kind = LEASE_WEB_IDENTITY;
+    source.kind = PROVIDER_WEB_IDENTITY;
     if (!put(source.file, sizeof source.file, file) ||
         !put(source.role, sizeof source.role, role) ||
         !put(source.session, sizeof source.session,
              session == NULL ? "fastsafetensors" : session) ||
         !write_sts(store, &source))
-        return refuse(name, "the role, its session or its token file have names that are none",
-                      error);
-    return take_lease(store, &source, error);
+        return refuse(name, "invalid name of the role, its session or its token file", error);
+    return take_credentials(store, &source, error);
 }
 
-/// Whom a container asks, with what: only the machine itself, or by TLS.
-static const char *read_container(lease_source *source) {
+/// The container's credential URL, which must be link-local or use TLS.
+static const char *read_container(provider_config *source) {
     const char *relative = fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     const char *full = fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI");
     const char *file = fsti_net_environment("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
@@ -174,59 +175,58 @@ static const char *read_container(lease_source *source) {
                    ? snprintf(source->url, sizeof source->url, "http://169.254.170.2%s", relative)
                    : snprintf(source->url, sizeof source->url, "%s", full);
     if (used < 0 || (size_t)used >= sizeof source->url || fsti_url_parse(source->url, &url) != NULL)
-        return "the container's address of credentials is none";
+        return "the container's credentials URL is invalid";
     bool is_good = fsti_url_part_is(url.scheme, "https");
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
         is_good = is_good ||
                   (fsti_url_part_is(url.scheme, "http") && fsti_url_part_is(url.host, hosts[i]));
-    if (!is_good)
-        return "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor the machine itself";
+    if (!is_good) return "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor a local address";
     if (file != NULL && !put(source->file, sizeof source->file, file))
         return "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE is too long";
     if (file == NULL && token != NULL) {
         used = snprintf(source->header, sizeof source->header, "Authorization: %s", token);
         if (used < 0 || (size_t)used >= sizeof source->header ||
             strpbrk(source->header, "\r\n") != NULL)
-            return "AWS_CONTAINER_AUTHORIZATION_TOKEN can't be a token";
+            return "AWS_CONTAINER_AUTHORIZATION_TOKEN is not a valid token";
     }
     return NULL;
 }
 
-static fst_status lend_by_container(net_store *store, const char *name, fst_error *error) {
-    lease_source source;
+static fst_status fetch_container_keys(net_store *store, const char *name, fst_error *error) {
+    provider_config source;
     memset(&source, 0, sizeof source);
-    source.kind = LEASE_CONTAINER;
+    source.kind = PROVIDER_CONTAINER;
     const char *why = read_container(&source);
-    return why != NULL ? refuse(name, why, error) : take_lease(store, &source, error);
+    return why != NULL ? refuse(name, why, error) : take_credentials(store, &source, error);
 }
 
-/// *found: it is a machine with a role. Where nothing answers there is none.
-static fst_status lend_by_machine(net_store *store, bool *found, fst_error *error) {
+/// *found: this is an instance with a role. No response means that it is not an instance.
+static fst_status fetch_instance_keys(net_store *store, bool *found, fst_error *error) {
     static atomic_bool is_missing;
     const char *off = fsti_net_environment("AWS_EC2_METADATA_DISABLED");
     const char *endpoint = fsti_net_environment("AWS_EC2_METADATA_SERVICE_ENDPOINT");
-    lease_source source;
+    provider_config source;
     *found = false;
     if (off != NULL && strcasecmp(off, "true") == 0) return FST_OK;
     if (endpoint == NULL && atomic_load(&is_missing)) return FST_OK;
     memset(&source, 0, sizeof source);
-    source.kind = LEASE_INSTANCE;
+    source.kind = PROVIDER_INSTANCE;
     if (!put(source.url, sizeof source.url, endpoint == NULL ? "http://169.254.169.254" : endpoint))
         return FST_OK;
     size_t size = strlen(source.url);
     while (size > 0 && source.url[size - 1] == '/') source.url[--size] = '\0';
-    fst_status status = take_lease(store, &source, endpoint == NULL ? NULL : error);
+    fst_status status = take_credentials(store, &source, endpoint == NULL ? NULL : error);
     *found = status == FST_OK;
     if (endpoint == NULL && !*found) atomic_store(&is_missing, true);
     return endpoint == NULL ? FST_OK : status;
 }
 
-/// A profile that gets its keys by a role: what is written of it.
+/// A profile that assumes a role.
 typedef struct role_profile {
     char role[256], profile[128], file[1024], session[80], external_id[1232], mfa[256];
 } role_profile;
 
-/// Keys of a profile, where they stand.
+/// Reads static keys of a profile.
 static bool read_keys(net_store *store, const char *profile) {
     char path[1024], config[1024], section[SECTION_BYTES];
     snprintf(section, sizeof section, "%s%.128s", strcmp(profile, "default") == 0 ? "" : "profile ",
@@ -237,17 +237,19 @@ static bool read_keys(net_store *store, const char *profile) {
             keys_of_file(store, config, section));
 }
 
-/// The keys of the profile that a role's question is signed with.
-static fst_status lend_by_role(net_store *store, const char *name, const role_profile *profile,
-                               fst_error *error) {
+/// Finds the keys that sign the AssumeRole request.
+static fst_status fetch_role_keys(net_store *store, const char *name, const role_profile *profile,
+                                  fst_error *error) {
     if (profile->mfa[0] != '\0')
-        return refuse(name, "the AWS profile's role wants a code (mfa_serial)", error);
+        return refuse(
+            name, "the AWS profile's role needs an MFA code (mfa_serial), which is not supported",
+            error);
     if (profile->profile[0] == '\0')
-        return refuse(name, "the AWS profile has a role_arn, and no source_profile with keys",
+        return refuse(name, "the AWS profile has a role_arn, but no source_profile with keys",
                       error);
-    lease_source source;
+    provider_config source;
     memset(&source, 0, sizeof source);
-    source.kind = LEASE_ROLE;
+    source.kind = PROVIDER_ROLE;
     bool has_keys = read_keys(store, profile->profile);
     bool good = put(source.role, sizeof source.role, profile->role) &&
                 put(source.session, sizeof source.session,
@@ -262,8 +264,8 @@ static fst_status lend_by_role(net_store *store, const char *name, const role_pr
     explicit_bzero(store->session_token, sizeof store->session_token);
     fst_status status =
         !has_keys ? refuse(name, "the source_profile of the AWS profile has no keys", error)
-        : !good   ? refuse(name, "the AWS profile's role is none", error)
-                  : take_lease(store, &source, error);
+        : !good   ? refuse(name, "the AWS profile's role_arn is invalid", error)
+                  : take_credentials(store, &source, error);
     explicit_bzero(&source, sizeof source);
     return status;
 }
@@ -296,11 +298,12 @@ static fst_status refuse_profile(const char *name, fst_error *error) {
     bool has_config = user_file("AWS_CONFIG_FILE", "config", config, sizeof config);
     for (size_t i = 0; has_config && i < sizeof others / sizeof *others; i++)
         if (read_setting(config, section, others[i], value, sizeof value))
-            return refuse(name,
-                          "the AWS profile gets its keys by a process or SSO, which is not done "
-                          "here: give keys by the environment (aws configure export-credentials "
-                          "--format env prints them)",
-                          error);
+            return refuse(
+                name,
+                "the AWS profile gets its keys from a process or SSO, which is not supported. "
+                "Set the keys in the environment (aws configure export-credentials "
+                "--format env prints them)",
+                error);
     if (fsti_net_environment("AWS_PROFILE") == NULL) return FST_OK;
     return refuse(name, "the AWS profile has no keys", error);
 }
@@ -312,8 +315,9 @@ static fst_status keys_of_profile(net_store *store, const char *name, bool *foun
     const char *profile = find_profile(section);
     *found = true;
     if (read_role(&role))
-        return role.file[0] != '\0' ? lend_by_web(store, name, role.file, role.role, error)
-                                    : lend_by_role(store, name, &role, error);
+        return role.file[0] != '\0'
+                   ? fetch_web_identity_keys(store, name, role.file, role.role, error)
+                   : fetch_role_keys(store, name, &role, error);
     store->source = "the profile in ~/.aws";
     *found = read_keys(store, profile);
     return *found ? FST_OK : refuse_profile(name, error);
@@ -329,17 +333,19 @@ fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *e
     if (found) return FST_OK;
     const char *file = fsti_net_environment("AWS_WEB_IDENTITY_TOKEN_FILE");
     if (file != NULL)
-        return lend_by_web(store, name, file, fsti_net_environment("AWS_ROLE_ARN"), error);
+        return fetch_web_identity_keys(store, name, file, fsti_net_environment("AWS_ROLE_ARN"),
+                                       error);
     FST_TRY(keys_of_profile(store, name, &found, error));
     if (found) return FST_OK;
     if (fsti_net_environment("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI") != NULL ||
         fsti_net_environment("AWS_CONTAINER_CREDENTIALS_FULL_URI") != NULL)
-        return lend_by_container(store, name, error);
-    FST_TRY(lend_by_machine(store, &found, error));
+        return fetch_container_keys(store, name, error);
+    FST_TRY(fetch_instance_keys(store, &found, error));
     if (found) return FST_OK;
-    return refuse(name,
-                  "no keys for S3: neither in the settings, nor AWS_ACCESS_KEY_ID and "
-                  "AWS_SECRET_ACCESS_KEY, a web identity, a profile in ~/.aws, a container or a "
-                  "machine with a role (public buckets are read with anonymous)",
-                  error);
+    return refuse(
+        name,
+        "no credentials for S3: looked in the settings, AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, web identity, the profile in ~/.aws, the container and the "
+        "machine's role. For public buckets set anonymous",
+        error);
 }

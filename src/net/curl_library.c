@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Finds libcurl, once a process.
+/// Loads libcurl once per process.
 #include "curl_library.h"
 
 #include <pthread.h>
@@ -8,13 +8,13 @@
 
 #include "net.h"
 
-#define VERSION_MIN 0x074400u // 7.68.0, the first with curl_multi_wakeup()
+#define VERSION_MIN 0x074400u // 7.68.0, the first version with curl_multi_wakeup()
 #define GLOBAL_ALL 3L
 
 static pthread_once_t find_once = PTHREAD_ONCE_INIT;
 static curl_library library;
 static bool is_found;
-static const char *missing; ///< what an old library lacks
+static const char *missing; ///< a function that an old version lacks
 
 static void find_library(void) {
     static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
@@ -22,7 +22,7 @@ static void find_library(void) {
     static const fsti_library_symbol symbols[] = {CURL_FUNCTIONS(CURL_SYMBOL){NULL, NULL}};
 #undef CURL_SYMBOL
     is_found = fsti_library_bind(names, symbols, &missing);
-    // Before 7.84 this is not safe from several threads: once, here.
+    // Global initialisation is not thread-safe before 7.84, so it is done once here.
     if (is_found && library.curl_version_info(0)->number < VERSION_MIN) {
         is_found = false;
         missing = "what 7.68 has";
@@ -34,9 +34,9 @@ fst_status fsti_curl_open(const curl_library **out, fst_error *error) {
     pthread_once(&find_once, find_library);
     *out = &library;
     if (is_found) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "addresses are read by libcurl 7.68 or later (install libcurl4, or "
-                          "libcurl), which is not here%s%s",
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                          "URLs need libcurl 7.68 or later (install libcurl4, or "
+                          "libcurl), which was not found%s%s",
                           missing == NULL ? "" : ", or too old: it lacks ",
                           missing == NULL ? "" : missing);
 }
@@ -46,7 +46,7 @@ bool fsti_net_usable(char *reason, size_t reason_size) {
     fst_error error;
     bool usable = fsti_curl_open(&curl, &error) == FST_OK;
     if (usable)
-        snprintf(reason, reason_size, "for addresses, by libcurl %s",
+        snprintf(reason, reason_size, "for URLs, with libcurl %s",
                  curl->curl_version_info(0)->text);
     else
         snprintf(reason, reason_size, "%.150s", error.message);
@@ -54,7 +54,7 @@ bool fsti_net_usable(char *reason, size_t reason_size) {
 }
 
 const char *fsti_curl_ca_file(void) {
-    // Where distributions keep them; the first is also libcurl's own default on Debian.
+    // Certificate files of distributions. The first is also libcurl's default on Debian.
     static const char *const files[] = {"/etc/ssl/certs/ca-certificates.crt",
                                         "/etc/pki/tls/certs/ca-bundle.crt",
                                         "/etc/ssl/ca-bundle.pem",

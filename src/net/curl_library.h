@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// libcurl, found at run time: private to the net room. Its numbers are its interface (curl/curl.h
-/// and curl/multi.h: none has ever changed), so no header of it is needed to build.
+/// libcurl, loaded at run time. Private to the net module. Its numbers are its stable ABI
+/// (curl/curl.h and curl/multi.h), so the build needs no headers.
 #ifndef FSTI_CURL_LIBRARY_H
 #define FSTI_CURL_LIBRARY_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 typedef void curl_easy;  ///< CURL
 typedef void curl_multi; ///< CURLM
 typedef void curl_list;  ///< struct curl_slist
 
-/// Options, as their kinds count: numbers from 0, pointers from 10000, functions from 20000, 64-bit
-/// numbers from 30000.
+/// Options by type: numbers from 0, pointers from 10000, functions from 20000, 64-bit numbers from
+/// 30000.
 enum {
     CURL_WRITE_CONTEXT = 10001,
     CURL_URL = 10002,
@@ -32,6 +32,7 @@ enum {
     CURL_BUFFER_BYTES = 98,
     CURL_NO_SIGNALS = 99,
     CURL_PRIVATE = 10103,
+    CURL_OPEN_SOCKET_CONTEXT = 10164,
     CURL_NO_DELAY = 121,
     CURL_CONNECT_MS = 156,
     CURL_DECODES_CONTENT = 158,
@@ -39,19 +40,23 @@ enum {
     CURL_PROTOCOLS = 181,
     CURL_PATH_AS_IS = 234,
     CURL_HIDE_PROXY_HEAD = 265,
+    CURL_BEFORE_CONTEXT = 10313,
     CURL_WRITE_CALL = 20011,
+    CURL_OPEN_SOCKET_CALL = 20163,
+    CURL_BEFORE_CALL =
+        20312, ///< called before a request is sent, also on reused connections; since 7.80
 };
 enum { CURL_PROTOCOL_HTTP = 1, CURL_PROTOCOL_HTTPS = 2 };
 enum { CURL_HTTP_1_1 = 2 };
-/// Of multi handles.
+/// Options of multi handles.
 enum { CURL_MULTI_CONNECTIONS_KEPT = 6 };
-/// What is known of a transfer.
+/// Properties of a transfer.
 enum {
     CURL_INFO_PRIVATE = 0x100015,
     CURL_INFO_CONNECTS = 0x20001a,
     CURL_INFO_REDIRECT = 0x10001f,
-    CURL_INFO_PROXY_STATUS = 0x200016, ///< of a proxy's answer to CONNECT
-    CURL_INFO_SENT = 0x600007,         ///< bytes of the body
+    CURL_INFO_PROXY_STATUS = 0x200016, ///< status of a proxy's response to CONNECT
+    CURL_INFO_SENT = 0x600007,         ///< body bytes sent
 };
 /// Results of a transfer (CURLcode).
 enum {
@@ -71,7 +76,7 @@ enum {
 
 /// CURLMsg.
 typedef struct curl_message {
-    int kind; ///< 1: a transfer is over
+    int kind; ///< 1: a transfer has ended
     curl_easy *easy;
     union {
         void *pointer;
@@ -79,14 +84,14 @@ typedef struct curl_message {
     } data;
 } curl_message;
 
-/// curl_version_info_data, as far as it is looked at.
+/// The fields of curl_version_info_data that are used.
 typedef struct curl_version {
     int age;
     const char *text;
     unsigned number;
 } curl_version;
 
-/// Functions of the library, by its names: (result, name, parameters).
+/// Functions of the library: (result, name, parameters).
 #define CURL_FUNCTIONS(X)                                                                          \
     X(int, curl_global_init, (long flags))                                                         \
     X(const curl_version *, curl_version_info, (int age))                                          \
@@ -115,10 +120,10 @@ typedef struct curl_library {
 #undef CURL_FIELD
 } curl_library;
 
-/// The library, which stays open. FST_E_UNSUPPORTED that names it where it is not there, or older
-/// than 7.68 (whose waits nobody can end).
+/// Opens the library, for ever. FST_E_UNSUPPORTED names it if it is missing or older than 7.68,
+/// whose waits cannot be interrupted.
 fst_status fsti_curl_open(const curl_library **out, fst_error *error);
-/// The file of certificates to trust where the library's own default is not there; NULL: its own.
+/// The certificate file to use if the library's default does not exist; NULL: the default.
 const char *fsti_curl_ca_file(void);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The Hub: revisions, and the files of a repository.
+/// The Hugging Face Hub: revisions, and the files of a repository.
 #include "hub.h"
 
 #include <stdio.h>
@@ -10,13 +10,13 @@
 #include "token_text.h"
 
 #define HUB "https://huggingface.co"
-/// A repository of 100,000 files takes 8 MB.
+/// A repository with 100,000 files takes 8 MB.
 #define ANSWER_BYTES_MAX ((size_t)16 << 20)
 #define COMMIT_DIGITS 40u
 
 static const char wrong_form[] = "of the Hub it is hf://OWNER/NAME[@REVISION]/FILE";
 
-/// The end of a revision that begins at `at`: one of refs/pr/N or refs/convert/NAME has slashes.
+/// The end of a revision that starts at `at`. refs/pr/N and refs/convert/NAME contain slashes.
 static const char *find_revision_end(const char *at, const char *end) {
     static const char *const starts[] = {"refs/pr/", "refs/convert/"};
     const char *from = at;
@@ -72,41 +72,42 @@ const char *fsti_hub_address(const net_store *store, const net_url *url, char *o
     return used > 0 && (size_t)used < size ? NULL : "it is too long";
 }
 
-// ---- what it says of a repository ----
+// ---- repository information ----
 
-static fst_status fail_answer(const char *told, const char *why, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = told;
-    return fsti_error_set(error, FST_E_IO, place, "%s", why);
+static fst_status fail_answer(const char *redacted, const char *why, fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = redacted;
+    return fsti_error_set(error, FST_E_IO, location, "%s", why);
 }
 
-/// Asks for what a repository is at a revision: JSON, from fsti_alloc.
-static fst_status ask_revision(const net_store *store, const char *url, const hub_name *name,
-                               char **text, size_t *text_bytes, fst_error *error) {
-    char address[URL_BYTES_MAX], revision[3 * sizeof name->revision], told[1024];
-    fsti_url_tell(url, told, sizeof told);
+/// Requests a repository's information at a revision. JSON, from fsti_alloc().
+static fst_status request_revision(const net_store *store, const char *url, const hub_name *name,
+                                   char **text, size_t *text_bytes, fst_error *error) {
+    char address[URL_BYTES_MAX], revision[3 * sizeof name->revision], redacted[1024];
+    fsti_url_redact(url, redacted, sizeof redacted);
     int used = -1;
     if (escape_revision(name, revision, sizeof revision))
         used = snprintf(address, sizeof address, "%s/api/models/%.*s/%.*s/revision/%s",
                         endpoint_of(store), (int)name->owner.size, name->owner.at,
                         (int)name->repository.size, name->repository.at, revision);
     if (used < 0 || (size_t)used >= sizeof address)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "%s: it is too long", told);
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "%s: it is too long",
+                              redacted);
     net_request request = {
-        .url = address, .name = told, .store = store, .text_bytes_max = ANSWER_BYTES_MAX};
+        .url = address, .name = redacted, .store = store, .text_bytes_max = ANSWER_BYTES_MAX};
     fsti_request_run(&request);
     if (request.status != FST_OK && error != NULL) *error = request.error;
     *text = request.text;
     *text_bytes = request.text_bytes;
     if (request.status != FST_OK || request.text != NULL) return request.status;
-    return fail_answer(told, "the Hub says nothing of the repository", error);
+    return fail_answer(redacted, "the Hub did not describe the repository", error);
 }
 
 static bool is_commit(const char *text) {
     return strlen(text) == COMMIT_DIGITS && strspn(text, "0123456789abcdef") == COMMIT_DIGITS;
 }
 
-/// The same address at the commit that the Hub has named; NULL without memory.
+/// The same URL at the commit that the Hub has named. NULL without memory.
 static char *write_settled(const hub_name *name, const char *commit) {
     size_t size = sizeof "hf:///@" + name->owner.size + name->repository.size + COMMIT_DIGITS +
                   name->path.size;
@@ -118,7 +119,7 @@ static char *write_settled(const hub_name *name, const char *commit) {
     return out;
 }
 
-fst_status fsti_net_settle(const char *url, char **out, fst_error *error) {
+fst_status fsti_net_pin_revision(const char *url, char **out, fst_error *error) {
     net_url parsed;
     hub_name name;
     net_store *store = NULL;
@@ -127,15 +128,17 @@ fst_status fsti_net_settle(const char *url, char **out, fst_error *error) {
     *out = NULL;
     bool is_hub = fsti_url_parse(url, &parsed) == NULL && fsti_url_part_is(parsed.scheme, "hf") &&
                   fsti_hub_parse(&parsed, &name) == NULL;
-    if (!is_hub || is_commit(name.revision) || fsti_net_is_offline()) return FST_OK;
+    if (!is_hub || is_commit(name.revision)) return FST_OK;
+    fsti_net_read_environment();
+    if (fsti_net_is_offline()) return FST_OK;
     FST_TRY(fsti_store_open(url, NULL, &store, error));
-    fst_status status = ask_revision(store, url, &name, &text, &text_bytes, error);
+    fst_status status = request_revision(store, url, &name, &text, &text_bytes, error);
     fsti_store_unref(store);
     if (status == FST_OK &&
         (!fsti_json_find(text, text_bytes, "sha", commit, sizeof commit) || !is_commit(commit))) {
-        char told[1024];
-        fsti_url_tell(url, told, sizeof told);
-        status = fail_answer(told, "the Hub does not say what commit the revision is", error);
+        char redacted[1024];
+        fsti_url_redact(url, redacted, sizeof redacted);
+        status = fail_answer(redacted, "the Hub did not name the revision's commit", error);
     }
     fsti_free(text);
     FST_TRY(status);
@@ -156,7 +159,7 @@ static bool visit_file(void *context, const char *file) {
     size_t size = strlen(folder->prefix);
     if (strncmp(file, folder->prefix, size) != 0) return true;
     const char *name = file + size;
-    // The same rule as for keys of stores: nothing hidden, nothing further below.
+    // The same rule as for keys of stores: no hidden names and no subfolders.
     if (name[0] == '\0' || name[0] == '.' || strchr(name, '/') != NULL) return true;
     folder->status = folder->visit(folder->context, name, folder->error);
     return folder->status == FST_OK;
@@ -166,21 +169,21 @@ fst_status fsti_hub_list(const net_store *store, const char *url, fsti_key_visit
                          void *context, fst_error *error) {
     net_url parsed;
     hub_name name;
-    char told[1024], *text = NULL;
+    char redacted[1024], *text = NULL;
     size_t text_bytes = 0;
     hub_folder folder = {.visit = visit, .context = context, .error = error};
-    fsti_url_tell(url, told, sizeof told);
+    fsti_url_redact(url, redacted, sizeof redacted);
     const char *why = fsti_url_parse(url, &parsed);
     if (why == NULL) why = fsti_hub_parse(&parsed, &name);
     const net_url rest = {.path = name.path};
     if (why == NULL && !fsti_url_key(&rest, folder.prefix, sizeof folder.prefix))
         why = "it is too long";
     if (why != NULL)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "%s: %s", told, why);
-    FST_TRY(ask_revision(store, url, &name, &text, &text_bytes, error));
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "%s: %s", redacted, why);
+    FST_TRY(request_revision(store, url, &name, &text, &text_bytes, error));
     const json_list list = {text, text_bytes, "siblings", "rfilename"};
     bool is_read = fsti_json_visit(&list, visit_file, &folder);
     fsti_free(text);
-    if (!is_read) return fail_answer(told, "the Hub's list of files can't be read", error);
+    if (!is_read) return fail_answer(redacted, "the Hub's list of files can't be read", error);
     return folder.status;
 }

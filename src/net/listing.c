@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Listings read from XML: the texts of a few elements, whatever else there is. No document type,
-/// no entities but the five that XML has and numbers below 128.
+/// Reads listings from XML: the text of a few elements, ignoring the rest. No document type; only
+/// XML's five entities and numbers below 128.
 #include "listing.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ typedef struct xml_text {
     const char *at, *end;
 } xml_text;
 
-/// One of XML's own entities, behind its &. Returns its size with the semicolon; 0: none of them.
+/// Decodes one XML entity after its &. Returns its size with the semicolon; 0: invalid.
 static size_t read_entity(const char *at, const char *end, char *out) {
     static const struct {
         const char *name;
@@ -55,7 +55,7 @@ static bool read_text(xml_text raw, char *out, size_t size) {
     return true;
 }
 
-/// The next element of that name in *rest: what lies in it. *rest goes behind it.
+/// Finds the next element of that name in *rest, and moves *rest past it.
 static bool find_element(xml_text *rest, const char *name, xml_text *inside) {
     char open[48], close[48];
     int open_size = snprintf(open, sizeof open, "<%s>", name);
@@ -76,16 +76,16 @@ static const char *visit_entries(xml_text text, const char *entry, const char *k
     char name[LISTING_KEY_BYTES_MAX];
     while (find_element(&text, entry, &inside)) {
         if (!find_element(&inside, key_name, &key)) return "an entry of the listing has no key";
-        if (!read_text(key, name, sizeof name)) return "a key of the listing is none";
+        if (!read_text(key, name, sizeof name)) return "the listing has an invalid key";
         if (!visit(context, name)) return NULL;
     }
     char open[48];
     int open_size = snprintf(open, sizeof open, "<%s>", entry);
     bool is_cut = memmem(text.at, (size_t)(text.end - text.at), open, (size_t)open_size) != NULL;
-    return is_cut ? "an entry of the listing has no end" : NULL;
+    return is_cut ? "an entry of the listing is incomplete" : NULL;
 }
 
-/// Whether the text ends with the end of its outermost element, as one that was cut off does not.
+/// Whether the text ends with its outermost closing tag; a truncated one does not.
 static bool is_whole(const char *text, size_t size, const char *end) {
     while (size > 0 && strchr(" \t\r\n", text[size - 1]) != NULL) size--;
     size_t end_size = strlen(end);
@@ -97,8 +97,8 @@ bool fsti_xml_find(const char *text, size_t size, const char *name, char *out, s
     return find_element(&rest, name, &inside) && read_text(inside, out, out_size);
 }
 
-/// Whether a listing says that there is more of it.
-static bool says_more(xml_text all) {
+/// Whether a listing says that it is truncated.
+static bool is_truncated_list(xml_text all) {
     xml_text text;
     return find_element(&all, "IsTruncated", &text) && text.end - text.at == 4 &&
            memcmp(text.at, "true", 4) == 0;
@@ -109,19 +109,20 @@ const char *fsti_listing_read(const char *text, size_t size, listing_visitor vis
     const xml_text all = {text, text + size};
     xml_text token, rest = all;
     out->next[0] = '\0';
-    if (memmem(text, size, "<!", 2) != NULL) return "the listing declares a document of its own";
+    if (memmem(text, size, "<!", 2) != NULL)
+        return "the listing contains a document type declaration";
     bool is_azure = memmem(text, size, "<EnumerationResults", 19) != NULL;
     if (!is_azure && memmem(text, size, "<ListBucketResult", 17) == NULL)
-        return "the answer is no listing";
+        return "the response is not a listing";
     if (!is_whole(text, size, is_azure ? "</EnumerationResults>" : "</ListBucketResult>"))
-        return "the listing is cut off";
+        return "the listing is truncated";
     const char *why = visit_entries(all, is_azure ? "Blob" : "Contents", is_azure ? "Name" : "Key",
                                     visit, context);
     if (why != NULL) return why;
     const char *token_name = is_azure ? "NextMarker" : "NextContinuationToken";
     if (find_element(&rest, token_name, &token) && !read_text(token, out->next, sizeof out->next))
-        return "the listing's mark for what follows is none";
-    if (out->next[0] == '\0' && says_more(all))
-        return "the listing says that there is more, and has no mark for it";
+        return "the listing's continuation token is invalid";
+    if (out->next[0] == '\0' && is_truncated_list(all))
+        return "the listing is incomplete and has no continuation token";
     return NULL;
 }

@@ -1,198 +1,222 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the net room: objects of web servers and stores, by ranges. Knows addresses, HTTP
-/// and credentials, never tensors.
+/// Interface of the net module: remote objects, read by ranges. Knows URLs, HTTP and credentials,
+/// not tensors.
 #ifndef FSTI_NET_H
 #define FSTI_NET_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "fastsafetensors/remote.h"
 
-/// Whether a path is an address that this room reads.
+/// Whether a path is a URL that this module reads.
 bool fsti_net_is_url(const char *path);
-/// The address of `name` in the folder of `base`, with the query of `base`; bytes of the name that
-/// an address of its kind can't have are escaped. From fsti_alloc; NULL: no memory.
-char *fsti_url_beside(const char *base, const char *name);
+/// The URL of `name` in the folder of `base`, with the query of `base`. Bytes not allowed in such a
+/// URL are escaped. From fsti_alloc(); NULL: no memory.
+char *fsti_url_sibling(const char *base, const char *name);
 
-/// What an address is called below `folder` (one with a slash at its end, as it may be told), or
-/// where it does not lie there, or that is NULL, its last part; without query, and with its escapes
-/// resolved. False where it does not fit.
-bool fsti_url_below(const char *url, const char *folder, char *out, size_t size);
+/// The path of a URL relative to `folder` (redacted, with a final slash), without query and
+/// unescaped. If it is not below `folder`, or that is NULL, its last part. False if it is too long.
+bool fsti_url_relative(const char *url, const char *folder, char *out, size_t size);
 
-/// fst_remote_configure(); the options are checked.
+/// Implements fst_remote_configure() with checked options.
 fst_status fsti_net_configure(const fst_remote_options *options, fst_error *error);
-/// Whether nobody is asked: cache_offline.
+/// Whether requests are forbidden, by fst_remote_configure() or by the environment as last read.
 bool fsti_net_is_offline(void);
-/// An environment variable that is set and not empty, of a program that runs with the rights of who
-/// has started it; else NULL.
+/// Reads from the environment whether requests are forbidden and which certificates to trust.
+/// Called by the thread that opens something, because the program may change the environment while
+/// an event loop runs.
+void fsti_net_read_environment(void);
+/// An environment variable that is not empty; NULL in a setuid program or if unset.
 const char *fsti_net_environment(const char *name);
-/// Whether there is a library to read addresses with, and why not.
+/// Whether libcurl is available, and the reason if not.
 bool fsti_net_usable(char *reason, size_t reason_size);
 
-/// Asked ten times a second by who waits for a server, with 0; anything but FST_OK ends the wait at
-/// once, whether the server has answered or not.
+/// A cancellation callback. The thread that waits for a server calls `ask` with 0 ten times a
+/// second; any result except FST_OK ends the wait at once.
 typedef struct fsti_net_watch {
-    fst_status (*ask)(void *context, uint64_t zero, fst_error *error); ///< or NULL
+    fst_status (*ask)(void *context, uint64_t zero, fst_error *error); ///< may be NULL
     void *context;
-    uint32_t bound_ms; ///< above 0: what each request may take in all
+    uint32_t bound_ms; ///< if above 0, the timeout of each request
 } fsti_net_watch;
-/// For what has to be done also where the wait was ended: what ends no wait any more then, but
-/// gives requests two seconds. `watch`: or NULL.
-fsti_net_watch fsti_net_last_watch(const fsti_net_watch *watch);
+/// A watch for cleanup after a cancelled wait: it cancels nothing, but limits each request to two
+/// seconds. `watch` may be NULL.
+fsti_net_watch fsti_net_cleanup_watch(const fsti_net_watch *watch);
 
-/// The keys of a folder (an address with a slash at its end) that end so, as names within it,
-/// sorted by nobody. `visit` returns anything but FST_OK to end it. FST_E_UNSUPPORTED where there
-/// is no listing. `watch`: or NULL.
+/// Lists the names with that ending in a folder (URL with a final slash), unsorted. `visit` returns
+/// any status except FST_OK to stop. FST_E_UNSUPPORTED if the server has no listings. `watch` may
+/// be NULL.
 typedef fst_status (*fsti_key_visitor)(void *context, const char *name, fst_error *error);
 fst_status fsti_net_list(const char *url, const fsti_net_watch *watch, fsti_key_visitor visit,
                          void *context, fst_error *error);
-/// The address with what may move under it held still: of the Hub a branch by its commit, which
-/// takes one request. *out is from fsti_alloc; NULL: nothing of it moves.
-fst_status fsti_net_settle(const char *url, char **out, fst_error *error);
-/// A number by chance.
+/// Replaces a mutable revision in a URL by its commit (a branch of the Hub), with one request. *out
+/// is from fsti_alloc(); NULL: the URL has no mutable revision.
+fst_status fsti_net_pin_revision(const char *url, char **out, fst_error *error);
+/// A random number.
 uint64_t fsti_net_random(void);
-/// Whether nothing that is there may be replaced.
-bool fsti_net_must_be_new(void);
+/// Whether existing objects must not be replaced.
+bool fsti_net_forbids_overwrite(void);
 
-/// What requests have cost.
+/// Costs of requests.
 typedef struct fsti_net_counts {
     uint64_t requests; ///< all that were sent
-    uint64_t retries;  ///< of them, those that were sent again
-    uint64_t hedges;   ///< of them, those beside one that was late
+    uint64_t retries;  ///< repeated requests among them
+    uint64_t hedges;   ///< hedged requests among them, sent because another one was late
     uint64_t connections;
-    uint64_t bytes;         ///< of bodies
-    uint64_t kept_bytes;    ///< that came from the cache on disk instead
-    uint64_t written_bytes; ///< that went to it
+    uint64_t bytes;         ///< in response bodies
+    uint64_t kept_bytes;    ///< read from the disk cache instead
+    uint64_t written_bytes; ///< written to the disk cache
+    uint64_t retry_wait_ns; ///< sum over requests: waiting before retries
+    uint64_t first_byte_ns; ///< sum over requests: from sending to the first byte of the response
 } fsti_net_counts;
 void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more);
 
-/// An object of one version: what its first answer said is demanded of all others. Shared by
-/// reference count; from any thread, and after a fork.
+/// A remote object of one version: the version of the first response is required of all others.
+/// Reference-counted, thread-safe, and usable after a fork.
 typedef struct fsti_object fsti_object;
-/// Asks for its first bytes, which are kept: FST_E_NOT_FOUND, FST_E_PERMISSION, FST_E_IO; without
-/// libcurl FST_E_UNSUPPORTED.
+/// Opens an object by requesting its first bytes, which are kept. FST_E_NOT_FOUND,
+/// FST_E_PERMISSION, FST_E_IO; FST_E_UNSUPPORTED without libcurl.
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error);
-/// The same in two steps: who asks for what, and the first request. `known`: what
-/// fsti_object_version_text() has said of it before, or NULL; where it is that still, the answer
-/// has no bytes. When nobody may be asked (cache_offline) it is believed to be that.
+/// The same in two steps: resolving URL and credentials, and the first request. `known`: an earlier
+/// fsti_object_version_text(), or NULL. If it is still current, the response has no body. Offline
+/// it is assumed to be current.
 fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error);
-fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *error);
-/// Its address to tell it from others: of the web, without what signs requests. It may have other
-/// secrets: for a digest, not to be written or told. False where it does not fit.
+fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_error *error);
+/// A URL that identifies the object, without signatures in its query. It may still contain secrets,
+/// so only a digest of it may be stored. False if it is too long.
 bool fsti_object_address(const fsti_object *object, char *out, size_t size);
-/// Whether anything but its size tells one version from another.
+/// Whether more than its size identifies a version.
 bool fsti_object_has_version(const fsti_object *object);
-/// Its version in lines; false where it does not fit.
+/// The object's version as text. False if it is too long.
 #define FSTI_VERSION_TEXT_BYTES ((size_t)512)
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size);
-/// Its first bytes, as far as they came with the first answer.
+/// The bytes that came with the first response.
 const char *fsti_object_first(const fsti_object *object, size_t *size);
 fsti_object *fsti_object_ref(fsti_object *object);
 void fsti_object_unref(fsti_object *object);
-/// Its address as it may be told.
+/// The object's URL for messages, redacted.
 const char *fsti_object_name(const fsti_object *object);
 uint64_t fsti_object_size(const fsti_object *object);
-/// Where its credentials are from, in words.
+/// The source of its credentials, as text.
 const char *fsti_object_credentials(const fsti_object *object);
-/// What opening it, and blocking reads of it, have cost.
+/// Costs of opening it and of blocking reads.
 void fsti_object_counts(fsti_object *object, fsti_net_counts *out);
 
-/// Where bytes of a range go that are not asked for by themselves: those below `begin` to `head`,
-/// those from `end` on to `tail`, the others to the buffer, which begins with `begin`.
+/// Why a request was repeated.
+typedef enum fsti_retry_cause {
+    FSTI_RETRY_REFUSED, ///< no connection: refused, or unknown host
+    FSTI_RETRY_SILENT,  ///< no response in time, or a stalled one
+    FSTI_RETRY_BROKEN,  ///< the connection ended before the response
+    FSTI_RETRY_CUT,     ///< the response ended early
+    FSTI_RETRY_STATUS,  ///< the server reported an error or throttling
+    FSTI_RETRY_CAUSE_COUNT
+} fsti_retry_cause;
+/// Retries of an object's requests.
+typedef struct fsti_retries {
+    uint64_t counts[FSTI_RETRY_CAUSE_COUNT];
+    uint64_t wait_ns; ///< sum over requests: waiting before retries
+    uint32_t status;  ///< the last status for FSTI_RETRY_STATUS
+} fsti_retries;
+/// Adds the retries since the last call to *sum, so that each is reported once. Thread-safe.
+void fsti_object_take_retries(fsti_object *object, fsti_retries *sum);
+
+/// Where to put bytes of a range outside [begin, end): those before go to `head`, those after to
+/// `tail`. The buffer starts at `begin`.
 typedef struct fsti_range_edges {
     uint64_t begin, end;
     char *head, *tail;
 } fsti_range_edges;
 
-/// A read of [offset, offset + size), which lies in the object; to be kept until `done`.
+/// A read of [offset, offset + size), which must lie in the object. The caller keeps it until
+/// `done`.
 typedef struct fsti_range_read {
     fsti_object *object;
     uint64_t offset;
     size_t size;
-    char *buffer;                  ///< holds nothing that counts until `done`
-    const fsti_range_edges *edges; ///< NULL: all of it goes to the buffer
-    const atomic_bool *stop; ///< NULL, or: when it is true the read ends soon, with -ECANCELED
-    /// Called once, by a thread of the room's; nothing writes to `buffer` any more.
+    char *buffer;                  ///< contents undefined until `done`
+    const fsti_range_edges *edges; ///< NULL: all bytes go to the buffer
+    const atomic_bool *stop;       ///< NULL, or a flag that ends the read soon with -ECANCELED
+    /// Called once on a thread of this module, after the last write to `buffer`.
     void (*done)(struct fsti_range_read *read);
     void *context;
     int64_t result;   ///< `size`, or -errno
-    fst_error *error; ///< where it says why; not NULL
+    fst_error *error; ///< receives the reason; not NULL
     fsti_net_counts counts;
 } fsti_range_read;
 void fsti_range_read_begin(fsti_range_read *read);
 
-/// The same, waited for.
+/// Reads and waits.
 fst_status fsti_object_read(fsti_object *object, void *target, size_t size, uint64_t offset,
                             fst_error *error);
 
-/// What an address had when it was looked at: so it is replaced, or removed, by who has looked.
-typedef enum fsti_seen_kind {
-    FSTI_SEEN_ANY,     ///< nobody has looked, or could: whatever is there is replaced
-    FSTI_SEEN_NOTHING, ///< nothing was there
-    FSTI_SEEN_THIS     ///< an object with this mark: its ETag, or with Google its generation
-} fsti_seen_kind;
-typedef struct fsti_seen {
-    fsti_seen_kind kind;
-    bool is_hidden; ///< FSTI_SEEN_ANY since who saves may not look; else the store gives no marks
+/// A condition for replacing or deleting an object: only if it has not changed since it was
+/// examined.
+typedef enum fsti_precondition_kind {
+    FSTI_PRECONDITION_NONE, ///< no condition: replace any object (it was or could not be examined)
+    FSTI_PRECONDITION_ABSENT, ///< there was no object
+    FSTI_PRECONDITION_VERSION ///< an object with this ETag, or generation at Google
+} fsti_precondition_kind;
+typedef struct fsti_precondition {
+    fsti_precondition_kind kind;
+    bool is_hidden; ///< FSTI_PRECONDITION_NONE because read permission is missing; otherwise the
+                    ///< store has no ETags
     char mark[192];
-} fsti_seen;
-/// Looks what is there. `watch`: or NULL.
-fst_status fsti_net_look(const char *url, const fsti_net_watch *watch, fsti_seen *out,
+} fsti_precondition;
+/// Examines the object at a URL. `watch` may be NULL.
+fst_status fsti_net_stat(const char *url, const fsti_net_watch *watch, fsti_precondition *out,
                          fst_error *error);
-/// Whether both are of one version.
-bool fsti_seen_is_same(const fsti_seen *one, const fsti_seen *other);
+/// Whether both name the same version.
+bool fsti_precondition_equals(const fsti_precondition *one, const fsti_precondition *other);
 
-/// An object being made. It is sent in parts, some of them at a time; nothing is seen at its
-/// address before fsti_upload_commit(). In a fork it can only be closed, which leaves it to the
-/// parent.
+/// An upload. Its parts are sent in parallel, and the object becomes visible only with
+/// fsti_upload_commit(). In a forked child it can only be closed, which leaves it to the parent.
 typedef struct fsti_upload fsti_upload;
-/// FST_E_UNSUPPORTED where a server takes no objects, FST_E_ARGUMENT for a folder. Objects of
-/// several parts are begun at the store here. Memory: parts of 8 MiB or more as they come, 64 MiB.
-/// `watch` (copied, or NULL) is asked in all waits of it, by who waits; not when it is closed.
-/// `seen` (copied; NULL: any): it replaces nothing but that, else its commit is FST_E_FILE_CHANGED.
-/// Stores that know no conditions are not asked for them.
+/// Opens an upload, and starts a multipart upload if it needs several parts. FST_E_UNSUPPORTED if
+/// the server accepts no objects, FST_E_ARGUMENT for a folder. Memory: 64 MiB for parts of 8 MiB or
+/// more. `watch` (copied, or NULL) is called in all waits, except in close. `expected` (copied;
+/// NULL: no condition) limits what may be replaced; otherwise commit returns FST_E_FILE_CHANGED.
+/// Stores without conditional writes get none.
 fst_status fsti_upload_open(const char *url, uint64_t size_bytes, const fsti_net_watch *watch,
-                            const fsti_seen *seen, fsti_upload **out, fst_error *error);
-/// Is given every byte of the object once, part by part (a part begins at a multiple of 1 MiB), in
-/// no order, from threads that write. An error is that write's.
-typedef fst_status (*fsti_part_taker)(void *context, uint64_t offset, const void *data,
-                                      uint64_t size_bytes, fst_error *error);
-/// Before the first write.
-void fsti_upload_give_parts(fsti_upload *upload, fsti_part_taker taker, void *context);
-/// Brings bytes [offset, offset + size) of it, each once, from any thread: in their order, or all
-/// over a few parts at a time. Waits while the parts that are under way take all memory.
+                            const fsti_precondition *precondition, fsti_upload **out,
+                            fst_error *error);
+/// Receives every byte of the object once, part by part (parts start at multiples of 1 MiB) in any
+/// order, on the writing threads. Its error becomes the write's.
+typedef fst_status (*fsti_part_observer)(void *context, uint64_t offset, const void *data,
+                                         uint64_t size_bytes, fst_error *error);
+/// Sets the observer, before the first write.
+void fsti_upload_observe_parts(fsti_upload *upload, fsti_part_observer observer, void *context);
+/// Writes bytes [offset, offset + size), each once, from any thread, in order or within a few parts
+/// at a time. Waits while unsent parts use all memory.
 fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size, uint64_t offset,
                              fst_error *error);
-/// All bytes have come: waits until the store has those of several parts.
+/// After the last write: waits until the store has all parts of a multipart upload.
 fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error);
-/// Puts the object in place, in one step.
+/// Makes the object visible, atomically.
 fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error);
-/// Has everything that is under way end soon, with FST_E_CANCELLED. From any thread.
+/// Cancels all requests; they end soon with FST_E_CANCELLED. Thread-safe.
 void fsti_upload_stop(fsti_upload *upload);
-/// Whether the object is in place: 1, 0, or -1 where the store has not said so.
+/// Whether the object is visible: 1, 0, or -1 if the response was lost.
 int fsti_upload_is_committed(const fsti_upload *upload);
-/// What the store has given it, once it is committed.
-const fsti_seen *fsti_upload_mark(const fsti_upload *upload);
-/// "12 parts of 8 MiB, 14 requests (1 again), credentials: the environment".
+/// The version that the store assigned, after the commit.
+const fsti_precondition *fsti_upload_version(const fsti_upload *upload);
+/// Writes "12 parts of 8 MiB, 14 requests (1 again), credentials: the environment".
 void fsti_upload_describe(fsti_upload *upload, char *text, size_t size);
-/// Ends it. One that was not committed is taken back, for which the store has two seconds where
-/// the upload was cancelled. NULL is allowed.
+/// Frees the upload. One that was not committed is aborted; after a cancellation the store has two
+/// seconds for that. NULL is allowed.
 void fsti_upload_close(fsti_upload *upload);
 
-/// A small object.
+/// The contents of a small object.
 typedef struct fsti_fetched {
-    char *text; ///< from fsti_alloc, ended by a NUL; NULL: none, or not to be read, or too large
+    char *text; ///< from fsti_alloc(), NUL-terminated; NULL: missing, unreadable or too large
     size_t size;
-    bool is_large; ///< of more than `most` bytes
-    fsti_seen seen;
+    bool is_large; ///< has more than `most` bytes
+    fsti_precondition precondition;
 } fsti_fetched;
-/// All of an object of at most `most` bytes.
+/// Reads an object of at most `most` bytes.
 fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
                           fsti_fetched *out, fst_error *error);
-/// Removes an object; one that is not there is fine. `seen` (NULL: any): what has come instead of
-/// that stays, which is fine, too, and told in *is_other (or NULL). Where nothing was seen nothing
-/// is removed.
-/// `watch`: or NULL.
-fst_status fsti_net_remove(const char *url, const fsti_seen *seen, const fsti_net_watch *watch,
-                           bool *is_other, fst_error *error);
+/// Deletes an object; a missing one is not an error. `expected` (NULL: no condition): an object
+/// that has replaced it is kept, which is no error either and sets *is_other (may be NULL). If
+/// `expected` says that there was no object, nothing is deleted. `watch` may be NULL.
+fst_status fsti_net_remove(const char *url, const fsti_precondition *precondition,
+                           const fsti_net_watch *watch, bool *is_other, fst_error *error);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Objects: an address, the version that it had at first, and the bytes that came with that.
+/// Remote objects: the URL, the version of the first response, and the first bytes.
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,30 +10,34 @@
 #include "request.h"
 #include "store.h"
 
-/// Room for the header of a few hundred tensors, and for all of most index files.
+/// Enough for the header of a few hundred tensors, and for most index files.
 #define FIRST_BYTES ((size_t)65536)
 #define NAME_BYTES_MAX 1024u
 
 struct fsti_object {
     fsti_refcount refs;
     net_store *store;
-    char *given; ///< the address as it was given
-    char *url;   ///< of the web, with its query
-    char *name;  ///< without
+    char *given; ///< the URL as given by the caller
+    char *url;   ///< http(s) URL with its query
+    char *name;  ///< redacted
     net_pin pin;
-    char *first; ///< its first bytes, of which there are `first_bytes`
+    char *first; ///< first bytes, `first_bytes` of them
     size_t first_bytes;
-    pthread_mutex_t lock; ///< for what follows
-    char *target;         ///< where redirects have led last, or NULL
+    pthread_mutex_t lock; ///< protects the fields below
+    char *target;         ///< last target of redirects, or NULL
     atomic_bool redirects;
     fsti_net_counts counts;
+    // Retries that are not logged yet.
+    _Atomic uint64_t retry_counts[FSTI_RETRY_CAUSE_COUNT];
+    _Atomic uint64_t retry_wait_ns;
+    _Atomic uint32_t retry_status;
 };
 
 fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error) {
     const curl_library *curl;
     FST_TRY(fsti_curl_open(&curl, error));
     char name[NAME_BYTES_MAX];
-    fsti_url_tell(url, name, sizeof name);
+    fsti_url_redact(url, name, sizeof name);
     fsti_object *object = fsti_alloc_zeroed(1, sizeof *object);
     if (object == NULL) return fsti_error_memory(error, sizeof *object);
     fsti_refcount_init(&object->refs);
@@ -54,15 +58,14 @@ fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error
     return fsti_error_memory(error, FIRST_BYTES);
 }
 
-/// Keeps of the first bytes what there is.
+/// Keeps the first bytes that were received.
 static void keep_first(fsti_object *object, size_t size) {
     object->first_bytes = size;
     char *kept = fsti_realloc(object->first, size > 0 ? size : 1);
     if (kept != NULL) object->first = kept;
 }
 
-/// The version that `text` has, for the object; false where it has none that a server can be asked
-/// about.
+/// Reads a version from text. False if it cannot be used in a conditional request.
 static bool read_version(const char *text, net_pin *pin) {
     char *fields[] = {pin->etag, pin->modified, pin->generation};
     const size_t sizes[] = {sizeof pin->etag, sizeof pin->modified, sizeof pin->generation};
@@ -90,12 +93,12 @@ bool fsti_object_version_text(const fsti_object *object, char *out, size_t size)
     return used > 0 && (size_t)used < size;
 }
 
-static fst_status ask_elsewhere(fsti_object *object, const net_pin *known, fst_error *error);
+static fst_status request_redirected(fsti_object *object, const net_pin *known, fst_error *error);
 
-/// Asks for the first bytes, unless the object is what is known.
-static fst_status ask_first(fsti_object *object, const net_pin *known, bool may_move,
-                            fst_error *error) {
-    char line[ANSWER_TEXT_BYTES + 32];
+/// Requests the first bytes, unless the known version is current.
+static fst_status request_first(fsti_object *object, const net_pin *known, bool may_move,
+                                fst_error *error) {
+    char line[RESPONSE_TEXT_BYTES + 32];
     const char *const lines[] = {line, NULL};
     if (known != NULL) snprintf(line, sizeof line, "If-None-Match: %.191s", known->etag);
     net_request request = {.url = object->url,
@@ -109,15 +112,15 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, bool may_
                            .known = known};
     fsti_request_run(&request);
     fsti_net_count(&object->counts, &request.counts);
-    bool is_elsewhere = request.status != FST_OK && may_move &&
-                        fsti_store_move(object->store, request.answer.region);
-    if (is_elsewhere) return ask_elsewhere(object, known, error);
+    bool is_in_other_region = request.status != FST_OK && may_move &&
+                              fsti_store_move(object->store, request.answer.region);
+    if (is_in_other_region) return request_redirected(object, known, error);
     if (known != NULL && request.status == FST_OK && request.answer.status == 304) {
         object->pin = *known;
         keep_first(object, 0);
         return FST_OK;
     }
-    // Nothing can be had of an object of no bytes: its size is all that there is to know.
+    // A range of an empty object is always refused; its size is all there is to know.
     bool is_empty =
         request.status != FST_OK && request.answer.status == 416 && request.answer.total_bytes == 0;
     if (request.status != FST_OK && !is_empty) {
@@ -129,15 +132,15 @@ static fst_status ask_first(fsti_object *object, const net_pin *known, bool may_
     return FST_OK;
 }
 
-/// The same where the bucket is, as the store has said: once.
-static fst_status ask_elsewhere(fsti_object *object, const net_pin *known, fst_error *error) {
+/// Repeats the request once in the bucket's region, as reported by the store.
+static fst_status request_redirected(fsti_object *object, const net_pin *known, fst_error *error) {
     fsti_secret_text_free(object->url);
     object->url = NULL;
     FST_TRY(fsti_store_address(object->store, object->given, &object->url, error));
-    return ask_first(object, known, false, error);
+    return request_first(object, known, false, error);
 }
 
-fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *error) {
+fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_error *error) {
     net_pin pin;
     bool is_known = known != NULL && read_version(known, &pin);
     if (is_known && fsti_net_is_offline()) {
@@ -146,14 +149,14 @@ fst_status fsti_object_ask(fsti_object *object, const char *known, fst_error *er
         return FST_OK;
     }
     is_known = is_known && fsti_pin_is_strong(&pin);
-    return ask_first(object, is_known ? &pin : NULL, true, error);
+    return request_first(object, is_known ? &pin : NULL, true, error);
 }
 
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
     fsti_object *object = NULL;
     FST_TRY(fsti_object_make(url, &object, error));
-    if (object == NULL) return FST_E_NO_MEMORY; // never, which analyzers do not see
-    fst_status status = fsti_object_ask(object, NULL, error);
+    if (object == NULL) return FST_E_NO_MEMORY; // cannot happen; for static analyzers
+    fst_status status = fsti_object_fetch_first(object, NULL, error);
     if (status == FST_OK)
         *out = object;
     else
@@ -166,10 +169,10 @@ const char *fsti_object_first(const fsti_object *object, size_t *size) {
     return object->first;
 }
 
-/// What kinds of signature a query has.
+/// The kinds of signatures in a query.
 typedef struct signature_kinds {
-    bool is_plain; ///< of AWS, Google, CloudFront
-    bool is_sas;   ///< of Azure
+    bool is_plain; ///< AWS, Google or CloudFront
+    bool is_sas;   ///< Azure
 } signature_kinds;
 
 static signature_kinds find_signatures(const char *query) {
@@ -186,7 +189,7 @@ static signature_kinds find_signatures(const char *query) {
     return kinds;
 }
 
-/// Whether a query's field is there to sign the request, or for as long as that lasts.
+/// Whether a query field only signs the request, or limits its validity.
 static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
     static const char *const begins[] = {"x-amz-", "x-goog-"};
     static const char *const names[] = {"awsaccesskeyid",
@@ -209,7 +212,7 @@ static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
                                         "ske",
                                         "sks",
                                         "skv"};
-    enum { PLAIN_COUNT = 6 }; // the others are of a SAS
+    enum { PLAIN_COUNT = 6 }; // the others belong to a SAS
     size_t name_size = fsti_min(size, strcspn(field, "=&"));
     for (size_t i = 0; kinds.is_plain && i < sizeof begins / sizeof *begins; i++)
         if (name_size >= strlen(begins[i]) && strncasecmp(field, begins[i], strlen(begins[i])) == 0)
@@ -230,7 +233,7 @@ bool fsti_object_address(const fsti_object *object, char *out, size_t size) {
     signature_kinds kinds = find_signatures(query);
     char before = '?';
     while (query != NULL && *query != '\0') {
-        const char *field = query + 1; // behind '?' or '&'
+        const char *field = query + 1; // after '?' or '&'
         size_t length = strcspn(field, "&");
         if (!is_signing(field, length, kinds)) {
             if (used + length + 2 >= size) return false;
@@ -272,6 +275,23 @@ void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
     pthread_mutex_unlock(&object->lock);
 }
 
+void fsti_object_note_retry(fsti_object *object, fsti_retry_cause cause, uint32_t status) {
+    atomic_fetch_add(&object->retry_counts[cause], 1);
+    if (status != 0) atomic_store(&object->retry_status, status);
+}
+
+void fsti_object_note_wait(fsti_object *object, uint64_t wait_ns) {
+    atomic_fetch_add(&object->retry_wait_ns, wait_ns);
+}
+
+void fsti_object_take_retries(fsti_object *object, fsti_retries *sum) {
+    for (unsigned i = 0; i < FSTI_RETRY_CAUSE_COUNT; i++)
+        sum->counts[i] += atomic_exchange(&object->retry_counts[i], 0);
+    sum->wait_ns += atomic_exchange(&object->retry_wait_ns, 0);
+    uint32_t status = atomic_load(&object->retry_status);
+    if (status != 0) sum->status = status;
+}
+
 const net_store *fsti_object_store(const fsti_object *object) { return object->store; }
 
 const net_pin *fsti_object_pin(const fsti_object *object) { return &object->pin; }
@@ -298,7 +318,7 @@ void fsti_object_redirect(fsti_object *object, const char *url) {
 
 bool fsti_object_sign(fsti_object *object, const store_call *call, bool redirected,
                       curl_list **list) {
-    // Credentials are for the host that they were given for, and for no other.
+    // Send credentials only to the host that they belong to.
     if (redirected && !fsti_url_host_is(object->url, call->address)) return true;
     return fsti_store_sign(object->store, call, list);
 }
@@ -335,7 +355,7 @@ static net_request request_of(const fsti_range_read *read) {
                          .stop = read->stop};
 }
 
-/// Whether the range was among the first bytes.
+/// Serves a range from the first bytes, if they contain it.
 static bool copy_first(const fsti_range_read *read) {
     const fsti_object *object = read->object;
     if (read->offset + read->size > object->first_bytes) return false;

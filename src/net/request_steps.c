@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What becomes of a request when a try of it has ended.
+/// Decides what to do after an attempt has ended.
 #include "request.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "lease.h"
+#include "answered_hosts.h"
+#include "credential_cache.h"
 #include "store.h"
 
-/// So much of a range is progress: the tries begin anew.
+/// After this much progress of a range, the count of attempts restarts.
 #define PROGRESS_BYTES ((uint64_t)65536)
-/// A host that can't be had at all is not worth as many tries as one that is busy.
+/// A host that accepts no connection and has never responded gets fewer attempts than a busy one,
+/// because its name or port is probably wrong.
 #define CONNECT_TRIES_MAX 4u
-/// Nor is one that says nothing: a try that would end later is not made.
+/// The limit for a silent host: no attempt is made that would end later.
 #define SILENCE_NS_MAX ((uint64_t)30000000000)
 
 void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
@@ -24,33 +26,35 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->bytes += more->bytes;
     sum->kept_bytes += more->kept_bytes;
     sum->written_bytes += more->written_bytes;
+    sum->retry_wait_ns += more->retry_wait_ns;
+    sum->first_byte_ns += more->first_byte_ns;
 }
 
 static const net_store *store_of(const net_request *request) {
     return request->object == NULL ? request->store : fsti_object_store(request->object);
 }
 
-/// Whether a server has sent back what it was told in confidence.
-static bool is_echo(const net_request *request, const char *text) {
+/// Whether the server has sent back a secret.
+static bool contains_secret(const net_request *request, const char *text) {
     const net_store *store = store_of(request);
     bool redirected;
     char *target =
         request->object == NULL ? NULL : fsti_object_target(request->object, &redirected);
-    bool knows = fsti_url_knows(request->url, text) ||
-                 (request->target != NULL && fsti_url_knows(request->target, text)) ||
-                 (target != NULL && fsti_url_knows(target, text)) ||
-                 (store != NULL && fsti_store_knows(store, text));
+    bool knows = fsti_url_has_secret(request->url, text) ||
+                 (request->target != NULL && fsti_url_has_secret(request->target, text)) ||
+                 (target != NULL && fsti_url_has_secret(target, text)) ||
+                 (store != NULL && fsti_store_has_secret(store, text));
     fsti_secret_text_free(target);
     return knows;
 }
 
-/// "(status 503 SlowDown, request 4711, 8 tries)": what there is to be told of an answer.
-static void describe(const net_request *request, const net_answer *answer, char *text,
+/// Writes "(status 503 SlowDown, request 4711, 8 tries)".
+static void describe(const net_request *request, const net_response *answer, char *text,
                      size_t size) {
     int used = snprintf(text, size, "status %u", answer->status);
     const char *const parts[] = {" ", answer->code, ", request ", answer->request_id};
     for (int i = 0; i < 4; i += 2)
-        if (parts[i + 1][0] != '\0' && !is_echo(request, parts[i + 1]) && used > 0 &&
+        if (parts[i + 1][0] != '\0' && !contains_secret(request, parts[i + 1]) && used > 0 &&
             (size_t)used < size)
             used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
     if (request->tries > 0 && used > 0 && (size_t)used < size)
@@ -61,51 +65,101 @@ static void describe(const net_request *request, const net_answer *answer, char 
         snprintf(text + used, size - (size_t)used, ", credentials: %s", store->source);
 }
 
-/// The end of a request by its answer.
+/// Ends a request because of its response.
 static request_step fail_answer(net_request *request, const net_attempt *attempt, fst_status status,
                                 const char *what) {
     char text[240];
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = request->name;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = request->name;
     request->answer = attempt->answer;
     describe(request, &attempt->answer, text, sizeof text);
-    request->status = fsti_error_set(&request->error, status, place, "%s (%s)", what, text);
+    request->status = fsti_error_set(&request->error, status, location, "%s (%s)", what, text);
     request->error.os_errno = status == FST_E_PERMISSION  ? EACCES
                               : status == FST_E_NOT_FOUND ? ENOENT
                                                           : EIO;
     return REQUEST_DONE;
 }
 
-/// The end without an answer.
+/// Whether a transfer failed because no connection was made.
+static bool is_no_connection(int result) {
+    return result == CURL_NO_HOST || result == CURL_NO_CONNECTION || result == CURL_NO_PROXY;
+}
+
+/// Describes a failure through a proxy. False: no proxy was used.
+static bool describe_proxy_failure(const net_request *request, int result, char *text,
+                                   size_t size) {
+    char proxy[320];
+    bool may_be_proxy = is_no_connection(result) || result == CURL_TIMED_OUT;
+    const char *url = request->target != NULL ? request->target : request->url;
+    if (!may_be_proxy || request->is_link_local || !fsti_net_proxy_of(url, proxy, sizeof proxy))
+        return false;
+    const char *what = result == CURL_NO_PROXY    ? "the proxy's host name was not found"
+                       : result == CURL_TIMED_OUT ? "no response through the proxy"
+                                                  : "the proxy refused the connection";
+    snprintf(text, size, "%s (%s). Check that variable, or list the host in no_proxy", what, proxy);
+    return true;
+}
+
+/// Describes a failed transfer.
+static void describe_failure(const net_request *request, int result, char *text, size_t size) {
+    char path[512];
+    const char *what = "the connection was lost";
+    if (describe_proxy_failure(request, result, text, size)) return;
+    if (result == CURL_NO_HOST) what = "unknown host";
+    if (result == CURL_NO_CONNECTION) what = "the host refused the connection";
+    if (result == CURL_TIMED_OUT) what = "the host does not respond";
+    if (result == CURL_CERTIFICATE) what = "the host's certificate is not trusted";
+    if (result == CURL_TLS_FAILED) what = "the TLS connection failed";
+    snprintf(text, size, "%s", what);
+    if (result != CURL_CA_FILE_BAD) return;
+    if (!fsti_net_ca_file(path, sizeof path)) snprintf(path, sizeof path, "libcurl's default");
+    snprintf(text, size, "the certificate file can't be read: %.200s, from %s", path,
+             fsti_net_ca_source());
+}
+
+/// Ends a request that got no response.
 static request_step fail_transfer(net_request *request, int result) {
     const curl_library *curl;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = request->name;
-    const char *what = "the connection broke";
-    if (result == CURL_NO_HOST) what = "its host is not known";
-    if (result == CURL_NO_CONNECTION) what = "its host takes no connection";
-    if (result == CURL_TIMED_OUT) what = "its host does not answer";
-    if (result == CURL_CERTIFICATE) what = "its host's certificate is not to be trusted";
-    if (result == CURL_TLS_FAILED) what = "no TLS connection can be made";
-    if (result == CURL_CA_FILE_BAD) what = "the file of trusted certificates can't be read";
+    char what[448];
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = request->name;
+    describe_failure(request, result, what, sizeof what);
     bool has_words = result != CURL_OK && fsti_curl_open(&curl, NULL) == FST_OK;
-    request->status = fsti_error_set(&request->error, FST_E_IO, place, "%s (%s%s%u tries)", what,
+    request->status = fsti_error_set(&request->error, FST_E_IO, location, "%s (%s%s%u tries)", what,
                                      has_words ? curl->curl_easy_strerror(result) : "",
                                      has_words ? "; " : "", request->tries + 1);
     request->error.os_errno = result == CURL_TIMED_OUT ? ETIMEDOUT : EIO;
     return REQUEST_DONE;
 }
 
-static void wait_before_retry(net_request *request, int64_t retry_after_ms) {
-    net_limits limits = fsti_net_limits();
-    uint64_t wait_ms = fsti_retry_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
-                                          retry_after_ms, fsti_net_random());
-    request->wake_ns = fsti_now_ns() + wait_ms * 1000000;
+/// The cause of a retry, for statistics.
+static fsti_retry_cause cause_of(const net_attempt *attempt, int result, bool has_status) {
+    if (has_status) return FSTI_RETRY_STATUS;
+    if (is_no_connection(result)) return FSTI_RETRY_REFUSED;
+    if (attempt->is_late || result == CURL_TIMED_OUT) return FSTI_RETRY_SILENT;
+    return attempt->answer.status != 0 ? FSTI_RETRY_CUT : FSTI_RETRY_BROKEN;
 }
 
-/// Whether another try with a host that says nothing would take too long.
+static void wait_before_retry(net_request *request, fsti_retry_cause cause,
+                              const net_response *answer) {
+    net_limits limits = fsti_net_limits();
+    bool has_status = cause == FSTI_RETRY_STATUS;
+    int64_t retry_after_ms = has_status ? answer->retry_after_ms : -1;
+    uint64_t wait_ms =
+        cause == FSTI_RETRY_REFUSED
+            ? fsti_retry_restart_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
+                                         fsti_net_random())
+            : fsti_retry_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
+                                 retry_after_ms, fsti_net_random());
+    request->retry_since_ns = fsti_now_ns();
+    request->wake_ns = request->retry_since_ns + wait_ms * 1000000;
+    if (request->object != NULL)
+        fsti_object_note_retry(request->object, cause, has_status ? answer->status : 0);
+}
+
+/// Whether another attempt with a silent host would take too long.
 static bool is_silent_host(net_request *request, const net_attempt *attempt) {
-    // One that says a byte now and then says nothing.
+    // A host that sends a byte now and then counts as silent.
     bool is_slow = attempt->is_late && attempt->at - attempt->begin < PROGRESS_BYTES;
     if (attempt->answer.status != 0 && !is_slow) {
         request->silent_ns = 0;
@@ -113,44 +167,51 @@ static bool is_silent_host(net_request *request, const net_attempt *attempt) {
     }
     net_limits limits = fsti_net_limits();
     uint64_t try_ms = fsti_max(limits.connect_ms, limits.first_byte_ms);
-    uint64_t try_ns = fsti_max(try_ms, request->patience_ms) * 1000000;
+    uint64_t try_ns = fsti_max(try_ms, request->silence_ms_max) * 1000000;
     if (request->silent_ns == 0) request->silent_ns = attempt->started_ns;
     return fsti_now_ns() - request->silent_ns + try_ns > SILENCE_NS_MAX;
 }
 
-/// One more try, if there are any left.
+/// Starts another attempt, if any is left.
 static request_step try_again(net_request *request, const net_attempt *attempt, int result) {
     uint32_t tries_max = fsti_net_limits().tries_max;
-    bool is_deaf = result == CURL_NO_HOST || result == CURL_NO_CONNECTION;
-    if (is_deaf) tries_max = (uint32_t)fsti_min(tries_max, CONNECT_TRIES_MAX);
+    bool is_refused = is_no_connection(result),
+         is_restarting = is_refused && fsti_host_has_answered(attempt->host_key);
+    if (is_refused && !is_restarting) tries_max = (uint32_t)fsti_min(tries_max, CONNECT_TRIES_MAX);
     if (attempt->at - attempt->begin >= PROGRESS_BYTES) request->tries = 0;
-    bool has_status = attempt->is_judged && attempt->verdict != NET_GOOD;
-    if (request->is_near || is_silent_host(request, attempt) || request->tries + 1 >= tries_max)
-        return has_status
-                   ? fail_answer(request, attempt, FST_E_IO, "the server did not answer well")
-                   : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);
+    bool has_status = attempt->is_evaluated && attempt->verdict != NET_OK;
+    // A refused connection fails at once, so it is not silence; tries_max limits the wait for a
+    // restart.
+    bool is_silent = !is_restarting && is_silent_host(request, attempt);
+    if (request->is_link_local || is_silent || request->tries + 1 >= tries_max)
+        return has_status ? fail_answer(request, attempt, FST_E_IO, "the server failed")
+                          : fail_transfer(request, attempt->is_late ? CURL_TIMED_OUT : result);
     request->tries++;
-    wait_before_retry(request, has_status ? attempt->answer.retry_after_ms : -1);
-    return REQUEST_AGAIN;
+    wait_before_retry(request, cause_of(attempt, result, has_status), &attempt->answer);
+    return REQUEST_RETRY;
 }
 
 // ---- redirects ----
 
+static const char private_redirect[] =
+    "the server redirects to a private address. If you trust it, set the option "
+    "private_redirects or FASTSAFETENSORS_PRIVATE_REDIRECTS=1";
+
 static const char *check_redirect(const char *from, const char *to, net_url *target) {
     net_url source;
-    if (to == NULL) return "the server sends elsewhere, and does not say where";
+    if (to == NULL) return "the server redirects without a location";
     const char *fault = fsti_url_parse(to, target);
     bool is_https = fsti_url_part_is(target->scheme, "https");
     if (!is_https && !fsti_url_part_is(target->scheme, "http"))
-        return "the server sends to an address that is not of the web";
-    if (fault != NULL) return "the server sends elsewhere, to an address that is none";
+        return "the server redirects to a URL that is not http or https";
+    if (fault != NULL) return "the server redirects to an invalid URL";
     if (!is_https && fsti_url_parse(from, &source) == NULL &&
         fsti_url_part_is(source.scheme, "https"))
-        return "the server sends from https to http";
+        return "the server redirects from https to http";
     return NULL;
 }
 
-/// Whether a request changes something at its server.
+/// Whether a request changes something on the server.
 static bool is_change(const net_request *request) {
     return request->method != NULL && strcmp(request->method, "HEAD") != 0;
 }
@@ -168,12 +229,12 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
         from = fsti_object_target(request->object, &was_redirected);
     const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
     if (from != request->target) fsti_secret_text_free(from);
-    if (why == NULL && request->stays) why = "the server sends elsewhere, which it may not";
-    // Another host would get the model, and no signature with it.
+    if (why == NULL && fsti_redirect_is_refused(request, to)) why = private_redirect;
+    if (why == NULL && request->stays) why = "the server redirects, which is not allowed here";
+    // Otherwise another host would receive the model, without a signature.
     if (why == NULL && is_change(request) && !fsti_url_host_is(request->url, to))
-        why = "the server sends what is saved or removed to another host, which is not followed";
-    if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX)
-        why = "the server sends elsewhere again and again";
+        why = "the server redirects a write to another host, which is not allowed";
+    if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX) why = "too many redirects";
     if (why != NULL) return fail_answer(request, attempt, FST_E_IO, why);
     char *copy = fsti_string_copy(to, strlen(to));
     if (copy == NULL) {
@@ -183,10 +244,10 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
     fsti_secret_text_free(request->target);
     request->target = copy;
     request->wake_ns = 0;
-    return REQUEST_AGAIN;
+    return REQUEST_RETRY;
 }
 
-/// Where a redirect led yesterday may be closed by now: from the beginning, once.
+/// A stored redirect may have expired: start again from the object's URL, once.
 static bool forget_redirect(net_request *request, const net_attempt *attempt) {
     if (!attempt->is_redirected || request->redirects > 0 || request->object == NULL) return false;
     fsti_object_redirect(request->object, NULL);
@@ -195,7 +256,7 @@ static bool forget_redirect(net_request *request, const net_attempt *attempt) {
     return true;
 }
 
-// ---- the end of a try ----
+// ---- the end of an attempt ----
 
 static request_step succeed(net_request *request) {
     if (request->object != NULL && request->target != NULL)
@@ -204,11 +265,11 @@ static request_step succeed(net_request *request) {
     return REQUEST_DONE;
 }
 
-static request_step finish_good(net_request *request, net_attempt *attempt, int result) {
+static request_step finish_success(net_request *request, net_attempt *attempt, int result) {
     uint64_t end = request->end;
     if (request->is_range && request->is_first) {
         bool is_whole = attempt->answer.status != 206;
-        if (is_whole && attempt->answer.length_bytes == ANSWER_UNKNOWN) {
+        if (is_whole && attempt->answer.length_bytes == RESPONSE_UNKNOWN) {
             if (result != CURL_OK) return try_again(request, attempt, result);
             attempt->answer.length_bytes = attempt->at;
         }
@@ -224,23 +285,24 @@ static request_step finish_good(net_request *request, net_attempt *attempt, int 
     return succeed(request);
 }
 
-/// There is nothing to come.
+/// The known version is current, so there is no body.
 static request_step finish_unchanged(net_request *request, const net_attempt *attempt) {
     request->answer = attempt->answer;
     return succeed(request);
 }
 
-/// A request for a change that the server does not make.
+/// The server refused a change.
 static request_step refuse_change(net_request *request, const net_attempt *attempt) {
-    bool is_there = attempt->answer.status == 412 || attempt->answer.status == 409;
-    if (attempt->verdict == NET_MISSING)
-        return fail_answer(request, attempt, FST_E_NOT_FOUND, "there is no such bucket, or upload");
+    bool exists = attempt->answer.status == 412 || attempt->answer.status == 409;
+    if (attempt->verdict == NET_NOT_FOUND)
+        return fail_answer(request, attempt, FST_E_NOT_FOUND,
+                           "the bucket or upload does not exist");
     if (attempt->verdict == NET_FORBIDDEN)
-        return fail_answer(request, attempt, FST_E_PERMISSION, "the server refuses to take it");
+        return fail_answer(request, attempt, FST_E_PERMISSION, "the server denied the write");
     fail_answer(request, attempt, FST_E_IO,
-                is_there ? "there is an object already, or somebody else is saving one"
-                         : "the server does not take it");
-    if (is_there) request->error.os_errno = EEXIST;
+                exists ? "the object exists already, or another process is saving it"
+                       : "the server rejected the write");
+    if (exists) request->error.os_errno = EEXIST;
     return REQUEST_DONE;
 }
 
@@ -249,29 +311,29 @@ static request_step finish_refused(net_request *request, net_attempt *attempt) {
     if (is_change(request)) return refuse_change(request, attempt);
     switch (attempt->verdict) {
     case NET_CHANGED: return fail_answer(request, attempt, FST_E_FILE_CHANGED, attempt->why);
-    case NET_MISSING:
-        if (forget_redirect(request, attempt)) return REQUEST_AGAIN;
-        return fail_answer(request, attempt, FST_E_NOT_FOUND, "there is no such object");
+    case NET_NOT_FOUND:
+        if (forget_redirect(request, attempt)) return REQUEST_RETRY;
+        return fail_answer(request, attempt, FST_E_NOT_FOUND, "the object does not exist");
     case NET_FORBIDDEN:
-        if (forget_redirect(request, attempt)) return REQUEST_AGAIN;
-        return fail_answer(request, attempt, FST_E_PERMISSION, "the server refuses it");
+        if (forget_redirect(request, attempt)) return REQUEST_RETRY;
+        return fail_answer(request, attempt, FST_E_PERMISSION, "the server denied access");
     case NET_WRONG:
         return fail_answer(request, attempt, FST_E_IO,
-                           attempt->why == NULL ? "the answer makes no sense" : attempt->why);
-    default: return fail_answer(request, attempt, FST_E_IO, "the server does not give it");
+                           attempt->why == NULL ? "the response is invalid" : attempt->why);
+    default: return fail_answer(request, attempt, FST_E_IO, "the server rejected the request");
     }
 }
 
-/// Whether a store has put a change off for another one at the same object, and takes it, or says
-/// what has come of the other, when it is asked again. After the last try it is refused.
+/// Whether a store rejected a change because of a concurrent change of the same object. It may
+/// accept a retry, or report the other's result. After the last attempt the change is refused.
 static bool is_conflict(const net_request *request, const net_attempt *attempt) {
     return is_change(request) && attempt->answer.status == 409 &&
            strcmp(attempt->answer.code, "ConditionalRequestConflict") == 0 &&
            request->tries + 1 < fsti_net_limits().tries_max;
 }
 
-/// Codes of stores for keys that have ended.
-static bool is_expired(const net_answer *answer) {
+/// Error codes of stores for expired credentials.
+static bool is_expired(const net_response *answer) {
     static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException",
                                         "TokenRefreshRequired", "RequestExpired",
                                         "InvalidAuthenticationInfo"};
@@ -280,11 +342,11 @@ static bool is_expired(const net_answer *answer) {
     return answer->status == 401;
 }
 
-/// What a store refuses may be taken with keys that are renewed, or the time that it has. Once
-/// each.
-static bool can_be_mended(net_request *request, const net_attempt *attempt) {
+/// A rejected request may succeed with renewed credentials, or with the server's time. Each is
+/// tried once.
+static bool is_retryable(net_request *request, const net_attempt *attempt) {
     const net_store *store = store_of(request);
-    const net_answer *answer = &attempt->answer;
+    const net_response *answer = &attempt->answer;
     if (store == NULL || attempt->is_redirected) return false;
     bool is_skewed = strcmp(answer->code, "RequestTimeTooSkewed") == 0;
     if (is_skewed && !request->has_asked_time) {
@@ -292,27 +354,36 @@ static bool can_be_mended(net_request *request, const net_attempt *attempt) {
         request->wake_ns = 0;
         return fsti_store_learn_time(answer->date) || request->counts.requests == 1;
     }
-    if (store->lease == NULL || request->has_renewed || !is_expired(answer)) return false;
+    if (store->credentials == NULL || request->has_renewed || !is_expired(answer)) return false;
     request->has_renewed = true;
-    request->wake_ns = 0; // the reactor waits until they are there
-    return fsti_lease_refused(store->lease, attempt->keys_number);
+    request->wake_ns = 0; // the event loop waits for the new credentials
+    return fsti_credentials_rejected(store->credentials, attempt->keys_number);
 }
 
-/// What a proxy that makes no connection says; NULL: nothing that is final.
+/// The error of a proxy that refuses to connect; NULL: it may be temporary.
 static const char *proxy_refusal(net_attempt *attempt) {
     const curl_library *curl;
     long status = 0;
-    if (attempt->is_judged || fsti_curl_open(&curl, NULL) != FST_OK) return NULL;
+    if (attempt->is_evaluated || fsti_curl_open(&curl, NULL) != FST_OK) return NULL;
     curl->curl_easy_getinfo(attempt->easy, CURL_INFO_PROXY_STATUS, &status);
     if (status < 400 || status >= 500) return NULL;
     attempt->answer.status = (uint32_t)status;
-    return status == 407 ? "the proxy wants a name and a password" : "the proxy refuses it";
+    return status == 407 ? "the proxy requires a name and a password" : "the proxy denied access";
 }
 
-/// Whether a try has ended for reasons that no further one can change.
+/// A redirect's host resolved to a private address, so no connection was made.
+static void fail_private(net_request *request, const net_attempt *attempt) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = request->name;
+    request->status = fsti_error_set(&request->error, FST_E_IO, location, "%s (it is %s)",
+                                     private_redirect, attempt->refused_address);
+    request->error.os_errno = EACCES;
+}
+
+/// Whether an attempt failed for a reason that no retry can change.
 static bool fail_for_good(net_request *request, net_attempt *attempt, int result) {
     if (request->stop != NULL && atomic_load(request->stop)) {
-        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NOWHERE,
+        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION,
                                          "the read was cancelled");
         return true;
     }
@@ -325,8 +396,12 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
         fail_answer(request, attempt, FST_E_PERMISSION, refusal);
         return true;
     }
+    if (attempt->is_private && result != CURL_OK && attempt->answer.status == 0) {
+        fail_private(request, attempt);
+        return true;
+    }
     if (attempt->is_too_long) {
-        fail_answer(request, attempt, FST_E_IO, "more bytes came than were asked for");
+        fail_answer(request, attempt, FST_E_IO, "more bytes were received than requested");
         return true;
     }
     bool is_final =
@@ -335,8 +410,8 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
     return is_final;
 }
 
-/// Whether a store sends to where its bucket is: who asks goes there himself, and signs for that
-/// region. (A redirect that is followed is not signed.)
+/// Whether a store redirects to the bucket's region. The request must then be sent and signed for
+/// that region, because followed redirects are not signed.
 static bool is_other_region(const net_request *request, const net_attempt *attempt) {
     const net_store *store = store_of(request);
     const char *region = attempt->answer.region;
@@ -347,22 +422,23 @@ static bool is_other_region(const net_request *request, const net_attempt *attem
 request_step fsti_request_finish(net_request *request, net_attempt *attempt, int result,
                                  bool *slower) {
     *slower = false;
+    if (attempt->answer.status != 0) fsti_host_note_response(attempt->host_key);
     if (fail_for_good(request, attempt, result)) return REQUEST_DONE;
-    if (result == CURL_OK) fsti_attempt_judge(attempt);
-    if (attempt->text != NULL && attempt->verdict != NET_GOOD)
-        fsti_answer_read_code(&attempt->answer, attempt->text, attempt->text_bytes);
-    if (!attempt->is_judged || attempt->is_late) return try_again(request, attempt, result);
+    if (result == CURL_OK) fsti_attempt_evaluate(attempt);
+    if (attempt->text != NULL && attempt->verdict != NET_OK)
+        fsti_response_read_code(&attempt->answer, attempt->text, attempt->text_bytes);
+    if (!attempt->is_evaluated || attempt->is_late) return try_again(request, attempt, result);
     *slower = attempt->verdict == NET_SLOWER;
     switch (attempt->verdict) {
-    case NET_GOOD: return finish_good(request, attempt, result);
+    case NET_OK: return finish_success(request, attempt, result);
     case NET_UNCHANGED: return finish_unchanged(request, attempt);
-    case NET_AGAIN:
+    case NET_RETRY:
     case NET_SLOWER: return try_again(request, attempt, result);
-    case NET_ELSEWHERE:
+    case NET_REDIRECT:
         return is_other_region(request, attempt) ? finish_refused(request, attempt)
                                                  : follow_redirect(request, attempt);
     default:
         if (is_conflict(request, attempt)) return try_again(request, attempt, result);
-        return can_be_mended(request, attempt) ? REQUEST_AGAIN : finish_refused(request, attempt);
+        return is_retryable(request, attempt) ? REQUEST_RETRY : finish_refused(request, attempt);
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Requests that are waited for, by who may be told meanwhile that nobody wants them any more.
+/// Blocking waits for a request, which poll the caller's cancellation.
 #include <pthread.h>
 #include <time.h>
 
 #include "request.h"
 
 #define WATCH_NS 100000000
-/// What a store has to answer in when nobody waits for it any more.
+/// Timeout of requests after a cancellation.
 #define LAST_REQUEST_MS 2000u
 
 typedef struct request_wait {
@@ -35,8 +35,8 @@ bool fsti_net_wait(pthread_cond_t *changed, pthread_mutex_t *lock) {
     return pthread_cond_timedwait(changed, lock, &until) == 0;
 }
 
-/// Waits until the request is over, which it is soon when the watch says so: what that has said.
-/// The lock is held, and let go of.
+/// Waits until the request ends; if the watch cancels, that is soon. Returns the watch's status.
+/// Called with the lock held, and releases it.
 static fst_status wait_watched(request_wait *wait, const fsti_net_watch *watch,
                                const atomic_bool *stop, fst_error *error) {
     fst_status status = FST_OK;
@@ -51,7 +51,7 @@ static fst_status wait_watched(request_wait *wait, const fsti_net_watch *watch,
     return status;
 }
 
-fsti_net_watch fsti_net_last_watch(const fsti_net_watch *watch) {
+fsti_net_watch fsti_net_cleanup_watch(const fsti_net_watch *watch) {
     bool is_over =
         watch != NULL && watch->ask != NULL && watch->ask(watch->context, 0, NULL) != FST_OK;
     if (is_over) return (fsti_net_watch){.bound_ms = LAST_REQUEST_MS};

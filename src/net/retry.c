@@ -1,20 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-/// When to ask again, and how much to ask for at a time.
+/// When to retry, and how many requests to send in parallel.
 #include "retry.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/// The longest wait before an attempt.
+static uint64_t longest_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms) {
+    return fsti_min((uint64_t)base_ms << fsti_min(tries, 20), cap_ms);
+}
+
 uint64_t fsti_retry_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
                             int64_t retry_after_ms, uint64_t random) {
-    uint64_t most = (uint64_t)base_ms << fsti_min(tries, 20);
-    uint64_t wait_ms = random % (fsti_min(most, cap_ms) + 1);
+    uint64_t wait_ms = random % (longest_wait_ms(tries, base_ms, cap_ms) + 1);
     return retry_after_ms > 0 ? fsti_max(wait_ms, (uint64_t)retry_after_ms) : wait_ms;
+}
+
+uint64_t fsti_retry_restart_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
+                                    uint64_t random) {
+    uint64_t most_ms = longest_wait_ms(tries, base_ms, cap_ms), least_ms = most_ms / 2;
+    return least_ms + random % (most_ms - least_ms + 1);
 }
 
 // ---- the window ----
 
-/// A larger window has to be this much faster, or the last step was the last one.
+/// A larger window must be faster by this percentage, or growth stops.
 #define GAIN_PERCENT 5u
 #define RATE_UNKNOWN 0u
 #define HALVE_NS_MIN ((uint64_t)200000000)
@@ -35,7 +45,7 @@ void fsti_window_begin(net_window *window, uint32_t size_max, uint64_t now_ns) {
 void fsti_window_grow(net_window *window, uint64_t bytes, uint64_t now_ns) {
     window->epoch_bytes += bytes;
     window->epoch_count++;
-    // An epoch is a round of everything that is under way.
+    // An epoch ends when all requests of one window have ended.
     if (window->epoch_count < window->size || now_ns <= window->epoch_ns) return;
     uint64_t rate =
         (uint64_t)((double)window->epoch_bytes * 1e9 / (double)(now_ns - window->epoch_ns));
@@ -45,7 +55,7 @@ void fsti_window_grow(net_window *window, uint64_t bytes, uint64_t now_ns) {
         window->best_rate = rate;
         window->size = (uint32_t)fsti_min(2 * (uint64_t)window->size, window->size_max);
     } else if (window->size < fsti_min(NET_WINDOW_FIRST, window->size_max)) {
-        window->size++; // back from where a server's advice has put it
+        window->size++; // recover after a throttled server reduced it
     }
     begin_epoch(window, now_ns);
 }
@@ -58,7 +68,7 @@ void fsti_window_halve(net_window *window, uint64_t now_ns) {
     begin_epoch(window, now_ns);
 }
 
-// ---- late ones ----
+// ---- late requests ----
 
 void fsti_times_add(net_times *times, uint64_t time_ns) {
     times->times_ns[times->count++ % NET_TIMES_COUNT] = time_ns;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// libcrypto's signatures.
+/// RSA signatures by libcrypto.
 #include "rsa_library.h"
 
 #include <string.h>
 
-/// Functions of the library, by its names: (result, name, parameters).
+/// Functions of the library: (result, name, parameters).
 #define RSA_FUNCTIONS(X)                                                                           \
     X(void *, BIO_new_mem_buf, (const void *bytes, int size))                                      \
     X(int, BIO_free, (void *bio))                                                                  \
-    X(void *, PEM_read_bio_PrivateKey, (void *bio, void **key, void *ask, void *context))          \
+    X(void *, PEM_read_bio_PrivateKey,                                                             \
+      (void *bio, void **key, void *no_password_callback, void *context))                          \
     X(void, EVP_PKEY_free, (void *key))                                                            \
     X(void *, EVP_MD_CTX_new, (void))                                                              \
     X(void, EVP_MD_CTX_free, (void *context))                                                      \
@@ -38,7 +39,7 @@ static void find_library(void) {
     is_found = fsti_library_bind(names, symbols, &missing);
 }
 
-/// A key without a password, whatever the library would ask on a terminal.
+/// A key must have no password; the library would otherwise ask on the terminal.
 static int no_password(char *out, int size, int is_written, void *context) {
     (void)out;
     (void)size;
@@ -63,18 +64,19 @@ fst_status fsti_rsa_sign(const char *key, const char *text, size_t size,
                          fst_error *error) {
     pthread_once(&find_once, find_library);
     if (!is_found)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                              "service accounts need libcrypto (OpenSSL 1.1 or later), which is "
-                              "not here: give a token by GOOGLE_OAUTH_ACCESS_TOKEN");
-    int (*ask)(char *, int, int, void *) = no_password;
-    void *asker;
-    memcpy(&asker, &ask, sizeof asker);
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                              "service accounts need libcrypto (OpenSSL 1.1 or later), which was "
+                              "not found. Set a token in GOOGLE_OAUTH_ACCESS_TOKEN");
+    int (*no_password_callback)(char *, int, int, void *) = no_password;
+    void *password_callback;
+    memcpy(&password_callback, &no_password_callback, sizeof password_callback);
     void *bio = library.BIO_new_mem_buf(key, (int)strlen(key));
-    void *pkey = bio == NULL ? NULL : library.PEM_read_bio_PrivateKey(bio, NULL, asker, NULL);
+    void *pkey =
+        bio == NULL ? NULL : library.PEM_read_bio_PrivateKey(bio, NULL, password_callback, NULL);
     bool good = pkey != NULL && sign(pkey, text, size, out, out_size);
     if (pkey != NULL) library.EVP_PKEY_free(pkey);
     if (bio != NULL) library.BIO_free(bio);
     if (good) return FST_OK;
-    return fsti_error_set(error, FST_E_PERMISSION, FSTI_NOWHERE,
-                          "the service account's private key is none");
+    return fsti_error_set(error, FST_E_PERMISSION, FSTI_NO_LOCATION,
+                          "the service account's private key is not a valid RSA key");
 }

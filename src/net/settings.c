@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What fst_remote_configure() was told, and the environment.
+/// Settings from fst_remote_configure() and the environment.
 #include "settings.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "curl_library.h"
 #include "net.h"
 #include "store.h"
+#include "url.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static net_options *options; ///< NULL: nothing was said
+static net_options *options; ///< NULL: not configured
 static char ca_file[512];
+static const char *ca_source = ""; ///< a string literal
 static const net_limits defaults = {.connect_ms = 5000,
                                     .first_byte_ms = 10000,
                                     .stall_ms = 5000,
@@ -21,6 +25,13 @@ static const net_limits defaults = {.connect_ms = 5000,
                                     .tries_max = 8,
                                     .connections_max = 64};
 static net_limits limits; ///< zeros: the defaults
+static atomic_bool offline_by_environment, private_redirects_by_environment;
+static const char *const proxy_variables[] = {"http_proxy", "https_proxy", "HTTPS_PROXY",
+                                              "all_proxy", "ALL_PROXY"};
+#define PROXY_COUNT (sizeof proxy_variables / sizeof *proxy_variables)
+static _Atomic uint32_t proxy_ports[PROXY_COUNT]; ///< 0: no proxy
+static char proxies[PROXY_COUNT][256];            ///< redacted; "": no proxy
+static char no_proxy[1024];
 
 const char *fsti_net_environment(const char *name) {
     const char *value = secure_getenv(name);
@@ -54,21 +65,135 @@ void fsti_net_options(net_options *out) {
     pthread_mutex_unlock(&lock);
 }
 
-bool fsti_net_must_be_new(void) {
+bool fsti_net_forbids_overwrite(void) {
     pthread_mutex_lock(&lock);
-    bool must_be_new = options != NULL && options->no_overwrite;
+    bool forbids_overwrite = options != NULL && options->create_only;
     pthread_mutex_unlock(&lock);
-    return must_be_new;
+    return forbids_overwrite;
 }
 
-void fsti_net_find_ca_file(void) {
+/// A switch in the environment is on unless it is empty, 0, false, no or off.
+static bool is_switched_on(const char *variable) {
+    static const char *const off[] = {"0", "false", "no", "off"};
+    const char *value = fsti_net_environment(variable);
+    for (size_t i = 0; value != NULL && i < sizeof off / sizeof *off; i++)
+        if (strcasecmp(value, off[i]) == 0) return false;
+    return value != NULL;
+}
+
+/// The port of "[scheme://][user:password@]host[:port][/]", parsed like libcurl; 0: no proxy.
+static uint32_t read_proxy_port(const char *text) {
+    if (text == NULL) return 0;
+    const char *scheme_end = strstr(text, "://"),
+               *host = scheme_end == NULL ? text : scheme_end + 3;
+    const char *end = host + strcspn(host, "/"), *at = memrchr(host, '@', (size_t)(end - host));
+    if (at != NULL) host = at + 1;
+    const char *bracket = memrchr(host, ']', (size_t)(end - host));
+    const char *colon = memchr(bracket == NULL ? host : bracket, ':',
+                               (size_t)(end - (bracket == NULL ? host : bracket)));
+    if (colon != NULL) return (uint32_t)strtoul(colon + 1, NULL, 10);
+    return strncasecmp(text, "https://", 8) == 0 ? 443 : 1080;
+}
+
+bool fsti_net_is_proxy_port(uint32_t port) {
+    for (size_t i = 0; i < PROXY_COUNT; i++)
+        if (port != 0 && atomic_load(&proxy_ports[i]) == port) return true;
+    return false;
+}
+
+bool fsti_net_takes_private_redirects(void) {
+    return fsti_net_limits().takes_private_redirects ||
+           atomic_load(&private_redirects_by_environment);
+}
+
+/// Writes "scheme://host:port" of a proxy. A password may contain any character, so everything
+/// before the last @ is dropped.
+static void describe_proxy(const char *proxy, char *out, size_t size) {
+    const char *scheme_end = strstr(proxy, "://"), *user_end = strrchr(proxy, '@');
+    const char *host = user_end != NULL     ? user_end + 1
+                       : scheme_end != NULL ? scheme_end + 3
+                                            : proxy;
+    int scheme_size = scheme_end == NULL ? 0 : (int)fsti_min((size_t)(scheme_end - proxy), 16);
+    snprintf(out, size, "%.*s://%.*s", scheme_size == 0 ? 4 : scheme_size,
+             scheme_size == 0 ? "http" : proxy, (int)strcspn(host, "/?#"), host);
+    fsti_text_make_printable(out);
+}
+
+/// The lock must be held.
+static void read_proxies(void) {
+    const char *exempt = fsti_net_environment("no_proxy");
+    if (exempt == NULL) exempt = fsti_net_environment("NO_PROXY");
+    snprintf(no_proxy, sizeof no_proxy, "%s", exempt == NULL ? "" : exempt);
+    for (size_t i = 0; i < PROXY_COUNT; i++) {
+        const char *proxy = fsti_net_environment(proxy_variables[i]);
+        atomic_store(&proxy_ports[i], read_proxy_port(proxy));
+        proxies[i][0] = '\0';
+        if (proxy != NULL) describe_proxy(proxy, proxies[i], sizeof proxies[i]);
+    }
+}
+
+/// Whether no_proxy contains the host or one of its parent domains. The lock must be held.
+static bool is_exempt(url_part host) {
+    static const char separators[] = ", \t";
+    for (const char *at = no_proxy; *at != '\0';) {
+        at += strspn(at, separators);
+        size_t size = strcspn(at, separators);
+        const char *name = at;
+        at += size;
+        if (size == 1 && name[0] == '*') return true;
+        if (size > 0 && name[0] == '.') {
+            name++;
+            size--;
+        }
+        if (size == 0 || size > host.size) continue;
+        const char *end = host.at + host.size - size;
+        bool is_part = size < host.size && end[-1] != '.';
+        if (!is_part && strncasecmp(end, name, size) == 0) return true;
+    }
+    return false;
+}
+
+bool fsti_net_proxy_of(const char *url, char *out, size_t size) {
+    net_url parsed;
+    bool found = false;
+    if (fsti_url_parse(url, &parsed) != NULL) return false;
+    bool is_https = fsti_url_part_is(parsed.scheme, "https");
+    pthread_mutex_lock(&lock);
+    // The first variable applies to http only, the next two to https.
+    for (size_t i = is_https ? 1 : 0; i < PROXY_COUNT && !found; i++) {
+        if (proxies[i][0] == '\0' || (!is_https && (i == 1 || i == 2))) continue;
+        found = !is_exempt(parsed.host);
+        if (found) snprintf(out, size, "%s: %s", proxy_variables[i], proxies[i]);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+const char *fsti_net_ca_source(void) {
+    pthread_mutex_lock(&lock);
+    const char *source = ca_source;
+    pthread_mutex_unlock(&lock);
+    return source;
+}
+
+void fsti_net_read_environment(void) {
     static const char *const variables[] = {"AWS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"};
     const char *found = NULL;
-    for (size_t i = 0; i < sizeof variables / sizeof *variables && found == NULL; i++)
+    atomic_store(&offline_by_environment, is_switched_on("FASTSAFETENSORS_OFFLINE"));
+    atomic_store(&private_redirects_by_environment,
+                 is_switched_on("FASTSAFETENSORS_PRIVATE_REDIRECTS"));
+    const char *source = "the system's default";
+    for (size_t i = 0; i < sizeof variables / sizeof *variables && found == NULL; i++) {
         found = fsti_net_environment(variables[i]);
+        if (found != NULL) source = variables[i];
+    }
     if (found == NULL) found = fsti_curl_ca_file();
     pthread_mutex_lock(&lock);
-    if (options != NULL && options->ca_file[0] != '\0') found = options->ca_file;
+    read_proxies();
+    bool is_given = options != NULL && options->ca_file[0] != '\0';
+    if (is_given) found = options->ca_file;
+    ca_source = is_given ? "the option ca_file" : source;
     snprintf(ca_file, sizeof ca_file, "%s", found == NULL ? "" : found);
     pthread_mutex_unlock(&lock);
 }
@@ -91,12 +216,15 @@ static void set_limits(const fst_remote_options *wanted) {
                           .tries_max = choose(wanted->tries_max, defaults.tries_max),
                           .connections_max = (uint32_t)fsti_min(
                               choose(wanted->connections_max, defaults.connections_max), 1024),
-                          .is_offline = wanted->cache_offline != 0};
+                          .is_offline = wanted->offline != 0,
+                          .takes_private_redirects = wanted->private_redirects != 0};
 }
 
-bool fsti_net_is_offline(void) { return fsti_net_limits().is_offline; }
+bool fsti_net_is_offline(void) {
+    return fsti_net_limits().is_offline || atomic_load(&offline_by_environment);
+}
 
-/// Copies what the caller has said; `made` is all zeros. *is_any: that is something.
+/// Copies the caller's options; `made` is zeroed. *is_any: some option is set.
 static fst_status copy_options(const fst_remote_options *wanted, net_options *made, bool *is_any,
                                fst_error *error) {
     net_store *store = &made->store;
@@ -119,24 +247,24 @@ static fst_status copy_options(const fst_remote_options *wanted, net_options *ma
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const char *text = texts[i].text == NULL ? "" : texts[i].text;
         if (!fsti_net_setting(texts[i].field, texts[i].size, text))
-            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                  "%s is too long, or has a line break or control byte",
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                                  "%s is too long or contains a line break or control character",
                                   texts[i].name);
     }
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *is_any |= texts[i].field[0] != '\0';
     FST_TRY(fsti_store_check(store, error));
     if ((wanted->access_key == NULL) != (wanted->secret_key == NULL))
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "access_key and secret_key go together");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "access_key and secret_key must be given together");
     store->style = wanted->bucket_style;
     made->anonymous = wanted->anonymous != 0;
-    made->no_overwrite = wanted->no_overwrite != 0;
-    *is_any |= made->anonymous || made->no_overwrite || store->style != FST_BUCKET_STYLE_AUTO;
+    made->create_only = wanted->create_only != 0;
+    *is_any |= made->anonymous || made->create_only || store->style != FST_BUCKET_STYLE_AUTO;
     return FST_OK;
 }
 
 fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
-    bool is_any = false; // of nothing no memory is kept
+    bool is_any = false; // allocate nothing if no option is set
     net_options *made = fsti_secret_alloc(sizeof *made);
     if (made == NULL) return fsti_error_memory(error, sizeof *made);
     fst_status status = copy_options(wanted, made, &is_any, error);

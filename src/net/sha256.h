@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), for signatures of requests: a few hundred bytes each,
-/// for which no library is worth looking for. Private to the net room. Pure.
+/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104) for request signatures. They cover a few hundred bytes
+/// each, so no library is needed. Private to the net module. Pure.
 #ifndef FSTI_SHA256_H
 #define FSTI_SHA256_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 #define SHA256_BYTES 32u
 #define SHA256_HEX_BYTES 65u
@@ -18,7 +18,7 @@ void fsti_sha256_begin(sha256 *hash);
 void fsti_sha256_add(sha256 *hash, const void *bytes, size_t size);
 void fsti_sha256_add_text(sha256 *hash, const char *text);
 void fsti_sha256_end(sha256 *hash, unsigned char digest[SHA256_BYTES]);
-/// In small hexadecimal digits, with a NUL.
+/// Writes lower-case hexadecimal digits and a NUL.
 void fsti_sha256_hex(const unsigned char digest[SHA256_BYTES], char *text);
 
 typedef struct hmac_key {

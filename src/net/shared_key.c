@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Azure's SharedKey: HMAC-SHA256 over the request in its canonical form.
+/// Azure SharedKey signatures: HMAC-SHA256 over the canonical request.
 #include "shared_key.h"
 
 #include <stdio.h>
@@ -30,7 +30,7 @@ static void add_line(text_room *room, const char *text) {
     add(room, "\n", 1);
 }
 
-/// "x-ms-date: now" as "x-ms-date:now".
+/// Adds headers in canonical form, "x-ms-date:now".
 static void add_headers(text_room *room, const shared_key_request *request) {
     for (size_t i = 0; i < request->line_count; i++) {
         const char *line = request->lines[i], *colon = strchr(line, ':');
@@ -40,7 +40,7 @@ static void add_headers(text_room *room, const shared_key_request *request) {
     }
 }
 
-/// Parameters of the query, in the order of their names, unescaped.
+/// Adds query parameters, sorted by name and unescaped.
 static void add_query(text_room *room, url_part query) {
     url_part parts[PARAMETER_COUNT_MAX];
     char value[2048];
@@ -50,12 +50,12 @@ static void add_query(text_room *room, url_part query) {
         size_t size = end == NULL ? query.size - at : (size_t)(end - query.at) - at;
         room->is_full = room->is_full || count == PARAMETER_COUNT_MAX;
         if (room->is_full) return;
-        size_t place = count++;
-        for (; place > 0 && memcmp(parts[place - 1].at, query.at + at,
-                                   fsti_min(parts[place - 1].size, size)) > 0;
-             place--)
-            parts[place] = parts[place - 1];
-        parts[place] = (url_part){query.at + at, size};
+        size_t index = count++;
+        for (; index > 0 && memcmp(parts[index - 1].at, query.at + at,
+                                   fsti_min(parts[index - 1].size, size)) > 0;
+             index--)
+            parts[index] = parts[index - 1];
+        parts[index] = (url_part){query.at + at, size};
         at += size + 1;
     }
     for (size_t i = 0; i < count; i++) {

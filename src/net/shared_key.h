@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Signatures of requests to Azure's blobs by the account's key: private to the net room. Pure.
+/// Signatures of Azure blob requests with the account key. Private to the net module. Pure.
 #ifndef FSTI_SHARED_KEY_H
 #define FSTI_SHARED_KEY_H
 
@@ -8,7 +8,7 @@
 typedef struct shared_key_request {
     const char *method, *account;
     url_part path, query;     ///< escaped
-    const char *const *lines; ///< of its head: those that begin with x-ms-, in order, are signed
+    const char *const *lines; ///< headers; those that start with x-ms- are signed, in order
     size_t line_count;
     const char *type;                       ///< of the body, or ""
     const char *range, *match, *none_match; ///< or ""
@@ -18,7 +18,7 @@ typedef struct shared_key_request {
 } shared_key_request;
 
 #define SHARED_KEY_LINE_BYTES 160u
-/// The value of the Authorization header; false where it does not fit.
+/// Writes the value of the Authorization header. False if it is too long.
 bool fsti_shared_key_sign(const shared_key_request *request, char *line, size_t size);
 
 #endif

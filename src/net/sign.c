@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What requests to stores are signed with, and what of it no message may have.
+/// Signs requests to stores, and recognises secrets that messages must not contain.
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "answer.h"
-#include "lease.h"
+#include "response.h"
+#include "credential_cache.h"
 #include "shared_key.h"
 #include "sigv4.h"
 #include "store.h"
@@ -13,7 +13,7 @@
 
 // ---- secrets ----
 
-/// Shorter ones say nothing.
+/// Shorter texts are not treated as secrets.
 #define SECRET_BYTES_MIN 4u
 
 static bool overlaps(url_part secret, const char *text) {
@@ -23,7 +23,7 @@ static bool overlaps(url_part secret, const char *text) {
            memmem(secret.at, secret.size, text, size) != NULL;
 }
 
-bool fsti_url_knows(const char *url, const char *text) {
+bool fsti_url_has_secret(const char *url, const char *text) {
     const char *at = strchr(url, '?');
     while (at != NULL && *at != '\0') {
         at++;
@@ -37,16 +37,16 @@ bool fsti_url_knows(const char *url, const char *text) {
     return false;
 }
 
-bool fsti_text_knows(const char *secret, const char *text) {
+bool fsti_text_has_secret(const char *secret, const char *text) {
     return overlaps((url_part){secret, strlen(secret)}, text);
 }
 
-bool fsti_store_knows(const net_store *store, const char *text) {
+bool fsti_store_has_secret(const net_store *store, const char *text) {
     const char *const secrets[] = {store->access_key,   store->secret_key, store->session_token,
                                    store->bearer_token, store->sas_token,  store->account_key};
     for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
-        if (fsti_text_knows(secrets[i], text)) return true;
-    return store->lease != NULL && fsti_lease_knows(store->lease, text);
+        if (fsti_text_has_secret(secrets[i], text)) return true;
+    return store->credentials != NULL && fsti_credentials_have_secret(store->credentials, text);
 }
 
 // ---- signatures ----
@@ -63,7 +63,7 @@ static bool add_line(curl_list **list, const char *name, const char *value) {
     return grown != NULL;
 }
 
-/// The Host header, which leaves out a port that is the scheme's own.
+/// The Host header, without the scheme's default port.
 static bool write_host(const net_url *address, char *host, size_t size) {
     bool is_https = fsti_url_part_is(address->scheme, "https");
     bool has_port = address->port != 0 && address->port != (is_https ? 443u : 80u);
@@ -75,7 +75,7 @@ static bool write_host(const net_url *address, char *host, size_t size) {
     return used > 0 && (size_t)used < size;
 }
 
-/// A query as it is signed: names without a value have an empty one.
+/// The query in canonical form: a name without a value gets an empty one.
 static bool write_query(url_part query, char *out, size_t size) {
     size_t used = 0;
     bool has_value = query.size == 0;
@@ -91,11 +91,11 @@ static bool write_query(url_part query, char *out, size_t size) {
     return true;
 }
 
-/// Seconds that stores' clocks are before this machine's.
+/// Difference of the stores' clocks to this machine's, in seconds.
 static atomic_int_fast64_t clock_skew_s;
 
 bool fsti_store_learn_time(const char *date) {
-    int64_t then_s = fsti_answer_date(date);
+    int64_t then_s = fsti_response_date(date);
     if (then_s < 0) return false;
     int64_t skew_s = then_s - (int64_t)time(NULL);
     return atomic_exchange(&clock_skew_s, skew_s) != skew_s;
@@ -136,7 +136,7 @@ static bool sign_by_token(const char *token, curl_list **list) {
     return good;
 }
 
-/// The value of a line of a head that begins so; "" where there is none.
+/// The value of the header that starts with a text; "" if it is missing.
 static const char *value_of(const char *const *lines, const char *name) {
     size_t size = strlen(name);
     for (; lines != NULL && *lines != NULL; lines++)
@@ -181,10 +181,10 @@ static bool sign_azure(const net_store *store, const store_call *call, const net
            add_line(list, "Authorization", line);
 }
 
-/// The keys as they are now.
+/// Copies the current keys.
 static void copy_keys(const net_store *store, const store_call *call, net_keys *keys) {
-    if (store->lease != NULL) {
-        uint32_t number = fsti_lease_copy(store->lease, keys);
+    if (store->credentials != NULL) {
+        uint32_t number = fsti_credentials_copy(store->credentials, keys);
         if (call->keys_number != NULL) *call->keys_number = number;
         return;
     }

@@ -29,7 +29,7 @@ static void name_headers(const sigv4_request *request, char *names, size_t size)
              request->token != NULL ? ";x-amz-security-token" : "");
 }
 
-/// The digest of the request in its canonical form.
+/// Digests the canonical request.
 static void hash_request(const sigv4_request *request, const char *names, char *hex) {
     unsigned char digest[SHA256_BYTES];
     sha256 hash;
@@ -49,7 +49,7 @@ static void hash_request(const sigv4_request *request, const char *names, char *
     fsti_sha256_hex(digest, hex);
 }
 
-/// The key of a day, region and service.
+/// Derives the key for a day, region and service.
 static bool make_key(const sigv4_request *request, unsigned char key[SHA256_BYTES]) {
     char secret[256];
     int size = snprintf(secret, sizeof secret, "AWS4%s", request->secret_key);

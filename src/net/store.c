@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stores: from names to addresses of the web, and signatures.
+/// Object stores: http(s) URLs of objects, and settings for signing.
 #include "store.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "hub.h"
-#include "lease.h"
+#include "credential_cache.h"
 #include "settings.h"
 #include "token_text.h"
 
@@ -20,10 +20,10 @@ static const struct {
 
 static fst_status refuse(const char *url, const char *why, fst_error *error) {
     char name[512];
-    fsti_url_tell(url, name, sizeof name);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = name;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "not an address that can be read: %s", why);
+    fsti_url_redact(url, name, sizeof name);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = name;
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "invalid URL: %s", why);
 }
 
 net_store *fsti_store_ref(net_store *store) {
@@ -33,19 +33,20 @@ net_store *fsti_store_ref(net_store *store) {
 
 void fsti_store_unref(net_store *store) {
     if (store == NULL || !fsti_refcount_unref(&store->refs)) return;
-    fsti_lease_unref(store->lease);
+    fsti_credentials_unref(store->credentials);
     fsti_secret_free(store, sizeof *store);
 }
 
-/// A setting that nobody gave as an argument, from the first variable that is set.
+/// Takes a setting that no argument gave from the first variable that is set.
 static fst_status fill(char *field, size_t size, const char *const *variables, fst_error *error) {
     if (field[0] != '\0') return FST_OK;
     for (; *variables != NULL; variables++) {
         const char *value = fsti_net_environment(*variables);
         if (value == NULL) continue;
         if (fsti_net_setting(field, size, value)) return FST_OK;
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "%s is too long, or has a line break or control byte", *variables);
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "%s is too long or contains a line break or control character",
+                              *variables);
     }
     return FST_OK;
 }
@@ -64,7 +65,7 @@ static bool is_plain_name(const char *text) {
 static const char *check_endpoint(const char *endpoint) {
     char text[600];
     net_url url;
-    // An emulator may be named without its scheme.
+    // The endpoint of an emulator may have no scheme.
     snprintf(text, sizeof text, "%s%s", strstr(endpoint, "://") == NULL ? "http://" : "", endpoint);
     const char *why = fsti_url_parse(text, &url);
     if (why != NULL) return why;
@@ -76,17 +77,18 @@ static const char *check_endpoint(const char *endpoint) {
 fst_status fsti_store_check(const net_store *store, fst_error *error) {
     unsigned char key[sizeof store->account_key];
     if (fsti_base64_read(store->account_key, key, sizeof key) < 0)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "the account's key is not in BASE64");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "the account key is not valid base64");
     explicit_bzero(key, sizeof key);
     const char *why = store->endpoint[0] == '\0' ? NULL : check_endpoint(store->endpoint);
-    if (why == NULL && store->own_endpoint[0] != '\0') why = check_endpoint(store->own_endpoint);
+    if (why == NULL && store->account_endpoint[0] != '\0')
+        why = check_endpoint(store->account_endpoint);
     if (why != NULL)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the endpoint can't be used: %s",
-                              why);
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "the endpoint can't be used: %s", why);
     if (is_plain_name(store->region) && is_plain_name(store->account)) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                          "the %s has other bytes than letters, digits, - and _",
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                          "the %s contains characters other than letters, digits, - and _",
                           is_plain_name(store->region) ? "account" : "region");
 }
 
@@ -94,11 +96,12 @@ static bool begins_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-/// Forgets what the caller has given for another store: whose it is shows by its kind.
+/// Drops credentials that the caller configured for other stores.
 static void keep_own(net_store *store, bool anonymous) {
     bool is_s3 = store->kind == NET_STORE_S3, is_gcs = store->kind == NET_STORE_GCS;
     bool is_google_key = begins_with(store->access_key, "GOOG");
-    // Google's interface may be asked as S3, by who names it.
+    // Google Cloud Storage can also be used through its S3-compatible API, if the endpoint names
+    // it.
     bool takes_key = is_google_key ? is_gcs || (is_s3 && store->endpoint[0] != '\0') : is_s3;
     bool takes_token =
         begins_with(store->bearer_token, "hf_") ? store->kind == NET_STORE_HUB : is_gcs;
@@ -116,13 +119,13 @@ static void keep_own(net_store *store, bool anonymous) {
 
 static fst_status find_settings(net_store *store, const char *name, bool anonymous,
                                 fst_error *error) {
-    store->source = anonymous ? "none, as asked" : "none";
+    store->source = anonymous ? "none (anonymous)" : "none";
     keep_own(store, anonymous);
     switch (store->kind) {
     case NET_STORE_S3:
         FILL(store->endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
         FILL(store->region, "AWS_REGION", "AWS_DEFAULT_REGION");
-        fsti_store_find_place(store);
+        fsti_store_find_endpoint(store);
         if (!anonymous) FST_TRY(fsti_store_find_keys(store, name, error));
         if (store->region[0] == '\0') memcpy(store->region, "us-east-1", 10);
         break;
@@ -151,12 +154,13 @@ static fst_status find_settings(net_store *store, const char *name, bool anonymo
     FST_TRY(fsti_store_check(store, error));
     size_t size = strlen(store->endpoint);
     while (size > 0 && store->endpoint[size - 1] == '/') store->endpoint[--size] = '\0';
-    size = strlen(store->own_endpoint);
-    while (size > 0 && store->own_endpoint[size - 1] == '/') store->own_endpoint[--size] = '\0';
+    size = strlen(store->account_endpoint);
+    while (size > 0 && store->account_endpoint[size - 1] == '/')
+        store->account_endpoint[--size] = '\0';
     return FST_OK;
 }
 
-/// The one thing that an address of a store may ask for: a version of its object.
+/// The only query that a store's URL may have: an object version.
 static bool is_version(const net_url *url, net_store_kind kind) {
     const char *name = kind == NET_STORE_S3 ? "versionId=" : "generation=";
     size_t size = strlen(name);
@@ -171,13 +175,13 @@ static bool is_version(const net_url *url, net_store_kind kind) {
     return true;
 }
 
-/// What is in an address of a store and would be passed over is wrong.
+/// Refuses parts of a store's URL that would otherwise be ignored.
 static const char *check_name(const net_url *url, net_store_kind kind) {
     if (url->has_query && !is_version(url, kind))
-        return "queries are not read here: write a ? of a key as %3F, a revision of the Hub as "
+        return "queries are not supported: write a ? in a key as %3F, a revision of the Hub as "
                "hf://OWNER/NAME@REVISION/FILE, a version as ?versionId=.. or, of gs://, "
                "?generation=..";
-    return url->port != 0 || url->has_brackets ? "a bucket has no port" : NULL;
+    return url->port != 0 || url->has_brackets ? "a bucket URL can't have a port" : NULL;
 }
 
 bool fsti_store_move(net_store *store, const char *region) {
@@ -205,15 +209,15 @@ fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_sto
         fsti_secret_free(store, sizeof *store);
         return fsti_error_memory(error, sizeof *options);
     }
-    fsti_net_find_ca_file();
+    fsti_net_read_environment();
     fsti_net_options(options);
     *store = options->store;
     fsti_refcount_init(&store->refs);
     store->kind = kind;
-    fsti_url_tell(url, name, sizeof name);
-    fsti_lend_watch(watch);
+    fsti_url_redact(url, name, sizeof name);
+    fsti_provider_watch(watch);
     fst_status status = find_settings(store, name, options->anonymous, error);
-    fsti_lend_watch(NULL);
+    fsti_provider_watch(NULL);
     fsti_secret_free(options, sizeof *options);
     if (status == FST_OK)
         *out = store;
@@ -222,25 +226,26 @@ fst_status fsti_store_open(const char *url, const fsti_net_watch *watch, net_sto
     return status;
 }
 
-// ---- addresses ----
+// ---- URLs ----
 
 static bool is_in_path(const net_store *store, url_part bucket) {
     if (store->style != FST_BUCKET_STYLE_AUTO) return store->style == FST_BUCKET_STYLE_PATH;
     return store->endpoint[0] != '\0' || memchr(bucket.at, '.', bucket.size) != NULL;
 }
 
-/// The address of a bucket or container, with a slash at its end; false where it does not fit.
+/// Writes the URL of a bucket or container with a final slash. False if it is too long.
 static bool write_bucket(const net_store *store, url_part bucket, char *out, size_t size) {
     const char *endpoint = store->endpoint;
     char own[160];
     int used, bucket_size = (int)bucket.size;
     if (store->kind == NET_STORE_AZURE) {
-        used = endpoint[0] != '\0' ? snprintf(out, size, "%s/%s/%.*s/", endpoint, store->account,
-                                              bucket_size, bucket.at)
-               : store->own_endpoint[0] != '\0'
-                   ? snprintf(out, size, "%s/%.*s/", store->own_endpoint, bucket_size, bucket.at)
-                   : snprintf(out, size, "https://%s.blob.core.windows.net/%.*s/", store->account,
-                              bucket_size, bucket.at);
+        used =
+            endpoint[0] != '\0' ? snprintf(out, size, "%s/%s/%.*s/", endpoint, store->account,
+                                           bucket_size, bucket.at)
+            : store->account_endpoint[0] != '\0'
+                ? snprintf(out, size, "%s/%.*s/", store->account_endpoint, bucket_size, bucket.at)
+                : snprintf(out, size, "https://%s.blob.core.windows.net/%.*s/", store->account,
+                           bucket_size, bucket.at);
         return used > 0 && (size_t)used < size;
     }
     if (endpoint[0] == '\0') {
@@ -249,7 +254,7 @@ static bool write_bucket(const net_store *store, url_part bucket, char *out, siz
     }
     const char *host = strstr(endpoint, "://");
     if (store->kind == NET_STORE_GCS || is_in_path(store, bucket) || host == NULL) {
-        // An emulator may be named without its scheme.
+        // The endpoint of an emulator may have no scheme.
         used = snprintf(out, size, "%s%s/%.*s/", host == NULL ? "http://" : "", endpoint,
                         bucket_size, bucket.at);
     } else {
@@ -266,7 +271,8 @@ static fst_status write_object(const net_store *store, const net_url *url, char 
         return why == NULL ? FST_OK : refuse(url->scheme.at, why, error);
     }
     if (store->kind == NET_STORE_AZURE && store->account[0] == '\0')
-        return refuse(url->scheme.at, "no account: set AZURE_STORAGE_ACCOUNT_NAME", error);
+        return refuse(url->scheme.at, "no account is configured. Set AZURE_STORAGE_ACCOUNT_NAME",
+                      error);
     if (!write_bucket(store, url->host, out, size))
         return refuse(url->scheme.at, "it is too long", error);
     char key[URL_BYTES_MAX];
@@ -319,7 +325,7 @@ fst_status fsti_store_listing(const net_store *store, const char *url, const cha
                         mark[0] != '\0' ? "&marker=" : "", escaped_mark, prefix,
                         store->sas_token[0] != '\0' ? "&" : "",
                         store->sas_token + (store->sas_token[0] == '?'));
-    } else { // names in order, as signatures want them
+    } else { // parameters sorted by name, as signatures need them
         used = snprintf(text, sizeof text, "%s?%s%s%sdelimiter=%%2F&list-type=2&prefix=%s", bucket,
                         mark[0] != '\0' ? "continuation-token=" : "", escaped_mark,
                         mark[0] != '\0' ? "&" : "", prefix);

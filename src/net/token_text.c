@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// JSON, dates, forms and BASE64, as far as credentials need them.
+/// The subset of JSON, dates, forms and base64 that credentials need.
 #include "token_text.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static bool take(json_text *text, char byte) {
     return true;
 }
 
-/// A text behind its first quote, unescaped; NULL for `out`: passed over.
+/// Reads a string after its opening quote, unescaped. NULL `out`: skips it.
 static bool read_text(json_text *text, char *out, size_t size) {
     static const char escapes[] = "\"\\/bfnrt", bytes[] = "\"\\/\b\f\n\r\t";
     size_t used = 0;
@@ -36,7 +36,7 @@ static bool read_text(json_text *text, char *out, size_t size) {
         if ((unsigned char)byte < ' ') return false;
         if (byte == '\\') {
             const char *escape = text->at < text->end ? strchr(escapes, *text->at) : NULL;
-            // \u: of what is asked for here there is none above 127, and = & are written so.
+            // \u: the fields read here have no characters above 127, but = and & may be escaped.
             unsigned code = 0;
             char digits[5] = "";
             if (text->end - text->at >= 5 && *text->at == 'u') {
@@ -61,7 +61,7 @@ static bool read_text(json_text *text, char *out, size_t size) {
     return take(text, '"');
 }
 
-/// A number or a word.
+/// Reads a number or a literal.
 static bool read_word(json_text *text, char *out, size_t size) {
     const char *begin = text->at;
     while (text->at < text->end && strchr(",}] \t\r\n", *text->at) == NULL) text->at++;
@@ -74,7 +74,7 @@ static bool read_word(json_text *text, char *out, size_t size) {
     return true;
 }
 
-/// Passes over an object or a list, whose first byte is taken.
+/// Skips an object or a list after its first character.
 static bool skip_inside(json_text *text) {
     unsigned depth = 1;
     while (depth > 0 && text->at < text->end) {
@@ -86,13 +86,13 @@ static bool skip_inside(json_text *text) {
     return depth == 0;
 }
 
-/// Passes over a value.
+/// Skips a value.
 static bool skip_value(json_text *text) {
     if (take(text, '{') || take(text, '[')) return skip_inside(text);
     return take(text, '"') ? read_text(text, NULL, 0) : read_word(text, NULL, 0);
 }
 
-/// Goes to the value of an object's member.
+/// Moves to the value of an object's member.
 static bool find_member(json_text *text, const char *name) {
     char key[64];
     if (!take(text, '{')) return false;

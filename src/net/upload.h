@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How stores take objects in parts: private to the net room.
+/// Multipart uploads of stores. Private to the net module.
 #ifndef FSTI_UPLOAD_H
 #define FSTI_UPLOAD_H
 
@@ -7,65 +7,68 @@
 #include "request.h"
 #include "store.h"
 
-/// With its escapes.
+/// Including escapes.
 #define UPLOAD_ID_BYTES 3073u
-/// A cancelled upload waits so long for the store to take it back.
+/// Timeout for aborting a cancelled upload.
 #define UPLOAD_END_MS 2000u
-/// A part's mark: its ETag; Azure has none.
-typedef char upload_mark[ANSWER_TEXT_BYTES];
+/// The ETag of a part; Azure has none.
+typedef char upload_etag[RESPONSE_TEXT_BYTES];
 
-/// What an upload has of its own at the store.
-typedef struct upload_place {
+/// The state of an upload at the store.
+typedef struct upload_target {
     const net_store *store;
-    const char *url;  ///< of the web
-    const char *name; ///< as it may be told
+    const char *url;  ///< http(s) URL
+    const char *name; ///< redacted, for messages
     uint64_t size_bytes;
     uint32_t part_count;
-    char id[UPLOAD_ID_BYTES]; ///< escaped; "" where there is none
-    uint64_t number;          ///< by chance, of this upload
-    int64_t begun_s;          ///< by the store's clock; -1: it has not said
-    upload_mark *marks;       ///< of the parts
-    uint32_t refusal;         ///< of the joining: the store's status
-    bool must_be_new;
-    fsti_seen seen, put; ///< what it replaces, and what it is when it is there
-    char condition[sizeof(fsti_seen) + 32];
-    const char *lines[4]; ///< of the head that puts it in place
+    char id[UPLOAD_ID_BYTES]; ///< escaped; "": no ID
+    uint64_t number;          ///< random, unique to this upload
+    int64_t begun_s;          ///< by the store's clock; -1: unknown
+    upload_etag *marks;       ///< of the parts
+    uint32_t refusal;         ///< HTTP status of completing the upload
+    bool forbids_overwrite;
+    fsti_precondition precondition, put; ///< what it may replace, and its version afterwards
+    char condition[sizeof(fsti_precondition) + 32];
+    const char *lines[4]; ///< headers of the request that makes it visible
     const atomic_bool *stop;
-    const fsti_net_watch *watch; ///< asked in waits
-    atomic_bool is_cancelled;    ///< by who makes it: there is no time to tidy up for long
-    fsti_net_counts counts;      ///< of what follows
-} upload_place;
+    const fsti_net_watch *watch; ///< called in waits
+    atomic_bool is_cancelled;    ///< set by the writer: limit the time for cleanup
+    fsti_net_counts counts;      ///< of the requests below
+} upload_target;
 
-/// Begins an object of several parts. region: where its bucket is, if the store has said that.
-fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
+/// Starts a multipart upload. region: set to the bucket's region if the store reports it.
+fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_size,
                              fst_error *error);
-/// `url` with more of a query, from fsti_alloc.
+/// `url` with more query parameters, from fsti_alloc().
 char *fsti_upload_query(const char *url, const char *query);
-/// The address of a part, numbered from 0, from fsti_alloc; NULL: no memory, or too long.
-char *fsti_upload_part_url(const upload_place *place, uint32_t part);
-/// Keeps the mark of a part that was taken; false where there is none that can be given back.
-bool fsti_upload_keep_mark(upload_place *place, uint32_t part, const char *etag);
-/// Makes the parts one object. *unknown: it failed, and the object may be there.
-fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error);
-/// Whether the object that is there has these bytes: 1, 0, or -1 where that can't be told.
-int fsti_upload_is_same(upload_place *place, const char *bytes, size_t size);
-/// Removes the parts of an object that will not be. What fails is only logged.
-void fsti_upload_abort(upload_place *place);
-/// Lines for the head of a request for a part; they are nobody's.
+/// The URL of a part, numbered from 0, from fsti_alloc(); NULL: no memory, or too long.
+char *fsti_upload_part_url(const upload_target *target, uint32_t part);
+/// Stores the ETag of an accepted part. False if it is missing or unusable.
+bool fsti_upload_keep_etag(upload_target *target, uint32_t part, const char *etag);
+/// Completes the multipart upload. *unknown: it failed, but the object may exist.
+fst_status fsti_upload_join(upload_target *target, bool *unknown, fst_error *error);
+/// Whether the existing object has these bytes: 1, 0, or -1 if unknown.
+int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size);
+/// Aborts the upload at the store. Failures are only logged.
+void fsti_upload_abort(upload_target *target);
+/// Headers of a request for a part. Static.
 extern const char *const fsti_upload_part_lines[];
-/// Lines for the head that puts the object in place, with what it may replace: place->lines.
-void fsti_upload_write_lines(upload_place *place);
-/// The line of a head that demands what was seen; false: nothing is demanded.
-bool fsti_seen_line(net_store_kind kind, const fsti_seen *seen, char *out, size_t size);
-/// What an answer says of the object that it is about.
-void fsti_seen_read(net_store_kind kind, const net_answer *answer, fsti_seen *out);
-/// A place for objects: FST_E_UNSUPPORTED, FST_E_ARGUMENT.
-fst_status fsti_upload_check_place(const net_store *store, const char *url, fst_error *error);
-/// Whether a store has said by its status that it did not do what it was asked for, then.
+/// Writes the headers of the request that makes the object visible, with the condition, to
+/// place->lines.
+void fsti_upload_write_lines(upload_target *target);
+/// Writes the header for a condition. False: unconditional.
+bool fsti_precondition_header(net_store_kind kind, const fsti_precondition *precondition, char *out,
+                              size_t size);
+/// Reads the object's version from a response.
+void fsti_precondition_read(net_store_kind kind, const net_response *answer,
+                            fsti_precondition *out);
+/// Checks that a URL can be a new object: FST_E_UNSUPPORTED, FST_E_ARGUMENT.
+fst_status fsti_upload_check_target(const net_store *store, const char *url, fst_error *error);
+/// Whether the status means that the store did not execute the request.
 static inline bool fsti_upload_is_refusal(uint32_t status) { return status >= 400 && status < 500; }
-/// The status of stores that know no conditions.
+/// The status of stores without conditional writes.
 #define STATUS_NOT_IMPLEMENTED 501u
-/// SHA-256 of what is sent, where the way there proves nothing of it; else NULL.
+/// SHA-256 of the body, if the connection does not protect it; else NULL.
 const char *fsti_upload_hash(const char *url, const char *body, size_t size, char *hex);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The beginning of an object of several parts. Until the store has answered nobody knows the
-/// upload's number, so who gives up meanwhile can't take it back: then the request goes on by
-/// itself, and takes back what it has begun.
+/// Starts a multipart upload. Before the response arrives the upload's ID is unknown, so a
+/// cancelled caller cannot abort it. The request then continues on its own and aborts what it has
+/// started.
 #include <stdio.h>
 #include <string.h>
 
@@ -11,13 +11,13 @@
 #define ANSWER_BYTES_MAX ((size_t)65536)
 
 typedef struct beginning {
-    net_request request; ///< the beginning; of one that was left, then its end
+    net_request request; ///< starts the upload; if it was abandoned, then aborts it
     net_store *store;
     char *url, *name, *asked; ///< of the object; asked: with the request's query
     char hash[SHA256_HEX_BYTES];
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool is_done, is_left; ///< left: it is its request's own
+    bool is_done, is_left; ///< is_left: the caller is gone, and the request frees itself
 } beginning;
 
 static void free_beginning(beginning *begun) {
@@ -32,7 +32,7 @@ static void free_beginning(beginning *begun) {
     fsti_free(begun);
 }
 
-/// The upload's number in an answer, escaped; false: there is none.
+/// The upload's ID from a response, escaped. False if it is missing.
 static bool read_number(const net_request *request, char *out, size_t size) {
     char id[UPLOAD_ID_BYTES / 3];
     return request->status == FST_OK && request->text != NULL &&
@@ -40,9 +40,9 @@ static bool read_number(const net_request *request, char *out, size_t size) {
            id[0] != '\0' && fsti_url_escape((url_part){id, strlen(id)}, false, out, size);
 }
 
-static void end_left(net_request *request) { free_beginning(request->context); }
+static void end_abandoned(net_request *request) { free_beginning(request->context); }
 
-/// From a thread of the room's: takes back an upload that nobody wants.
+/// Runs on a thread of this module: aborts an abandoned upload.
 static void take_back(beginning *begun) {
     char number[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
     net_request *request = &begun->request;
@@ -62,7 +62,7 @@ static void take_back(beginning *begun) {
                              .store = begun->store,
                              .body_hash = fsti_upload_hash(begun->asked, NULL, 0, begun->hash),
                              .text_bytes_max = ANSWER_BYTES_MAX,
-                             .done = end_left,
+                             .done = end_abandoned,
                              .context = begun};
     fsti_request_begin(request);
 }
@@ -77,15 +77,15 @@ static void finish_beginning(net_request *request) {
     if (is_left) take_back(begun);
 }
 
-static beginning *make_beginning(const upload_place *place) {
+static beginning *make_beginning(const upload_target *target) {
     beginning *begun = fsti_alloc_zeroed(1, sizeof *begun);
     if (begun == NULL) return NULL;
     pthread_mutex_init(&begun->lock, NULL);
     pthread_cond_init(&begun->changed, NULL);
-    begun->store = fsti_store_ref((net_store *)place->store);
-    begun->url = fsti_string_copy(place->url, strlen(place->url));
-    begun->name = fsti_string_copy(place->name, strlen(place->name));
-    begun->asked = fsti_upload_query(place->url, "uploads");
+    begun->store = fsti_store_ref((net_store *)target->store);
+    begun->url = fsti_string_copy(target->url, strlen(target->url));
+    begun->name = fsti_string_copy(target->name, strlen(target->name));
+    begun->asked = fsti_upload_query(target->url, "uploads");
     if (begun->url == NULL || begun->name == NULL || begun->asked == NULL) {
         free_beginning(begun);
         return NULL;
@@ -103,47 +103,47 @@ static beginning *make_beginning(const upload_place *place) {
     return begun;
 }
 
-/// Waits for the answer; *is_left: the watch has ended that, and the request is its own.
-static fst_status wait_for_answer(upload_place *place, beginning *begun, bool *is_left,
+/// Waits for the response. *is_left: cancelled, and the request frees itself.
+static fst_status wait_for_answer(upload_target *target, beginning *begun, bool *is_left,
                                   fst_error *error) {
     fst_status status = FST_OK;
     pthread_mutex_lock(&begun->lock);
     while (!begun->is_done && status == FST_OK) {
-        if (fsti_net_wait(&begun->changed, &begun->lock) || place->watch->ask == NULL) continue;
+        if (fsti_net_wait(&begun->changed, &begun->lock) || target->watch->ask == NULL) continue;
         pthread_mutex_unlock(&begun->lock);
-        status = place->watch->ask(place->watch->context, 0, error);
+        status = target->watch->ask(target->watch->context, 0, error);
         pthread_mutex_lock(&begun->lock);
     }
-    // One that was given up as its answer came is ended like any other, by its number.
+    // If the response arrived at the moment of cancellation, the upload is aborted as usual.
     *is_left = begun->is_left = !begun->is_done;
     pthread_mutex_unlock(&begun->lock);
-    if (status != FST_OK) atomic_store(&place->is_cancelled, true);
+    if (status != FST_OK) atomic_store(&target->is_cancelled, true);
     return status;
 }
 
-fst_status fsti_upload_begin(upload_place *place, char *region, size_t region_size,
+fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_size,
                              fst_error *error) {
-    place->number = fsti_net_random();
-    place->begun_s = -1;
-    if (place->store->kind == NET_STORE_AZURE) return FST_OK; // blocks have names of their own
-    beginning *begun = make_beginning(place);
+    target->number = fsti_net_random();
+    target->begun_s = -1;
+    if (target->store->kind == NET_STORE_AZURE) return FST_OK; // blocks need no upload ID
+    beginning *begun = make_beginning(target);
     if (begun == NULL) return fsti_error_memory(error, sizeof *begun);
     net_request *request = &begun->request;
     fsti_request_begin(request);
     bool is_left;
-    fst_status status = wait_for_answer(place, begun, &is_left, error);
+    fst_status status = wait_for_answer(target, begun, &is_left, error);
     if (is_left) return status;
-    fsti_net_count(&place->counts, &request->counts);
+    fsti_net_count(&target->counts, &request->counts);
     snprintf(region, region_size, "%s", request->answer.region);
-    place->begun_s = fsti_answer_date(request->answer.date);
-    bool is_good = read_number(request, place->id, sizeof place->id);
-    fsti_error_place where = {.file = place->name, .byte_offset = FST_NO_OFFSET};
+    target->begun_s = fsti_response_date(request->answer.date);
+    bool is_good = read_number(request, target->id, sizeof target->id);
+    fsti_error_location where = {.file = target->name, .byte_offset = FST_NO_OFFSET};
     if (status == FST_OK && request->status != FST_OK) {
         status = request->status;
         if (error != NULL) *error = request->error;
     } else if (status == FST_OK && !is_good) {
         status = fsti_error_set(error, FST_E_IO, where,
-                                "the store began no upload, and did not say why");
+                                "the store did not begin the upload and gave no reason");
     }
     free_beginning(begun);
     return status;

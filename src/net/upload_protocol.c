@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Objects in parts, as stores take them: multipart uploads of S3 and Google's XML interface,
-/// blocks of Azure.
+/// The protocols of multipart uploads: S3 and Google's XML API, and blocks of Azure.
 #include "upload.h"
 
 #include <inttypes.h>
@@ -12,9 +11,9 @@
 #include "sha256.h"
 
 #define ANSWER_BYTES_MAX ((size_t)65536)
-/// Large objects are put together while blanks come, or nothing at all.
+/// Stores assemble large objects while they send blanks, or nothing.
 #define JOIN_PATIENCE_MS 120000u
-/// A part's entry in the list of all of them, without its mark.
+/// Size of a part's entry in the list, without its ETag.
 #define ENTRY_BYTES 80u
 #define BLOCK_ID_BYTES 17u
 #define PAUSE_SLICE_MS 50u
@@ -25,14 +24,15 @@ static bool is_azure(const net_store *store) { return store->kind == NET_STORE_A
 
 const char *const fsti_upload_part_lines[] = {TYPE, NULL};
 
-void fsti_upload_write_lines(upload_place *place) {
+void fsti_upload_write_lines(upload_target *target) {
     size_t count = 0;
-    memset(place->lines, 0, sizeof place->lines);
-    place->lines[count++] = TYPE;
-    if (is_azure(place->store) && place->part_count == 1)
-        place->lines[count++] = "x-ms-blob-type: BlockBlob";
-    if (fsti_seen_line(place->store->kind, &place->seen, place->condition, sizeof place->condition))
-        place->lines[count] = place->condition;
+    memset(target->lines, 0, sizeof target->lines);
+    target->lines[count++] = TYPE;
+    if (is_azure(target->store) && target->part_count == 1)
+        target->lines[count++] = "x-ms-blob-type: BlockBlob";
+    if (fsti_precondition_header(target->store->kind, &target->precondition, target->condition,
+                                 sizeof target->condition))
+        target->lines[count] = target->condition;
 }
 
 char *fsti_upload_query(const char *url, const char *query) {
@@ -57,186 +57,186 @@ const char *fsti_upload_hash(const char *url, const char *body, size_t size, cha
 typedef struct small_call {
     const char *method, *query, *body;
     const char *const *lines;
-    uint32_t patience_ms, bound_ms; ///< as of requests
+    uint32_t silence_ms_max, bound_ms; ///< as in requests
     bool is_fresh;
 } small_call;
 
-/// A request about an upload, waited for. request->text is the caller's.
-static fst_status ask(upload_place *place, const small_call *call, net_request *request,
+/// Sends a request about an upload, and waits. The caller frees request->text.
+static fst_status ask(upload_target *target, const small_call *call, net_request *request,
                       fst_error *error) {
     char hex[SHA256_HEX_BYTES];
-    char *url = fsti_upload_query(place->url, call->query);
-    if (url == NULL) return fsti_error_memory(error, strlen(place->url));
+    char *url = fsti_upload_query(target->url, call->query);
+    if (url == NULL) return fsti_error_memory(error, strlen(target->url));
     size_t size = call->body == NULL ? 0 : strlen(call->body);
     *request = (net_request){.method = call->method,
                              .url = url,
-                             .name = place->name,
-                             .store = place->store,
+                             .name = target->name,
+                             .store = target->store,
                              .body = call->body,
                              .body_bytes = size,
                              .body_hash = fsti_upload_hash(url, call->body, size, hex),
                              .lines = call->lines == NULL ? fsti_upload_part_lines : call->lines,
-                             .patience_ms = call->patience_ms,
+                             .silence_ms_max = call->silence_ms_max,
                              .text_bytes_max = ANSWER_BYTES_MAX,
                              .bound_ms = call->bound_ms,
                              .is_fresh = call->is_fresh,
-                             .stop = place->stop,
-                             .watch = call->bound_ms > 0 ? NULL : place->watch};
+                             .stop = target->stop,
+                             .watch = call->bound_ms > 0 ? NULL : target->watch};
     fsti_request_run(request);
-    if (request->status == FST_E_CANCELLED) atomic_store(&place->is_cancelled, true);
-    fsti_net_count(&place->counts, &request->counts);
+    if (request->status == FST_E_CANCELLED) atomic_store(&target->is_cancelled, true);
+    fsti_net_count(&target->counts, &request->counts);
     fsti_secret_text_free(url);
     if (request->status != FST_OK && error != NULL) *error = request->error;
     return request->status;
 }
 
-static fst_status fail(const upload_place *place, const char *what, fst_error *error) {
-    fsti_error_place where = FSTI_NOWHERE;
-    where.file = place->name;
+static fst_status fail(const upload_target *target, const char *what, fst_error *error) {
+    fsti_error_location where = FSTI_NO_LOCATION;
+    where.file = target->name;
     return fsti_error_set(error, FST_E_IO, where, "%s", what);
 }
 
 // ---- parts ----
 
-/// A block's name, of the same size for all of them: BASE64 of twelve bytes. All who save to a blob
-/// put their blocks in one place: half of the name is this upload's own.
-static void name_block(const upload_place *place, uint32_t part, char out[BLOCK_ID_BYTES]) {
+/// The name of a block; all names have equal length (base64 of twelve bytes). All writers of a blob
+/// share one set of blocks, so half of the name is unique to this upload.
+static void name_block(const upload_target *target, uint32_t part, char out[BLOCK_ID_BYTES]) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef";
-    uint64_t own = place->number;
+    uint64_t own = target->number;
     for (size_t i = 0; i < BLOCK_ID_BYTES / 2; i++, own /= 32) out[i] = digits[own % 32];
     for (size_t i = BLOCK_ID_BYTES - 2; i >= BLOCK_ID_BYTES / 2; i--, part /= 32)
         out[i] = digits[part % 32];
     out[BLOCK_ID_BYTES - 1] = '\0';
 }
 
-char *fsti_upload_part_url(const upload_place *place, uint32_t part) {
+char *fsti_upload_part_url(const upload_target *target, uint32_t part) {
     char query[UPLOAD_ID_BYTES + 64], block[BLOCK_ID_BYTES];
-    name_block(place, part, block);
-    if (is_azure(place->store))
+    name_block(target, part, block);
+    if (is_azure(target->store))
         snprintf(query, sizeof query, "comp=block&blockid=%s", block);
-    else // names in order, as signatures want them
-        snprintf(query, sizeof query, "partNumber=%" PRIu32 "&uploadId=%s", part + 1, place->id);
-    return fsti_upload_query(place->url, query);
+    else // parameters sorted by name, as signatures need them
+        snprintf(query, sizeof query, "partNumber=%" PRIu32 "&uploadId=%s", part + 1, target->id);
+    return fsti_upload_query(target->url, query);
 }
 
-bool fsti_upload_keep_mark(upload_place *place, uint32_t part, const char *etag) {
-    if (is_azure(place->store)) return true;
-    // It goes into XML as it is.
+bool fsti_upload_keep_etag(upload_target *target, uint32_t part, const char *etag) {
+    if (is_azure(target->store)) return true;
+    // It is copied into XML without escaping.
     if (etag[0] == '\0' || strpbrk(etag, "<>&") != NULL) return false;
-    snprintf(place->marks[part], sizeof place->marks[part], "%s", etag);
+    snprintf(target->marks[part], sizeof target->marks[part], "%s", etag);
     return true;
 }
 
-// ---- the end ----
+// ---- completing ----
 
-/// The list of all parts, from fsti_alloc.
-static char *write_list(const upload_place *place) {
-    bool azure = is_azure(place->store);
-    size_t size = 128 + place->part_count * (ENTRY_BYTES + sizeof(upload_mark)), used;
+/// The list of all parts, from fsti_alloc().
+static char *write_list(const upload_target *target) {
+    bool azure = is_azure(target->store);
+    size_t size = 128 + target->part_count * (ENTRY_BYTES + sizeof(upload_etag)), used;
     char *text = fsti_alloc(size), block[BLOCK_ID_BYTES];
     if (text == NULL) return NULL;
     used = (size_t)snprintf(text, size, "%s",
                             azure ? "<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>"
                                   : "<CompleteMultipartUpload>");
-    for (uint32_t i = 0; i < place->part_count; i++) {
-        name_block(place, i, block);
+    for (uint32_t i = 0; i < target->part_count; i++) {
+        name_block(target, i, block);
         int added = azure ? snprintf(text + used, size - used, "<Latest>%s</Latest>", block)
                           : snprintf(text + used, size - used,
                                      "<Part><PartNumber>%" PRIu32 "</PartNumber><ETag>%s</ETag>"
                                      "</Part>",
-                                     i + 1, place->marks[i]);
+                                     i + 1, target->marks[i]);
         used += (size_t)added;
     }
     snprintf(text + used, size - used, "%s", azure ? "</BlockList>" : "</CompleteMultipartUpload>");
     return text;
 }
 
-/// S3 begins to answer 200 before it knows: what came of it says the body. *again: it has not been
-/// able to, and may be later; *is_told: there is a result in it.
-static fst_status read_result(const upload_place *place, const net_request *request, bool *again,
-                              bool *is_told, fst_error *error) {
+/// S3 sends status 200 before it knows the result, which is in the body. *again: it failed and can
+/// be repeated. *is_reported: the body has a result.
+static fst_status read_result(const upload_target *target, const net_request *request, bool *again,
+                              bool *is_reported, fst_error *error) {
     char code[64], text[160];
     *again = false;
-    *is_told = true;
-    if (is_azure(place->store)) {
-        *is_told = request->answer.etag[0] != '\0';
-        return *is_told
+    *is_reported = true;
+    if (is_azure(target->store)) {
+        *is_reported = request->answer.etag[0] != '\0';
+        return *is_reported
                    ? FST_OK
-                   : fail(place, "the store's answer does not say that it joined the parts", error);
+                   : fail(target, "the store's response does not confirm the upload", error);
     }
     size_t size = request->text == NULL ? 0 : request->text_bytes;
     const char *body = size == 0 ? "" : request->text;
     bool is_error = memmem(body, size, "<Error", 6) != NULL;
-    // ...Result>; of some stores ...Response>
+    // ...Result>, or ...Response> from some stores
     if (!is_error && memmem(body, size, "</CompleteMultipartUploadRes", 28) != NULL) return FST_OK;
-    *is_told = is_error;
+    *is_reported = is_error;
     if (!is_error)
-        return fail(place,
-                    "the store's answer (status 200) does not say whether it has joined "
-                    "the parts",
+        return fail(target,
+                    "the store's response (status 200) does not say whether it completed "
+                    "the upload",
                     error);
-    net_answer answer = {.status = 200};
-    fsti_answer_read_code(&answer, body, size);
+    net_response answer = {.status = 200};
+    fsti_response_read_code(&answer, body, size);
     static const char *const passing[] = {"InternalError", "SlowDown", "ServiceUnavailable",
                                           "RequestTimeout"};
     for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
         *again = *again || strcmp(answer.code, passing[i]) == 0;
-    bool has_code = answer.code[0] != '\0' && !fsti_store_knows(place->store, answer.code);
+    bool has_code = answer.code[0] != '\0' && !fsti_store_has_secret(target->store, answer.code);
     snprintf(code, sizeof code, "%s", has_code ? answer.code : "no code");
-    snprintf(text, sizeof text, "the store did not join the parts (status 200 with the error %s)",
-             code);
-    return fail(place, text, error);
+    snprintf(text, sizeof text,
+             "the store did not complete the upload (status 200 with the error %s)", code);
+    return fail(target, text, error);
 }
 
-/// Whether the object that is there now is this one: a joining whose answer was lost leaves no
-/// upload to be joined again. One that was there before may be as large, and is older.
-static bool is_there(upload_place *place) {
-    net_request request = {.url = place->url,
-                           .name = place->name,
-                           .store = place->store,
+/// Whether the existing object is this one. If the response to completing was lost, the upload no
+/// longer exists. An earlier object may have the same size, but an older date.
+static bool exists(upload_target *target) {
+    net_request request = {.url = target->url,
+                           .name = target->name,
+                           .store = target->store,
                            .method = "HEAD",
-                           .stop = place->stop,
-                           .watch = place->watch};
+                           .stop = target->stop,
+                           .watch = target->watch};
     fsti_request_run(&request);
-    fsti_net_count(&place->counts, &request.counts);
+    fsti_net_count(&target->counts, &request.counts);
     fsti_free(request.text);
-    int64_t made_s = fsti_answer_date(request.answer.modified);
-    bool is_it = request.status == FST_OK && request.answer.length_bytes == place->size_bytes &&
-                 place->begun_s >= 0 && made_s >= place->begun_s;
-    if (is_it) fsti_seen_read(place->store->kind, &request.answer, &place->put);
+    int64_t made_s = fsti_response_date(request.answer.modified);
+    bool is_it = request.status == FST_OK && request.answer.length_bytes == target->size_bytes &&
+                 target->begun_s >= 0 && made_s >= target->begun_s;
+    if (is_it) fsti_precondition_read(target->store->kind, &request.answer, &target->put);
     return is_it;
 }
 
-int fsti_upload_is_same(upload_place *place, const char *bytes, size_t size) {
-    net_request request = {.url = place->url,
-                           .name = place->name,
-                           .store = place->store,
+int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size) {
+    net_request request = {.url = target->url,
+                           .name = target->name,
+                           .store = target->store,
                            .text_bytes_max = size,
-                           .watch = place->watch};
+                           .watch = target->watch};
     fsti_request_run(&request);
-    fsti_net_count(&place->counts, &request.counts);
+    fsti_net_count(&target->counts, &request.counts);
     bool is_same = request.status == FST_OK && request.text_bytes == size &&
                    (size == 0 || (request.text != NULL && memcmp(request.text, bytes, size) == 0));
-    bool is_told = request.status == FST_OK || request.status == FST_E_NOT_FOUND ||
-                   request.answer.status == 200; // and longer
+    bool is_reported = request.status == FST_OK || request.status == FST_E_NOT_FOUND ||
+                       request.answer.status == 200; // and longer
     fsti_free(request.text);
-    if (is_same) fsti_seen_read(place->store->kind, &request.answer, &place->put);
-    return is_same ? 1 : is_told ? 0 : -1;
+    if (is_same) fsti_precondition_read(target->store->kind, &request.answer, &target->put);
+    return is_same ? 1 : is_reported ? 0 : -1;
 }
 
-/// Of S3 in the body, of others in the head.
-static void read_mark(upload_place *place, const net_request *request) {
-    net_answer answer = request->answer;
+/// S3 has the ETag in the body, others in a header.
+static void read_etag(upload_target *target, const net_request *request) {
+    net_response answer = request->answer;
     char etag[sizeof answer.etag];
     size_t size = request->text == NULL ? 0 : request->text_bytes;
     if (size > 0 && fsti_xml_find(request->text, size, "ETag", etag, sizeof etag))
         memcpy(answer.etag, etag, sizeof etag);
-    fsti_seen_read(place->store->kind, &answer, &place->put);
+    fsti_precondition_read(target->store->kind, &answer, &target->put);
 }
 
-/// False where nobody wants to wait.
-static bool pause_join(upload_place *place, uint32_t tries) {
-    const fsti_net_watch *watch = place->watch;
+/// Waits before a retry. False if cancelled.
+static bool pause_before_retry(upload_target *target, uint32_t tries) {
+    const fsti_net_watch *watch = target->watch;
     net_limits limits = fsti_net_limits();
     uint64_t left_ms =
         fsti_retry_wait_ms(tries, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_net_random());
@@ -247,80 +247,81 @@ static bool pause_join(upload_place *place, uint32_t tries) {
         left_ms -= slice_ms;
         bool is_over =
             watch != NULL && watch->ask != NULL && watch->ask(watch->context, 0, NULL) != FST_OK;
-        if (is_over) atomic_store(&place->is_cancelled, true);
-        if (is_over || (place->stop != NULL && atomic_load(place->stop))) return false;
+        if (is_over) atomic_store(&target->is_cancelled, true);
+        if (is_over || (target->stop != NULL && atomic_load(target->stop))) return false;
     }
     return true;
 }
 
-/// Whether a refusal may be that of parts that are joined already: S3's of an upload that is over,
-/// Azure's (InvalidBlockList) of blocks that are no longer apart, when it is asked again.
-static bool may_be_joined(const upload_place *place, const net_request *request, uint32_t tries) {
-    bool is_again = tries > 0 || request->counts.requests > 1;
+/// Whether a refusal may mean that the parts are already assembled: S3 no longer knows the upload,
+/// and Azure no longer has separate blocks (InvalidBlockList) on a repeated request.
+static bool may_complete(const upload_target *target, const net_request *request, uint32_t tries) {
+    bool is_repeated = tries > 0 || request->counts.requests > 1;
     return request->status == FST_E_NOT_FOUND ||
-           (is_azure(place->store) && is_again && request->answer.status == 400);
+           (is_azure(target->store) && is_repeated && request->answer.status == 400);
 }
 
-/// *unknown: whether the parts are joined the store has not said.
-static fst_status try_join(upload_place *place, const small_call *call, uint32_t tries, bool *again,
-                           bool *unknown, fst_error *error) {
+/// *unknown: the store has not confirmed whether the parts are assembled.
+static fst_status try_join(upload_target *target, const small_call *call, uint32_t tries,
+                           bool *again, bool *unknown, fst_error *error) {
     net_request request = {0};
     *again = false;
-    fst_status status = ask(place, call, &request, error);
-    place->refusal = request.answer.status;
+    fst_status status = ask(target, call, &request, error);
+    target->refusal = request.answer.status;
     if (status == FST_OK) {
-        // What it does not say, or fails in, may have been done.
-        bool is_told = true;
-        status = read_result(place, &request, again, &is_told, error);
-        *unknown = status != FST_OK && (tries > 0 || *again || !is_told);
-        read_mark(place, &request);
+        // Without a clear response, or after a failure, it may have been done.
+        bool is_reported = true;
+        status = read_result(target, &request, again, &is_reported, error);
+        *unknown = status != FST_OK && (tries > 0 || *again || !is_reported);
+        read_etag(target, &request);
         fsti_free(request.text);
-    } else if (may_be_joined(place, &request, tries) && is_there(place)) {
+    } else if (may_complete(target, &request, tries) && exists(target)) {
         status = FST_OK;
     } else {
         bool is_first = tries == 0 && request.counts.requests == 1;
-        // Also of an answer that there was no memory for; of a second try says nothing of the
+        // Also if there was no memory for the response. A second attempt says nothing about the
         // first.
         *unknown =
-            request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(place->refusal));
+            request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(target->refusal));
     }
     return status;
 }
 
-fst_status fsti_upload_join(upload_place *place, bool *unknown, fst_error *error) {
+fst_status fsti_upload_join(upload_target *target, bool *unknown, fst_error *error) {
     char query[UPLOAD_ID_BYTES + 16];
-    snprintf(query, sizeof query, "uploadId=%s", place->id);
-    char *list = write_list(place);
+    snprintf(query, sizeof query, "uploadId=%s", target->id);
+    char *list = write_list(target);
     *unknown = false;
-    if (list == NULL) return fsti_error_memory(error, place->part_count * sizeof(upload_mark));
-    const small_call call = {.method = is_azure(place->store) ? "PUT" : "POST",
-                             .query = is_azure(place->store) ? "comp=blocklist" : query,
+    if (list == NULL) return fsti_error_memory(error, target->part_count * sizeof(upload_etag));
+    const small_call call = {.method = is_azure(target->store) ? "PUT" : "POST",
+                             .query = is_azure(target->store) ? "comp=blocklist" : query,
                              .body = list,
-                             .lines = place->lines,
-                             .patience_ms = JOIN_PATIENCE_MS,
-                             .is_fresh = place->seen.kind != FSTI_SEEN_ANY};
+                             .lines = target->lines,
+                             .silence_ms_max = JOIN_PATIENCE_MS,
+                             .is_fresh = target->precondition.kind != FSTI_PRECONDITION_NONE};
     bool again = true;
     fst_status status = FST_OK;
     for (uint32_t i = 0; again; i++) {
-        status = try_join(place, &call, i, &again, unknown, error);
-        again = again && i + 1 < fsti_net_limits().tries_max && pause_join(place, i);
+        status = try_join(target, &call, i, &again, unknown, error);
+        again = again && i + 1 < fsti_net_limits().tries_max && pause_before_retry(target, i);
     }
     fsti_free(list);
     return status;
 }
 
-void fsti_upload_abort(upload_place *place) {
+void fsti_upload_abort(upload_target *target) {
     char query[UPLOAD_ID_BYTES + 16];
     net_request request = {0};
     fst_error error = {0};
-    if (place->id[0] == '\0') return;
-    place->stop = NULL;
-    snprintf(query, sizeof query, "uploadId=%s", place->id);
+    if (target->id[0] == '\0') return;
+    target->stop = NULL;
+    snprintf(query, sizeof query, "uploadId=%s", target->id);
     const small_call call = {.method = "DELETE",
                              .query = query,
-                             .bound_ms = atomic_load(&place->is_cancelled) ? UPLOAD_END_MS : 0};
-    fst_status status = ask(place, &call, &request, &error);
+                             .bound_ms = atomic_load(&target->is_cancelled) ? UPLOAD_END_MS : 0};
+    fst_status status = ask(target, &call, &request, &error);
     if (status == FST_OK) fsti_free(request.text);
     if (status != FST_OK && status != FST_E_NOT_FOUND)
-        fsti_log(FST_LOG_WARNING, "parts of an upload stay at the store: %s", error.message);
+        fsti_log(FST_LOG_WARNING, "the parts of an upload could not be deleted from the store: %s",
+                 error.message);
 }

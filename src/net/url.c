@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Addresses taken apart and put together.
+/// Parses and builds URLs.
 #include "url.h"
 
 #include <stdio.h>
@@ -59,24 +59,24 @@ bool fsti_net_is_url(const char *path) {
 }
 
 static const char *parse_port(const char *at, const char *end, net_url *out) {
-    if (at == end) return NULL; // "host:" is the scheme's own port
+    if (at == end) return NULL; // "host:" means the scheme's default port
     for (; at < end; at++) {
-        if (!is_digit(*at)) return "its port is no number";
+        if (!is_digit(*at)) return "its port is not a number";
         out->port = out->port * 10 + (uint32_t)(*at - '0');
         if (out->port > 65535) return "its port is above 65535";
     }
     return out->port == 0 ? "its port is 0" : NULL;
 }
 
-/// [at, end) is everything between the slashes and the path.
+/// [at, end) is the text between the slashes and the path.
 static const char *parse_authority(const char *at, const char *end, net_url *out) {
     out->authority = (url_part){at, (size_t)(end - at)};
     if (memchr(at, '@', (size_t)(end - at)) != NULL)
-        return "a user or password in an address ends up in logs: give them by settings";
+        return "a URL must not contain a user or password. Use the credential settings";
     const char *host_end;
     if (at < end && *at == '[') {
         host_end = memchr(at, ']', (size_t)(end - at));
-        if (host_end == NULL) return "its host has no closing bracket";
+        if (host_end == NULL) return "its host lacks the closing bracket";
         out->has_brackets = true;
         out->host = (url_part){at + 1, (size_t)(host_end - at) - 1};
         host_end++;
@@ -85,18 +85,18 @@ static const char *parse_authority(const char *at, const char *end, net_url *out
         if (host_end == NULL) host_end = end;
         out->host = (url_part){at, (size_t)(host_end - at)};
     }
-    if (out->host.size == 0) return "it names no host";
-    // As a bucket it would be a step of the endpoint's path.
+    if (out->host.size == 0) return "it has no host";
+    // As a bucket it would be a step in the endpoint's path.
     if (fsti_url_part_is(out->host, ".") || fsti_url_part_is(out->host, ".."))
-        return "its host or bucket is no name";
+        return "its host or bucket name is invalid";
     for (size_t i = 0; i < out->host.size; i++) {
         char byte = out->host.at[i];
         bool is_good = is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' ||
                        byte == '_' || (out->has_brackets && byte == ':');
-        if (!is_good) return "its host has a byte that no host has";
+        if (!is_good) return "its host contains an invalid character";
     }
     if (host_end == end) return NULL;
-    return *host_end == ':' ? parse_port(host_end + 1, end, out) : "its host ends strangely";
+    return *host_end == ':' ? parse_port(host_end + 1, end, out) : "its host has an invalid end";
 }
 
 const char *fsti_url_parse(const char *text, net_url *out) {
@@ -104,7 +104,8 @@ const char *fsti_url_parse(const char *text, net_url *out) {
     size_t size = strnlen(text, URL_BYTES_MAX + 1), at = 0;
     if (size > URL_BYTES_MAX) return "it is longer than 8,192 bytes";
     for (size_t i = 0; i < size; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) return "it has a control byte";
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+            return "it contains a control character";
     while (at < size && (is_letter(text[at]) || is_digit(text[at]))) at++;
     out->scheme = (url_part){text, at};
     if (at == 0 || size - at < 3 || memcmp(text + at, "://", 3) != 0)
@@ -113,11 +114,11 @@ const char *fsti_url_parse(const char *text, net_url *out) {
     const char *begin = text + at, *end = begin + strcspn(begin, "/?#");
     const char *why = parse_authority(begin, end, out);
     if (why != NULL) return why;
-    if (strchr(end, '#') != NULL) return "it has a fragment (#)";
+    if (strchr(end, '#') != NULL) return "it contains a fragment (#)";
     const char *query = strchr(end, '?');
-    // Keys of stores may have spaces; addresses of the web have %20 there.
+    // Keys of stores may contain spaces, http(s) URLs have %20.
     bool is_web = fsti_url_part_is(out->scheme, "http") || fsti_url_part_is(out->scheme, "https");
-    if (is_web && strchr(text, ' ') != NULL) return "it has a space";
+    if (is_web && strchr(text, ' ') != NULL) return "it contains a space";
     out->path = (url_part){end, query == NULL ? strlen(end) : (size_t)(query - end)};
     out->has_query = query != NULL;
     if (query != NULL) out->query = (url_part){query + 1, strlen(query + 1)};
@@ -172,7 +173,7 @@ bool fsti_url_unescape(url_part text, char *out, size_t size) {
     return true;
 }
 
-/// The bytes that a key of a store can't have in its address, as they stand there.
+/// Characters that a store's URL must escape.
 static const struct {
     char byte;
     const char *escape;
@@ -211,7 +212,7 @@ static void escape_key(const char *name, char *out) {
     *out = '\0';
 }
 
-char *fsti_url_beside(const char *base, const char *name) {
+char *fsti_url_sibling(const char *base, const char *name) {
     size_t length = strcspn(base, "?#");
     const char *query = base + length;
     size_t query_size = strlen(query);
@@ -220,8 +221,8 @@ char *fsti_url_beside(const char *base, const char *name) {
     char *text = fsti_alloc(room);
     if (text == NULL) return NULL;
     memcpy(text, base, length);
-    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are as they are
-    if (!is_web) query_size = 0;                     // and a version is one object's
+    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are not escaped
+    if (!is_web) query_size = 0;                     // a version belongs to one object
     if (is_web)
         (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
     else
@@ -232,7 +233,7 @@ char *fsti_url_beside(const char *base, const char *name) {
     return text;
 }
 
-bool fsti_url_below(const char *url, const char *folder, char *out, size_t size) {
+bool fsti_url_relative(const char *url, const char *folder, char *out, size_t size) {
     size_t length = strcspn(url, "?#"), at = folder == NULL ? 0 : strlen(folder);
     if (at == 0 || at >= length || strncmp(url, folder, at) != 0)
         for (at = length; at > 0 && url[at - 1] != '/';) at--;

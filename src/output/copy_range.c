@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The rest of another file, as cheaply as the file system can: shared blocks, a copy within the
-/// kernel (which servers make by themselves), or through memory.
+/// Copies the rest of another file in the cheapest way: shared blocks, a copy in the kernel (or on
+/// a file server), or through memory.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -12,14 +12,15 @@
 #include "io/io.h"
 #include "output_private.h"
 
-/// What the kernel copies at a time: progress is told, and the copy may end, in between.
+/// How much the kernel copies per call, so that progress can be reported and the copy cancelled.
 #define KERNEL_BYTES ((uint64_t)64 << 20)
 #define MEMORY_BYTES ((size_t)1 << 20)
 
-static fst_status ended_early(const fsti_copy *copy, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = fsti_file_path(copy->source);
-    return fsti_error_set(error, FST_E_FILE_CHANGED, place, "the file became shorter meanwhile");
+static fst_status report_early_end(const fsti_copy *copy, fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = fsti_file_path(copy->source);
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                          "the file became shorter while it was copied");
 }
 
 /// Copies `size` bytes through memory.
@@ -31,7 +32,7 @@ static fst_status copy_through_memory(fsti_output *output, fsti_copy *copy, uint
     while (size > 0 && status == FST_OK) {
         size_t got, wanted = (size_t)fsti_min(size, MEMORY_BYTES);
         status = fsti_file_read(copy->source, block, wanted, copy->source_begin + at, &got, error);
-        if (status == FST_OK && got < wanted) status = ended_early(copy, error);
+        if (status == FST_OK && got < wanted) status = report_early_end(copy, error);
         if (status == FST_OK)
             status = fsti_output_write(output, block, got, copy->begin + at, error);
         if (status == FST_OK) status = copy->report(copy->context, got, error);
@@ -45,7 +46,7 @@ static fst_status copy_through_memory(fsti_output *output, fsti_copy *copy, uint
     return status;
 }
 
-/// Has the file system share the whole blocks from `at` on. False, and why, where it can't.
+/// Shares whole blocks from `at` on. False with the reason if the file system cannot.
 static bool share_blocks(const fsti_output *output, fsti_copy *copy, uint64_t at) {
     struct file_clone_range range = {.src_fd = fsti_file_descriptor(copy->source),
                                      .src_offset = copy->source_begin + at,
@@ -54,17 +55,17 @@ static bool share_blocks(const fsti_output *output, fsti_copy *copy, uint64_t at
     if (ioctl(output->fd, FICLONERANGE, &range) == 0) return true;
     bool is_missing = errno == EOPNOTSUPP || errno == ENOTTY || errno == EXDEV;
     snprintf(copy->reason, sizeof copy->reason, "no shared blocks: %s",
-             is_missing ? "the file system has none" : strerror(errno));
+             is_missing ? "not supported by the file system" : strerror(errno));
     return false;
 }
 
-/// Whether another way may work where copy_file_range() failed so.
+/// Whether another method may work after copy_file_range() failed with this errno.
 static bool is_refusal(int failure) {
     return failure == EXDEV || failure == EINVAL || failure == EOPNOTSUPP || failure == ENOSYS ||
            failure == EPERM || failure == EBADF || failure == ETXTBSY;
 }
 
-/// *left is what was not copied, because the kernel does not do that here.
+/// *left: bytes not copied because the kernel does not support it here.
 static fst_status copy_in_kernel(fsti_output *output, fsti_copy *copy, uint64_t at, uint64_t *left,
                                  fst_error *error) {
     while (*left > 0) {
@@ -74,7 +75,7 @@ static fst_status copy_in_kernel(fsti_output *output, fsti_copy *copy, uint64_t 
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && is_refusal(errno)) return FST_OK;
         if (got < 0) return fsti_error_errno(error, errno, output->target.path, "copying");
-        // Some file systems say "nothing" of what they can't copy.
+        // Some file systems return 0 for what they cannot copy.
         if (got == 0) return FST_OK;
         if (output->is_durable)
             (void)sync_file_range(output->fd, (off_t)(copy->begin + at), got,

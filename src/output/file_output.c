@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files being made. Where the file system can (O_TMPFILE), the new file has no name until it is
-/// complete, so that even a kill leaves nothing behind; elsewhere it has a hidden one.
+/// New files. With O_TMPFILE the file has no name until it is complete, so that even a kill leaves
+/// nothing behind; otherwise it has a temporary name.
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,26 +10,25 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include "io/io.h"
 #include "output_private.h"
 
-/// Tries for a hidden name that nobody has.
+/// Attempts to find an unused temporary name.
 #define NAME_TRIES_MAX 100
-/// Tries to reserve space although signals come; then it is only looked for.
+/// Attempts to reserve space despite signals; after that, free space is only compared.
 #define RESERVE_TRIES_MAX 20
 #define ACCESS_LIST "system.posix_acl_access"
-/// Writes are cut to this, so that none is too large for the kernel (2 GiB).
+/// Maximum size of a write; the kernel limits it to 2 GiB.
 #define WRITE_BYTES_MAX ((size_t)64 << 20)
-/// A buffered write this large is pushed to the device at once when it has to get there anyway.
+/// For durable files, buffered writes of this size start writeback at once.
 #define EARLY_BYTES ((ssize_t)1 << 20)
 
 const char *fsti_output_path(const fsti_output *output) { return output->target.path; }
 
-/// A file without a name, if it could get one later: that goes through /proc.
+/// Opens an unnamed file, if it can be linked later, which needs /proc.
 static int open_unnamed(const char *folder) {
 #ifdef O_TMPFILE
     char link[64];
@@ -38,7 +37,7 @@ static int open_unnamed(const char *folder) {
         fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     if (fd >= 0 && !fsti_io_hidden(FSTI_IO_HIDE_PROC) && access(link, F_OK) == 0) {
-        (void)flock(fd, LOCK_EX | LOCK_NB); // for when it has a name
+        (void)flock(fd, LOCK_EX | LOCK_NB); // protects its later name
         return fd;
     }
     if (fd >= 0) close(fd);
@@ -57,22 +56,22 @@ static fst_status open_hidden(fsti_output *output, fst_error *error) {
         if (output->hidden == NULL) return fsti_error_memory(error, strlen(output->target.path));
     }
     if (errno == ENOENT) {
-        fsti_error_place place = FSTI_NOWHERE;
-        place.file = output->target.path;
-        place.os_errno = ENOENT;
-        // /proc and the like are there, and take no files.
+        fsti_error_location location = FSTI_NO_LOCATION;
+        location.file = output->target.path;
+        location.os_errno = ENOENT;
+        // /proc and similar file systems exist but accept no files.
         bool is_there = access(output->target.folder, F_OK) == 0;
-        return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                              is_there ? "no files can be made in the folder '%s'"
-                                       : "there is no folder '%s' to save to",
+        return fsti_error_set(error, FST_E_NOT_FOUND, location,
+                              is_there ? "no file can be created in the folder '%s'"
+                                       : "the folder '%s' does not exist",
                               output->target.folder);
     }
-    return fsti_error_errno(error, errno, output->target.path, "making the new file beside it");
+    return fsti_error_errno(error, errno, output->target.path, "creating the temporary file");
 }
 
-/// Who may do what when the file gets another owner or group: nobody more than before. Members of
-/// the old group are others now, and the new group's members were.
-static mode_t narrow_mode(mode_t mode, bool has_owner, bool has_group) {
+/// Permissions if owner or group change: never more than before for any user. Members of the old
+/// group count as others, and members of the new group may have been others.
+static mode_t restrict_mode(mode_t mode, bool has_owner, bool has_group) {
     mode_t user = mode >> 6 & 7, group = mode >> 3 & 7, other = mode & 7;
     if (!has_group) group = other = group & other;
     if (!has_owner) {
@@ -83,9 +82,9 @@ static mode_t narrow_mode(mode_t mode, bool has_owner, bool has_group) {
     return has_owner && has_group ? mode : bits;
 }
 
-/// Takes over the old file's access list, if it has one and it may be kept; one that the folder
-/// gives to new files goes. False where somebody may have been shut out by a list that is lost, or
-/// be let in by one that stays: then the mode must shut out everybody but the owner.
+/// Copies the old file's access list, if there is one and it may be kept; removes a default one
+/// from the folder. False if losing or keeping a list could widen access; then the mode must only
+/// allow the owner.
 static bool copy_access_list(const char *from, int to, bool may_keep) {
     char list[4096];
     ssize_t size = getxattr(from, ACCESS_LIST, list, sizeof list);
@@ -96,23 +95,23 @@ static bool copy_access_list(const char *from, int to, bool may_keep) {
     return is_clean && !had_list;
 }
 
-/// The owner, permissions and access list that the old file has, as far as they can be kept.
+/// Copies owner, permissions and access list of the old file as far as possible.
 static fst_status keep_permissions(const fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
-    // Owner first: changing it clears set-id bits. Only root may, but a group of one's own can be
-    // kept by anybody.
-    // The descriptor is open here. NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions)
+    // Owner first, because changing it clears set-id bits. Only root can change owners, but users
+    // can set their own groups. The descriptor is open here.
+    // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions)
     bool has_owner = fchown(output->fd, target->owner, target->group) == 0;
-    // EINVAL: an owner that this user namespace does not know.
+    // EINVAL: an owner unknown in this user namespace.
     if (!has_owner && errno != EPERM && errno != EINVAL && errno != EOPNOTSUPP)
         return fsti_error_errno(error, errno, target->path, "keeping the owner");
     struct stat own;
     bool has_group = has_owner || fchown(output->fd, (uid_t)-1, target->group) == 0;
     if (fstat(output->fd, &own) != 0)
-        return fsti_error_errno(error, errno, target->path, "looking at the new file");
+        return fsti_error_errno(error, errno, target->path, "examining the new file");
     has_owner = own.st_uid == target->owner;
     has_group = has_group || own.st_gid == target->group;
-    mode_t mode = narrow_mode(target->mode, has_owner, has_group);
+    mode_t mode = restrict_mode(target->mode, has_owner, has_group);
     const char *like = target->like != NULL ? target->like : target->path;
     if (!copy_access_list(like, output->fd, has_owner && has_group)) mode &= 0700;
     if (fchmod(output->fd, mode) != 0)
@@ -120,7 +119,7 @@ static fst_status keep_permissions(const fsti_output *output, fst_error *error) 
     return FST_OK;
 }
 
-/// A new file with the permissions that the old one has, or that new files get.
+/// Creates a file with the old file's permissions, or the default ones.
 static fst_status create_file(fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
     output->hidden = fsti_hidden_path(target->folder, target->path);
@@ -130,56 +129,42 @@ static fst_status create_file(fsti_output *output, fst_error *error) {
     return target->has_rights ? keep_permissions(output, error) : FST_OK;
 }
 
-static fst_status no_space(const fsti_output *output, uint64_t available, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = output->target.path;
-    place.os_errno = ENOSPC;
-    return fsti_error_set(error, FST_E_NO_SPACE, place,
-                          "not enough space for %" PRIu64 " bytes, %" PRIu64 " are free",
-                          output->size_bytes, available);
-}
-
-/// What the file has already of the disk.
-static uint64_t own_bytes(int fd) {
-    struct stat info;
-    return fstat(fd, &info) == 0 ? (uint64_t)info.st_blocks * 512 : 0;
-}
-
-static uint64_t free_bytes(int fd) {
-    struct statvfs info;
-    if (fstatvfs(fd, &info) != 0) return UINT64_MAX;
-    uint64_t bytes;
-    return fsti_mul(info.f_bavail, info.f_frsize, &bytes) ? bytes : UINT64_MAX;
+static fst_status no_space(const fsti_output *output, fst_error *error) {
+    // The part that this file has already reserved was free before.
+    uint64_t available = fsti_space_free(output->fd), own = fsti_space_taken(output->fd);
+    uint64_t before = available > UINT64_MAX - own ? UINT64_MAX : available + own;
+    return fsti_space_refuse(output->target.path, output->size_bytes, before, error);
 }
 
 fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
                                    fst_error *error) {
     struct rlimit limit;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = output->target.path;
-    place.os_errno = EFBIG;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = output->target.path;
+    location.os_errno = EFBIG;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         size_bytes <= limit.rlim_cur)
         return FST_OK;
-    return fsti_error_set(error, FST_E_NO_SPACE, place,
-                          "the file would have %" PRIu64 " bytes, this process may write files of "
+    return fsti_error_set(error, FST_E_NO_SPACE, location,
+                          "the file would have %" PRIu64
+                          " bytes, but this process can only write files of "
                           "%" PRIu64 " at most (ulimit -f)",
                           size_bytes, (uint64_t)limit.rlim_cur);
 }
 
-/// Reserves the space, or at least looks whether it is there.
+/// Reserves space. Refuses first if the file system is too small, because ext4 allocates everything
+/// it has before it fails, and other programs would find a full disk.
 static fst_status reserve_space(fsti_output *output, fst_error *error) {
     FST_TRY(fsti_output_check_limit(output, output->size_bytes, error));
+    uint64_t own = fsti_space_taken(output->fd);
+    if (fsti_space_free(output->fd) < output->size_bytes - fsti_min(own, output->size_bytes))
+        return no_space(output, error);
     int failure = output->size_bytes > 0 ? EINTR : 0;
-    // On tmpfs an interrupted call is undone: with a fast timer it would never end.
+    // On tmpfs an interrupted call is rolled back, so a fast timer could repeat it forever.
     for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
         failure = fallocate(output->fd, 0, 0, (off_t)output->size_bytes) == 0 ? 0 : errno;
-    if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG)
-        return no_space(output, free_bytes(output->fd), error);
     if (failure == 0) return FST_OK;
-    uint64_t available = free_bytes(output->fd), own = own_bytes(output->fd);
-    if (available < output->size_bytes - fsti_min(own, output->size_bytes))
-        return no_space(output, available, error);
+    if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG) return no_space(output, error);
     if (ftruncate(output->fd, (off_t)output->size_bytes) != 0)
         return fsti_error_errno(error, errno, output->target.path, "setting the size");
     return FST_OK;
@@ -221,9 +206,10 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
     output->is_durable = durable;
     fst_status status = copy_target(target, &output->target, error);
     if (status == FST_OK)
-        status = target->is_object ? fsti_upload_open(target->path, size_bytes, target->watch,
-                                                      target->seen, &output->upload, error)
-                                   : make_file(output, error);
+        status = target->is_object
+                     ? fsti_upload_open(target->path, size_bytes, target->watch,
+                                        target->expected_version, &output->upload, error)
+                     : make_file(output, error);
     if (status != FST_OK) {
         fsti_output_close(output);
         return status;
@@ -232,16 +218,15 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
     return FST_OK;
 }
 
-static fst_status open_there(fsti_output *output, const char *hidden, fst_error *error) {
+static fst_status open_existing(fsti_output *output, const char *hidden, fst_error *error) {
     struct stat info;
-    output->hidden = fsti_string_copy(hidden, strlen(hidden));
-    if (output->hidden == NULL) return fsti_error_memory(error, strlen(hidden));
+    FST_TRY(fsti_path_absolute(hidden, &output->hidden, error));
     output->fd = open(hidden, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (output->fd < 0 || fstat(output->fd, &info) != 0)
-        return fsti_error_errno(error, errno, hidden, "opening the hidden file");
+        return fsti_error_errno(error, errno, hidden, "opening the temporary file");
     output->has_hidden = true;
     output->size_bytes = (uint64_t)info.st_size;
-    bool is_itself = strcmp(hidden, output->target.path) == 0; // it has what it is to have
+    bool is_itself = strcmp(hidden, output->target.path) == 0; // already has its final name
     return output->target.has_rights && !is_itself ? keep_permissions(output, error) : FST_OK;
 }
 
@@ -251,7 +236,7 @@ fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti
     if (output == NULL) return fsti_error_memory(error, sizeof *output);
     output->fd = output->fd_direct = -1;
     fst_status status = copy_target(target, &output->target, error);
-    if (status == FST_OK) status = open_there(output, hidden, error);
+    if (status == FST_OK) status = open_existing(output, hidden, error);
     if (status != FST_OK) {
         fsti_output_close(output);
         return status;
@@ -303,7 +288,7 @@ uint32_t fsti_output_memory_alignment(const fsti_output *output) {
         return info.stx_dio_mem_align;
 #endif
     (void)output;
-    return FSTI_IO_PAGE_BYTES; // no device that is sold wants more
+    return FSTI_IO_PAGE_BYTES; // no common device needs more
 }
 
 static ssize_t write_once(fsti_output *output, const void *data, size_t size, uint64_t offset) {
@@ -324,15 +309,14 @@ fst_status fsti_output_write(fsti_output *output, const void *data, size_t size,
     for (size_t done = 0; done < size;) {
         ssize_t written = write_once(output, from + done, size - done, offset + done);
         if (written == -EINTR) continue;
-        if (written == -ENOSPC || written == -EDQUOT)
-            return no_space(output, free_bytes(output->fd), error);
+        if (written == -ENOSPC || written == -EDQUOT) return no_space(output, error);
         if (written <= 0) {
-            fsti_error_place place = {.file = output->target.path,
-                                      .byte_offset = offset + done,
-                                      .os_errno = written == 0 ? EIO : (int)-written};
-            return fsti_error_set(error, FST_E_IO, place, "write failed");
+            fsti_error_location location = {.file = output->target.path,
+                                            .byte_offset = offset + done,
+                                            .os_errno = written == 0 ? EIO : (int)-written};
+            return fsti_error_set(error, FST_E_IO, location, "write failed");
         }
-        // Starting the device early: syncing at the end then waits for little.
+        // Start writeback early, so that the final sync is short.
         if (output->is_durable && written >= EARLY_BYTES)
             (void)sync_file_range(output->fd, (off_t)(offset + done), written,
                                   SYNC_FILE_RANGE_WRITE);
@@ -366,7 +350,7 @@ void fsti_output_unmap(fsti_output *output) {
 
 fst_status fsti_output_sync(fsti_output *output, fst_error *error) {
     if (output->upload != NULL) return fsti_upload_drain(output->upload, error);
-    // fsync, not fdatasync: size and permissions are part of the promise.
+    // fsync() instead of fdatasync(), because size and permissions must be durable too.
     while (fsync(output->fd) != 0)
         if (errno != EINTR) return fsti_error_errno(error, errno, output->target.path, "fsync");
     return FST_OK;

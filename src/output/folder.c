@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Folders that files are published in.
+/// Folders in which files are published.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -21,14 +21,14 @@ fst_status fsti_folder_sync(const char *folder, fst_error *error) {
     int result, failure = 0;
     while ((result = fsync(fd)) != 0 && errno == EINTR) continue;
     if (result != 0) failure = errno;
-    // Some file systems have nothing to sync for folders and say so by EINVAL.
+    // Some file systems need no sync for folders and return EINVAL.
     if (failure != 0 && failure != EINVAL)
         status = fsti_error_errno(error, failure, folder, "syncing the folder");
     close(fd);
     return status;
 }
 
-/// The end of the folder that holds `path`, which has `size` bytes; 0: the current one.
+/// Length of the folder part of `path` (`size` bytes); 0: the current folder.
 static size_t parent_size(const char *path, size_t size) {
     while (size > 0 && path[size - 1] == '/') size--;
     while (size > 0 && path[size - 1] != '/') size--;
@@ -55,7 +55,7 @@ static fst_status make_one(const char *folder, bool durable, unsigned *made_coun
     int failure = errno;
     if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode)) return FST_OK;
     return fsti_error_errno(error, failure == EEXIST ? ENOTDIR : failure, folder,
-                            "making the folder");
+                            "creating the folder");
 }
 
 fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
@@ -79,8 +79,7 @@ fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_cou
 void fsti_folder_unmake(const char *folder, unsigned made_count) {
     char *path = made_count == 0 ? NULL : fsti_string_copy(folder, strlen(folder));
     if (path == NULL) return;
-    // From below: those that were made last are the deepest. One that was never reached is not
-    // there, one that holds somebody's files stays.
+    // From the deepest folder upwards. Missing folders and non-empty ones are kept.
     for (size_t size = strlen(path); made_count > 0 && size > 0; size = parent_size(path, size)) {
         path[size] = '\0';
         if (rmdir(path) == 0)
@@ -105,10 +104,10 @@ fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
         if (errno == EINTR) continue;
         close(*lock);
         *lock = -1;
-        fsti_error_place place = FSTI_NOWHERE;
-        place.file = folder;
-        return is_held ? fsti_error_set(error, FST_E_TIMEOUT, place,
-                                        "another save is being published in the folder")
+        fsti_error_location location = FSTI_NO_LOCATION;
+        location.file = folder;
+        return is_held ? fsti_error_set(error, FST_E_TIMEOUT, location,
+                                        "another save to this folder is being published")
                        : FST_OK;
     }
     return FST_OK;
@@ -116,6 +115,6 @@ fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
 
 void fsti_folder_unlock(int lock) {
     if (lock < 0) return;
-    flock(lock, LOCK_UN); // also for children that were forked meanwhile
+    flock(lock, LOCK_UN); // explicit, because forked children hold copies of the descriptor
     close(lock);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Hidden names: how files are called until they are published, and how those are found that
-/// nobody will publish any more.
+/// Temporary names of files until they are published, and finding files whose save was killed.
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,13 +13,13 @@
 #include "io/io.h"
 #include "output_private.h"
 
-/// A long name of the target's is cut: with ours it must stay within NAME_MAX.
+/// Long target names are truncated, so that the temporary name stays within NAME_MAX.
 #define BASE_BYTES_MAX 200u
 #define CHARACTER_BYTES_MAX 4u // of UTF-8
 #define NUMBER_DIGITS 16u
 #define ENDING ".tmp"
 
-/// Bytes of a name that its hidden name repeats: no character of UTF-8 is cut in two.
+/// Length of the part of a name that its temporary name repeats; UTF-8 characters are not split.
 static size_t base_size(const char *name) {
     size_t size = strlen(name);
     if (size <= BASE_BYTES_MAX) return size;
@@ -44,14 +43,15 @@ int fsti_hidden_create(const char *hidden) {
     int fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) return -1;
     struct stat info;
-    // Between the two calls somebody may have taken it for left over. Without locks nobody does.
+    // Between open and lock, another save may have deleted it as a leftover (not without lock
+    // support).
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 || fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
     close(fd);
     errno = EAGAIN;
     return -1;
 }
 
-/// Reads ".BASE.<16 hex digits>.tmp".
+/// Parses ".BASE.<16 hex digits>.tmp".
 static bool read_name(const char *name, fsti_leftover *out) {
     size_t size = strlen(name), tail = 1 + NUMBER_DIGITS + strlen(ENDING);
     if (name[0] != '.' || size < 2 + tail || strcmp(name + size - strlen(ENDING), ENDING) != 0)
@@ -80,15 +80,15 @@ bool fsti_leftover_is_cut(const fsti_leftover *leftover) {
     return leftover->base_size + CHARACTER_BYTES_MAX > BASE_BYTES_MAX;
 }
 
-/// Looks at one entry of a folder.
-static void look_at(int folder, const char *name, fsti_leftover_visit visit, void *context) {
+/// Examines one entry of a folder.
+static void examine_entry(int folder, const char *name, fsti_leftover_visit visit, void *context) {
     fsti_leftover leftover = {.folder = folder};
     struct stat info;
     if (!read_name(name, &leftover)) return;
     int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    // A link that was replaced and kept for a way back: nobody can hold a lock on that.
+    // A replaced link that was kept for rollback cannot be locked.
     if (fd < 0 && errno == ELOOP) visit(context, &leftover);
-    if (fd < 0) return; // or gone, or not ours to judge
+    if (fd < 0) return; // or deleted, or not accessible
     if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
         leftover.size_bytes = (uint64_t)info.st_size;
         leftover.has_owner = flock(fd, LOCK_EX | LOCK_NB) != 0;
@@ -105,7 +105,7 @@ typedef struct leftover_walk {
 static fst_status visit_entry(void *context, const fsti_folder_entry *entry, fst_error *error) {
     const leftover_walk *walk = context;
     (void)error;
-    look_at(entry->folder_fd, entry->name, walk->visit, walk->context);
+    examine_entry(entry->folder_fd, entry->name, walk->visit, walk->context);
     return FST_OK;
 }
 

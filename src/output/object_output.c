@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Objects of stores being made, as files are: what differs is here.
+/// Objects of stores as outputs: the differences to files.
 #include <string.h>
 
 #include "output_private.h"
@@ -8,18 +8,18 @@ bool fsti_output_is_object(const fsti_output *output) { return output->upload !=
 
 bool fsti_output_had_object(const fsti_output *output) { return output->target.had_object; }
 
-const fsti_seen *fsti_output_mark(const fsti_output *output) {
-    return fsti_upload_mark(output->upload);
+const fsti_precondition *fsti_output_mark(const fsti_output *output) {
+    return fsti_upload_version(output->upload);
 }
 
-/// What lies there is this output, or another's.
+/// The existing object may be this output, or another save's.
 static fst_status leave(const fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
-    fsti_error_place where = FSTI_NOWHERE;
+    fsti_error_location where = FSTI_NO_LOCATION;
     where.file = target->path;
     if (target->leads)
-        return fsti_error_set(error, FST_E_IO, where, "whether it is this save's is not known");
-    fsti_log(FST_LOG_WARNING, "%s: if there is one, it stays: it may be another save's",
+        return fsti_error_set(error, FST_E_IO, where, "it is unknown whether this save wrote it");
+    fsti_log(FST_LOG_WARNING, "%s: not deleted, because another save may have written it",
              target->path);
     return FST_OK;
 }
@@ -28,7 +28,7 @@ fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
     if (output->upload == NULL) return fsti_path_remove(target->path, error);
     bool is_ours = fsti_upload_is_committed(output->upload) == 1;
-    fsti_net_watch watch = fsti_net_last_watch(target->watch); // also of a save that was ended
+    fsti_net_watch watch = fsti_net_cleanup_watch(target->watch); // also after a cancellation
     if (is_ours)
         return fsti_net_remove(target->path, fsti_output_mark(output), &watch, NULL, error);
     return target->is_unique ? fsti_net_remove(target->path, NULL, &watch, NULL, error)
@@ -44,19 +44,14 @@ void fsti_output_describe(fsti_output *output, char *text, size_t size) {
     if (output->upload != NULL) fsti_upload_describe(output->upload, text, size);
 }
 
-fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error) {
-    return fsti_address_refuse(
-        output->target.path, "an object is sent as it comes, and can't be filled in place", error);
-}
-
 void fsti_output_give_parts(fsti_output *output, fsti_output_taker taker, void *context) {
-    fsti_upload_give_parts(output->upload, taker, context);
+    fsti_upload_observe_parts(output->upload, taker, context);
 }
 
-// ---- objects that are taken away ----
+// ---- deleted objects, kept for rollback ----
 
 #define KEPT_BYTES_MAX ((size_t)256 << 20)
-/// So often an object that another save puts there meanwhile is taken away as well.
+/// How often an object that another save writes meanwhile is deleted as well.
 #define HIDE_COUNT_MAX 4u
 
 struct fsti_kept_object {
@@ -72,49 +67,48 @@ static fst_status keep(const char *text, size_t size, fsti_kept_object **kept, f
     return FST_OK;
 }
 
-/// What is to be taken away, kept in *kept; NULL: there is none.
+/// Reads the object to delete into *kept; NULL: it does not exist.
 static fst_status find(const char *address, const char *word, const fsti_net_watch *watch,
-                       fsti_kept_object **kept, fsti_seen *seen, fst_error *error) {
+                       fsti_kept_object **kept, fsti_precondition *expected, fst_error *error) {
     fsti_fetched found;
     size_t word_size = strlen(word);
     *kept = NULL;
     FST_TRY(fsti_net_fetch(address, watch, KEPT_BYTES_MAX, &found, error));
     fst_status status = FST_OK;
     if (found.is_large)
-        fsti_log(FST_LOG_WARNING, "%s is left alone: it is too large for what its name says",
-                 address);
+        fsti_log(FST_LOG_WARNING, "%s is not deleted: it is larger than its name states", address);
     if (found.text != NULL && found.size >= word_size && memcmp(found.text, word, word_size) == 0)
         status = keep(found.text, found.size, kept, error);
-    *seen = found.seen;
+    *expected = found.precondition;
     fsti_free(found.text);
     return status;
 }
 
 fst_status fsti_object_hide(const char *address, const char *word, const fsti_net_watch *watch,
                             fsti_kept_object **kept, fst_error *error) {
-    fsti_error_place where = FSTI_NOWHERE;
+    fsti_error_location where = FSTI_NO_LOCATION;
     where.file = address;
     *kept = NULL;
     for (uint32_t i = 0; i < HIDE_COUNT_MAX; i++) {
-        fsti_seen seen;
+        fsti_precondition expected;
         bool is_other = false;
         fsti_object_forget(*kept);
-        FST_TRY(find(address, word, watch, kept, &seen, error));
+        FST_TRY(find(address, word, watch, kept, &expected, error));
         if (*kept == NULL) return FST_OK;
-        FST_TRY(fsti_net_remove(address, &seen, watch, &is_other, error));
+        FST_TRY(fsti_net_remove(address, &expected, watch, &is_other, error));
         if (!is_other) return FST_OK;
     }
     fsti_object_forget(*kept);
     *kept = NULL;
     return fsti_error_set(error, FST_E_FILE_CHANGED, where,
-                          "others put it there as often as it is taken away");
+                          "another process keeps recreating the object");
 }
 
 fst_status fsti_object_restore(const char *address, const fsti_net_watch *watch,
                                const fsti_kept_object *kept, fst_error *error) {
     fsti_upload *upload;
-    const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
-    fsti_net_watch last = fsti_net_last_watch(watch);
+    const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
+    fsti_net_watch last = fsti_net_cleanup_watch(watch);
     FST_TRY(fsti_upload_open(address, kept->size, &last, &nothing, &upload, error));
     fst_status status = fsti_upload_write(upload, kept->text, kept->size, 0, error);
     if (status == FST_OK) status = fsti_upload_commit(upload, error);

@@ -1,99 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the output room: files being made, and the names that they get. Knows files and
-/// folders, never tensors or headers.
+/// Interface of the output module: new files, and their names. Knows files and folders, not tensors
+/// or headers.
 ///
-/// A file being made has no name where the file system can do that (O_TMPFILE), else a hidden one
-/// beside its target: ".NAME.<16 hex digits>.tmp". Its maker holds a lock (flock) on it, which goes
-/// with the process: a hidden file without a lock is left over from a save that was killed.
+/// A new file has no name if the file system supports O_TMPFILE, and otherwise a temporary (hidden)
+/// one next to its target: ".NAME.<16 hex digits>.tmp". Its creator holds a flock() on it, which
+/// ends with the process, so a temporary file without a lock was left by a killed save.
 #ifndef FSTI_OUTPUT_H
 #define FSTI_OUTPUT_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 typedef struct fsti_output fsti_output;
 
-/// Where a path leads, and what is there now.
+/// A path to write, and what exists there now.
 typedef struct fsti_target {
-    char *folder;    ///< "." where the path has none
-    char *path;      ///< folder included
-    bool has_rights; ///< the new file gets those that follow, not what the folder gives
+    char *folder;    ///< "." if the path has none
+    char *path;      ///< includes the folder
+    bool has_rights; ///< use the permissions below instead of the folder's defaults
     uint32_t mode, owner, group;
-    const char *like; ///< whose access list it gets, not owned; NULL: what is at the path
-    bool is_object;   ///< the path is an address of a store, and no file
-    bool had_object;  ///< of a set: there was one
-    const struct fsti_net_watch *watch; ///< of an object: asked while its store is waited for
-    const struct fsti_seen *seen;       ///< of an object: all that it may replace; NULL: anything
-    bool is_unique;                     ///< of an object: nobody else gives one this name
-    bool leads;                         ///< of an object: others are found by it
+    const char *like; ///< file whose access list is copied, not owned; NULL: the file at the path
+    bool is_object;   ///< the path is a URL at a store
+    bool had_object;  ///< of a sharded model: an object existed
+    const struct fsti_net_watch *watch; ///< of an object: called while waiting for the store
+    const struct fsti_precondition
+        *expected_version; ///< of an object: the version it may replace; NULL: any
+    bool is_unique;        ///< of an object: no other save uses this name
+    bool leads;            ///< of an object: readers find other objects through it
 } fsti_target;
 
-/// `follow`: symbolic links lead on; else a link is what will be replaced, and nothing is kept of
-/// what it leads to. FST_E_NOT_REGULAR for a folder, FIFO or device; FST_E_PERMISSION for a file
-/// that may not be written to: replacing it would get around what its owner asked for.
+/// Resolves a path. `follow`: follow symbolic links; otherwise a link is replaced without its
+/// target's permissions. FST_E_NOT_REGULAR for a folder, FIFO or device; FST_E_PERMISSION for a
+/// write-protected file, because replacing it would circumvent the protection.
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error);
-/// The address of an object to be made.
+/// The target for a new object.
 fst_status fsti_target_object(const char *address, fsti_target *out, fst_error *error);
 void fsti_target_clear(fsti_target *target);
-/// Where nothing is at the target yet, the new file gets the rights of the file `like`, a path that
-/// is to stay until the output is open.
+/// If the target does not exist, the new file gets the permissions of the file `like`, a path that
+/// must stay valid until the output is open.
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error);
-/// The last part of a path; points into it.
+/// The last part of a path, as a pointer into it.
 const char *fsti_path_name(const char *path);
+/// Makes a path absolute, so that a save is not affected by a change of the working folder. URLs
+/// and absolute paths are copied, as are relative ones whose absolute path would not lead to the
+/// same folder (a parent without search permission, longer than PATH_MAX); fsti_anchor_check()
+/// guards those. Free *out with fsti_free().
+fst_status fsti_path_absolute(const char *path, char **out, fst_error *error);
 
-// ---- a file being made ----
+/// The identity of the working folder at one moment.
+typedef struct fsti_anchor {
+    bool is_known;
+    uint64_t device, inode;
+} fsti_anchor;
 
-/// Makes a new file for `target` (copied) with room for `size_bytes`: FST_E_NO_SPACE now rather
-/// than in the middle. `durable`: its writes are pushed to the device early.
+fsti_anchor fsti_anchor_here(void);
+/// FST_E_FILE_CHANGED if `path` is relative and the working folder has changed.
+fst_status fsti_anchor_check(fsti_anchor anchor, const char *path, fst_error *error);
+
+// ---- new files ----
+
+/// Creates a file for `target` (copied) and reserves `size_bytes`, so that FST_E_NO_SPACE occurs
+/// now. `durable`: writeback starts early.
 fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool durable,
                             fsti_output **out, fst_error *error);
-/// Takes over the file at a hidden path in the target's folder, which another process has made and
+/// Adopts the temporary file at `hidden` in the target's folder, which another process created and
 /// holds the lock of.
 fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,
                              fst_error *error);
-/// Makes room for so many bytes in all, as opening does.
+/// Reserves this many bytes in total, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
-/// Ends the file there: less than was reserved has come.
+/// Truncates the file: fewer bytes than reserved were written.
 fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error);
-/// The descriptor that its bytes can be read from, as far as they are written.
+/// A descriptor for reading the written bytes.
 int fsti_output_descriptor(const fsti_output *output);
-/// Whether it is to be an object, and of one, whether that will replace another.
+/// Whether it is an object, and whether it will replace another one.
 bool fsti_output_is_object(const fsti_output *output);
 bool fsti_output_had_object(const fsti_output *output);
-/// Of an object that is in place: the mark that its store has given it.
-const struct fsti_seen *fsti_output_mark(const fsti_output *output);
-/// Of an object: has what is sent end soon, with FST_E_CANCELLED. From any thread.
+/// For a published object: the version that the store assigned.
+const struct fsti_precondition *fsti_output_mark(const fsti_output *output);
+/// For an object: cancels its requests, which end soon with FST_E_CANCELLED. Thread-safe.
 void fsti_output_stop(fsti_output *output);
-/// Of an object: gives its bytes to `taker` (net.h), before the first write.
+/// For an object: passes its bytes to `taker` (see net.h). Set it before the first write.
 typedef fst_status (*fsti_output_taker)(void *context, uint64_t offset, const void *data,
                                         uint64_t size_bytes, fst_error *error);
 void fsti_output_give_parts(fsti_output *output, fsti_output_taker taker, void *context);
-/// Of an object: how it was sent, in words; else nothing.
+/// For an object: describes how it was sent; else writes nothing.
 void fsti_output_describe(fsti_output *output, char *text, size_t size);
-/// Drops the output and its hidden name. NULL is allowed.
+/// Closes the output and deletes its temporary name. NULL is allowed.
 void fsti_output_close(fsti_output *output);
-/// Drops the output; the hidden name, if it has one, is left as it is: somebody leads to it, or it
-/// belongs to the process that this one was forked from.
+/// Closes the output and keeps its temporary name, because an index refers to it, or it belongs to
+/// the parent of this process.
 void fsti_output_abandon(fsti_output *output);
 
 const char *fsti_output_path(const fsti_output *output);
-/// The descriptor for writes past the page cache, or -1; `reason` says why.
+/// The descriptor for direct writes, or -1; `reason` explains it.
 int fsti_output_direct(fsti_output *output, char *reason, size_t reason_size);
-/// Closes that descriptor until it is asked for again.
+/// Closes that descriptor until it is requested again.
 void fsti_output_direct_close(fsti_output *output);
-/// What the address of a direct write must be a multiple of (at most FSTI_IO_PAGE_BYTES).
+/// Required memory alignment of direct writes (at most FSTI_IO_PAGE_BYTES).
 uint32_t fsti_output_memory_alignment(const fsti_output *output);
 
-/// Writes through the page cache. From any thread.
+/// Writes through the page cache. Thread-safe.
 fst_status fsti_output_write(fsti_output *output, const void *data, size_t size, uint64_t offset,
                              fst_error *error);
-/// Told of bytes that were copied; anything but FST_OK ends the copy.
+/// Called with the number of copied bytes. Any status except FST_OK ends the copy.
 typedef fst_status (*fsti_copy_report)(void *context, uint64_t size_bytes, fst_error *error);
 
-/// What a copy is to be, and was.
+/// A copy, and its result.
 typedef struct fsti_copy {
-    struct fsti_file *source; ///< opened by its path
-    uint64_t source_begin;    ///< what is there up to the source's end ..
-    uint64_t begin; ///< .. comes here; agreeing modulo FSTI_OUTPUT_BLOCK_BYTES it can be shared
+    struct fsti_file *source; ///< opened by path
+    uint64_t source_begin;    ///< copy from here to the source's end
+    uint64_t begin; ///< to here; blocks are shared if both agree modulo FSTI_OUTPUT_BLOCK_BYTES
     fsti_copy_report report;
     void *context;
     uint64_t bytes_shared, bytes_copied, call_count;
@@ -101,98 +117,98 @@ typedef struct fsti_copy {
     char reason[128];
 } fsti_copy;
 
-/// Blocks of files that share them begin at multiples of this.
+/// Alignment of blocks that files can share.
 #define FSTI_OUTPUT_BLOCK_BYTES 4096u
 
-/// Brings the rest of another file: shared where the file system does that, else copied by the
-/// kernel, else through memory. Reserves what it needs.
+/// Copies the rest of another file: by sharing blocks if the file system supports it, else in the
+/// kernel, else through memory. Reserves the space.
 fst_status fsti_output_copy(fsti_output *output, fsti_copy *copy, fst_error *error);
-/// Shared mapping of the whole file; it goes with fsti_output_unmap() or the output.
+/// Maps the whole file shared. Ends with fsti_output_unmap() or the output.
 fst_status fsti_output_map(fsti_output *output, char **out, fst_error *error);
 void fsti_output_unmap(fsti_output *output);
-/// Puts what was written on the device; of an object, waits for its parts.
+/// Syncs the file; for an object, waits for its parts.
 fst_status fsti_output_sync(fsti_output *output, fst_error *error);
 
 // ---- names ----
 
-/// The hidden name that the output has, or will have, in its folder.
+/// The temporary name that the output has, or will have.
 const char *fsti_output_hidden(const fsti_output *output);
 /// The same with its folder.
 const char *fsti_output_hidden_path(const fsti_output *output);
-/// Whether `name` (no folder) is one that outputs are given until they are published.
+/// Whether `name` (without folder) is a temporary name of an output.
 bool fsti_hidden_is(const char *name);
-/// Gives the output its hidden name, if it has none.
+/// Gives the output its temporary name, if it has none.
 fst_status fsti_output_name(fsti_output *output, fst_error *error);
-/// Removes it, if it has one.
+/// Deletes the temporary name, if it has one.
 fst_status fsti_output_unname(fsti_output *output, fst_error *error);
-/// Puts the output at its path, in place of what is there, in one step. With `keep_hidden` the
-/// hidden name stays as well; where the file system has no hard links, a copy goes to the path.
+/// Moves the output to its path atomically, replacing what is there. With `keep_hidden` the
+/// temporary name stays; without hard links the path gets a copy.
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
-/// Takes away what lies at its path; of an object, as long as that is the output. Where a store has
-/// not said so, what lies there may be another save's, and stays: an error of one by which others
-/// are found, as those must stay then, too.
+/// Deletes the output from its path; an object only if it is still this output. If that is unknown,
+/// the object may belong to another save and is kept. That is an error if readers find other
+/// objects through it, because those must then be kept as well.
 fst_status fsti_output_displace(fsti_output *output, fst_error *error);
-/// Whether the output is what lies at its path: 1, 0, or -1 where that can't be told.
+/// Whether the file at its path is this output: 1, 0, or -1 if unknown.
 int fsti_output_is_placed(const fsti_output *output);
 
-/// A second, hidden name for what lies at a path, so that it can be brought back. *kept is NULL
-/// where nothing lies there, or the file system has no hard links; else to be freed. *lock: a
-/// descriptor (or -1) by which others see that the hidden name is in use, until it is closed.
+/// Gives the file at a path a second, temporary name for rollback. *kept is NULL if there is no
+/// file or the file system has no hard links; otherwise free it. *lock: a descriptor (or -1) whose
+/// lock marks the name as in use until it is closed.
 fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error);
-/// The same, but the file has that name alone from then on: nothing lies at the path. *kept is NULL
-/// where nothing did.
+/// Renames the file at a path to a temporary name. *kept is NULL if there was no file.
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error);
-/// Brings it back to `path`.
+/// Renames it back to `path`.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
-/// Removes a name, or an object; one that is not there is fine.
+/// Deletes a name or an object; a missing one is not an error.
 fst_status fsti_path_remove(const char *path, fst_error *error);
 
-/// The same of an object that begins with `word`: its bytes are kept meanwhile, in *kept, which is
-/// NULL where it is none, or may not be read. `watch`: asked while its store is waited for, or
-/// NULL.
+/// Deletes an object that starts with `word`, and keeps its bytes in *kept. *kept is NULL if there
+/// is no such object or it may not be read. `watch`: called while waiting for the store, or NULL.
 typedef struct fsti_kept_object fsti_kept_object;
 fst_status fsti_object_hide(const char *address, const char *word,
                             const struct fsti_net_watch *watch, fsti_kept_object **kept,
                             fst_error *error);
-/// Brings it back, unless something has come meanwhile. A watch that ends the save leaves it two
-/// seconds.
+/// Restores the object, unless another one exists now. After a cancellation it has two seconds.
 fst_status fsti_object_restore(const char *address, const struct fsti_net_watch *watch,
                                const fsti_kept_object *kept, fst_error *error);
 void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 
 // ---- folders ----
 
-/// Makes names in a folder last.
+/// Syncs the names in a folder.
 fst_status fsti_folder_sync(const char *folder, fst_error *error);
-/// Makes a folder (and those above it); one that is there is fine. *made_count: how many were made.
-/// `durable`: their own entries are synced, too.
+/// Creates a folder and its parents; an existing one is not an error. *made_count: number of
+/// folders created. `durable`: syncs their entries too.
 fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
                             fst_error *error);
-/// Takes back the making of `made_count` folders, as far as they are empty.
+/// Removes `made_count` created folders, if they are empty.
 void fsti_folder_unmake(const char *folder, unsigned made_count);
-/// One process at a time publishes in a folder: waits for it. *lock is -1 where the file system has
-/// no locks. FST_E_TIMEOUT after half a minute.
+/// Waits for the folder's lock, so that one process publishes at a time. *lock is -1 if the file
+/// system has no locks. FST_E_TIMEOUT after half a minute.
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error);
 void fsti_folder_unlock(int lock);
 
-// ---- what killed saves left behind ----
+/// FST_E_NO_SPACE if the folder's file system has less free space.
+fst_status fsti_folder_check_space(const char *folder, uint64_t size_bytes, fst_error *error);
+
+// ---- leftovers of killed saves ----
 
 typedef struct fsti_leftover {
     const char *name; ///< in the folder
-    const char *base; ///< what it was to become (long names are cut); `base_size` bytes
+    const char *base; ///< the target's name (long names are truncated); `base_size` bytes
     size_t base_size;
     uint64_t size_bytes;
-    bool has_owner; ///< whose maker lives, or may live
+    bool has_owner; ///< its process is alive, or may be
     int folder;     ///< descriptor
 } fsti_leftover;
 
-/// Called with each; a lock is held meanwhile on one without an owner, so it may be removed.
+/// Called with each leftover. One without an owner is locked meanwhile, so it may be deleted.
 typedef void (*fsti_leftover_visit)(void *context, const fsti_leftover *leftover);
 fst_status fsti_leftovers_visit(const char *folder, fsti_leftover_visit visit, void *context,
                                 fst_error *error);
-/// Whether `base` is what the hidden name of a file called `name` begins with.
+/// Whether the leftover's base matches a file called `name`.
 bool fsti_leftover_is_of(const fsti_leftover *leftover, const char *name);
-/// Whether that may be the beginning of a longer name only.
+/// Whether the base may be the beginning of a longer name.
 bool fsti_leftover_is_cut(const fsti_leftover *leftover);
 
 #endif

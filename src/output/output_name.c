@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How files that are made get their names, and how names come back.
+/// Publishes files under their names, and restores old ones.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,20 +10,20 @@
 
 #include "output_private.h"
 
-/// What is copied at a time where there are no hard links.
+/// Copy size if there are no hard links.
 #define COPY_BYTES ((size_t)1 << 20)
 
 const char *fsti_output_hidden(const fsti_output *output) { return fsti_path_name(output->hidden); }
 
 const char *fsti_output_hidden_path(const fsti_output *output) { return output->hidden; }
 
-/// Whether link() says that the file system has no (more) hard links for this file.
+/// Whether link() failed because the file system supports no (more) hard links for the file.
 static bool has_no_links(int failure) {
     return failure == EPERM || failure == EOPNOTSUPP || failure == ENOSYS || failure == EMLINK ||
            failure == EINVAL || failure == EACCES;
 }
 
-/// A name for the file behind a descriptor: the way that needs no privilege.
+/// Links the file behind a descriptor, without privileges.
 static int link_descriptor(int fd, const char *path) {
     char from[64];
     snprintf(from, sizeof from, "/proc/self/fd/%d", fd);
@@ -34,7 +34,8 @@ fst_status fsti_output_name(fsti_output *output, fst_error *error) {
     if (output->has_hidden) return FST_OK;
     if (output->upload != NULL) return fsti_output_refuse_object(output, error);
     if (link_descriptor(output->fd, output->hidden) != 0)
-        return fsti_error_errno(error, errno, output->hidden, "giving the new file a hidden name");
+        return fsti_error_errno(error, errno, output->hidden,
+                                "giving the new file a temporary name");
     output->has_hidden = true;
     return FST_OK;
 }
@@ -56,12 +57,12 @@ int fsti_output_is_placed(const fsti_output *output) {
 static fst_status rename_to_path(const fsti_output *output, const char *from, fst_error *error) {
     if (rename(from, output->target.path) == 0) return FST_OK;
     int failure = errno;
-    // Over a network the answer may be an error for what was done.
+    // On a network file system a call may report an error although it succeeded.
     if (fsti_output_is_placed(output) == 1) return FST_OK;
-    return fsti_error_errno(error, failure, output->target.path, "putting the new file in place");
+    return fsti_error_errno(error, failure, output->target.path, "renaming the new file");
 }
 
-/// 0, or what went wrong.
+/// Returns 0 or an errno.
 static int copy_blocks(const fsti_output *output, int to, char *block) {
     struct stat info;
     if (fstat(output->fd, &info) != 0 || fchmod(to, info.st_mode & 07777) != 0) return errno;
@@ -75,40 +76,40 @@ static int copy_blocks(const fsti_output *output, int to, char *block) {
     return output->is_durable && fsync(to) != 0 ? errno : 0;
 }
 
-/// The bytes of the output in a file of their own, with its permissions.
+/// Copies the output's bytes and permissions to another file.
 static fst_status copy_bytes(const fsti_output *output, int to, fst_error *error) {
     char *block = fsti_alloc(COPY_BYTES);
     if (block == NULL) return fsti_error_memory(error, COPY_BYTES);
     int failure = copy_blocks(output, to, block);
     fsti_free(block);
     if (failure == 0) return FST_OK;
-    return fsti_error_errno(error, failure, output->target.path, "copying to its place");
+    return fsti_error_errno(error, failure, output->target.path, "copying to the target");
 }
 
 static fst_status place_copy(const fsti_output *output, const char *second, fst_error *error) {
     int fd = fsti_hidden_create(second);
-    if (fd < 0) return fsti_error_errno(error, errno, output->target.path, "making a copy");
+    if (fd < 0) return fsti_error_errno(error, errno, output->target.path, "creating a copy");
     fst_status status = copy_bytes(output, fd, error);
     if (status == FST_OK && rename(second, output->target.path) != 0)
-        status = fsti_error_errno(error, errno, output->target.path, "putting a copy in place");
+        status = fsti_error_errno(error, errno, output->target.path, "renaming a copy");
     if (status != FST_OK) unlink(second);
     close(fd);
     return status;
 }
 
-/// A second name of the file goes to the path, the hidden one stays.
+/// Gives the file a second name at the path; the temporary one stays.
 static fst_status place_second(const fsti_output *output, fst_error *error) {
     char *second = fsti_hidden_path(output->target.folder, output->target.path);
     if (second == NULL) return fsti_error_memory(error, strlen(output->target.path));
     fst_status status;
     if (link(output->hidden, second) == 0) {
         status = rename_to_path(output, second, error);
-        // rename() of two names of one file does nothing and leaves both.
+        // rename() of two names of one file does nothing, so remove one.
         unlink(second);
     } else if (has_no_links(errno)) {
         status = place_copy(output, second, error);
     } else {
-        status = fsti_error_errno(error, errno, output->target.path, "a second name for the file");
+        status = fsti_error_errno(error, errno, output->target.path, "linking the file");
     }
     fsti_free(second);
     return status;
@@ -117,7 +118,7 @@ static fst_status place_second(const fsti_output *output, fst_error *error) {
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error) {
     if (output->upload != NULL) return fsti_upload_commit(output->upload, error);
     if (keep_hidden) return place_second(output, error);
-    // Nothing to replace: one step, and no hidden name even for an instant.
+    // If no file is replaced, link directly, without a temporary name.
     if (!output->has_hidden && link_descriptor(output->fd, output->target.path) == 0) return FST_OK;
     FST_TRY(fsti_output_name(output, error));
     FST_TRY(rename_to_path(output, output->hidden, error));
@@ -125,9 +126,9 @@ fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *e
     return FST_OK;
 }
 
-/// Whether a sticky folder lets nobody but others take the file's name away: a second name could
-/// not be removed again, and nothing put in place.
-static bool is_stuck(const char *path) {
+/// Whether a sticky folder prevents removing the file's name: a second name could not be removed
+/// later.
+static bool is_in_sticky_folder(const char *path) {
     struct stat folder, file;
     size_t size = (size_t)(fsti_path_name(path) - path);
     char *name = size == 0 ? fsti_string_copy(".", 1) : fsti_string_copy(path, size);
@@ -138,15 +139,16 @@ static bool is_stuck(const char *path) {
     return stuck;
 }
 
-/// Holds what is at the path as a save's own, so that nobody takes the kept name for left over; -1
-/// where it can't be opened.
+/// Locks the file at the path as in use by this save, so that its temporary name is not deleted as
+/// a leftover. -1 if it cannot be opened.
 static int lock_old(const char *path) {
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd >= 0) (void)flock(fd, LOCK_EX | LOCK_NB); // without locks nobody looks for any
+    if (fd >= 0)
+        (void)flock(fd, LOCK_EX | LOCK_NB); // without lock support there are no leftover searches
     return fd;
 }
 
-/// A hidden name beside the path, from fsti_alloc.
+/// A temporary name next to the path, from fsti_alloc().
 static char *make_hidden(const char *path) {
     const char *name = fsti_path_name(path);
     char *folder =
@@ -166,14 +168,14 @@ static void forget_hidden(char **kept, int *lock) {
 fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error) {
     *kept = make_hidden(path);
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
-    int failure = is_stuck(path) ? EPERM : 0;
+    int failure = is_in_sticky_folder(path) ? EPERM : 0;
     bool refused = failure != 0;
     *lock = refused ? -1 : lock_old(path);
     if (!refused && link(path, *kept) == 0) return FST_OK;
     failure = refused ? failure : errno;
     forget_hidden(kept, lock);
     if (!refused && (failure == ENOENT || has_no_links(failure))) return FST_OK;
-    return fsti_error_errno(error, failure, path, "keeping what is there");
+    return fsti_error_errno(error, failure, path, "keeping the existing file");
 }
 
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error) {
@@ -183,12 +185,12 @@ fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *e
     if (rename(path, *kept) == 0) return FST_OK;
     int failure = errno;
     forget_hidden(kept, lock);
-    return failure == ENOENT ? FST_OK : fsti_error_errno(error, failure, path, "taking it away");
+    return failure == ENOENT ? FST_OK : fsti_error_errno(error, failure, path, "removing it");
 }
 
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error) {
-    if (rename(kept, path) != 0) return fsti_error_errno(error, errno, path, "bringing it back");
-    unlink(kept); // there still, where both were names of one file
+    if (rename(kept, path) != 0) return fsti_error_errno(error, errno, path, "restoring it");
+    unlink(kept); // still there if both were names of one file
     return FST_OK;
 }
 

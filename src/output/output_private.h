@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the files of the output room share.
+/// Shared by the files of the output module.
 #ifndef FSTI_OUTPUT_PRIVATE_H
 #define FSTI_OUTPUT_PRIVATE_H
 
@@ -8,28 +8,35 @@
 
 struct fsti_output {
     fsti_target target;
-    char *hidden; ///< path of the hidden name, chosen when the file is made
+    char *hidden; ///< the temporary path, chosen at creation
     bool has_hidden, is_durable;
     int fd, fd_direct;
     uint64_t size_bytes;
     bool direct_probed;
     char direct_reason[128];
     void *mapping;
-    fsti_upload *upload; ///< of an object, which has nothing but a target besides
+    fsti_upload *upload; ///< for an object, which has no other fields except the target
 };
 
-/// FST_E_UNSUPPORTED, in words.
+/// FST_E_UNSUPPORTED with a reason.
 fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error);
 
-/// A new hidden path beside `path`; NULL without memory.
+/// A new temporary path next to `path`; NULL without memory.
 char *fsti_hidden_path(const char *folder, const char *path);
 
-/// FST_E_NO_SPACE where the process may not make a file so large: the kernel would send a signal
-/// that ends programs.
+/// FST_E_NO_SPACE if the process's file size limit is too small; the kernel would send SIGXFSZ.
 fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
                                    fst_error *error);
 
-/// Makes a file with the hidden path, locked by this process.
+/// Bytes that a file occupies on disk.
+uint64_t fsti_space_taken(int fd);
+/// Free bytes of the file system for this process; UINT64_MAX if unknown.
+uint64_t fsti_space_free(int fd);
+/// FST_E_NO_SPACE with both sizes. `available`: UINT64_MAX if unknown.
+fst_status fsti_space_refuse(const char *path, uint64_t size_bytes, uint64_t available,
+                             fst_error *error);
+
+/// Creates a file with the temporary path, locked by this process.
 int fsti_hidden_create(const char *hidden);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Targets: where a path to be written leads.
+/// Resolves paths to write.
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -8,14 +8,58 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "output.h"
+#include "output_private.h"
 
-/// As many as the kernel follows.
+/// The same limit as the kernel's.
 #define LINK_COUNT_MAX 40
 
 const char *fsti_path_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash == NULL ? path : slash + 1;
+}
+
+fsti_anchor fsti_anchor_here(void) {
+    struct stat info;
+    if (stat(".", &info) != 0) return (fsti_anchor){.is_known = false};
+    return (fsti_anchor){.is_known = true, .device = info.st_dev, .inode = info.st_ino};
+}
+
+fst_status fsti_anchor_check(fsti_anchor anchor, const char *path, fst_error *error) {
+    fsti_anchor now = fsti_anchor_here();
+    if (path[0] == '/' || fsti_path_is_url(path)) return FST_OK;
+    if (anchor.is_known && now.is_known && anchor.device == now.device && anchor.inode == now.inode)
+        return FST_OK;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                          "the working folder changed during the save and the path is relative. "
+                          "Pass an absolute path");
+}
+
+/// Whether both paths lead to the same folder.
+static bool is_same_folder(const char *one, const char *other) {
+    struct stat first, second;
+    return stat(one, &first) == 0 && stat(other, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+fst_status fsti_path_absolute(const char *path, char **out, fst_error *error) {
+    char folder[PATH_MAX];
+    size_t size = strlen(path), folder_size = 0;
+    bool is_fixed = path[0] == '/' || size == 0 || fsti_path_is_url(path);
+    if (!is_fixed && getcwd(folder, sizeof folder) != NULL && folder[0] == '/' &&
+        is_same_folder(folder, "."))
+        folder_size = strlen(folder);
+    // Temporary names in the same folder must fit as well.
+    if (folder_size + size + NAME_MAX >= PATH_MAX) folder_size = 0;
+    bool has_slash = folder_size > 0 && folder[folder_size - 1] == '/';
+    char *joined = fsti_alloc(folder_size + size + 2);
+    if (joined == NULL) return fsti_error_memory(error, folder_size + size + 2);
+    memcpy(joined, folder, folder_size);
+    if (folder_size > 0 && !has_slash) joined[folder_size++] = '/';
+    memcpy(joined + folder_size, path, size + 1);
+    *out = joined;
+    return FST_OK;
 }
 
 /// The folder of a path: everything before the last slash.
@@ -25,8 +69,7 @@ static char *folder_of(const char *path) {
     return fsti_string_copy(path, slash == path ? 1 : (size_t)(slash - path));
 }
 
-/// Where a symbolic link at `path` points, seen from where `path` is seen from; NULL without
-/// memory.
+/// The target of a symbolic link, relative to the same folder as `path`; NULL without memory.
 static char *join_link(const char *path, const char *link) {
     const char *slash = strrchr(path, '/');
     if (link[0] == '/' || slash == NULL) return fsti_string_copy(link, strlen(link));
@@ -38,12 +81,12 @@ static char *join_link(const char *path, const char *link) {
     return joined;
 }
 
-/// Replaces *path by what it leads to, as long as that is a symbolic link.
+/// Replaces *path by its target while it is a symbolic link.
 static fst_status follow_links(char **path, fst_error *error) {
     char link[PATH_MAX];
     for (unsigned depth = 0;; depth++) {
         ssize_t size = readlink(*path, link, sizeof link - 1);
-        if (size < 0) return FST_OK; // no link, or nothing there: both are found out by stat
+        if (size < 0) return FST_OK; // not a link, or missing; stat() reports which
         if (depth == LINK_COUNT_MAX)
             return fsti_error_errno(error, ELOOP, *path, "following links");
         link[size] = '\0';
@@ -61,20 +104,20 @@ static void note_rights(fsti_target *target, const struct stat *info) {
     target->group = info->st_gid;
 }
 
-static fst_status look_at(fsti_target *target, fst_error *error) {
+static fst_status examine_target(fsti_target *target, fst_error *error) {
     struct stat info;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = target->path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = target->path;
     size_t size = strlen(target->path);
     if (size == 0) return fsti_error_errno(error, ENOENT, target->path, "saving");
     if (target->path[size - 1] == '/')
-        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but a folder");
+        return fsti_error_set(error, FST_E_NOT_REGULAR, location, "a folder, not a regular file");
     if (stat(target->path, &info) != 0) {
         if (errno == ENOENT) return FST_OK;
-        return fsti_error_errno(error, errno, target->path, "looking at the target");
+        return fsti_error_errno(error, errno, target->path, "examining the target");
     }
     if (!S_ISREG(info.st_mode))
-        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file but %s",
+        return fsti_error_set(error, FST_E_NOT_REGULAR, location, "not a regular file but %s",
                               S_ISDIR(info.st_mode) ? "a folder" : "a device or FIFO");
     if (faccessat(AT_FDCWD, target->path, W_OK, AT_EACCESS) != 0)
         return fsti_error_errno(error, errno, target->path, "writing to the existing file");
@@ -84,19 +127,18 @@ static fst_status look_at(fsti_target *target, fst_error *error) {
 
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
-    if (fsti_path_is_address(path))
-        return fsti_address_refuse(path,
-                                   strstr(path, "://") == NULL
-                                       ? "an address is given as a text, not as a path object"
-                                       : "nothing is written to addresses, or looked for there",
-                                   error);
-    out->path = fsti_string_copy(path, strlen(path));
-    if (out->path == NULL) return fsti_error_memory(error, strlen(path));
+    if (fsti_path_is_url(path))
+        return fsti_url_refuse(path,
+                               strstr(path, "://") == NULL
+                                   ? "a URL must be a str, not a path object"
+                                   : "URLs are not supported here",
+                               error);
+    FST_TRY(fsti_path_absolute(path, &out->path, error));
     struct stat info;
     fst_status status = follow ? follow_links(&out->path, error) : FST_OK;
     bool is_link = !follow && lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
-    if (status == FST_OK && !is_link) status = look_at(out, error);
-    // Who could not read what the link led to can't read what takes its place.
+    if (status == FST_OK && !is_link) status = examine_target(out, error);
+    // Users who could not read the link's target must not read its replacement.
     if (is_link && stat(path, &info) == 0 && S_ISREG(info.st_mode)) note_rights(out, &info);
     if (status == FST_OK && (out->folder = folder_of(out->path)) == NULL)
         status = fsti_error_memory(error, strlen(path));
@@ -116,7 +158,7 @@ fst_status fsti_target_object(const char *address, fsti_target *out, fst_error *
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error) {
     struct stat info;
     if (target->has_rights) return FST_OK;
-    if (stat(like, &info) != 0) return fsti_error_errno(error, errno, like, "looking at the file");
+    if (stat(like, &info) != 0) return fsti_error_errno(error, errno, like, "examining the file");
     note_rights(target, &info);
     target->like = like;
     return FST_OK;
@@ -126,4 +168,9 @@ void fsti_target_clear(fsti_target *target) {
     fsti_free(target->folder);
     fsti_free(target->path);
     memset(target, 0, sizeof *target);
+}
+
+fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error) {
+    return fsti_url_refuse(output->target.path,
+                           "an object is sent sequentially and can't be written in place", error);
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Segments of a batch to extents, places in the buffer, and chunks.
+/// Groups the segments of a batch into extents, assigns buffer offsets, and cuts chunks.
 #include "plan_build.h"
 
-/// Pieces below this are cheaper to copy once more than to read on their own.
+/// Smaller pieces are cheaper to copy again than to read separately.
 #define SMALL_BYTES ((uint64_t)1 << 20)
-/// A linear extent takes pages of its own; below this the bytes are scattered instead.
+/// A linear extent takes whole pages. Smaller amounts are scattered instead.
 #define LINEAR_BYTES_MIN ((uint64_t)64 << 10)
 
-/// True when the item may lie in the buffer as its bytes lie in the file: one piece, ours to
-/// place, and at a file offset that its dtype's alignment, or the device, allows.
+/// Whether the item can have the layout of the file in the buffer: one piece, without a
+/// destination, and at a file offset that satisfies the alignment of its dtype or device.
 static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &build->plan->items[segment->item];
     if (item->destination != NULL || item->is_converted) return false;
@@ -19,11 +19,11 @@ static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segm
     return segment->file_offset % alignment == 0;
 }
 
-/// What a linear extent may hold that nobody wants, as it takes memory for it: a sixteenth of what
-/// somebody does.
+/// A linear extent keeps gaps in memory, so at most this fraction of its requested bytes may be
+/// gaps.
 #define UNWANTED_PART 16u
 
-/// Moves the ends of an extent to where digests begin and end.
+/// Extends an extent to the boundaries of digested pieces.
 static void widen_extent(const plan_build *build, fsti_plan_extent *extent) {
     uint64_t unit = build->rules->verify_bytes;
     if (unit == 0) return;
@@ -44,14 +44,14 @@ static fst_status push_extent(plan_build *build, fsti_plan_extent *extent) {
     return FST_OK;
 }
 
-/// Whether both need one piece that is read whole: it is read once.
+/// Whether both need the same digested piece, which must be read only once.
 static bool shares_digest(const plan_build *build, const fsti_plan_extent *extent,
                           const fsti_plan_segment *segment) {
     uint64_t unit = build->rules->verify_bytes;
     return unit != 0 && (extent->end - 1) / unit == segment->file_offset / unit;
 }
 
-/// Adds the segment to the extent if it lies close behind it and the mixture is worth it.
+/// Adds the segment to the extent if it follows closely and reading over the gap pays off.
 static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
                         const fsti_plan_segment *segment, uint32_t file, bool linear) {
     if (extent->segment_count == 0 || extent->file != file) return false;
@@ -62,8 +62,8 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
         !shares_digest(build, extent, segment))
         return false;
     if (linear != extent->linear || (linear && gap > FSTI_PLAN_PAGE_BYTES)) {
-        // A large linear part is kept apart: scattering costs it the straight way to memory.
-        // And a gap in a linear extent is a gap in memory: only small ones are worth it.
+        // Keep a large linear part separate, because scattering it would add a copy. In a linear
+        // extent a gap also takes memory, so only small ones are read over.
         uint64_t linear_bytes =
             extent->linear ? extent->end - extent->begin : end - segment->file_offset;
         if (linear_bytes >= SMALL_BYTES) return false;
@@ -96,7 +96,7 @@ static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t se
     return extent.segment_count > 0 ? push_extent(build, &extent) : FST_OK;
 }
 
-/// A linear extent keeps its place within the page; the pages at its ends are its own.
+/// A linear extent keeps its offset within the page and owns the pages at its ends.
 static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t cursor) {
     extent->buffer_offset =
         fsti_align_up(cursor, FSTI_PLAN_PAGE_BYTES) + extent->begin % FSTI_PLAN_PAGE_BYTES;
@@ -109,7 +109,7 @@ static uint64_t place_linear(fsti_plan *plan, fsti_plan_extent *extent, uint64_t
     return fsti_align_up(end, FSTI_PLAN_PAGE_BYTES);
 }
 
-/// Items of other extents are packed; an item of many segments is placed at its first.
+/// Packs items of other extents. An item with several segments is placed at its first.
 static uint64_t place_scattered(const plan_build *build, const fsti_plan_extent *extent,
                                 uint64_t cursor) {
     fsti_plan *plan = build->plan;
@@ -129,7 +129,7 @@ static void mark_conversions(const fsti_plan *plan, fsti_plan_extent *extent) {
         extent->converts = plan->items[plan->segments[extent->segment_first + i].item].is_converted;
 }
 
-/// The last segment of an extent that begins at `offset` or before; the first one begins there.
+/// The last segment of an extent that starts at or before `offset`; the first one starts there.
 static const fsti_plan_segment *segment_at(const fsti_plan *plan, const fsti_plan_extent *extent,
                                            uint64_t offset) {
     size_t low = extent->segment_first, high = low + extent->segment_count;
@@ -143,8 +143,8 @@ static const fsti_plan_segment *segment_at(const fsti_plan *plan, const fsti_pla
     return &plan->segments[low];
 }
 
-/// Where a chunk ends that begins at `begin`, a multiple of the chunk size from `origin` on; of
-/// what is made of other bytes, where a piece of that ends.
+/// The end of a chunk that starts at `begin`: a multiple of the chunk size counted from `origin`.
+/// For derived files, the end of a piece that is decoded as a unit.
 static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *extent,
                              uint64_t origin, uint64_t begin) {
     const fsti_plan *plan = build->plan;
@@ -152,7 +152,7 @@ static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *ex
     uint64_t step = plan->chunk_bytes, made = made_bytes == NULL ? 0 : made_bytes[extent->file];
     if (made == 0)
         return fsti_min(fsti_align_down(begin - origin, step) + step + origin, extent->end);
-    // A page less, since reads are counted from the page in which a chunk begins.
+    // One page less, because reads start at the page boundary before a chunk.
     uint64_t end = begin + step - FSTI_PLAN_PAGE_BYTES;
     if (end >= extent->end) return extent->end;
     const fsti_plan_item *item = &plan->items[segment_at(plan, extent, end)->item];
@@ -161,7 +161,7 @@ static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *ex
     return cut > begin ? cut : end;
 }
 
-/// The chunk from `first` on that byte `offset` of the file is in: mostly that one.
+/// The chunk, from `first` on, that contains byte `offset` of the file; usually `first`.
 static uint32_t chunk_of(const fsti_plan *plan, uint32_t first, uint64_t offset) {
     uint32_t low = first, high = (uint32_t)plan->chunk_count;
     if (offset < plan->chunks[first].end) return first;
@@ -175,8 +175,8 @@ static uint32_t chunk_of(const fsti_plan *plan, uint32_t first, uint64_t offset)
     return low;
 }
 
-/// Cuts an extent at multiples of the chunk size from its first page, of views from the beginning
-/// of the file, and tells every item which chunks hold its bytes.
+/// Cuts an extent at multiples of the chunk size, counted from its first page (for views from the
+/// start of the file), and stores in each item which chunks have its bytes.
 static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
     fsti_plan *plan = build->plan;
     const fsti_plan_extent *extent = &plan->extents[extent_index];
@@ -197,7 +197,7 @@ static fst_status cut_chunks(plan_build *build, uint32_t extent_index) {
         uint32_t number = (uint32_t)(extent->segment_first + i);
         if (number < item->segment_first) item->segment_first = number;
         item->segment_end = number + 1;
-        low = chunk_of(plan, low, segment->file_offset); // segments lie in the file's order
+        low = chunk_of(plan, low, segment->file_offset); // segments are in file order
         uint32_t high = chunk_of(plan, low, fsti_plan_segment_end(segment) - 1);
         if (low < item->chunk_first) item->chunk_first = low;
         if (high + 1 > item->chunk_end) item->chunk_end = high + 1;
@@ -213,7 +213,7 @@ fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size
     FST_TRY(cut_extents(build, batch_index, segment_first));
     batch->chunk_first = (uint32_t)plan->chunk_count;
     uint64_t cursor = 0;
-    // Linear extents first: their 2 MiB boundaries then fall on the buffer's.
+    // Linear extents first, so that their 2 MiB boundaries coincide with the buffer's.
     for (size_t i = extent_first; i < plan->extent_count; i++) {
         fsti_plan_extent *extent = &plan->extents[i];
         if (extent->end - extent->begin < LINEAR_BYTES_MIN) extent->linear = false;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Segments that overlap, apart from each other.
+/// Separates segments that overlap.
 #include <string.h>
 
 #include "plan_build.h"
 
-/// A layer that takes less than this part of what is left is not worth a pass over it: the rest
-/// stays as it is, each piece a read of its own.
+/// A layer with less than this fraction of the remaining bytes does not justify a separate pass.
+/// Its segments are then read one by one.
 #define LAYER_DIVISOR 8u
 
-/// Whether a segment begins before `end` of the file that one before it has reached.
+/// Whether a segment starts before `end`, which an earlier segment has reached.
 static bool overlaps(const fsti_plan *plan, const fsti_plan_segment *segment, uint32_t file,
                      uint64_t end) {
     return plan->items[segment->item].file == file && segment->file_offset < end;
@@ -24,8 +24,8 @@ static bool has_overlaps(const fsti_plan *plan, size_t first) {
     return false;
 }
 
-/// Moves the segments of one layer to the front, the others behind them, both in order. Returns
-/// where these begin.
+/// Moves the segments of one layer to the front and keeps the order of both groups. Returns the
+/// index of the second group.
 static size_t split_layer(fsti_plan *plan, size_t first, fsti_plan_segment *others) {
     size_t kept = first, other_count = 0;
     uint32_t file = UINT32_MAX;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Planning from end to end: items, delivery order, batches; extents and chunks a batch.
+/// Builds a complete plan: items, delivery order and batches, then extents and chunks per batch.
 #include "plan.h"
 
-#include <stdlib.h> // qsort_r: the order depends on the plan, and there is no global state
+#include <stdlib.h> // qsort_r: the order depends on the plan, without global state
 
 #include "plan_build.h"
 
@@ -17,8 +17,8 @@ void fsti_plan_clear(fsti_plan *plan) {
     *plan = (fsti_plan){0};
 }
 
-/// Items by their place in the files. Tensors of a header are numbered in file order; equal
-/// places keep the order of the request.
+/// Orders items by file and tensor index, which follows file order. Equal positions keep the order
+/// of the request.
 static int compare_items(const void *a, const void *b, void *context) {
     const fsti_plan *plan = context;
     uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
@@ -57,21 +57,21 @@ static void sort_segments(fsti_plan *plan, size_t first) {
     }
 }
 
-/// What an item takes of a batch's memory: tensors of a few bytes lie apart.
-static uint64_t room_of(const plan_build *build, const fsti_plan_item *item) {
+/// Bytes of an item in the batch's buffer, including alignment.
+static uint64_t buffer_bytes_of(const plan_build *build, const fsti_plan_item *item) {
     return fsti_align_up(item->size_bytes, plan_alignment(build));
 }
 
-/// A batch ends where its bytes would pass the limit, or, without a limit, where the file ends.
-static bool ends_batch(const plan_build *build, const fsti_plan_batch *batch, uint64_t room_bytes,
-                       size_t position) {
+/// A batch ends before the limit would be exceeded or, without a limit, at the end of its file.
+static bool ends_batch(const plan_build *build, const fsti_plan_batch *batch,
+                       uint64_t workspace_bytes, size_t position) {
     const fsti_plan *plan = build->plan;
     const fsti_plan_item *item = &plan->items[plan->delivery[position]];
     if (batch->delivery_count == 0) return false;
     uint64_t limit = build->rules->batch_bytes_max;
     if (limit == UINT64_MAX) return item->file != plan->items[plan->delivery[position - 1]].file;
-    // A linear extent may add two pages of slack.
-    return room_bytes + room_of(build, item) + 2 * FSTI_PLAN_PAGE_BYTES > limit;
+    // A linear extent can add two pages.
+    return workspace_bytes + buffer_bytes_of(build, item) + 2 * FSTI_PLAN_PAGE_BYTES > limit;
 }
 
 static fst_status push_batch(plan_build *build, const fsti_plan_batch *batch) {
@@ -86,23 +86,23 @@ static fst_status push_batch(plan_build *build, const fsti_plan_batch *batch) {
 static fst_status cut_batches(plan_build *build) {
     fsti_plan *plan = build->plan;
     fsti_plan_batch batch = {0};
-    uint64_t room_bytes = 0;
+    uint64_t workspace_bytes = 0;
     for (size_t i = 0; i < plan->item_count; i++) {
-        if (ends_batch(build, &batch, room_bytes, i)) {
+        if (ends_batch(build, &batch, workspace_bytes, i)) {
             FST_TRY(push_batch(build, &batch));
             batch = (fsti_plan_batch){.delivery_first = i};
-            room_bytes = 0;
+            workspace_bytes = 0;
         }
         fsti_plan_item *item = &plan->items[plan->delivery[i]];
         item->batch = (uint32_t)plan->batch_count;
         batch.delivery_count++;
         batch.item_bytes += item->size_bytes;
-        room_bytes += room_of(build, item);
+        workspace_bytes += buffer_bytes_of(build, item);
     }
     return batch.delivery_count > 0 ? push_batch(build, &batch) : FST_OK;
 }
 
-/// Reads of a batch go in file order, whatever the order of delivery.
+/// Builds extents and chunks of one batch. Reads are in file order, whatever the delivery order.
 static fst_status build_batch(plan_build *build, uint32_t batch_index, uint32_t *scratch) {
     fsti_plan *plan = build->plan;
     const fsti_plan_batch *batch = &plan->batches[batch_index];
@@ -163,7 +163,8 @@ fst_status fsti_plan_make(const fsti_header *const *headers, const fsti_plan_wan
     plan_build build = {
         .plan = out, .headers = headers, .wants = wants, .rules = rules, .error = error};
     if (want_count >= UINT32_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "too many tensors asked for");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "too many tensors requested");
     fst_status status = build_plan(&build);
     if (status != FST_OK) fsti_plan_clear(out);
     return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The steps of planning: private to the plan room.
+/// The steps of planning. Private to the plan module.
 #ifndef FSTI_PLAN_BUILD_H
 #define FSTI_PLAN_BUILD_H
 
@@ -19,31 +19,31 @@ static inline const fsti_tensor *plan_tensor(const plan_build *build, const fsti
     return &build->headers[item->file]->tensors[item->tensor];
 }
 
-/// Where an item's tensor begins in its file.
+/// The offset of an item's tensor in its file.
 static inline uint64_t plan_tensor_offset(const plan_build *build, const fsti_plan_item *item) {
     return build->headers[item->file]->data_begin + plan_tensor(build, item)->begin;
 }
 
-/// What tensors that are scattered begin at multiples of.
+/// Alignment of scattered tensors.
 static inline uint32_t plan_alignment(const plan_build *build) {
     return build->rules->to_device ? FSTI_PLAN_DEVICE_ALIGNMENT : FSTI_PLAN_TENSOR_ALIGNMENT;
 }
 
-/// Whether what lies between is read over, in a read of `wanted_bytes` that becomes `read_bytes`.
+/// Whether to read over a gap, in a read of `wanted_bytes` that grows to `read_bytes`.
 static inline bool plan_reads_over(const plan_build *build, uint64_t gap_bytes,
                                    uint64_t wanted_bytes, uint64_t read_bytes) {
     if (gap_bytes <= build->gaps.any_bytes) return true;
     return gap_bytes <= build->gaps.most_bytes && read_bytes / FSTI_GAPS_READ_MAX <= wanted_bytes;
 }
 
-/// Fills items (sizes, shapes) from wants, checking slices and destinations.
+/// Fills items (sizes, shapes) from the requests and checks slices and destinations.
 fst_status fsti_plan_resolve_items(plan_build *build);
 /// Appends the segments of one item, in file order.
 fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index);
-/// Sorts segments [first, end) into layers in which none overlaps the one before it (what is wanted
-/// twice lies in two): a layer is read in as few reads as if it were alone. (layers.c)
+/// Sorts segments [first, end) into layers without overlaps, so that each layer needs as few reads
+/// as it would alone. Bytes requested twice are in two layers. (layers.c)
 fst_status fsti_plan_sort_layers(plan_build *build, size_t segment_first);
-/// Cuts segments [first, end) of one batch into extents, lays them out and makes their chunks.
+/// Groups segments [first, end) of a batch into extents, places them and cuts chunks.
 fst_status fsti_plan_build_extents(plan_build *build, uint32_t batch_index, size_t segment_first);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which tensors a selection keeps: any of the globs, and the predicate.
+/// Whether a selection includes a tensor: one of its globs matches, and the predicate agrees.
 #include <fnmatch.h>
 
 #include "plan.h"

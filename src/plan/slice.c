@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Items from wants, and an N-D slice as runs of bytes in the file.
+/// Items from requests; N-dimensional slices as runs of bytes in the file.
 #include <inttypes.h>
 
 #include "plan_build.h"
@@ -8,19 +8,19 @@ static fst_status want_failure(const plan_build *build, const fsti_plan_want *wa
                                fst_status status, const char *what) {
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = fsti_header_name(header, tensor);
-    place.tensor_size = tensor->name_size;
-    return fsti_error_set(build->error, status, place, "%s", what);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.tensor = fsti_header_name(header, tensor);
+    location.tensor_size = tensor->name_size;
+    return fsti_error_set(build->error, status, location, "%s", what);
 }
 
-/// More than any address space has.
+/// More than any address space.
 #define PLAN_BYTES_MAX ((uint64_t)1 << 62)
 
-/// Slices count in bits.
+/// Slices are computed in bits.
 #define SLICED_BYTES_MAX ((uint64_t)1 << 60)
 
-/// The slice's shape and element count.
+/// Computes the slice's shape and element count.
 static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *want,
                                 uint64_t *shape, uint64_t *element_count) {
     const fsti_header *header = build->headers[want->file];
@@ -32,7 +32,7 @@ static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *w
         if (begin > end || end > whole[i])
             return want_failure(build, want, FST_E_ARGUMENT, "slice out of range");
         shape[i] = end - begin;
-        // A header that validated has no overflow but in front of a zero.
+        // In a valid header a product overflows only if a later dimension is zero.
         if (!fsti_mul(*element_count, shape[i], element_count))
             return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "slice size overflows");
     }
@@ -66,25 +66,25 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
         *shapes += tensor->rank;
         if (fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &item->source_bytes) != FST_OK)
             return want_failure(build, want, FST_E_MISALIGNED_SLICE,
-                                "slice does not hold whole bytes");
+                                "the slice does not cover whole bytes");
     }
-    // Bytes of the file to bytes in memory; both were checked to be whole. A conversion makes up to
-    // 16 bytes of one, and a file of holes may have 2^60.
+    // Bytes in the file to bytes in memory; both are whole numbers. A conversion can multiply the
+    // size by 16, and sparse files can have 2^60 bytes.
     uint32_t unit_bytes = item->conversion.from_bytes;
     item->size_bytes = item->source_bytes;
     if (item->is_converted) {
         if (item->source_bytes % unit_bytes != 0)
             return want_failure(build, want,
                                 is_whole(want) ? FST_E_ARGUMENT : FST_E_MISALIGNED_SLICE,
-                                "the elements do not pair up to whole bytes");
+                                "the elements do not fill whole bytes");
         if (!fsti_mul(item->source_bytes / unit_bytes, item->conversion.to_bytes,
                       &item->size_bytes))
             return want_failure(build, want, FST_E_VALIDATION_OVERFLOW,
                                 "the converted tensor's size overflows");
     }
     if (want->destination != NULL && want->destination_bytes != item->size_bytes)
-        return want_failure(build, want, FST_E_ARGUMENT, "destination has the wrong size");
-    // Sums of sizes, page ends included, must not wrap either.
+        return want_failure(build, want, FST_E_ARGUMENT, "the destination has a wrong size");
+    // Sums of sizes, including partial pages, must not overflow either.
     if (item->size_bytes > PLAN_BYTES_MAX - build->plan->bytes_requested)
         return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "the request's size overflows");
     build->plan->bytes_requested += item->size_bytes;
@@ -114,7 +114,7 @@ static fst_status push_segment(plan_build *build, const fsti_plan_segment *segme
     return FST_OK;
 }
 
-/// Rows too far apart to be read as one become segments of their own.
+/// Rows too far apart for one read become separate segments.
 static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
     bool dense = plan_reads_over(build, rows->stride_bytes - rows->run_bytes, rows->run_bytes,
                                  rows->stride_bytes);
@@ -130,14 +130,14 @@ static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
     return FST_OK;
 }
 
-/// The shape of a slice in bytes: dimensions from `cut` on make one run; below it, `pitch[d]`
-/// bytes lie between neighbours of dimension d.
+/// The shape of a slice in bytes: dimensions from `cut` on form one run; `pitch[d]` is the distance
+/// between neighbours in an outer dimension d.
 typedef struct slice_geometry {
     uint32_t cut;
     uint64_t run_bytes, first_offset;
 } slice_geometry;
 
-/// Bits between neighbours of dimension `dimension` of the whole tensor.
+/// Bits between neighbours in dimension `dimension` of the whole tensor.
 static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *whole, uint32_t dimension) {
     uint64_t bits = fsti_dtype_bits((fst_dtype)tensor->dtype);
     for (uint32_t i = tensor->rank; i-- > dimension + 1;) bits *= whole[i];
@@ -152,7 +152,7 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
     uint32_t cut = tensor->rank;
     while (cut > 0 && want->slice_begin[cut - 1] == 0 && want->slice_end[cut - 1] == whole[cut - 1])
         cut--;
-    // Dimension cut - 1 is the innermost that is not whole: its elements make the run.
+    // Dimension cut - 1 is the innermost one that is not complete: its elements form the run.
     uint64_t run_bits = 0, first_bits = 0;
     if (cut == 0) {
         run_bits = (tensor->end - tensor->begin) * 8;
@@ -168,19 +168,20 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
     uint32_t unit_bytes = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype).from_bytes;
     if (want->dtype != (fst_dtype)tensor->dtype && run_bits / 8 % unit_bytes != 0)
         return want_failure(build, want, FST_E_MISALIGNED_SLICE,
-                            "the slice's elements do not pair up to whole bytes");
+                            "the slice's elements do not fill whole bytes");
     if (run_bits % 8 != 0)
-        return want_failure(build, want, FST_E_MISALIGNED_SLICE, "slice cuts through a byte");
+        return want_failure(build, want, FST_E_MISALIGNED_SLICE,
+                            "the slice begins or ends inside a byte");
     *out = (slice_geometry){cut == 0 ? 0 : cut - 1, run_bits / 8, first_bits / 8};
     return FST_OK;
 }
 
-/// The dimensions outside of the strided one, walked in row-major order.
+/// Iterates over the dimensions outside the strided one, in row-major order.
 typedef struct outer_walk {
     const fsti_plan_want *want;
     const fsti_tensor *tensor;
     const uint64_t *whole; ///< shape of the tensor
-    uint64_t *counter;     ///< position in the slice, by dimension
+    uint64_t *counter;     ///< position in the slice, per dimension
     uint32_t count;
     uint64_t offset; ///< bytes from the slice's first element
 } outer_walk;
@@ -197,7 +198,7 @@ static bool next_outer(outer_walk *walk) {
     return false;
 }
 
-/// The rows at one position of the walk; a segment counts them in 32 bits, more of them are cut.
+/// Appends the rows at one position. A segment counts rows in 32 bits, so more are split.
 static fst_status append_rows(plan_build *build, fsti_plan_segment *segment, uint64_t begin,
                               uint64_t row_count) {
     for (uint64_t done = 0; done < row_count; done += segment->run_count) {
@@ -209,15 +210,15 @@ static fst_status append_rows(plan_build *build, fsti_plan_segment *segment, uin
     return FST_OK;
 }
 
-/// Pieces of one slice, each of which the plan describes in some 40 bytes: beyond this many the
-/// description would be larger than what a careful caller asked for.
+/// Maximum pieces of one slice. Each takes about 40 bytes in the plan, which would otherwise exceed
+/// the requested data.
 #define PIECE_COUNT_MAX ((size_t)1 << 22)
 
 static fst_status check_pieces(const plan_build *build, const fsti_plan_want *want, size_t first) {
     if (build->plan->segment_count - first <= PIECE_COUNT_MAX) return FST_OK;
     return want_failure(build, want, FST_E_ARGUMENT,
-                        "the slice falls into more than 4194304 pieces: read fewer dimensions in "
-                        "part, or the tensor whole");
+                        "the slice has more than 4194304 pieces. Slice fewer dimensions, or read "
+                        "the whole tensor");
 }
 
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
@@ -226,7 +227,7 @@ static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     slice_geometry geometry = {0};
     FST_TRY(measure_slice(build, want, &geometry));
-    uint32_t rows = geometry.cut; // they are counted along the dimension before the run's
+    uint32_t rows = geometry.cut; // rows are counted along the dimension before the run
     outer_walk walk = {.want = want,
                        .tensor = tensor,
                        .whole = fsti_header_shape(header, tensor),
@@ -261,7 +262,7 @@ fst_status fsti_plan_append_segments(plan_build *build, uint32_t item_index) {
                                  .item = item_index};
     FST_TRY(is_whole(&build->wants[item_index]) ? push_segment(build, &segment)
                                                 : append_slice(build, item_index, segment));
-    // The segments array may have moved; the item's own has not.
+    // The segments array may have moved; this item's segments have not.
     const fsti_plan_segment *only = &build->plan->segments[first];
     bool one_piece = build->plan->segment_count == first + 1 && only->run_count == 1;
     build->plan->items[item_index].file_offset = one_piece ? only->file_offset : UINT64_MAX;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Digesting what is written: see chunk_digests.h.
+/// Digests chunks during a save: see chunk_digests.h.
 #include "chunk_digests.h"
 
 #include <errno.h>
@@ -10,10 +10,10 @@ struct chunk_digests {
     const fsti_digest_kind *kind;
     uint64_t file_bytes, chunk_count;
     unsigned char *digests;
-    unsigned char *is_done; ///< by chunk; each is set by the one thread that has its last bytes
-    pthread_mutex_t lock;   ///< for the chunk that comes in pieces:
-    void *state;            ///< NULL: none
-    uint64_t next;          ///< the byte that it goes on with
+    unsigned char *is_done; ///< by chunk; each is set by the thread that has its last bytes
+    pthread_mutex_t lock;   ///< protects the chunk that arrives in pieces:
+    void *state;            ///< NULL: no such chunk
+    uint64_t next;          ///< the next expected byte
     uint64_t read_bytes;
 };
 
@@ -48,13 +48,14 @@ static bool hash_chunk(chunk_digests *digests, uint64_t number, const void *data
     return true;
 }
 
-/// Some bytes of a chunk. One chunk at a time is put together; pieces of others wait for the file.
-static bool take_piece(chunk_digests *digests, uint64_t offset, const void *data, uint64_t size) {
+/// Adds some bytes of a chunk. One chunk at a time is assembled; pieces of other chunks are read
+/// from the file later.
+static bool digest_piece(chunk_digests *digests, uint64_t offset, const void *data, uint64_t size) {
     const fsti_digest_kind *kind = digests->kind;
     uint64_t number = offset / SAVE_CHUNK_BYTES;
     if (offset % SAVE_CHUNK_BYTES == 0) {
         bool is_begun = digests->state != NULL && digests->next / SAVE_CHUNK_BYTES == number;
-        if (is_begun || digests->is_done[number] != 0) return true; // the header, once more
+        if (is_begun || digests->is_done[number] != 0) return true; // the header is written twice
         if (digests->state != NULL) kind->end(digests->state, NULL);
         digests->state = kind->begin();
         digests->next = offset;
@@ -83,7 +84,7 @@ fst_status fsti_chunk_digests_put(chunk_digests *digests, uint64_t offset, const
             good = hash_chunk(digests, number, at, size);
         } else {
             pthread_mutex_lock(&digests->lock);
-            good = take_piece(digests, offset, at, size);
+            good = digest_piece(digests, offset, at, size);
             pthread_mutex_unlock(&digests->lock);
         }
         if (!good) return fsti_error_memory(error, size);
@@ -97,10 +98,11 @@ fst_status fsti_written_read(const written_file *file, char *buffer, uint64_t be
         ssize_t got =
             pread(file->descriptor, buffer + done, (size_t)(size - done), (off_t)(begin + done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return fsti_error_errno(error, errno, file->path, "reading what was written");
-        fsti_error_place place = {.file = file->path, .byte_offset = begin + done};
+        if (got < 0) return fsti_error_errno(error, errno, file->path, "reading the written file");
+        fsti_error_location location = {.file = file->path, .byte_offset = begin + done};
         if (got == 0)
-            return fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended before its data");
+            return fsti_error_set(error, FST_E_SHORT_READ, location,
+                                  "the file ended before its data");
         done += (uint64_t)got;
     }
     return FST_OK;

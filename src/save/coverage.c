@@ -6,7 +6,7 @@
 
 #define RANGE_COUNT_MAX ((size_t)1 << 20)
 
-/// The first range that ends at `at` or behind it.
+/// The first range that ends at or after `at`.
 static size_t find_range(const byte_coverage *coverage, uint64_t at) {
     size_t low = 0, high = coverage->count;
     while (low < high) {
@@ -42,7 +42,7 @@ static bool insert_range(byte_coverage *coverage, size_t at, byte_range range) {
 fst_status fsti_coverage_claim(byte_coverage *coverage, byte_range range, byte_range *overlap) {
     if (range.begin == range.end) return FST_OK;
     size_t at = find_range(coverage, range.begin);
-    // It may touch the one before its place, and meet that one's neighbour.
+    // The range found may only touch this one; then the next one may overlap.
     for (size_t i = at; i < coverage->count && i < at + 2; i++)
         if (overlaps(coverage->ranges[i], range, overlap)) return FST_E_ARGUMENT;
     uint64_t size = range.end - range.begin;
@@ -61,9 +61,10 @@ fst_status fsti_coverage_claim(byte_coverage *coverage, byte_range range, byte_r
 
 bool fsti_coverage_gap(const byte_coverage *coverage, uint64_t size_bytes, byte_range *gap) {
     if (coverage->size_bytes == size_bytes) return false;
-    bool begins = coverage->count > 0 && coverage->ranges[0].begin == 0;
-    gap->begin = begins ? coverage->ranges[0].end : 0;
-    gap->end = coverage->count > (begins ? 1u : 0u) ? coverage->ranges[begins].begin : size_bytes;
+    bool starts_at_zero = coverage->count > 0 && coverage->ranges[0].begin == 0;
+    gap->begin = starts_at_zero ? coverage->ranges[0].end : 0;
+    gap->end = coverage->count > (starts_at_zero ? 1u : 0u) ? coverage->ranges[starts_at_zero].begin
+                                                            : size_bytes;
     return true;
 }
 

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which bytes of a tensor have come: private to the save room. Streams that come in order are one
-/// range; any other order is as many as there are holes.
+/// Tracks which bytes of a tensor have been written. Private to the save module. A stream in order
+/// is one range; other orders have one range per gap.
 #ifndef FSTI_COVERAGE_H
 #define FSTI_COVERAGE_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 typedef struct byte_range {
     uint64_t begin, end;
 } byte_range;
 
 typedef struct byte_coverage {
-    byte_range *ranges; ///< sorted, apart from each other
+    byte_range *ranges; ///< sorted and disjoint
     size_t count, capacity;
-    uint64_t size_bytes; ///< of all of them
+    uint64_t size_bytes; ///< of all ranges
 } byte_coverage;
 
-/// Takes `range`. FST_E_ARGUMENT when bytes of it have come before: *overlap are the first such.
-/// FST_E_NO_MEMORY also for more holes than any writer leaves.
+/// Adds `range`. FST_E_ARGUMENT if some bytes were added before: *overlap is the first such range.
+/// FST_E_NO_MEMORY also for an unreasonable number of gaps.
 fst_status fsti_coverage_claim(byte_coverage *coverage, byte_range range, byte_range *overlap);
-/// The first bytes below `size_bytes` that have not come; false when there are none.
+/// The first missing range below `size_bytes`. False if nothing is missing.
 bool fsti_coverage_gap(const byte_coverage *coverage, uint64_t size_bytes, byte_range *gap);
 void fsti_coverage_clear(byte_coverage *coverage);
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ring: chunk n lies in slot n modulo the ring's size. Whoever asks for a chunk that nobody
-/// has encoded yet works as well.
+/// The ring: chunk n is in slot n modulo the ring's size. The consumer encodes chunks itself while
+/// the next one is not ready.
+///
+/// Invariant: take_next - give_next never exceeds the number of slots, and the slot of the chunk
+/// returned last is reused only after the next call.
 #include "encode_ring.h"
 
 #include <pthread.h>
@@ -26,12 +29,12 @@ struct encode_ring {
     const encode_job *job;
     ring_slot *slots;
     unsigned char *bytes;
-    uint32_t slot_count, worker_count, thread_count; ///< worker 0 is who asks
+    uint32_t slot_count, worker_count, thread_count; ///< worker 0 is the consumer
     ring_worker workers[THREADS_MAX + 1];
-    size_t take_item; ///< of take_next
+    size_t take_item; ///< the item of take_next
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t take_next, give_next; ///< to be encoded, to be handed out
+    uint64_t take_next, give_next; ///< next chunk to encode, and to return
     bool stop;
     fst_status status;
     fst_error error;
@@ -45,17 +48,18 @@ static fst_status encode_chunk(const ring_worker *worker, const encode_item *ite
     slot->chunk = (fsti_chunk){.dtype = item->dtype, .true_bytes = size};
     if (atomic_load(&item->is_refused)) return FST_OK;
     FST_TRY(fsti_file_read(file, worker->source, size, item->begin + at, &got, error));
-    fsti_error_place place = {.file = fsti_file_path(file), .byte_offset = item->begin + at + got};
+    fsti_error_location location = {.file = fsti_file_path(file),
+                                    .byte_offset = item->begin + at + got};
     if (got < size)
-        return fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended before its data");
+        return fsti_error_set(error, FST_E_SHORT_READ, location, "the file ended before its data");
     return fsti_chunk_encode(worker->encoder, worker->source, slot->bytes, &slot->chunk, error);
 }
 
-/// Encodes one chunk, if there is one to be taken. The lock is held, but not meanwhile.
+/// Encodes one chunk, if there is one. The lock must be held; it is released meanwhile.
 static bool work_once(ring_worker *worker) {
     encode_ring *ring = worker->ring;
     const encode_job *job = ring->job;
-    // The chunk that was handed out last is still in its slot.
+    // The chunk that was returned last still occupies its slot.
     uint64_t held = ring->give_next > 0 ? ring->give_next - 1 : 0;
     if (ring->stop || ring->status != FST_OK || ring->take_next == job->chunk_count ||
         ring->take_next - held >= ring->slot_count)
@@ -119,7 +123,7 @@ fst_status fsti_encode_open(const encode_job *job, encode_ring **out, fst_error 
     pthread_cond_init(&ring->changed, NULL);
     fst_status status = open_slots(ring, error);
     if (status == FST_OK) status = open_worker(ring, error);
-    // A thread that can't be had, or its room, is done without.
+    // Threads that cannot be started, or get no memory, are not needed.
     while (status == FST_OK && ring->thread_count + 1 < wanted) {
         if (open_worker(ring, NULL) != FST_OK) break;
         ring_worker *worker = &ring->workers[ring->worker_count - 1];
@@ -136,7 +140,7 @@ fst_status fsti_encode_open(const encode_job *job, encode_ring **out, fst_error 
 
 fst_status fsti_encode_next(encode_ring *ring, const fsti_chunk **out, fst_error *error) {
     pthread_mutex_lock(&ring->lock);
-    // The chunk before it has been used by now: its slot is free.
+    // The previous chunk has been used, so its slot is free.
     if (ring->give_next > 0) pthread_cond_broadcast(&ring->changed);
     ring_slot *slot = &ring->slots[ring->give_next % ring->slot_count];
     while (!slot->is_done && ring->status == FST_OK)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads that read and encode chunks, which one thread takes in their order: private to the save
-/// room. Memory: a ring of chunks, four a thread.
+/// Threads that read and encode chunks, which one thread consumes in order. Private to the save
+/// module. Memory: four chunks per thread.
 #ifndef FSTI_ENCODE_RING_H
 #define FSTI_ENCODE_RING_H
 
@@ -9,15 +9,15 @@
 
 typedef struct encode_ring encode_ring;
 
-/// A tensor whose chunks are to be encoded.
+/// A tensor whose chunks are encoded.
 typedef struct encode_item {
     fst_dtype dtype;
     uint64_t begin, size_bytes; ///< in the file; at least 1 byte
-    uint64_t chunk_first;       ///< of all chunks, counted over items
-    atomic_bool is_refused;     ///< its other chunks are not to be encoded any more
+    uint64_t chunk_first;       ///< index among the chunks of all items
+    atomic_bool is_refused;     ///< skip its remaining chunks
 } encode_item;
 
-/// What a ring works on; it must stay until the ring is closed.
+/// The job of a ring. It must stay valid until the ring is closed.
 typedef struct encode_job {
     fsti_file *file;
     encode_item *items;
@@ -27,7 +27,7 @@ typedef struct encode_job {
 } encode_job;
 
 fst_status fsti_encode_open(const encode_job *job, encode_ring **out, fst_error *error);
-/// The next chunk, encoded; it stays until the next call. Of an item that is refused: any bytes.
+/// Returns the next encoded chunk, valid until the next call. For a refused item, any bytes.
 fst_status fsti_encode_next(encode_ring *ring, const fsti_chunk **out, fst_error *error);
 void fsti_encode_close(encode_ring *ring);
 

@@ -5,14 +5,14 @@ bool fsti_far_is(const save_tensor *tensor) {
     return tensor->device.kind == FST_DEVICE_CUDA || tensor->device.kind == FST_DEVICE_HIP;
 }
 
-/// The tensor whose block comes next; NULL behind the last one.
+/// The tensor of the next block; NULL after the last one.
 static const save_tensor *find_next(save_far *far) {
     const fst_writer *writer = far->writer;
     const fst_layout *layout = &writer->files[far->file_index].layout;
     const uint32_t *members = writer->members + writer->member_begin[far->file_index];
     for (; far->entry < layout->entry_count; far->entry++, far->done = 0) {
         uint32_t entry = layout->order[far->entry];
-        if (entry >= layout->tensor_count) continue; // filling
+        if (entry >= layout->tensor_count) continue; // padding
         const save_tensor *tensor = &writer->tensors[members[entry]];
         if (tensor->data != NULL && fsti_far_is(tensor) && far->done < tensor->size_bytes)
             return tensor;
@@ -20,21 +20,22 @@ static const save_tensor *find_next(save_far *far) {
     return NULL;
 }
 
-static void give_ring(save_far *far) {
+static void release_ring(save_far *far) {
     if (far->ring == NULL) return;
-    fsti_ring_drain(far->ring);
-    fsti_ring_give(far->ring);
+    fsti_staging_drain(far->ring);
+    fsti_staging_release(far->ring);
     far->ring = NULL;
 }
 
-/// A ring of the device, with two slots. The device is entered.
-static fst_status take_ring(save_far *far, fst_error *error) {
-    FST_TRY(fsti_ring_take(far->device, &far->ring, error));
-    for (uint32_t i = 0; i < 2; i++) FST_TRY(fsti_ring_slot(far->ring, i, &far->slots[i], error));
+/// Acquires a staging ring with two slots. The device's context is current.
+static fst_status acquire_ring(save_far *far, fst_error *error) {
+    FST_TRY(fsti_staging_acquire(far->device, &far->ring, error));
+    for (uint32_t i = 0; i < 2; i++)
+        FST_TRY(fsti_staging_slot(far->ring, i, &far->slots[i], error));
     return FST_OK;
 }
 
-/// Asks for the next block, if there is one and no other device's is on its way.
+/// Starts copying the next block, unless a block of another device is in flight.
 static fst_status fetch_next(save_far *far, fst_error *error) {
     const save_tensor *tensor = find_next(far);
     fsti_device *device;
@@ -44,11 +45,11 @@ static fst_status fetch_next(save_far *far, fst_error *error) {
     if (device != far->device) fsti_far_close(far);
     far->device = device;
     FST_TRY(fsti_device_enter(device, error));
-    fst_status status = far->ring == NULL ? take_ring(far, error) : FST_OK;
+    fst_status status = far->ring == NULL ? acquire_ring(far, error) : FST_OK;
     uint32_t slot = (uint32_t)(far->fetched_count % 2);
-    uint64_t size = fsti_min(tensor->size_bytes - far->done, FSTI_RING_CHUNK_BYTES_MAX);
+    uint64_t size = fsti_min(tensor->size_bytes - far->done, FSTI_STAGING_CHUNK_BYTES_MAX);
     if (status == FST_OK)
-        status = fsti_ring_fetch(far->ring, slot, tensor->data + far->done, size, error);
+        status = fsti_staging_fetch(far->ring, slot, tensor->data + far->done, size, error);
     fsti_device_leave(device);
     FST_TRY(status);
     far->sizes[slot] = size;
@@ -61,10 +62,10 @@ fst_status fsti_far_take(save_far *far, const char **data, uint64_t *size_bytes,
     bool arrived;
     if (far->fetched_count == far->taken_count) FST_TRY(fetch_next(far, error));
     uint32_t slot = (uint32_t)(far->taken_count % 2);
-    // The slot of the block before this one is free again: the next comes while this is written.
+    // The slot of the previous block is free: copy the next block while this one is written.
     if (far->fetched_count - far->taken_count < 2) FST_TRY(fetch_next(far, error));
     FST_TRY(fsti_device_enter(far->device, error));
-    fst_status status = fsti_ring_arrived(far->ring, slot, true, &arrived, error);
+    fst_status status = fsti_staging_arrived(far->ring, slot, true, &arrived, error);
     fsti_device_leave(far->device);
     far->taken_count++;
     *data = far->slots[slot];
@@ -74,6 +75,6 @@ fst_status fsti_far_take(save_far *far, const char **data, uint64_t *size_bytes,
 
 void fsti_far_close(save_far *far) {
     if (far->device == NULL || !fsti_device_enter_once_more(far->device)) return;
-    give_ring(far);
+    release_ring(far);
     fsti_device_leave(far->device);
 }

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Bytes that lie on devices, for a file that is written: private to the save room. Blocks come in
-/// the order of the file through two slots of locked memory: one is on its way while the other is
-/// written. One thread a file.
+/// Reads tensors from devices for a file that is written. Private to the save module. Blocks arrive
+/// in file order through two pinned slots: one is copied while the other is written. One thread per
+/// file.
 #ifndef FSTI_SAVE_FAR_H
 #define FSTI_SAVE_FAR_H
 
 #include "gpu/gpu.h"
-#include "writer.h"
+#include "save_state.h"
 
 typedef struct save_far {
     const fst_writer *writer;
     uint32_t file_index;
-    size_t entry;  ///< of the layout's order: of whose tensor the next block is fetched,
-    uint64_t done; ///< and what was fetched of it
+    size_t entry;  ///< position in the layout's order: the tensor of the next block,
+    uint64_t done; ///< and how much of it was copied
     fsti_device *device;
-    fsti_ring *ring; ///< NULL until the first block
+    fsti_staging_ring *ring; ///< NULL until the first block
     char *slots[2];
     uint64_t sizes[2];
-    uint64_t fetched_count, taken_count; ///< of blocks; number n is in slot n % 2
+    uint64_t fetched_count, taken_count; ///< block numbers; block n is in slot n % 2
 } save_far;
 
 bool fsti_far_is(const save_tensor *tensor);
-/// The next block in the file's order; it stays until the call after the next one.
+/// Returns the next block in file order. It stays valid until the call after the next.
 fst_status fsti_far_take(save_far *far, const char **data, uint64_t *size_bytes, fst_error *error);
-/// Keeps the memory for others.
+/// Caches the ring for other saves.
 void fsti_far_close(save_far *far);
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A save's middle: tensors that came with their data go into the files, of a set by threads; then
-/// every byte is there, and synced if so promised.
+/// The middle of a save: writes tensors that were given with data, with several threads for sharded
+/// models; then checks that every byte was written, and syncs if durable.
 #include <string.h>
 
 #include "far.h"
-#include "writer.h"
+#include "save_state.h"
 
 #define THREAD_COUNT_MAX 16u
 
@@ -18,8 +18,8 @@ fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *
     return status;
 }
 
-/// Zeros between aligned tensors, so that the bytes stay in order for the stage.
-static fst_status put_filling(save_file *file, const fsti_header_entry *entry, fst_error *error) {
+/// Writes the zeros of padding tensors, so that bytes reach the stage in order.
+static fst_status write_padding(save_file *file, const fsti_header_entry *entry, fst_error *error) {
     static const char zeros[4096];
     for (uint64_t at = entry->begin; at < entry->end;) {
         uint64_t size = fsti_min(entry->end - at, sizeof zeros);
@@ -30,9 +30,9 @@ static fst_status put_filling(save_file *file, const fsti_header_entry *entry, f
     return FST_OK;
 }
 
-/// Bytes of a device, block by block: never a whole tensor in the processors' memory.
-static fst_status put_far(save_file *file, const save_tensor *tensor, save_far *far,
-                          fst_error *error) {
+/// Writes a device tensor block by block, without a complete copy in CPU memory.
+static fst_status write_device_tensor(save_file *file, const save_tensor *tensor, save_far *far,
+                                      fst_error *error) {
     const char *data;
     uint64_t size;
     for (uint64_t done = 0; done < tensor->size_bytes; done += size) {
@@ -42,19 +42,19 @@ static fst_status put_far(save_file *file, const save_tensor *tensor, save_far *
     return FST_OK;
 }
 
-static fst_status put_all(fst_writer *writer, uint32_t file_index, save_far *far,
-                          fst_error *error) {
+static fst_status write_tensors(fst_writer *writer, uint32_t file_index, save_far *far,
+                                fst_error *error) {
     save_file *file = &writer->files[file_index];
     const uint32_t *members = writer->members + writer->member_begin[file_index];
     for (size_t i = 0; i < file->layout.entry_count; i++) {
         uint32_t entry = file->layout.order[i];
         if (entry >= file->layout.tensor_count) {
-            FST_TRY(put_filling(file, &file->layout.entries[entry], error));
+            FST_TRY(write_padding(file, &file->layout.entries[entry], error));
             continue;
         }
         save_tensor *tensor = &writer->tensors[members[entry]];
         if (tensor->data == NULL || tensor->size_bytes == 0) continue;
-        FST_TRY(fsti_far_is(tensor) ? put_far(file, tensor, far, error)
+        FST_TRY(fsti_far_is(tensor) ? write_device_tensor(file, tensor, far, error)
                                     : fsti_stage_put(file->stage, tensor->offset, tensor->data,
                                                      tensor->size_bytes, true, error));
         pthread_mutex_lock(&writer->lock);
@@ -66,7 +66,7 @@ static fst_status put_all(fst_writer *writer, uint32_t file_index, save_far *far
 
 static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
     save_far far = {.writer = writer, .file_index = file_index};
-    fst_status status = put_all(writer, file_index, &far, error);
+    fst_status status = write_tensors(writer, file_index, &far, error);
     fsti_far_close(&far);
     return status;
 }
@@ -81,26 +81,30 @@ static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error
     } else if (writer->origin != NULL) {
         status = fsti_writer_copy_origin(writer, error);
     } else if (writer->is_joined) {
-        fsti_output_unmap(file->output); // everything was written as it came
+        fsti_output_unmap(file->output); // mapped bytes need no further write
     } else {
         status = fsti_writer_open_stage(writer, file, error);
-        if (status == FST_OK) status = put_tensors(writer, file_index, error);
+        if (status == FST_OK)
+            status = writer->snapshot != NULL ? fsti_writer_put_snapshot(writer, file_index, error)
+                                              : put_tensors(writer, file_index, error);
         fst_status closed = fsti_writer_close_stage(writer, file, status == FST_OK ? error : NULL);
+        if (writer->snapshot != NULL)
+            fsti_snapshot_release(writer->snapshot, file_index, UINT64_MAX);
         fsti_output_unmap(file->output);
         if (status == FST_OK) status = closed;
         if (status == FST_OK && writer->options.compress != FST_COMPRESS_NONE)
             status = fsti_writer_pack(writer, file, error);
     }
-    // What others write parts of is digested when they have, before it is published.
+    // Files written by several processes are digested when complete, before they are published.
     if (status == FST_OK && writer->manifest.kind != NULL && writer->options.others_write == 0)
         status = fsti_save_manifest_end(writer, file, error);
-    // What a store refuses is told here, before anything is put in place.
+    // Errors of a store must be reported before anything is published.
     if (status == FST_OK && writer->is_remote) return fsti_output_sync(file->output, error);
     if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
     return fsti_writer_sync(writer, file->output, error);
 }
 
-/// What threads that finish files share.
+/// Shared by the threads that finish files.
 typedef struct finish_job {
     fst_writer *writer;
     atomic_uint next_file;
@@ -135,7 +139,7 @@ static fst_status finish_all(fst_writer *writer, fst_error *error) {
     if (wanted == 0) wanted = fsti_cpu_count();
     wanted = (uint32_t)fsti_min(fsti_min(wanted, writer->file_count), THREAD_COUNT_MAX);
     pthread_mutex_init(&job.lock, NULL);
-    // This thread works too; one that can't be made is not missed.
+    // This thread works as well, so a failed start is no error.
     while (count + 1 < wanted && fsti_thread_start(&threads[count], finish_files, &job) == 0)
         count++;
     finish_files(&job);
@@ -152,14 +156,14 @@ static fst_status check_complete(const fst_writer *writer, fst_error *error) {
         byte_range gap;
         if (tensor->data != NULL || !fsti_coverage_gap(&tensor->coverage, tensor->size_bytes, &gap))
             continue;
-        return fsti_writer_refuse_range(tensor, gap, "were not written", error);
+        return fsti_writer_refuse_range(tensor, gap, "were never written", error);
     }
     return FST_OK;
 }
 
 fst_status fsti_writer_finish(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_open(writer, error));
-    FST_TRY(check_complete(writer, error)); // what is missing may still come
+    FST_TRY(check_complete(writer, error)); // missing bytes may still be written
     fst_status status = FST_OK;
     if (writer->stream_file != NULL)
         status = fsti_writer_close_stage(writer, writer->stream_file, error);

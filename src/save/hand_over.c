@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Sets that several processes write: files handed over, joined, and published by one of them.
+/// Sharded models written by several processes: handed over files, joined files, and publishing by
+/// one process.
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model/model.h"
-#include "writer.h"
+#include "model/open_model.h"
+#include "save_state.h"
 
-// ---- handing over ----
+// ---- handing files over ----
 
 fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     if (writer->is_joined)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the file is another process's");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "the file belongs to another process");
     if (writer->manifest.kind != NULL && writer->options.others_write == 0)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                              "who publishes the file makes its manifest: "
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                              "the process that publishes the file creates its manifest: "
                               "fst_publish_options.manifest");
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
     int state = atomic_load(&writer->state);
     if (state != WRITER_FINISHED)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
                               state == WRITER_FAILED ? "has failed" : "is committed");
     fst_status status = FST_OK;
     for (uint32_t f = 0; f < writer->file_count && status == FST_OK; f++)
@@ -35,9 +37,9 @@ const char *fsti_writer_hidden_path(const fst_writer *writer, uint32_t file_inde
     return fsti_output_hidden_path(writer->files[file_index].output);
 }
 
-// ---- files that are there ----
+// ---- existing files ----
 
-/// The tensors of some files. The models keep names and shapes.
+/// The tensors of some files. The models keep names and shapes alive.
 typedef struct found_tensors {
     fst_model **models;
     size_t model_count;
@@ -68,7 +70,7 @@ static fst_status find_tensors(found_tensors *found, const char *const *paths, s
     found->models = fsti_alloc_zeroed(path_count, sizeof *found->models);
     if (found->models == NULL) return fsti_error_memory(error, path_count * sizeof(fst_model *));
     for (size_t i = 0; i < path_count; i++) {
-        FST_TRY(fsti_model_open(paths[i], &(model_wish){.flags = 0}, &found->models[i], error));
+        FST_TRY(fsti_model_open(paths[i], &(model_request){.flags = 0}, &found->models[i], error));
         found->model_count = i + 1;
         FST_TRY(add_tensors(found, found->models[i], error));
     }
@@ -81,7 +83,7 @@ static void clear_found(found_tensors *found) {
     fsti_free(found->tensors);
 }
 
-/// A writer whose files are there.
+/// Makes a writer for existing files.
 static fst_status begin(const char *path, const char *const *hidden, const found_tensors *found,
                         const fst_save_options *options, fst_writer **out, fst_error *error) {
     save_request request = {.path = path,
@@ -94,8 +96,8 @@ static fst_status begin(const char *path, const char *const *hidden, const found
 
 // ---- joining ----
 
-/// Where the bytes are is what the file says, not what a new one would be like.
-static void take_places(fst_writer *writer, const fst_model *model) {
+/// Take offsets from the existing file's header, which may differ from a new layout.
+static void copy_offsets(fst_writer *writer, const fst_model *model) {
     fst_file_info file;
     fsti_model_file_info(model, 0, &file);
     writer->files[0].layout.file_bytes = writer->bytes_total = file.size_bytes;
@@ -120,7 +122,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
     if (status == FST_OK) status = begin(path, &path, &found, &save, out, error);
     if (status == FST_OK) {
         (*out)->is_joined = true;
-        take_places(*out, found.models[0]);
+        copy_offsets(*out, found.models[0]);
     }
     clear_found(&found);
     return status;
@@ -128,15 +130,15 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
 
 // ---- publishing ----
 
-/// Nothing but what was handed over is renamed or removed, and within its folder.
+/// Only handed over files within the folder may be renamed or deleted.
 static fst_status check_hidden(const char *folder, const char *path, fst_error *error) {
     struct stat own, there;
     const char *name = fsti_path_name(path);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
     if (!fsti_hidden_is(name))
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "not the name of a file that was handed over");
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "not a file name returned by fst_writer_hand_over()");
     char *parent =
         name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
     if (parent == NULL) return fsti_error_memory(error, strlen(path));
@@ -144,7 +146,7 @@ static fst_status check_hidden(const char *folder, const char *path, fst_error *
                      own.st_dev == there.st_dev && own.st_ino == there.st_ino;
     fsti_free(parent);
     if (is_inside) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "the file is not in the folder '%.200s'",
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "the file is not in the folder '%.200s'",
                           folder);
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Edits: a new header before the old file's tensors, published like every save.
+/// Edits: writes a new header before the old file's tensors, and publishes it like every save.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model/model.h"
-#include "writer.h"
+#include "model/open_model.h"
+#include "save_state.h"
 
-/// What the new header is made of.
+/// The parts of the new header.
 typedef struct header_edit {
     const fst_model *model;
     fst_file_info file;
@@ -16,16 +16,16 @@ typedef struct header_edit {
     size_t tensor_count;
     fst_metadata_entry *metadata;
     size_t metadata_count;
-    char *keys; ///< of digests whose tensors get other names
+    char *keys; ///< keys of digests whose tensors are renamed
 } header_edit;
 
-/// Keys of digests that a file keeps of its tensors: this and the tensor's name.
+/// The metadata key of a tensor's embedded digest: this and the tensor's name.
 #define DIGEST_KEY "digest.tensor."
 
 static fst_status refuse(const char *path, const char *why, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
 // ---- the new header ----
@@ -39,14 +39,14 @@ static fst_status rename_tensors(header_edit *edit, const fst_edit_options *opti
         fst_tensor_info old;
         fsti_model_tensor_info(edit->model, index, &old);
         fst_save_tensor *tensor = &edit->tensors[fsti_model_entry(edit->model, index).tensor];
-        fsti_error_place place = {
+        fsti_error_location location = {
             .file = edit->file.path, .tensor = old.name, .tensor_size = old.name_size};
         if (tensor->name != old.name)
-            return fsti_error_set(error, FST_E_ARGUMENT, place, "a tensor is to get two new names");
-        if (edit->file.filler_count > 0 && fsti_filler_name(rename->to, rename->to_size))
-            return fsti_error_set(error, FST_E_ARGUMENT, place,
-                                  "names that begin with " FSTI_FILLER_NAME
-                                  " are for the filling between aligned tensors");
+            return fsti_error_set(error, FST_E_ARGUMENT, location, "two new names for one tensor");
+        if (edit->file.padding_count > 0 && fsti_padding_name(rename->to, rename->to_size))
+            return fsti_error_set(error, FST_E_ARGUMENT, location,
+                                  "names that begin with " FSTI_PADDING_NAME
+                                  " are reserved for padding tensors");
         tensor->name = rename->to;
         tensor->name_size = rename->to_size;
     }
@@ -55,7 +55,7 @@ static fst_status rename_tensors(header_edit *edit, const fst_edit_options *opti
 
 static fst_status describe_tensors(header_edit *edit, const fst_edit_options *options,
                                    fst_error *error) {
-    // The file's tensors, fillers too, as they lie.
+    // The file's tensors, including padding, in file order.
     const fsti_header *header = edit->model->files[0].header;
     edit->tensor_count = header->tensor_count;
     edit->tensors = fsti_alloc_zeroed(edit->tensor_count + 1, sizeof *edit->tensors);
@@ -72,7 +72,7 @@ static fst_status describe_tensors(header_edit *edit, const fst_edit_options *op
     return rename_tensors(edit, options, error);
 }
 
-/// The tensor that a key is the digest of, where it gets another name.
+/// The tensor whose digest a key stores, if the tensor is renamed.
 static const fst_save_tensor *renamed_by_key(const header_edit *edit,
                                              const fst_metadata_entry *entry) {
     size_t prefix = strlen(DIGEST_KEY);
@@ -84,7 +84,7 @@ static const fst_save_tensor *renamed_by_key(const header_edit *edit,
     return tensor->name == fsti_header_name(header, &header->tensors[index]) ? NULL : tensor;
 }
 
-/// Digests go with their tensors' names.
+/// Renames the keys of digests with their tensors.
 static fst_status rename_digests(header_edit *edit, fst_error *error) {
     size_t prefix = strlen(DIGEST_KEY), wanted = 0;
     for (size_t i = 0; i < edit->metadata_count; i++) {
@@ -105,13 +105,14 @@ static fst_status rename_digests(header_edit *edit, fst_error *error) {
     return FST_OK;
 }
 
-/// The mark of fillers goes with these: without it they would be tensors.
+/// Whether it is the key that marks padding tensors. It must stay, because they would otherwise
+/// become ordinary tensors.
 static bool is_mark(const header_edit *edit, const fst_metadata_entry *entry) {
-    return edit->file.filler_count > 0 && entry->key_size == strlen(FSTI_FILLER_KEY) &&
-           memcmp(entry->key, FSTI_FILLER_KEY, entry->key_size) == 0;
+    return edit->file.padding_count > 0 && entry->key_size == strlen(FSTI_PADDING_KEY) &&
+           memcmp(entry->key, FSTI_PADDING_KEY, entry->key_size) == 0;
 }
 
-/// The old entries, in their order.
+/// Copies the old entries in their order.
 static fst_status take_metadata(header_edit *edit, const fst_edit_options *options,
                                 fst_error *error) {
     size_t capacity = edit->file.metadata_count + options->metadata_count + 1;
@@ -130,7 +131,8 @@ static fsti_name name_of_key(const void *context, size_t index) {
     return (fsti_name){entry->key, entry->key_size};
 }
 
-/// Sets an entry at its place, or at the end; takes one out by leaving it without a value.
+/// Sets an entry at its position, or appends it. A deleted entry keeps its position without a
+/// value.
 static void change_entry(header_edit *edit, fsti_name_table *places,
                          const fst_metadata_entry *change) {
     size_t at = fsti_name_table_find(places, (fsti_name){change->key, change->key_size});
@@ -157,10 +159,11 @@ static fst_status change_metadata(header_edit *edit, const fst_edit_options *opt
     for (size_t i = 0; status == FST_OK && i < options->metadata_count; i++) {
         const fst_metadata_entry *change = &options->metadata[i];
         if (change->value == NULL && is_mark(edit, change))
-            status = refuse(edit->file.path,
-                            "the metadata key " FSTI_FILLER_KEY " tells which tensors only fill "
-                            "alignment: it stays as long as they do",
-                            error);
+            status =
+                refuse(edit->file.path,
+                       "the metadata key " FSTI_PADDING_KEY " marks padding tensors and can't be "
+                       "removed while the file has padding tensors",
+                       error);
         else
             change_entry(edit, &places, change);
     }
@@ -183,7 +186,7 @@ fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error) {
                       .report = fsti_writer_report,
                       .context = writer};
     FST_TRY(fsti_output_copy(file->output, &copy, error));
-    // Behind the copy: sharing begins with an empty block where the header is to end.
+    // Written after the copy, because sharing needs an empty block where the header ends.
     FST_TRY(fsti_output_write(file->output, layout->header, layout->header_bytes, 0, error));
     pthread_mutex_lock(&writer->lock);
     writer->bytes_shared = copy.bytes_shared;
@@ -202,28 +205,28 @@ fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error) 
     if (writer->origin == NULL) return FST_OK;
     FST_TRY(fsti_file_check(writer->origin, error));
     const char *path = fsti_file_path(writer->origin);
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
     if (fstat(fsti_file_identity(writer->origin), &info) != 0 || stat(path, &now) != 0 ||
         info.st_dev != now.st_dev || info.st_ino != now.st_ino)
-        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
-                              "the file was replaced while it was edited");
+        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                              "the file was replaced while it was being edited");
     return FST_OK;
 }
 
-/// An index tells by names which file has a tensor: renaming in one file alone would break the set.
+/// An index maps tensor names to files, so renaming in one file alone would break the model.
 static fst_status check_index(const header_edit *edit, const char *path, const char *target,
                               fst_error *error) {
     struct stat info;
-    // The model was opened by an index: that it leads to the file is known, wherever they lie.
+    // The model was opened through an index, so the index refers to the file, wherever they are.
     bool is_indexed = fsti_save_is_same_file(edit->file.path, target) &&
                       !fsti_save_is_same_file(edit->file.path, path) && stat(path, &info) == 0 &&
                       S_ISREG(info.st_mode);
     if (!is_indexed) FST_TRY(fsti_save_is_indexed(target, &is_indexed, error));
     if (!is_indexed) return FST_OK;
     return refuse(target,
-                  "an index of the folder leads to this file by the names of its tensors: "
-                  "write the edited file to another folder",
+                  "an index in the folder lists this file's tensor names. "
+                  "Write the edited file to another folder",
                   error);
 }
 
@@ -261,10 +264,10 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
                              const fst_edit_options *options, fst_save_stats *stats,
                              fst_error *error) {
     if (fsti_model_file_count(edit->model) != 1)
-        return refuse(path, "it is a set of files: edit one of them", error);
+        return refuse(path, "a sharded model. Edit one of its files", error);
     fsti_model_file_info(edit->model, 0, &edit->file);
     if (edit->model->files[0].packed != NULL)
-        return refuse(path, "it is compressed: decompress it, edit that, and compress it again",
+        return refuse(path, "a compressed file. Decompress it, edit the result, and compress that",
                       error);
     if (target == NULL) target = edit->file.path;
     if (options->rename_count > 0) FST_TRY(check_index(edit, path, target, error));
@@ -273,15 +276,24 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
     return write_file(edit, target, options, stats, error);
 }
 
-fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
-                            fst_save_stats *stats, fst_error *error) {
+static fst_status edit_at(const char *path, const char *target, const fst_edit_options *options,
+                          fst_save_stats *stats, fst_error *error) {
     fst_model *model;
-    FST_TRY(fsti_model_open(path, &(model_wish){.flags = 0}, &model, error));
+    FST_TRY(fsti_model_open(path, &(model_request){.flags = 0}, &model, error));
     header_edit edit = {.model = model};
     fst_status status = edit_model(&edit, path, target, options, stats, error);
     fsti_free(edit.tensors);
     fsti_free(edit.metadata);
     fsti_free(edit.keys);
     fsti_model_unref(model);
+    return status;
+}
+
+fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
+                            fst_save_stats *stats, fst_error *error) {
+    char *fixed = NULL;
+    FST_TRY(fsti_path_absolute(path, &fixed, error));
+    fst_status status = edit_at(fixed, target, options, stats, error);
+    fsti_free(fixed);
     return status;
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether an index leads to a file, by whatever way: links, "./f", a folder above.
+/// Whether an index refers to a file, also through links, "./f", or a parent folder.
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "writer.h"
+#include "save_state.h"
 
-/// The folder of a path with a slash behind it; "" where the path has none.
+/// Length of the folder of a path with its slash; 0 if the path has none.
 static int folder_size(const char *path) { return (int)(fsti_path_name(path) - path); }
 
 bool fsti_save_is_same_file(const char *one, const char *other) {
@@ -25,7 +25,7 @@ bool fsti_save_is_same_file(const char *one, const char *other) {
            first.st_ino == second.st_ino;
 }
 
-/// A look at the indexes of a folder.
+/// A search through the indexes of a folder.
 typedef struct index_search {
     const char *path;   ///< of the file
     const char *folder; ///< of the indexes
@@ -33,12 +33,12 @@ typedef struct index_search {
     bool is_found;
 } index_search;
 
-/// Also those of variants: "model.safetensors.index.fp16.json".
+/// Includes variants: "model.safetensors.index.fp16.json".
 static bool is_index_name(const char *name) {
     return name[0] != '.' && strstr(name, ".index.") != NULL && fsti_ends_with(name, ".json");
 }
 
-static bool leads_to(const fsti_index *index, const index_search *search) {
+static bool names_file(const fsti_index *index, const index_search *search) {
     char path[PATH_MAX];
     for (size_t f = 0; f < index->file_count; f++) {
         const char *name = index->bytes + index->files[f].at;
@@ -49,8 +49,8 @@ static bool leads_to(const fsti_index *index, const index_search *search) {
     return false;
 }
 
-/// What only has an index's name, or somebody else's that can't be read, leads to nothing.
-static fst_status look_at_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
+/// An invalid or unreadable index refers to no file.
+static fst_status search_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     index_search *search = context;
     const char *name = entry->name;
     fsti_index index = {0};
@@ -58,30 +58,30 @@ static fst_status look_at_index(void *context, const fsti_folder_entry *entry, f
     bool must_read = search->is_own && fsti_ends_with(name, ".safetensors.index.json");
     fst_status status =
         fsti_save_read_index(search->folder, name, &index, must_read ? error : NULL);
-    search->is_found = status == FST_OK && leads_to(&index, search);
+    search->is_found = status == FST_OK && names_file(&index, search);
     fsti_index_clear(&index);
     if (status == FST_E_NO_MEMORY && !must_read) return fsti_error_memory(error, sizeof index);
     return must_read ? status : FST_OK;
 }
 
-/// In the file's folder and above it: that is where ".." leads, and what the path says.
-static fst_status look_around(const char *path, bool *is_indexed, fst_error *error) {
+/// Searches the file's folder and its parent, following ".." as well as the path as written.
+static fst_status search_folders(const char *path, bool *is_indexed, fst_error *error) {
     char folder[PATH_MAX], above[PATH_MAX + 4], written[PATH_MAX];
     int size = snprintf(folder, sizeof folder, "%.*s.", folder_size(path), path);
     if (size < 0 || (size_t)size >= sizeof folder)
         return fsti_error_errno(error, ENAMETOOLONG, path, "looking for an index");
     index_search search = {.path = path, .folder = folder, .is_own = true};
-    FST_TRY(fsti_folder_visit(folder, look_at_index, &search, error));
+    FST_TRY(fsti_folder_visit(folder, search_index, &search, error));
     search.is_own = false;
     search.folder = above;
     snprintf(above, sizeof above, "%s/..", folder);
-    // One that may not be listed is not where a model is opened from.
-    fst_status status = fsti_folder_visit(above, look_at_index, &search, NULL);
+    // A folder without list permission cannot be opened as a model.
+    fst_status status = fsti_folder_visit(above, search_index, &search, NULL);
     folder[size > 1 ? size - 2 : 0] = '\0';
     snprintf(written, sizeof written, "%.*s.", folder_size(folder), folder);
     search.folder = written;
     if (status != FST_E_NO_MEMORY && !fsti_save_is_same_file(above, written))
-        status = fsti_folder_visit(written, look_at_index, &search, NULL);
+        status = fsti_folder_visit(written, search_index, &search, NULL);
     *is_indexed = search.is_found;
     return status == FST_E_NO_MEMORY ? fsti_error_memory(error, sizeof search) : FST_OK;
 }
@@ -89,9 +89,9 @@ static fst_status look_around(const char *path, bool *is_indexed, fst_error *err
 fst_status fsti_save_is_indexed(const char *path, bool *is_indexed, fst_error *error) {
     fsti_target target;
     FST_TRY(fsti_target_find(path, true, &target, error));
-    fst_status status = look_around(path, is_indexed, error);
+    fst_status status = search_folders(path, is_indexed, error);
     if (status == FST_OK && !*is_indexed && strcmp(path, target.path) != 0)
-        status = look_around(target.path, is_indexed, error);
+        status = search_folders(target.path, is_indexed, error);
     fsti_target_clear(&target);
     return status;
 }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Walking a journal: see journal.h.
+/// Executes a journal: see journal.h.
+///
+/// Invariant: before the commit step (commit_index), every executed step can be undone; after it,
+/// only cleanup remains. run() executes steps before commit_index and undoes them in reverse order
+/// on failure.
 #include "journal.h"
 
 #include <errno.h>
@@ -10,19 +14,19 @@
 
 #include "net/net.h"
 
-/// A set of 99,999 files takes four steps a file.
+/// A model with 99,999 files has four steps per file.
 #define STEP_COUNT_MAX ((size_t)1 << 20)
 
 static const char *const step_names[] = {
-    [STEP_ASIDE] = "the manifest of an earlier save taken away",
-    [STEP_NAME] = "a hidden name for the new file",
+    [STEP_ASIDE] = "the manifest or digests of an earlier save moved aside",
+    [STEP_NAME] = "temporary name for the new file",
     [STEP_PLACE] = "the new file in place",
     [STEP_PLACE_COPY] = "the new file under its own name",
     [STEP_UNNAME] = "its hidden name removed",
-    [STEP_SYNC] = "names made to last",
+    [STEP_SYNC] = "names synced to disk",
     [STEP_REMOVE] = "a file of an earlier save removed",
     [STEP_REMOVE_LAST] = "the index of an earlier save removed",
-    [STEP_CHECK] = "what is there looked at",
+    [STEP_CHECK] = "existing files checked",
 };
 
 static journal_step *add_step(save_journal *journal, step_kind kind) {
@@ -50,10 +54,11 @@ fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const ch
     return FST_OK;
 }
 
-fst_status fsti_journal_add_removal(save_journal *journal, const char *path, const fsti_seen *seen,
-                                    const fsti_net_watch *watch, fst_error *error) {
+fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
+                                    const fsti_precondition *expected, const fsti_net_watch *watch,
+                                    fst_error *error) {
     FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, path, error));
-    journal->steps[journal->count - 1].seen = seen;
+    journal->steps[journal->count - 1].expected_version = expected;
     journal->steps[journal->count - 1].watch = watch;
     return FST_OK;
 }
@@ -73,7 +78,7 @@ fst_status fsti_journal_add_check(save_journal *journal, journal_check check, vo
     return FST_OK;
 }
 
-void fsti_journal_turn(save_journal *journal) { journal->turn = journal->count; }
+void fsti_journal_set_commit(save_journal *journal) { journal->commit_index = journal->count; }
 
 static const char *step_path(const journal_step *step) {
     return step->output != NULL ? fsti_output_path(step->output) : step->path;
@@ -87,50 +92,50 @@ static fst_status sync_names(save_journal *journal, const char *folder, fst_erro
     return status;
 }
 
-/// Replaces what is at the path. If a later step may fail, that is kept first.
-static fst_status place(journal_step *step, bool may_come_back, fst_error *error) {
+/// Replaces the file at the path. Keeps the old one first if a later step may fail.
+static fst_status replace_file(journal_step *step, bool may_be_undone, fst_error *error) {
     struct stat info;
     const char *path = fsti_output_path(step->output);
     bool is_object = fsti_output_is_object(step->output);
     step->had_old = is_object ? fsti_output_had_object(step->output)
                               : lstat(path, &info) == 0 || errno != ENOENT;
-    if (may_come_back && step->had_old && !is_object)
+    if (may_be_undone && step->had_old && !is_object)
         FST_TRY(fsti_path_keep(path, &step->kept, &step->kept_lock, error));
     return fsti_output_place(step->output, false, error);
 }
 
-static fst_status put_aside(journal_step *step, fst_error *error) {
+static fst_status move_aside(journal_step *step, fst_error *error) {
     return fsti_net_is_url(step->path)
                ? fsti_object_hide(step->path, JOURNAL_MANIFEST_WORD, step->watch,
                                   &step->kept_object, error)
                : fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
 }
 
-static fst_status take_away(const journal_step *step, fst_error *error) {
+static fst_status remove_step_path(const journal_step *step, fst_error *error) {
     if (step->output != NULL) return fsti_output_displace(step->output, error);
     return fsti_net_is_url(step->path)
-               ? fsti_net_remove(step->path, step->seen, step->watch, NULL, error)
+               ? fsti_net_remove(step->path, step->expected_version, step->watch, NULL, error)
                : fsti_path_remove(step->path, error);
 }
 
-static fst_status take_step(save_journal *journal, size_t index, fst_error *error) {
+static fst_status run_step(save_journal *journal, size_t index, fst_error *error) {
     journal_step *step = &journal->steps[index];
     switch (step->kind) {
-    case STEP_ASIDE: return put_aside(step, error);
+    case STEP_ASIDE: return move_aside(step, error);
     case STEP_NAME: return fsti_output_name(step->output, error);
-    case STEP_PLACE: return place(step, index + 1 < journal->turn, error);
+    case STEP_PLACE: return replace_file(step, index + 1 < journal->commit_index, error);
     case STEP_PLACE_COPY: return fsti_output_place(step->output, true, error);
     case STEP_UNNAME: return fsti_output_unname(step->output, error);
     case STEP_SYNC: return sync_names(journal, step->path, error);
     case STEP_REMOVE:
-    case STEP_REMOVE_LAST: return take_away(step, error);
+    case STEP_REMOVE_LAST: return remove_step_path(step, error);
     case STEP_CHECK: return step->check(step->context, error);
     }
     return FST_OK;
 }
 
-/// The kept name is gone, or nobody's.
-static void forget_kept(journal_step *step) {
+/// The kept name no longer exists, or belongs to another process.
+static void clear_kept(journal_step *step) {
     if (step->kept_lock >= 0) close(step->kept_lock);
     step->kept_lock = -1;
     fsti_free(step->kept);
@@ -141,11 +146,11 @@ static void forget_kept(journal_step *step) {
 
 static void drop_kept(journal_step *step) {
     if (step->kept != NULL && fsti_path_remove(step->kept, NULL) != FST_OK)
-        fsti_log(FST_LOG_WARNING, "%s stays behind", step->kept);
-    forget_kept(step);
+        fsti_log(FST_LOG_WARNING, "%s was not deleted", step->kept);
+    clear_kept(step);
 }
 
-/// Brings back what was at a path before a step, also one that failed half way.
+/// Restores what was at a path before a step, even if the step failed halfway.
 static fst_status undo_place(journal_step *step, fst_error *error) {
     const char *path = fsti_output_path(step->output);
     if (fsti_output_is_placed(step->output) == 0) {
@@ -154,23 +159,23 @@ static fst_status undo_place(journal_step *step, fst_error *error) {
     }
     if (step->kept != NULL) {
         FST_TRY(fsti_path_restore(path, step->kept, error));
-        forget_kept(step);
+        clear_kept(step);
         return FST_OK;
     }
     if (!step->had_old) return fsti_output_displace(step->output, error);
-    // An object that a store has not said to have taken may be the new one, or the old one still.
-    fsti_error_place where = FSTI_NOWHERE;
+    // If a store's response was lost, the object may be the new one or the old one.
+    fsti_error_location where = FSTI_NO_LOCATION;
     where.file = path;
-    return fsti_error_set(error, FST_E_IO, where, "the old file could not be kept");
+    return fsti_error_set(error, FST_E_IO, where, "the old file could not be backed up");
 }
 
-/// Brings back what was taken away, also by a step that failed half way.
+/// Restores a file that was moved aside, even if the step failed halfway.
 static fst_status undo_aside(journal_step *step, fst_error *error) {
     if (step->kept_object != NULL)
         FST_TRY(fsti_object_restore(step->path, step->watch, step->kept_object, error));
     else if (step->kept != NULL)
         FST_TRY(fsti_path_restore(step->path, step->kept, error));
-    forget_kept(step);
+    clear_kept(step);
     return FST_OK;
 }
 
@@ -179,78 +184,79 @@ static fst_status undo_step(journal_step *step, fst_error *error) {
     return step->kind == STEP_PLACE ? undo_place(step, error) : FST_OK;
 }
 
-/// Undoes the first `count` steps, last first. Where a file can't be taken from its place, what was
-/// done before stays as well: it may lead to files that those steps named.
+/// Undoes the first `count` steps in reverse order. If a file cannot be removed from its path,
+/// earlier steps are kept too, because the file may refer to names that they created.
 static void undo(save_journal *journal, size_t count, fst_error *error) {
     for (size_t i = count; i-- > 0;) {
         journal_step *step = &journal->steps[i];
         fst_error second = {0};
         if (step->kind == STEP_NAME && fsti_output_unname(step->output, &second) != FST_OK)
-            fsti_log(FST_LOG_WARNING, "a hidden file stays behind: %s", second.message);
+            fsti_log(FST_LOG_WARNING, "a temporary file could not be deleted: %s", second.message);
         if (undo_step(step, &second) == FST_OK) continue;
-        journal->is_turned = true; // so that closing removes no names
+        journal->is_committed = true; // so that close() deletes no names
         bool is_said = i + 1 == count && step->kind == STEP_PLACE &&
-                       fsti_output_is_object(step->output); // by the step that failed
+                       fsti_output_is_object(step->output); // by the failed step
         if (is_said) return;
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,
-                 "; taking back what was done failed, too: %.200s", second.message);
+                 "; undoing the save failed, too: %.200s", second.message);
         return;
     }
 }
 
-static fst_status run_to_turn(save_journal *journal, fst_error *error) {
+static fst_status run_until_commit(save_journal *journal, fst_error *error) {
     fst_error own = {0};
-    for (size_t i = 0; i < journal->turn; i++) {
+    for (size_t i = 0; i < journal->commit_index; i++) {
         const journal_step *step = &journal->steps[i];
         fsti_log(FST_LOG_DEBUG, "save step %zu of %zu: %s, %s", i + 1, journal->count,
                  step_names[step->kind], step_path(step));
-        fst_status status = take_step(journal, i, &own);
+        fst_status status = run_step(journal, i, &own);
         journal->steps[i].is_done = status == FST_OK;
         if (status == FST_OK) continue;
         undo(journal, i + 1, &own);
         if (error != NULL) *error = own;
         return status;
     }
-    journal->is_turned = true;
+    journal->is_committed = true;
     return FST_OK;
 }
 
-/// Tidies up. A step that others build on ends it; removals are each for themselves.
-static void run_from_turn(save_journal *journal) {
+/// Cleans up. A failed step ends cleanup if later steps depend on it; deletions are independent.
+static void run_cleanup(save_journal *journal) {
     journal->is_complete = true;
-    for (size_t i = journal->turn; i < journal->count; i++) {
+    for (size_t i = journal->commit_index; i < journal->count; i++) {
         fst_error error = {0};
         journal_step *step = &journal->steps[i];
-        // What hides a file that was left, and a manifest that does not list it, must not come.
+        // While old files remain, keep the index by which the next save finds and deletes them, and
+        // do not publish a manifest, because it would not list them.
         bool needs_all = step->kind == STEP_REMOVE_LAST || step->kind == STEP_PLACE;
         if (needs_all && !journal->is_complete) return;
         fsti_log(FST_LOG_DEBUG, "save step %zu of %zu: %s, %s", i + 1, journal->count,
                  step_names[step->kind], step_path(step));
-        fst_status status = take_step(journal, i, &error);
+        fst_status status = run_step(journal, i, &error);
         step->is_done = status == FST_OK;
         if (step->is_done) continue;
         journal->is_complete = false;
         if (journal->warning[0] == '\0')
             snprintf(journal->warning, sizeof journal->warning, "%.255s", error.message);
-        fsti_log(FST_LOG_WARNING, "the new model is in place, but: %s", error.message);
-        // Each of those that follow would wait as long.
+        fsti_log(FST_LOG_WARNING, "the save succeeded, with a problem: %s", error.message);
+        // After a cancellation each further deletion would wait for its own timeout.
         bool is_over = status == FST_E_CANCELLED;
         if (is_over || (step->kind != STEP_REMOVE && step->kind != STEP_UNNAME)) return;
     }
 }
 
 fst_status fsti_journal_run(save_journal *journal, fst_error *error) {
-    FST_TRY(run_to_turn(journal, error));
-    for (size_t i = 0; i < journal->turn; i++) drop_kept(&journal->steps[i]);
-    run_from_turn(journal);
+    FST_TRY(run_until_commit(journal, error));
+    for (size_t i = 0; i < journal->commit_index; i++) drop_kept(&journal->steps[i]);
+    run_cleanup(journal);
     return FST_OK;
 }
 
 void fsti_journal_clear(save_journal *journal) {
     for (size_t i = 0; i < journal->count; i++) {
         fsti_free(journal->steps[i].path);
-        forget_kept(&journal->steps[i]);
+        clear_kept(&journal->steps[i]);
     }
     fsti_free(journal->steps);
     *journal = (save_journal){0};

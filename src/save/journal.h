@@ -1,50 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A commit as a list of named steps, each a change of names that one system call makes: private to
-/// the save room. Nothing in a journal needs space for data, so a full disk can't stop it half way.
+/// A commit as a list of steps, most of them one system call that changes a name. Private to the
+/// save module. No step needs disk space for data, so a full disk cannot stop it halfway.
 ///
-/// Up to its turn every step that was taken can be undone, and is when one fails: the old model is
-/// there, whole. Behind the turn the new model is in place, whole, and what follows only tidies up:
-/// a step that fails there is told (fst_save_stats.warning, the log), not returned.
+/// Before the commit step (commit_index) a failed step undoes the earlier ones, and the old model
+/// is intact. After it the new model is complete, and the rest is cleanup, whose failures are only
+/// reported (fst_save_stats.warning, the log).
 #ifndef FSTI_JOURNAL_H
 #define FSTI_JOURNAL_H
 
 #include "output/output.h"
 
 typedef enum step_kind {
-    STEP_ASIDE,       ///< take a file away that will be untrue; undone by bringing it back
-    STEP_NAME,        ///< give a new file its hidden name
-    STEP_PLACE,       ///< put a new file at its path; undone by what was there before
-    STEP_PLACE_COPY,  ///< the same, and the hidden name stays
-    STEP_UNNAME,      ///< remove the hidden name
-    STEP_SYNC,        ///< make the names in a folder last
-    STEP_REMOVE,      ///< remove a file of an earlier save
-    STEP_REMOVE_LAST, ///< the same, unless something was left to tidy up: what that is, it hides
-    STEP_CHECK        ///< look whether it still makes sense to go on
+    STEP_ASIDE,       ///< move a file aside that will become outdated; undone by moving it back
+    STEP_NAME,        ///< give a new file its temporary name
+    STEP_PLACE,       ///< rename a new file to its path; undone by restoring the old file
+    STEP_PLACE_COPY,  ///< the same, and keep the temporary name
+    STEP_UNNAME,      ///< remove the temporary name
+    STEP_SYNC,        ///< sync the names in a folder
+    STEP_REMOVE,      ///< delete a file of an earlier save
+    STEP_REMOVE_LAST, ///< the same, but only if cleanup left nothing, because it hides leftovers
+    STEP_CHECK        ///< check whether the commit may continue
 } step_kind;
 
 typedef fst_status (*journal_check)(void *context, fst_error *error);
 
 typedef struct journal_step {
     step_kind kind;
-    fsti_output *output;          ///< of those that are about new files
-    char *path;                   ///< of the others
-    const struct fsti_seen *seen; ///< of a removal: what is removed; NULL: whatever is there
+    fsti_output *output; ///< for steps about new files
+    char *path;          ///< for other steps
+    const struct fsti_precondition
+        *expected_version; ///< for a deletion: the version to delete; NULL: any
     journal_check check;
-    void *context;                        ///< of the check
-    char *kept;                           ///< a hidden name of what was replaced or taken away
-    struct fsti_kept_object *kept_object; ///< an object that was taken away
-    const struct fsti_net_watch *watch;   ///< asked while a store is waited for
-    int kept_lock;                        ///< a descriptor that says whose it is, or -1
-    bool had_old;                         ///< something was replaced
+    void *context; ///< of the check
+    char *kept;    ///< temporary name of a file that was replaced or moved aside
+    struct fsti_kept_object *kept_object; ///< an object that was deleted
+    const struct fsti_net_watch *watch;   ///< called while waiting for a store
+    int kept_lock; ///< a locked descriptor that marks `kept` as in use, or -1
+    bool had_old;  ///< a file was replaced
     bool is_done;
 } journal_step;
 
 typedef struct save_journal {
     journal_step *steps;
     size_t count, capacity;
-    size_t turn;      ///< steps before this one are undone when one of them fails
-    bool is_turned;   ///< the new model is in place
-    bool is_complete; ///< and nothing is left to tidy up
+    size_t commit_index; ///< steps before this one are undone on failure
+    bool is_committed;   ///< the new model is in place
+    bool is_complete;    ///< cleanup is done too
     uint64_t sync_count, sync_ns;
     char warning[256];
 } save_journal;
@@ -54,22 +55,22 @@ fst_status fsti_journal_add(save_journal *journal, step_kind kind, fsti_output *
                             fst_error *error);
 fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const char *path,
                                  fst_error *error);
-/// Takes a manifest at an address away. `watch`: asked meanwhile, or NULL.
+/// Adds a step that deletes a remote manifest. `watch`: called meanwhile, or NULL.
 fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
                                   const struct fsti_net_watch *watch, fst_error *error);
-/// What manifests begin with.
+/// The first word of manifests.
 #define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
-/// Removes an object as long as it is what was seen (NULL: whatever it is). `watch` as above. Both
-/// stay the caller's.
+/// Adds a step that deletes an object if it still has the given version (NULL: any). `watch` as
+/// above. The caller keeps both.
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
-                                    const struct fsti_seen *seen,
+                                    const struct fsti_precondition *expected,
                                     const struct fsti_net_watch *watch, fst_error *error);
 fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
                                   fst_error *error);
-/// What was added so far is undone when it fails; what follows is not.
-void fsti_journal_turn(save_journal *journal);
+/// Marks the commit step: steps so far are undone on failure, later ones are not.
+void fsti_journal_set_commit(save_journal *journal);
 
-/// Takes the steps. On failure those taken are undone; where even that fails, the error says so.
+/// Executes the steps. On failure undoes them; if that fails too, the error says so.
 fst_status fsti_journal_run(save_journal *journal, fst_error *error);
 void fsti_journal_clear(save_journal *journal);
 

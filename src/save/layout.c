@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Layout: names checked, tensors ordered and given their places, the header made.
+/// Layouts: checks names, orders tensors, assigns offsets, and writes the header.
 #include "layout.h"
 
 #include <inttypes.h>
@@ -8,14 +8,14 @@
 #include <string.h>
 
 #define RESERVED_NAME "__metadata__"
-/// A filling tensor's name with its number and NUL.
+/// The name of a padding tensor with its number and NUL.
 #define PADDING_NAME_BYTES 32u
 
 static fst_status refuse(const fst_save_tensor *tensor, fst_error *error, const char *why) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = tensor->name;
-    place.tensor_size = tensor->name_size;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.tensor = tensor->name;
+    location.tensor_size = tensor->name_size;
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
 fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
@@ -24,12 +24,14 @@ fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *siz
         fsti_dtype_tensor_bytes(tensor->dtype, tensor->shape, tensor->rank, size_bytes);
     if (status == FST_OK) return FST_OK;
     return refuse(tensor, error,
-                  status == FST_E_MISALIGNED_SLICE ? "elements below a byte must fill whole bytes"
+                  status == FST_E_MISALIGNED_SLICE ? "sub-byte elements must fill whole bytes"
                                                    : "the number of bytes overflows");
 }
 
 static fst_status check_name(const fst_save_tensor *tensor, fst_error *error) {
     size_t fault_at;
+    if (tensor->rank > FSTI_FORMAT_RANK_MAX)
+        return refuse(tensor, error, "more than 4,096 dimensions, which readers reject");
     if (tensor->name_size > UINT32_MAX ||
         !fsti_utf8_valid((const unsigned char *)tensor->name, tensor->name_size, &fault_at))
         return refuse(tensor, error, "a tensor name must be UTF-8");
@@ -49,10 +51,10 @@ static fsti_name metadata_name(const void *entries, size_t index) {
     return (fsti_name){entry->key, entry->key_size};
 }
 
-/// Above every dtype's rank.
+/// Larger than every dtype's rank.
 #define RANK_END 256u
 
-/// What ordering looks at, in one line of the cache.
+/// The sort key of a tensor, in one cache line.
 typedef struct sort_key {
     const char *name;
     uint32_t name_size, index;
@@ -81,7 +83,7 @@ static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
                        .name_size = (uint32_t)entry->name_size,
                        .index = (uint32_t)i,
                        .group = reference ? RANK_END - fsti_dtype_sort_rank(entry->dtype) : 0};
-        // Those that end where the next may begin come first: fewer fillings.
+        // Tensors whose size is a multiple of the alignment come first, which needs less padding.
         if (reference && options->alignment_bytes > 1)
             keys[i].group +=
                 (entry->end - entry->begin) % options->alignment_bytes == 0 ? 0 : RANK_END;
@@ -112,16 +114,15 @@ static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensor
     size_t duplicate;
     if (!fsti_names_twice(entry_name, layout->entries, layout->tensor_count, &duplicate))
         return fsti_error_memory(error, layout->tensor_count * sizeof(uint32_t));
-    if (duplicate != SIZE_MAX)
-        return refuse(&tensors[duplicate], error, "a tensor name comes twice");
+    if (duplicate != SIZE_MAX) return refuse(&tensors[duplicate], error, "duplicate tensor name");
     return FST_OK;
 }
 
-/// A filling tensor of `size_bytes` bytes. Names that begin like its name are refused to callers.
-static fsti_header_entry make_filling(fst_layout *layout, size_t number, uint64_t size_bytes) {
+/// Adds a padding tensor of `size_bytes` bytes. Callers may not use names with its prefix.
+static fsti_header_entry make_padding(fst_layout *layout, size_t number, uint64_t size_bytes) {
     char *name = layout->names + number * PADDING_NAME_BYTES;
     layout->shapes[number] = size_bytes;
-    int size = snprintf(name, PADDING_NAME_BYTES, FSTI_FILLER_NAME "%zu", number);
+    int size = snprintf(name, PADDING_NAME_BYTES, FSTI_PADDING_NAME "%zu", number);
     return (fsti_header_entry){.name = name,
                                .name_size = (size_t)size,
                                .dtype = FST_DTYPE_U8,
@@ -139,23 +140,23 @@ static fst_status place_entries(fst_layout *layout, uint64_t alignment, uint32_t
         uint64_t size = entry->end - entry->begin;
         uint64_t gap = size == 0 ? 0 : (alignment - at % alignment) % alignment;
         if (gap > 0) {
-            size_t filling = layout->entry_count++;
-            layout->entries[filling] = make_filling(layout, filling - layout->tensor_count, gap);
-            layout->entries[filling].begin = at;
-            layout->entries[filling].end = at + gap;
-            placed[count++] = (uint32_t)filling;
+            size_t index = layout->entry_count++;
+            layout->entries[index] = make_padding(layout, index - layout->tensor_count, gap);
+            layout->entries[index].begin = at;
+            layout->entries[index].end = at + gap;
+            placed[count++] = (uint32_t)index;
         }
         entry->begin = at + gap;
         if (!fsti_add(entry->begin, size, &entry->end) || entry->end > INT64_MAX)
-            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                                  "the tensors are larger than a file can be");
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                                  "the tensors are larger than the maximum file size");
         at = entry->end;
         placed[count++] = layout->order[i];
     }
     return FST_OK;
 }
 
-/// Gives every entry its place, with fillings where the alignment asks for them.
+/// Assigns offsets, with padding tensors where the alignment requires them.
 static fst_status place_all(fst_layout *layout, const fst_save_options *options, fst_error *error) {
     uint64_t alignment = fsti_max(options->alignment_bytes, 1);
     uint32_t *placed = fsti_alloc((2 * layout->tensor_count + 1) * sizeof *placed);
@@ -174,14 +175,14 @@ static fst_status place_all(fst_layout *layout, const fst_save_options *options,
     return status;
 }
 
-/// A name of the caller's may be what a filling would be called.
+/// Refuses names that padding tensors would use.
 static fst_status check_padding_names(const fst_save_tensor *tensors, size_t tensor_count,
                                       uint64_t alignment, fst_error *error) {
     for (size_t i = 0; alignment > 1 && i < tensor_count; i++)
-        if (fsti_filler_name(tensors[i].name, tensors[i].name_size))
+        if (fsti_padding_name(tensors[i].name, tensors[i].name_size))
             return refuse(&tensors[i], error,
-                          "names that begin with " FSTI_FILLER_NAME
-                          " are for the filling between aligned tensors");
+                          "names that begin with " FSTI_PADDING_NAME
+                          " are reserved for padding tensors");
     return FST_OK;
 }
 
@@ -191,27 +192,31 @@ static fst_status check_metadata(const fst_save_options *options, fst_error *err
         size_t fault_at;
         if (!fsti_utf8_valid((const unsigned char *)entry->key, entry->key_size, &fault_at) ||
             !fsti_utf8_valid((const unsigned char *)entry->value, entry->value_size, &fault_at))
-            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
+            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                                   "metadata entry %zu is not UTF-8", i);
     }
+    if (options->metadata_count >= FSTI_FORMAT_METADATA_MAX) // one more entry may mark padding
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "%zu metadata entries, but readers accept fewer than 1,048,576",
+                              options->metadata_count);
     size_t twice;
     if (!fsti_names_twice(metadata_name, options->metadata, options->metadata_count, &twice))
         return fsti_error_memory(error, options->metadata_count * sizeof(uint32_t));
     if (twice != SIZE_MAX)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "the metadata key of entry %zu comes twice", twice);
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "duplicate metadata key in entry %zu", twice);
     return FST_OK;
 }
 
-/// The caller's metadata with the mark of fillers, in place of an older one; NULL without memory.
-/// `text` becomes the mark's value.
-static fst_metadata_entry *mark_fillers(const fst_save_options *options, char *text,
-                                        size_t text_size, size_t *count) {
+/// The caller's metadata with the key that marks padding, replacing an older one. NULL without
+/// memory. `text` becomes its value.
+static fst_metadata_entry *with_padding_key(const fst_save_options *options, char *text,
+                                            size_t text_size, size_t *count) {
     fst_metadata_entry *entries = fsti_alloc((options->metadata_count + 1) * sizeof *entries);
     if (entries == NULL) return NULL;
     int size = snprintf(text, text_size, "%" PRIu64, options->alignment_bytes);
-    fst_metadata_entry mark = {.key = FSTI_FILLER_KEY,
-                               .key_size = strlen(FSTI_FILLER_KEY),
+    fst_metadata_entry mark = {.key = FSTI_PADDING_KEY,
+                               .key_size = strlen(FSTI_PADDING_KEY),
                                .value = text,
                                .value_size = (size_t)size};
     *count = 0;
@@ -240,7 +245,7 @@ static fst_status write_header(fst_layout *layout, const fst_save_options *optio
     };
     fst_metadata_entry *marked = NULL;
     if (layout->entry_count > layout->tensor_count) {
-        marked = mark_fillers(options, text, sizeof text, &draft.metadata_count);
+        marked = with_padding_key(options, text, sizeof text, &draft.metadata_count);
         if (marked == NULL)
             return fsti_error_memory(error, options->metadata_count * sizeof *marked);
         draft.metadata = marked;
@@ -261,7 +266,7 @@ fst_status fsti_layout_make(const fst_save_tensor *tensors, size_t tensor_count,
     FST_TRY(check_metadata(options, error));
     FST_TRY(check_padding_names(tensors, tensor_count, options->alignment_bytes, error));
     layout->tensor_count = tensor_count;
-    // With alignment there may be a filling before every tensor.
+    // With alignment, each tensor may need a padding tensor before it.
     size_t capacity = tensor_count * (options->alignment_bytes > 1 ? 2 : 1) + 1;
     layout->entries = fsti_alloc_zeroed(capacity, sizeof *layout->entries);
     layout->order = fsti_alloc((tensor_count + 1) * sizeof *layout->order);

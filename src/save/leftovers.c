@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What killed saves left behind: hidden files that nobody will publish any more.
+/// Temporary files that killed saves left behind and that will never be published.
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "io/io.h"
-#include "writer.h"
+#include "save_state.h"
 
-// ---- names that saves give ----
+// ---- names used by saves ----
 
 static bool has_stem(const char **name, size_t *size, const char *stem) {
     size_t stem_size = strlen(stem);
@@ -25,7 +25,7 @@ static bool is_text(const char *bytes, size_t size, const char *text) {
     return size == strlen(text) && memcmp(bytes, text, size) == 0;
 }
 
-/// '#': a digit, 'x': a hexadecimal one.
+/// '#' matches a digit, 'x' a hexadecimal digit.
 static bool matches(const char *name, size_t size, const char *pattern) {
     if (size != strlen(pattern)) return false;
     for (size_t i = 0; i < size; i++) {
@@ -40,7 +40,7 @@ static bool matches(const char *name, size_t size, const char *pattern) {
 
 bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
     if (!has_stem(&name, &size, stem)) return false;
-    // The longer ones are of sets at stores, beside others (remote_set.c).
+    // The longer form belongs to sharded models at stores (remote_set.c).
     return matches(name, size, "-#####-of-#####.safetensors") ||
            matches(name, size, "-#####-of-#####-xxxxxxxxxxxxxxxx.safetensors");
 }
@@ -53,14 +53,14 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
     return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors.index.json");
 }
 
-/// Whether a hidden file is of this writer's targets.
+/// Whether a temporary file belongs to a target of this writer.
 static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     const char *base = leftover->base;
     size_t size = leftover->base_size;
     if (fsti_save_manifest_is_own(writer, leftover)) return true;
     if (writer->folder == NULL)
         return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
-    // Of a long name there is the beginning alone: which set's it was nobody needs to know.
+    // Of a long name only the beginning is known, so the model is not determined.
     if (fsti_leftover_is_cut(leftover)) {
         size_t stem_size = strlen(writer->stem);
         return memcmp(base, writer->stem, stem_size < size ? stem_size : size) == 0;
@@ -70,11 +70,12 @@ static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
            fsti_save_is_index(base, size, writer->stem);
 }
 
-// ---- what an index leads to ----
+// ---- names in indexes ----
 
 #define INDEX_BYTES_MAX ((uint64_t)1 << 30)
 
-/// Hidden files that an index of the folder leads to: a save was killed while it published.
+/// Temporary files that an index of the folder refers to, because a save was killed while
+/// publishing.
 typedef struct used_names {
     const char *folder;
     fsti_index *indexes;
@@ -138,15 +139,15 @@ static void clear_used(used_names *used) {
     fsti_free(used->indexes);
 }
 
-// ---- the next save of the same target ----
+// ---- cleanup by the next save of the same target ----
 
 typedef struct leftover_sweep {
     fst_writer *writer;
     used_names used;
-    bool has_read, is_known; ///< the indexes: read when there is something to remove
+    bool has_read, is_known; ///< indexes are read only if there is something to delete
 } leftover_sweep;
 
-static void sweep_one(void *context, const fsti_leftover *leftover) {
+static void remove_leftover(void *context, const fsti_leftover *leftover) {
     leftover_sweep *sweep = context;
     if (leftover->has_owner || !is_own(sweep->writer, leftover)) return;
     if (!sweep->has_read) sweep->is_known = read_indexes(&sweep->used, NULL) == FST_OK;
@@ -154,21 +155,21 @@ static void sweep_one(void *context, const fsti_leftover *leftover) {
     if (!sweep->is_known || is_used(&sweep->used, leftover->name)) return;
     if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
     sweep->writer->leftover_count++;
-    fsti_log(FST_LOG_INFO, "removed %s, which a killed save had left behind", leftover->name);
+    fsti_log(FST_LOG_INFO, "removed %s, left by a killed save", leftover->name);
 }
 
 void fsti_writer_sweep(fst_writer *writer) {
     leftover_sweep sweep = {.writer = writer};
     sweep.used.folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
-    // The save is done: what can't be swept stays.
-    if (fsti_leftovers_visit(sweep.used.folder, sweep_one, &sweep, NULL) != FST_OK)
+    // The save has succeeded, so failures of cleanup are ignored.
+    if (fsti_leftovers_visit(sweep.used.folder, remove_leftover, &sweep, NULL) != FST_OK)
         fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", sweep.used.folder);
     clear_used(&sweep.used);
 }
 
-// ---- what was handed over and not published ----
+// ---- files handed over and not published ----
 
-static bool is_there(const fsti_output *output) {
+static bool has_output_file(const fsti_output *output) {
     struct stat info;
     return lstat(fsti_output_hidden_path(output), &info) == 0;
 }
@@ -177,9 +178,10 @@ void fsti_writer_take_back(fst_writer *writer) {
     used_names used = {.folder = writer->files[0].target.folder};
     int lock = -1;
     uint32_t left = 0;
-    for (uint32_t f = 0; f < writer->file_count; f++) left += is_there(writer->files[f].output);
+    for (uint32_t f = 0; f < writer->file_count; f++)
+        left += has_output_file(writer->files[f].output);
     if (left == 0) return;
-    // Nobody publishes meanwhile. Where that can't be told they stay, for the next save to sweep.
+    // Without this lock another process may be publishing, so the files stay for the next save.
     bool is_known =
         fsti_folder_lock(used.folder, &lock, NULL) == FST_OK && read_indexes(&used, NULL) == FST_OK;
     for (uint32_t f = 0; is_known && f < writer->file_count; f++)
@@ -189,9 +191,9 @@ void fsti_writer_take_back(fst_writer *writer) {
     clear_used(&used);
 }
 
-// ---- asked for by the user ----
+// ---- cleanup requested by the user ----
 
-/// A walk over the leftovers of a folder, or of one file in it.
+/// Visits the leftovers of a folder, or of one file in it.
 typedef struct leftover_walk {
     used_names used;
     const char *target; ///< NULL: of any
@@ -202,14 +204,17 @@ typedef struct leftover_walk {
     uint64_t size_bytes;
 } leftover_walk;
 
-static void walk_one(void *context, const fsti_leftover *leftover) {
+static void forward_leftover(void *context, const fsti_leftover *leftover) {
     leftover_walk *walk = context;
     char path[PATH_MAX];
     if (walk->target != NULL && !fsti_leftover_is_of(leftover, walk->target)) return;
     bool in_use = leftover->has_owner || is_used(&walk->used, leftover->name);
     snprintf(path, sizeof path, "%s/%s", walk->used.folder, leftover->name);
-    fst_leftover told = {.path = path, .size_bytes = leftover->size_bytes, .in_use = in_use};
-    if (walk->visit != NULL) walk->visit(walk->context, &told);
+    fst_leftover found = {.struct_size = sizeof found,
+                          .path = path,
+                          .size_bytes = leftover->size_bytes,
+                          .in_use = in_use};
+    if (walk->visit != NULL) walk->visit(walk->context, &found);
     if (!walk->removes || in_use || unlinkat(leftover->folder, leftover->name, 0) != 0) return;
     walk->count++;
     walk->size_bytes += leftover->size_bytes;
@@ -220,17 +225,17 @@ static fst_status walk_leftovers(const char *path, leftover_walk *walk, fst_erro
     fsti_target target = {0};
     int lock = -1;
     walk->used.folder = path;
-    if (fsti_path_is_address(path))
-        return fsti_address_refuse(path, "addresses have no leftovers", error);
+    if (fsti_path_is_url(path)) return fsti_url_refuse(path, "URLs have no leftovers", error);
     if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
         FST_TRY(fsti_target_find(path, true, &target, error));
         walk->used.folder = target.folder;
         walk->target = fsti_path_name(target.path);
     }
-    // No save publishes meanwhile: what an index leads to does not change.
+    // With the lock no save publishes, so indexes do not change meanwhile.
     fst_status status = fsti_folder_lock(walk->used.folder, &lock, error);
     if (status == FST_OK) status = read_indexes(&walk->used, error);
-    if (status == FST_OK) status = fsti_leftovers_visit(walk->used.folder, walk_one, walk, error);
+    if (status == FST_OK)
+        status = fsti_leftovers_visit(walk->used.folder, forward_leftover, walk, error);
     fsti_folder_unlock(lock);
     clear_used(&walk->used);
     fsti_target_clear(&target);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Packing: tensors are encoded in the order of the original, behind room for the header and the
-/// directory, which are written last; what does not shrink follows as it is.
+/// Compresses a file: tensors are encoded in the order of the original after space reserved for
+/// header and directory, which are written last. Incompressible tensors follow unchanged.
 #include "pack_job.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/// A tensor is packed if that saves so many bytes and one of 33, 3 %.
+/// Compression must save this many bytes, and 1/33 (3 %).
 #define SAVING_BYTES_MIN 4096u
 #define SAVING_PART 33u
-/// After so many chunks a tensor that has saved nothing is given up.
+/// After this many chunks without savings a tensor is stored uncompressed.
 #define TRIAL_CHUNKS 64u
 #define COPY_BYTES ((uint64_t)1 << 20)
-/// Room on the disk is made ahead: this much, or a sixteenth of what there is.
+/// Disk space is reserved ahead in steps of this, or a sixteenth of the file.
 #define ROOM_STEP_BYTES ((uint64_t)1 << 20)
 #define ROOM_STEP_PART 16u
 
@@ -29,18 +29,19 @@ static fst_status check_names(const pack_job *job) {
         const fsti_tensor *tensor = &header->tensors[i];
         const char *name = fsti_header_name(header, tensor);
         if (tensor->name_size < size || memcmp(name, FSTI_PACKED_NAME, size) != 0) continue;
-        fsti_error_place place = {.file = fsti_file_path(job->request->file),
-                                  .tensor = name,
-                                  .tensor_size = tensor->name_size,
-                                  .byte_offset = FST_NO_OFFSET};
-        return fsti_error_set(job->error, FST_E_ARGUMENT, place,
-                              "names that begin with " FSTI_PACKED_NAME
-                              " are those of compressed tensors: this file can't be compressed");
+        fsti_error_location location = {.file = fsti_file_path(job->request->file),
+                                        .tensor = name,
+                                        .tensor_size = tensor->name_size,
+                                        .byte_offset = FST_NO_OFFSET};
+        return fsti_error_set(
+            job->error, FST_E_ARGUMENT, location,
+            "names that begin with " FSTI_PACKED_NAME
+            " are reserved for compressed tensors. This file can't be compressed");
     }
     return FST_OK;
 }
 
-/// Which tensors are tried, and room for what becomes of them.
+/// Chooses the tensors to try, and allocates their results.
 static fst_status choose_items(pack_job *job) {
     const fsti_header *header = job->request->header;
     size_t count = header->tensor_count;
@@ -78,12 +79,13 @@ static fst_status read_original(pack_job *job) {
     if (job->original == NULL) return fsti_error_memory(job->error, job->original_bytes);
     FST_TRY(fsti_file_read(job->request->file, job->original, (size_t)job->original_bytes, 0, &got,
                            job->error));
-    fsti_error_place place = {.file = fsti_file_path(job->request->file), .byte_offset = got};
+    fsti_error_location location = {.file = fsti_file_path(job->request->file), .byte_offset = got};
     if (got == job->original_bytes) return FST_OK;
-    return fsti_error_set(job->error, FST_E_SHORT_READ, place, "the file ended inside its header");
+    return fsti_error_set(job->error, FST_E_SHORT_READ, location,
+                          "the file ended inside its header");
 }
 
-/// Lays the file out: room for the longest header and the longest directory.
+/// Reserves space for the longest possible header and directory.
 static fst_status make_room(pack_job *job) {
     char *draft = NULL;
     size_t draft_bytes = 0;
@@ -91,36 +93,35 @@ static fst_status make_room(pack_job *job) {
     job->entry_bytes = fsti_packed_bytes(job->item_count, job->chunk_count, job->original_bytes);
     FST_TRY(fsti_pack_header(job, true, &draft, &draft_bytes));
     fsti_free(draft);
-    // The length of a packed tensor may have more digits than its shape had.
+    // The size of a compressed tensor may have more digits than its original shape.
     job->header_bytes = fsti_align_up(draft_bytes + 24 * count, FSTI_PACKED_ALIGNMENT);
     job->at = job->header_bytes + job->entry_bytes;
     return FST_OK;
 }
 
-/// What is missing, told by how far it came: nobody can know before how much it would be.
-static fst_status tell_no_space(const pack_job *job, uint64_t end, const fst_error *cause) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = fsti_output_path(job->output);
-    place.os_errno = cause->os_errno;
-    return fsti_error_set(job->error, FST_E_NO_SPACE, place,
+/// FST_E_NO_SPACE with the progress made, because the final size is unknown.
+static fst_status report_no_space(const pack_job *job, uint64_t end, const fst_error *cause) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = fsti_output_path(job->output);
+    location.os_errno = cause->os_errno;
+    return fsti_error_set(job->error, FST_E_NO_SPACE, location,
                           "the compressed file needs %" PRIu64 " bytes or more, with %" PRIu64
                           " of %" PRIu64 " bytes compressed: %s",
                           end, job->bytes_done, job->true_bytes, cause->message);
 }
 
-/// Makes room up to `end`: some more than that, so that it is asked for seldom, and if there is
-/// not so much, just that.
+/// Reserves space up to `end`, and more to call the system rarely; if that fails, only up to `end`.
 static fst_status grow_room(pack_job *job, uint64_t end) {
-    if (end <= job->room_bytes) return FST_OK;
+    if (end <= job->workspace_bytes) return FST_OK;
     fst_error cause;
     uint64_t wished = end + fsti_max(end / ROOM_STEP_PART, ROOM_STEP_BYTES);
     fst_status status = fsti_output_reserve(job->output, wished, &cause);
-    job->room_bytes = wished;
+    job->workspace_bytes = wished;
     if (status == FST_E_NO_SPACE) {
         status = fsti_output_reserve(job->output, end, &cause);
-        job->room_bytes = end;
+        job->workspace_bytes = end;
     }
-    if (status == FST_E_NO_SPACE) return tell_no_space(job, end, &cause);
+    if (status == FST_E_NO_SPACE) return report_no_space(job, end, &cause);
     if (status != FST_OK && job->error != NULL) *job->error = cause;
     return status;
 }
@@ -129,12 +130,12 @@ static fst_status write_bytes(pack_job *job, const void *data, size_t size, uint
     fst_error cause;
     FST_TRY(grow_room(job, offset + size));
     fst_status status = fsti_output_write(job->output, data, size, offset, &cause);
-    if (status == FST_E_NO_SPACE) return tell_no_space(job, offset + size, &cause);
+    if (status == FST_E_NO_SPACE) return report_no_space(job, offset + size, &cause);
     if (status != FST_OK && job->error != NULL) *job->error = cause;
     return status;
 }
 
-/// Takes the chunks of an item and writes them; *stored: their bytes.
+/// Writes an item's chunks. *stored: their size.
 static fst_status write_chunks(pack_job *job, encode_ring *ring, encode_item *item,
                                uint64_t *stored) {
     uint64_t count = encode_chunks_of(item->size_bytes), done = 0;
@@ -173,7 +174,7 @@ static fst_status write_packed(pack_job *job, encode_ring *ring) {
         encode_item *item = &job->items[i];
         uint64_t stored;
         FST_TRY(write_chunks(job, ring, item, &stored));
-        if (atomic_load(&item->is_refused)) continue; // its place is the next one's
+        if (atomic_load(&item->is_refused)) continue; // its space is used by the next one
         FST_TRY(fill_entry(job, stored));
         job->packed[job->packed_count] =
             (fsti_packed_draft_tensor){.dtype = item->dtype,
@@ -187,15 +188,15 @@ static fst_status write_packed(pack_job *job, encode_ring *ring) {
     return FST_OK;
 }
 
-/// Copies bytes of the original to the end of what is written.
+/// Copies bytes of the original to the end of the output.
 static fst_status copy_bytes(pack_job *job, uint64_t begin, uint64_t end, char *block) {
     while (begin < end) {
         size_t got, wanted = (size_t)fsti_min(end - begin, COPY_BYTES);
         FST_TRY(fsti_file_read(job->request->file, block, wanted, begin, &got, job->error));
-        fsti_error_place place = {.file = fsti_file_path(job->request->file),
-                                  .byte_offset = begin + got};
+        fsti_error_location location = {.file = fsti_file_path(job->request->file),
+                                        .byte_offset = begin + got};
         if (got < wanted)
-            return fsti_error_set(job->error, FST_E_SHORT_READ, place,
+            return fsti_error_set(job->error, FST_E_SHORT_READ, location,
                                   "the file ended before its data");
         FST_TRY(write_bytes(job, block, got, job->at));
         job->at += got;
@@ -211,7 +212,7 @@ static fst_status write_plain(pack_job *job, char *block) {
         uint64_t begin = header->data_begin + tensor->begin;
         if (job->is_packed[i]) continue;
         FST_TRY(copy_bytes(job, begin, begin + size_of(tensor), block));
-        if (!is_candidate(job, tensor)) // else it was told of when it was tried
+        if (!is_candidate(job, tensor)) // other tensors were reported when they were tried
             FST_TRY(job->request->report(job->request->context, size_of(tensor), job->error));
     }
     return FST_OK;
@@ -240,9 +241,9 @@ static fst_status write_directory(pack_job *job) {
     return status;
 }
 
-/// Whether the compressed file is one: smaller, and not so much smaller that readers would take it
-/// for a bomb.
-static bool pays(const pack_job *job) {
+/// Whether the result counts as compressed: smaller than the original, but not by so much that
+/// readers would refuse it.
+static bool is_smaller(const pack_job *job) {
     return job->packed_count > 0 && job->at < job->true_bytes &&
            job->true_bytes <= job->at * FSTI_PACKED_FACTOR_MAX + FSTI_PACKED_SLACK;
 }
@@ -259,7 +260,7 @@ static fst_status write_all(pack_job *job, char *block) {
     fsti_encode_close(ring);
     FST_TRY(status);
     FST_TRY(write_plain(job, block));
-    if (pays(job)) return write_directory(job);
+    if (is_smaller(job)) return write_directory(job);
     job->at = 0;
     return copy_bytes(job, 0, job->true_bytes, block);
 }

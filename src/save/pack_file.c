@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files that are compressed, or decompressed: each a save whose bytes are another file's.
+/// Compressing and decompressing files: saves whose bytes come from another file.
 #include <string.h>
 
-#include "model/model.h"
+#include "model/open_model.h"
 #include "pack.h"
-#include "writer.h"
+#include "save_state.h"
 
-/// Opens the header of a file that this save has written.
+/// Opens a file that this save has written.
 static fst_status open_plain(const save_file *file, fst_model **out, fst_error *error) {
     fst_source source = {.struct_size = sizeof source,
                          .name = fsti_output_path(file->output),
                          .descriptor = fsti_output_descriptor(file->output)};
-    return fsti_model_open_source(&source, &(model_wish){.flags = FST_OPEN_STORED}, out, error);
+    return fsti_model_open_source(&source, &(model_request){.flags = FST_OPEN_STORED}, out, error);
 }
 
-/// Bytes that were told of when the plain file was written; the caller may end the save all the
-/// same.
+/// These bytes were reported when the plain file was written; the callback may still cancel.
 static fst_status report_nothing(void *context, uint64_t size_bytes, fst_error *error) {
     (void)size_bytes;
     return fsti_writer_report(context, 0, error);
@@ -27,7 +26,7 @@ static uint32_t count_threads(const fst_writer *writer) {
     return (uint32_t)fsti_max(1, wanted / fsti_min(files, wanted));
 }
 
-/// Packs the plain file, which goes, into a new one for the same target.
+/// Compresses the plain file into a new one for the same target, and deletes the plain one.
 static fst_status replace_plain(fst_writer *writer, save_file *file, pack_request *request,
                                 uint64_t *size_bytes, fst_error *error) {
     fst_model *plain;
@@ -76,7 +75,7 @@ fst_status fsti_writer_pack(fst_writer *writer, save_file *file, fst_error *erro
 fst_status fsti_writer_copy_whole(fst_writer *writer, fst_error *error) {
     fsti_copy copy = {.source = writer->origin, .report = fsti_writer_report, .context = writer};
     FST_TRY(fsti_output_copy(writer->files[0].output, &copy, error));
-    // Room was made for a header of our own, which is a page: more than a small file has.
+    // Space was reserved for a header of one page, which can be more than a small file.
     FST_TRY(fsti_output_trim(writer->files[0].output, fsti_file_size(writer->origin), error));
     pthread_mutex_lock(&writer->lock);
     writer->bytes_copied = copy.bytes_copied;
@@ -88,12 +87,12 @@ fst_status fsti_writer_copy_whole(fst_writer *writer, fst_error *error) {
 }
 
 static fst_status refuse(const char *path, const char *why, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
-/// A save of the model's only file's bytes, by whatever way: packed where `header` is given.
+/// Saves the bytes of the model's only file: compressed if `header` is given.
 static fst_status write_file(const fst_model *model, const fsti_header *header, const char *target,
                              const fst_pack_options *options, fst_save_stats *stats,
                              fst_error *error) {
@@ -119,16 +118,25 @@ static fst_status write_file(const fst_model *model, const fsti_header *header, 
     return status;
 }
 
+/// Keeps the file's absolute path, to check at the end that it is still there.
+static fst_status open_origin(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+    char *fixed = NULL;
+    FST_TRY(fsti_path_absolute(path, &fixed, error));
+    fst_status status = fsti_model_open(fixed, &(model_request){.flags = flags}, out, error);
+    fsti_free(fixed);
+    return status;
+}
+
 fst_status fsti_file_compress(const char *path, const char *target, const fst_pack_options *options,
                               fst_save_stats *stats, fst_error *error) {
     fst_model *model;
-    FST_TRY(fsti_model_open(path, &(model_wish){.flags = FST_OPEN_STORED}, &model, error));
+    FST_TRY(open_origin(path, FST_OPEN_STORED, &model, error));
     const model_file *file = &model->files[0];
     fst_status status;
     if (model->file_count != 1)
-        status = refuse(path, "it is a set of files: compress them one by one", error);
+        status = refuse(path, "a sharded model. Compress its files one by one", error);
     else if (fsti_packed_is(file->header))
-        status = refuse(path, "it is compressed already", error);
+        status = refuse(path, "the file is already compressed", error);
     else
         status = write_file(model, file->header, target, options, stats, error);
     fsti_model_unref(model);
@@ -139,11 +147,11 @@ fst_status fsti_file_decompress(const char *path, const char *target,
                                 const fst_pack_options *options, fst_save_stats *stats,
                                 fst_error *error) {
     fst_model *model;
-    FST_TRY(fsti_model_open(path, &(model_wish){.flags = 0}, &model, error));
+    FST_TRY(open_origin(path, 0, &model, error));
     fst_status status;
     if (model->file_count != 1)
-        status = refuse(path, "it is a set of files: decompress them one by one", error);
-    else // a plain one is what compressing has made of a file that did not shrink: copied
+        status = refuse(path, "a sharded model. Decompress its files one by one", error);
+    else // an incompressible file was stored uncompressed, so copy it
         status = write_file(model, NULL, target, options, stats, error);
     fsti_model_unref(model);
     return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The header of a compressed file: the directory's entry, packed tensors, plain ones.
+/// The header of a compressed file: the directory's entry, compressed tensors, others.
 #include <string.h>
 
 #include "pack_job.h"
@@ -40,7 +40,7 @@ static void close_draft(header_draft *self) {
     fsti_free(self->names);
 }
 
-/// Gives an entry its place, behind those before it.
+/// Places an entry after the previous ones.
 static void place_entry(header_draft *self, fsti_header_entry *entry, uint64_t size_bytes) {
     entry->begin = self->at;
     entry->end = self->at += size_bytes;
@@ -48,8 +48,8 @@ static void place_entry(header_draft *self, fsti_header_entry *entry, uint64_t s
     self->count++;
 }
 
-/// A vector of bytes; of a tensor its name gets the prefix.
-static void put_vector(header_draft *self, const fsti_tensor *tensor, uint64_t size_bytes) {
+/// Adds a vector of bytes; a tensor's name gets the prefix.
+static void add_vector(header_draft *self, const fsti_tensor *tensor, uint64_t size_bytes) {
     static const char prefix[] = FSTI_PACKED_NAME ".";
     fsti_header_entry *entry = &self->entries[self->count];
     self->sizes[self->count] = size_bytes;
@@ -69,11 +69,11 @@ static void put_vector(header_draft *self, const fsti_tensor *tensor, uint64_t s
     place_entry(self, entry, size_bytes);
 }
 
-/// A tensor as it is; in a draft with the longer name, and the longest places.
-static void put_tensor(header_draft *self, const fsti_tensor *tensor) {
+/// Adds an uncompressed tensor. A draft uses the longest possible name and offsets.
+static void add_tensor(header_draft *self, const fsti_tensor *tensor) {
     const fsti_header *header = self->job->request->header;
     if (self->is_draft) {
-        put_vector(self, tensor, 0);
+        add_vector(self, tensor, 0);
         self->count--;
         self->at = 2 * self->job->true_bytes;
     }
@@ -88,7 +88,7 @@ static void put_tensor(header_draft *self, const fsti_tensor *tensor) {
     place_entry(self, entry, self->is_draft ? 0 : size_of(tensor));
 }
 
-/// The original's metadata, and the mark of a compressed file.
+/// Copies the original's metadata and adds the mark of a compressed file.
 static void put_metadata(header_draft *self) {
     const fsti_header *header = self->job->request->header;
     size_t size = strlen(FSTI_PACKED_KEY);
@@ -106,20 +106,20 @@ static void put_metadata(header_draft *self) {
         .key = FSTI_PACKED_KEY, .key_size = size, .value = "1", .value_size = 1};
 }
 
-static void put_entries(header_draft *self) {
+static void add_entries(header_draft *self) {
     const pack_job *job = self->job;
-    put_vector(self, NULL, job->entry_bytes);
+    add_vector(self, NULL, job->entry_bytes);
     for (uint32_t i = 0; !self->is_draft && i < job->packed_count; i++)
-        put_vector(self, tensor_of(job, job->packed_tensors[i]), job->packed_bytes[i]);
+        add_vector(self, tensor_of(job, job->packed_tensors[i]), job->packed_bytes[i]);
     for (uint32_t i = 0; i < job->request->header->tensor_count; i++)
-        if (self->is_draft || !job->is_packed[i]) put_tensor(self, tensor_of(job, i));
+        if (self->is_draft || !job->is_packed[i]) add_tensor(self, tensor_of(job, i));
 }
 
 fst_status fsti_pack_header(const pack_job *job, bool is_draft, char **out, size_t *size_bytes) {
     header_draft self = {.job = job, .is_draft = is_draft};
     fst_status status = open_draft(&self);
     if (status == FST_OK) {
-        put_entries(&self);
+        add_entries(&self);
         put_metadata(&self);
         fsti_header_draft draft = {.entries = self.entries,
                                    .order = self.order,

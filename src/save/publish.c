@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A save's end: finished files get their names, by a journal (journal.h). At every instant, also
-/// after a kill or a power cut between two steps, the path leads to the old model or to the new
-/// one, whole:
+/// The end of a save: publishes finished files with a journal (journal.h). At every instant, also
+/// after a kill or a power cut between two steps, the path leads to the complete old model or to
+/// the complete new one:
 ///
-///   one file            it comes into place
-///   a set, where        an index of files that are not there yet comes into place, then they do:
-///   nothing was         until the last of them, opening says which are missing
-///   a set, or one file  files get hidden names; an index that leads to these comes into place, and
-///   where a set was     the new model with it; they get their own names as well, an index that
-///                       leads to those comes into place; hidden names and old files go
+///   one file             it is renamed to its path
+///   a sharded model      an index is published first, then the files it names; until the last one,
+///   where none was       opening reports which shards are missing
+///   a sharded model, or  files get temporary names; publishing an index that names these commits
+///   one file, where one  the new model; then the files get their final names, a final index
+///   was                  follows, and temporary names and old files are deleted
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "writer.h"
+#include "save_state.h"
 
 // ---- the index ----
 
@@ -39,8 +39,8 @@ static fst_status make_index_text(const fst_writer *writer, bool hidden, char **
     return status;
 }
 
-/// Writes an index, whole and synced if so promised, before any name changes: a disk that is full
-/// is noticed now.
+/// Writes an index and syncs it if durable, before any name changes, so that a full disk is noticed
+/// now.
 static fst_status make_index(fst_writer *writer, bool hidden, fsti_output **out, fst_error *error) {
     char *text = NULL;
     size_t size = 0;
@@ -54,7 +54,7 @@ static fst_status make_index(fst_writer *writer, bool hidden, fsti_output **out,
     return status;
 }
 
-/// The text of the manifest, if one is asked for: of the set's index as well, if that is to stay.
+/// Writes the manifest's text, if requested. It includes the final index of a sharded model.
 static fst_status make_manifest(fst_writer *writer, fst_error *error) {
     char *index = NULL;
     size_t size = 0;
@@ -66,14 +66,14 @@ static fst_status make_manifest(fst_writer *writer, fst_error *error) {
     return status;
 }
 
-// ---- what is there ----
+// ---- existing files ----
 
-/// What a set's folder holds when it is published.
+/// What is in a folder when a sharded model is published.
 typedef struct folder_scene {
     const char *stem;
-    bool is_empty;   ///< of models: whoever opens the folder finds none
-    bool has_index;  ///< of this stem
-    bool has_shards; ///< likewise
+    bool is_empty;   ///< has no model
+    bool has_index;  ///< with this stem
+    bool has_shards; ///< with this stem
 } folder_scene;
 
 static fst_status note_model(void *context, const fsti_folder_entry *entry, fst_error *error) {
@@ -87,21 +87,22 @@ static fst_status note_model(void *context, const fsti_folder_entry *entry, fst_
     return FST_OK;
 }
 
-static fst_status look_at_folder(const fst_writer *writer, folder_scene *scene, fst_error *error) {
+static fst_status list_folder_models(const fst_writer *writer, folder_scene *scene,
+                                     fst_error *error) {
     struct stat info;
     *scene = (folder_scene){.stem = writer->stem, .is_empty = true};
     scene->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
     return fsti_folder_visit(writer->folder, note_model, scene, error);
 }
 
-/// A removal of each file that an earlier save of the same stem has left.
+/// Adds a deletion for each file that an earlier save with the same stem left.
 typedef struct stale_search {
     fst_writer *writer;
-    bool with_single; ///< the single file is not what is being saved
+    bool with_single; ///< include the single file, because it is not being saved
 } stale_search;
 
 static bool is_published(const fst_writer *writer, const char *name, size_t size) {
-    // Shards of one count differ by their number alone, which is as good as a search.
+    // Shards of one model differ only in their number.
     if (!fsti_save_is_shard(name, size, writer->stem)) return false;
     const char *last = fsti_path_name(writer->published[writer->file_count - 1]);
     return writer->file_count > 1 && strcmp(strrchr(name, '-'), strrchr(last, '-')) == 0;
@@ -143,14 +144,14 @@ static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *er
     return fsti_journal_add_path(&writer->journal, STEP_SYNC, folder, error);
 }
 
-/// One file that no index leads to.
+/// Plans the commit of a single file that no index refers to.
 static fst_status plan_file(fst_writer *writer, fst_error *error) {
     FST_TRY(make_manifest(writer, error));
     FST_TRY(fsti_save_manifest_aside(writer, error));
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->files[0].target.folder, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
-    fsti_journal_turn(&writer->journal);
+    fsti_journal_set_commit(&writer->journal);
     return FST_OK;
 }
 
@@ -167,7 +168,7 @@ static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
     FST_TRY(add_files(writer, STEP_PLACE, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
-    fsti_journal_turn(&writer->journal);
+    fsti_journal_set_commit(&writer->journal);
     if (!writer->without_index) return FST_OK;
     FST_TRY(add_removal_of_index(writer, error));
     return add_sync(writer, writer->folder, error);
@@ -184,7 +185,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->interim_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
-    fsti_journal_turn(journal);
+    fsti_journal_set_commit(journal);
     FST_TRY(add_files(writer, STEP_PLACE_COPY, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
@@ -193,7 +194,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     if (is_single || !writer->without_index) FST_TRY(add_removals(writer, !is_single, error));
     if (is_single || (writer->without_index && !had_index))
         FST_TRY(add_removal_of_index(writer, error));
-    // Not before files are gone that it does not list.
+    // After the deletion of files that it does not list.
     FST_TRY(fsti_save_manifest_place(writer, error));
     return add_sync(writer, writer->folder, error);
 }
@@ -207,14 +208,14 @@ static fst_status plan(fst_writer *writer, fst_error *error) {
         return fsti_writer_plan_objects(writer, error);
     }
     if (writer->folder == NULL) return plan_file(writer, error);
-    FST_TRY(look_at_folder(writer, &scene, error));
+    FST_TRY(list_folder_models(writer, &scene, error));
     if (writer->file_count == 1 && !scene.has_index && !scene.has_shards)
         return plan_file(writer, error);
     return scene.is_empty ? plan_first_set(writer, error)
                           : plan_next_set(writer, scene.has_index, error);
 }
 
-/// What others have written since.
+/// Syncs what other processes have written.
 static fst_status sync_shared(fst_writer *writer, fst_error *error) {
     if (!writer->is_shared || writer->options.promise != FST_SAVE_DURABLE) return FST_OK;
     for (uint32_t f = 0; f < writer->file_count; f++)
@@ -222,7 +223,7 @@ static fst_status sync_shared(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
-/// Digests of what others have written: nobody has seen all of it before.
+/// Digests files written by other processes, which this process has not seen.
 static fst_status digest_shared(fst_writer *writer, fst_error *error) {
     if (!writer->is_shared || writer->manifest.kind == NULL) return FST_OK;
     for (uint32_t f = 0; f < writer->file_count; f++)
@@ -231,11 +232,12 @@ static fst_status digest_shared(fst_writer *writer, fst_error *error) {
 }
 
 static fst_status run(fst_writer *writer, fst_error *error) {
+    FST_TRY(fsti_anchor_check(writer->anchor, writer->published[0], error));
     FST_TRY(sync_shared(writer, error));
     FST_TRY(digest_shared(writer, error));
     FST_TRY(plan(writer, error));
     if (atomic_load(&writer->is_cancelled))
-        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
     FST_TRY(fsti_writer_check_origin(writer, error));
     fst_status status = fsti_journal_run(&writer->journal, error);
     FST_TRY(status);
@@ -243,7 +245,7 @@ static fst_status run(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
-static void note_end(fst_writer *writer) {
+static void record_publication(fst_writer *writer) {
     pthread_mutex_lock(&writer->lock);
     writer->total_ns = fsti_now_ns() - writer->start_ns;
     writer->step_count = writer->journal.count;
@@ -260,9 +262,9 @@ static void note_end(fst_writer *writer) {
              writer->counts.engine == NULL ? "" : writer->counts.engine, writer->counts.reason);
 }
 
-/// One at a time: the names of two sets would mix, and of two edits of a file the later would undo
-/// the earlier. A save of one file needs no lock, a rename is one step. *lock is -1 without one; an
-/// edit goes without where the folder may not be read.
+/// Takes the folder's lock: two saves would mix their names, and of two edits the later would undo
+/// the earlier. A single-file save is one rename and needs no lock. *lock is -1 without a lock; an
+/// edit continues without one if the folder may not be read.
 static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *error) {
     const char *folder = writer->folder;
     if (folder == NULL && (writer->origin != NULL || writer->manifest.kind != NULL)) {
@@ -276,18 +278,18 @@ static fst_status lock_folder(const fst_writer *writer, int *lock, fst_error *er
 fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     if (writer->is_joined)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE,
-                              "the file is another process's: that commits");
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "the file belongs to another process: that commits");
     if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
     int state = atomic_load(&writer->state);
     if (state != WRITER_FINISHED)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
                               state == WRITER_FAILED ? "has failed" : "is committed");
     int lock;
     fst_status status = lock_folder(writer, &lock, error);
     if (status == FST_OK) status = run(writer, error);
     fsti_folder_unlock(lock);
     atomic_store(&writer->state, status == FST_OK ? WRITER_COMMITTED : WRITER_FAILED);
-    if (status == FST_OK) note_end(writer);
+    if (status == FST_OK) record_publication(writer);
     return status;
 }

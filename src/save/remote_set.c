@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Saves to addresses. A store has no hidden names and no renaming: files are sent as they come,
-/// seen when each is whole, and an index is sent when all of them are.
+/// Saves to object stores, which have no renaming: files are sent when they are written, become
+/// visible when complete, and the index is sent last.
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "net/net.h"
-#include "writer.h"
+#include "save_state.h"
 
 fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_options *options,
                                     fst_error *error) {
     const char *path = writer->folder != NULL ? writer->folder : writer->published[0];
     const char *why = NULL;
-    if (writer->origin != NULL) why = "edits and rewritten files are saved to files only";
+    if (writer->origin != NULL) why = "edits and rewritten files can only be saved to local files";
     if (options->compress != FST_COMPRESS_NONE)
-        why = "compressed files are made as files: save one, and copy it there";
-    if (options->others_write != 0) why = "several processes can't write one object";
-    if (options->engine != FST_SAVE_ENGINE_AUTO)
-        why = "an engine writes to disks, and this is an address";
-    return why == NULL ? FST_OK : fsti_address_refuse(path, why, error);
+        why = "compressed files can only be saved locally. Save one and copy it";
+    if (options->others_write != 0) why = "one object can't be written by several processes";
+    if (options->engine != FST_SAVE_ENGINE_AUTO) why = "an engine can't be chosen for a URL";
+    return why == NULL ? FST_OK : fsti_url_refuse(path, why, error);
 }
 
-// ---- what is there ----
+// ---- existing objects ----
 
-/// Files of a set of the same stem, its index left out.
+/// Whether it is a file of a sharded model with the same stem, except its index.
 static bool is_member(const fst_writer *writer, const char *name) {
     size_t size = strlen(name);
     return fsti_save_is_shard(name, size, writer->stem) ||
            fsti_save_is_single(name, size, writer->stem);
 }
 
-static fst_status refuse_key(const fst_writer *writer, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = writer->folder;
-    (void)!fsti_error_set(error, FST_E_IO, place, "there is a model already (no_overwrite)");
+static fst_status report_bad_key(const fst_writer *writer, fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = writer->folder;
+    (void)!fsti_error_set(error, FST_E_IO, location,
+                          "a model exists already, and create_only is set");
     if (error != NULL) error->os_errno = EEXIST;
     return FST_E_IO;
 }
@@ -42,9 +42,9 @@ static fst_status refuse_key(const fst_writer *writer, fst_error *error) {
 #define STALE_COUNT_MAX ((size_t)1 << 20)
 #define LISTED_NAME_BYTES 1100u
 
-static fst_status note_path(const fst_writer *writer, const char *name, char ***paths,
-                            size_t *count, size_t *capacity, fst_error *error) {
-    char *path = fsti_url_beside(writer->published[0], name);
+static fst_status record_path(const fst_writer *writer, const char *name, char ***paths,
+                              size_t *count, size_t *capacity, fst_error *error) {
+    char *path = fsti_url_sibling(writer->published[0], name);
     if (path == NULL ||
         !fsti_array_reserve((void **)paths, capacity, *count, sizeof **paths, STALE_COUNT_MAX)) {
         fsti_free(path);
@@ -54,7 +54,7 @@ static fst_status note_path(const fst_writer *writer, const char *name, char ***
     return FST_OK;
 }
 
-/// Of one file of such a set, or of its index.
+/// Whether it is the manifest of such a file, or of its index.
 static bool is_manifest(const fst_writer *writer, const char *name) {
     char of[LISTED_NAME_BYTES];
     if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof of) return false;
@@ -62,20 +62,20 @@ static bool is_manifest(const fst_writer *writer, const char *name) {
     return is_member(writer, of) || fsti_save_is_index(of, strlen(of), writer->stem);
 }
 
-static fst_status note_key(void *context, const char *name, fst_error *error) {
+static fst_status record_key(void *context, const char *name, fst_error *error) {
     fst_writer *writer = context;
     remote_scene *scene = &writer->scene;
     bool is_index = fsti_save_is_index(name, strlen(name), writer->stem);
     if (is_manifest(writer, name))
-        return note_path(writer, name, &scene->manifests, &scene->manifest_count,
-                         &scene->manifest_capacity, error);
+        return record_path(writer, name, &scene->manifests, &scene->manifest_count,
+                           &scene->manifest_capacity, error);
     if (!is_index && !is_member(writer, name)) return FST_OK;
-    if (fsti_net_must_be_new()) return refuse_key(writer, error);
+    if (fsti_net_forbids_overwrite()) return report_bad_key(writer, error);
     if (is_index) {
         scene->has_index = true;
         return FST_OK;
     }
-    return note_path(writer, name, &scene->members, &scene->count, &scene->capacity, error);
+    return record_path(writer, name, &scene->members, &scene->count, &scene->capacity, error);
 }
 
 void fsti_writer_clear_scene(fst_writer *writer) {
@@ -86,15 +86,18 @@ void fsti_writer_clear_scene(fst_writer *writer) {
     writer->scene = (remote_scene){0};
 }
 
-/// Who may write and not list saves as well: then nothing of an earlier set is removed.
-static fst_status look_at_keys(fst_writer *writer, fst_error *error) {
+/// Lists existing objects. Without list permission the save works too, but deletes nothing of an
+/// earlier model.
+static fst_status list_existing(fst_writer *writer, fst_error *error) {
     fst_error cause = {0};
-    char *folder = fsti_url_beside(writer->published[0], "");
+    char *folder = fsti_url_sibling(writer->published[0], "");
     if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
-    fst_status status = fsti_net_list(folder, &writer->watch, note_key, writer, &cause);
+    fst_status status = fsti_net_list(folder, &writer->watch, record_key, writer, &cause);
     fsti_free(folder);
     if (status == FST_E_PERMISSION) {
-        fsti_log(FST_LOG_WARNING, "what lies there is not known: %s", cause.message);
+        fsti_log(FST_LOG_WARNING,
+                 "files of an earlier save are not deleted, because the folder can't be listed: %s",
+                 cause.message);
         fsti_writer_clear_scene(writer);
         writer->scene.has_index = writer->scene.is_unknown = true;
         return FST_OK;
@@ -108,66 +111,66 @@ static bool is_single(const fst_writer *writer, const char *member) {
     return fsti_save_is_single(name, strlen(name), writer->stem);
 }
 
-/// Whether what is there is what this save makes, too: one file of a name.
+/// Whether an existing object has a name that this save writes.
 static bool is_own(const fst_writer *writer, const char *member) {
     return writer->file_count == 1 && strcmp(member, writer->published[0]) == 0;
 }
 
-/// Files of a set come beside those of another, never in their place: until the index leads to the
-/// new ones it leads to the old ones, whole, and a reader has the one set or the other.
+/// Files of a sharded model get unique names next to the existing ones. Readers see the old model
+/// until the index is replaced, and then the new one.
 static fst_status choose_names(fst_writer *writer, fst_error *error) {
     const remote_scene *scene = &writer->scene;
     bool is_free = !scene->has_index && scene->count == 0;
-    if (writer->file_count == 1 || is_free || fsti_net_must_be_new()) return FST_OK;
+    if (writer->file_count == 1 || is_free || fsti_net_forbids_overwrite()) return FST_OK;
     snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_net_random());
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 
-/// What is replaced later has to be what is there now: another save may end meanwhile.
-static fst_status look_closer(fst_writer *writer, fst_error *error) {
+/// Examines objects that will be replaced, so that a concurrent save is detected.
+static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
     remote_scene *scene = &writer->scene;
     const char *index = writer->published[writer->file_count];
-    scene->index = (fsti_seen){.kind = FSTI_SEEN_NOTHING};
-    if (scene->has_index) FST_TRY(fsti_net_look(index, &writer->watch, &scene->index, error));
-    // Of all files that may be removed another save may put its own at this one's address alone.
+    scene->index = (fsti_precondition){.kind = FSTI_PRECONDITION_ABSENT};
+    if (scene->has_index) FST_TRY(fsti_net_stat(index, &writer->watch, &scene->index, error));
+    // Of the files to delete, only the single file's name can be reused by another save.
     for (size_t i = 0; i < scene->count; i++)
         if (is_single(writer, scene->members[i]))
-            FST_TRY(fsti_net_look(scene->members[i], &writer->watch, &scene->single, error));
+            FST_TRY(fsti_net_stat(scene->members[i], &writer->watch, &scene->single, error));
     return FST_OK;
 }
 
-static void demand_what_was_seen(fst_writer *writer, uint32_t file) {
-    static const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
+static void set_expected_version(fst_writer *writer, uint32_t file) {
+    static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
     bool is_index = file == writer->file_count;
-    if (is_index) writer->index_target.seen = &writer->scene.index;
-    // Another set's first files would get the same names.
+    if (is_index) writer->index_target.expected_version = &writer->scene.index;
+    // The first files of another model would get the same names.
     bool has_usual_name = writer->file_count > 1 && writer->tag[0] == '\0';
-    if (!is_index && has_usual_name) writer->files[file].target.seen = &nothing;
+    if (!is_index && has_usual_name) writer->files[file].target.expected_version = &nothing;
     if (!is_index) writer->files[file].target.is_unique = writer->tag[0] != '\0';
     writer->index_target.leads = true;
 }
 
-/// Who has said once that the save is to end is not asked again: what is taken back then asks, too.
+/// Once the caller has cancelled, do not call it again: rollback polls it too.
 static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
     fst_writer *writer = context;
     if (atomic_load(&writer->is_ended))
-        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
     return fsti_writer_report(writer, zero, error);
 }
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
     bool is_set = writer->folder != NULL;
     writer->watch = (fsti_net_watch){.ask = ask_caller, .context = writer};
-    if (is_set) FST_TRY(look_at_keys(writer, error));
-    if (is_set) FST_TRY(look_closer(writer, error));
+    if (is_set) FST_TRY(list_existing(writer, error));
+    if (is_set) FST_TRY(examine_replaced(writer, error));
     if (is_set) FST_TRY(choose_names(writer, error));
     for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
         bool is_index = f == writer->file_count;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         FST_TRY(fsti_target_object(writer->published[f], target, error));
         target->watch = &writer->watch;
-        if (is_set) demand_what_was_seen(writer, f);
-        // Of a single object nobody looks whether there is one.
+        if (is_set) set_expected_version(writer, f);
+        // A single object is not checked for existence.
         target->had_object = is_index ? writer->scene.has_index : !is_set;
     }
     for (size_t i = 0; i < writer->scene.count; i++)
@@ -185,10 +188,11 @@ static bool has_stale(const fst_writer *writer) {
 
 bool fsti_writer_wants_index(const fst_writer *writer) {
     if (writer->file_count > 1) return true;
-    // From a set to one file an index leads, until the files of the set are gone. Who may not list
-    // them may have seen the index by itself.
+    // When a single file replaces a sharded model, the index leads to it until the old files are
+    // deleted. Without list permission the index may still have been seen.
     const remote_scene *scene = &writer->scene;
-    bool has_index = scene->is_unknown ? scene->index.kind == FSTI_SEEN_THIS : scene->has_index;
+    bool has_index =
+        scene->is_unknown ? scene->index.kind == FSTI_PRECONDITION_VERSION : scene->has_index;
     return writer->folder != NULL && (has_index || has_stale(writer));
 }
 
@@ -198,13 +202,14 @@ static fst_status add_files(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status tell_another(const fst_writer *writer, const char *what, fst_error *error) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = writer->folder != NULL ? writer->folder : writer->published[0];
-    return fsti_error_set(error, FST_E_FILE_CHANGED, place, "another save %s", what);
+static fst_status report_concurrent_save(const fst_writer *writer, const char *what,
+                                         fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = writer->folder != NULL ? writer->folder : writer->published[0];
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location, "another save %s", what);
 }
 
-/// Files of this save that a listing names.
+/// Files of this save, as found by a listing.
 typedef struct own_files {
     const fst_writer *writer;
     uint32_t count;
@@ -213,7 +218,7 @@ typedef struct own_files {
 static fst_status count_own(void *context, const char *name, fst_error *error) {
     own_files *own = context;
     const fst_writer *writer = own->writer;
-    char *url = fsti_url_beside(writer->published[0], name);
+    char *url = fsti_url_sibling(writer->published[0], name);
     if (url == NULL) return fsti_error_memory(error, strlen(name));
     for (uint32_t f = 0; f < writer->file_count; f++)
         own->count += strcmp(url, writer->published[f]) == 0;
@@ -221,92 +226,95 @@ static fst_status count_own(void *context, const char *name, fst_error *error) {
     return FST_OK;
 }
 
-/// Before the index leads to them: a save that has ended meanwhile may have taken this one's files
-/// for left over. (Where the store keeps to its conditions the index would be refused as well.)
+/// Checks, before the index is replaced, that this save's files still exist: a concurrent save may
+/// have deleted them as leftovers. (With conditional writes the index would fail as well.)
 static fst_status check_own(void *context, fst_error *error) {
     fst_writer *writer = context;
     own_files own = {writer, 0};
-    char *folder = fsti_url_beside(writer->published[0], "");
+    char *folder = fsti_url_sibling(writer->published[0], "");
     if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
     fst_status status = fsti_net_list(folder, &writer->watch, count_own, &own, error);
     fsti_free(folder);
     if (status == FST_E_PERMISSION) return FST_OK;
     FST_TRY(status);
-    return own.count == writer->file_count ? FST_OK
-                                           : tell_another(writer,
-                                                          "has removed files of this one, which it "
-                                                          "took for left over",
-                                                          error);
+    return own.count == writer->file_count
+               ? FST_OK
+               : report_concurrent_save(writer,
+                                        "has removed files of this one, which it "
+                                        "mistook for leftovers",
+                                        error);
 }
 
-/// Before a file comes into place that no index leads to: one would hide it.
+/// Checks that no index exists before a single file is published, because an index would hide it.
 static fst_status check_no_index(void *context, fst_error *error) {
     fst_writer *writer = context;
-    fsti_seen now;
-    FST_TRY(fsti_net_look(writer->index_target.path, &writer->watch, &now, error));
-    bool is_new = now.kind == FSTI_SEEN_THIS && !fsti_seen_is_same(&now, &writer->scene.index);
-    return is_new ? tell_another(writer, "has put an index there since this one began", error)
-                  : FST_OK;
+    fsti_precondition now;
+    FST_TRY(fsti_net_stat(writer->index_target.path, &writer->watch, &now, error));
+    bool is_new = now.kind == FSTI_PRECONDITION_VERSION &&
+                  !fsti_precondition_equals(&now, &writer->scene.index);
+    return is_new
+               ? report_concurrent_save(writer, "has written an index since this save began", error)
+               : FST_OK;
 }
 
-/// Files of an earlier save may be removed by who sees that no other save's index leads to them
-/// now.
-static bool may_not_look(const fst_writer *writer) {
+/// Old files may be deleted only after checking that no other index refers to them.
+static bool lacks_list_permission(const fst_writer *writer) {
     return writer->scene.index.is_hidden || writer->scene.single.is_hidden;
 }
 
-static fst_status tell_hidden(void *context, fst_error *error) {
+static fst_status report_hidden_files(void *context, fst_error *error) {
     const fst_writer *writer = context;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = writer->folder;
-    return fsti_error_set(error, FST_E_PERMISSION, place,
-                          "files of an earlier save stay: whether they are another's by now can't "
-                          "be told without the right to look at objects");
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = writer->folder;
+    return fsti_error_set(
+        error, FST_E_PERMISSION, location,
+        "files of an earlier save are not deleted: without permission to read objects it is "
+        "unknown whether another save uses them");
 }
 
-/// Before old files go: another save's index may lead to some by now, and that one removes the
-/// others.
+/// Checks, before deleting old files, that no concurrent save's index refers to them; that save
+/// deletes the others.
 static fst_status check_index(void *context, fst_error *error) {
     fst_writer *writer = context;
-    const fsti_seen *own = fsti_output_mark(writer->final_index);
-    fsti_seen now;
-    FST_TRY(fsti_net_look(writer->index_target.path, &writer->watch, &now, error));
-    bool is_own =
-        own->kind == FSTI_SEEN_ANY || now.kind == FSTI_SEEN_ANY || fsti_seen_is_same(own, &now);
-    return is_own ? FST_OK : tell_another(writer, "has replaced this one already", error);
+    const fsti_precondition *own = fsti_output_mark(writer->final_index);
+    fsti_precondition now;
+    FST_TRY(fsti_net_stat(writer->index_target.path, &writer->watch, &now, error));
+    bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
+                  fsti_precondition_equals(own, &now);
+    return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);
 }
 
-/// Before a file's manifest comes into place: of two saves of the file the other may be there now.
+/// Checks that the file is still this save's before its manifest is published.
 static fst_status check_file(void *context, fst_error *error) {
     fst_writer *writer = context;
-    const fsti_seen *own = fsti_output_mark(writer->files[0].output);
-    fsti_seen now;
-    FST_TRY(fsti_net_look(writer->published[0], &writer->watch, &now, error));
-    bool is_own =
-        own->kind == FSTI_SEEN_ANY || now.kind == FSTI_SEEN_ANY || fsti_seen_is_same(own, &now);
-    return is_own ? FST_OK : tell_another(writer, "has replaced this one already", error);
+    const fsti_precondition *own = fsti_output_mark(writer->files[0].output);
+    fsti_precondition now;
+    FST_TRY(fsti_net_stat(writer->published[0], &writer->watch, &now, error));
+    bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
+                  fsti_precondition_equals(own, &now);
+    return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);
 }
 
-/// Only what was there when this save began: what has come since is another save's.
+/// Deletes only what existed when this save began; newer objects belong to other saves.
 static fst_status add_removals(fst_writer *writer, fst_error *error) {
     const remote_scene *scene = &writer->scene;
     save_journal *journal = &writer->journal;
     bool has_index = writer->final_index != NULL;
     if (has_index && (has_stale(writer) || writer->manifest.kind != NULL))
         FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
-    for (size_t i = 0; i < scene->count && !may_not_look(writer); i++) {
+    for (size_t i = 0; i < scene->count && !lacks_list_permission(writer); i++) {
         const char *member = scene->members[i];
-        const fsti_seen *seen = is_single(writer, member) ? &scene->single : NULL;
+        const fsti_precondition *expected = is_single(writer, member) ? &scene->single : NULL;
         if (!is_own(writer, member))
-            FST_TRY(fsti_journal_add_removal(journal, member, seen, &writer->watch, error));
+            FST_TRY(fsti_journal_add_removal(journal, member, expected, &writer->watch, error));
     }
     return FST_OK;
 }
 
-/// The index comes last: what leads to the files. But where none leads to old files that stay until
-/// one file has come, it comes first: who opens the folder meanwhile is told what is missing. An
-/// old manifest goes right before the model changes.
-static fst_status plan_to_turn(fst_writer *writer, fst_error *error) {
+/// The index comes last, because it makes the files visible. But if no index leads to remaining old
+/// files, it comes first, so that opening the folder meanwhile reports missing shards. An old
+/// manifest is deleted right before the model changes.
+static fst_status plan_until_commit(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->journal;
     fsti_output *index = writer->final_index;
     bool is_first = index != NULL && writer->file_count == 1 && !writer->scene.has_index;
@@ -325,17 +333,18 @@ static fst_status plan_to_turn(fst_writer *writer, fst_error *error) {
 fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->journal;
     fsti_output *index = writer->final_index;
-    FST_TRY(plan_to_turn(writer, error));
-    fsti_journal_turn(journal);
+    FST_TRY(plan_until_commit(writer, error));
+    fsti_journal_set_commit(journal);
     FST_TRY(add_removals(writer, error));
-    // Files that stay are hidden by an index that leads to the new one.
-    bool leaves_some = writer->scene.is_unknown || (may_not_look(writer) && has_stale(writer));
+    // Remaining files are hidden by an index of the new file.
+    bool leaves_some =
+        writer->scene.is_unknown || (lacks_list_permission(writer) && has_stale(writer));
     if (writer->file_count == 1 && index != NULL && !leaves_some)
         FST_TRY(fsti_journal_add(journal, STEP_REMOVE_LAST, index, error));
     if (writer->manifest.kind != NULL && index == NULL)
         FST_TRY(fsti_journal_add_check(journal, check_file, writer, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
-    return may_not_look(writer) && has_stale(writer)
-               ? fsti_journal_add_check(journal, tell_hidden, writer, error)
+    return lacks_list_permission(writer) && has_stale(writer)
+               ? fsti_journal_add_check(journal, report_hidden_files, writer, error)
                : FST_OK;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A save's manifest: see save_manifest.h. A name is one step, so model and manifest can't change
-/// at once: the old manifest is taken away first, the new one comes last. Whatever ends a save
-/// between the two leaves a model without a manifest, never one that the manifest lies about.
+/// The manifest of a save: see save_manifest.h. Model and manifest cannot change in one step, so
+/// the old manifest is deleted first and the new one is published last. A save that ends in between
+/// leaves a model without a manifest, never one with a wrong manifest.
 #include "save_manifest.h"
 
 #include <errno.h>
@@ -12,13 +12,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "writer.h"
+#include "save_state.h"
 
 #define FILE_ENDING ".manifest"
 #define FOLDER_NAME "model.manifest"
-#define FIRST_WORD JOURNAL_MANIFEST_WORD
+#define DIGEST_ENDING ".digest"
 
-/// `folder`/`name``ending`, or without folder; from fsti_alloc.
+/// `folder`/`name``ending`, or without folder. From fsti_alloc().
 static char *join(const char *folder, const char *name, const char *ending) {
     size_t capacity = strlen(name) + strlen(ending) + 2;
     if (folder != NULL) capacity += strlen(folder);
@@ -29,17 +29,17 @@ static char *join(const char *folder, const char *name, const char *ending) {
     return path;
 }
 
-/// Where loads look for the manifest of what is saved.
+/// The path where loads look for the manifest.
 static char *usual_path(const fst_writer *writer) {
     if (writer->is_remote && writer->folder != NULL)
-        return fsti_url_beside(writer->published[0], FOLDER_NAME);
+        return fsti_url_sibling(writer->published[0], FOLDER_NAME);
     return writer->folder != NULL ? join(writer->folder, FOLDER_NAME, "")
                                   : join(NULL, writer->published[0], FILE_ENDING);
 }
 
 // ---- digests ----
 
-/// Whether the path is that of a model: what is saved, or what it is made from.
+/// Whether the path is the saved model, or the one that it is made from.
 static bool is_model(const fst_writer *writer, const char *path) {
     const char *origin = writer->origin == NULL ? NULL : fsti_file_path(writer->origin);
     if (origin != NULL && fsti_save_is_same_file(path, origin)) return true;
@@ -52,20 +52,20 @@ static bool is_model(const fst_writer *writer, const char *path) {
 
 static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
     save_manifest *manifest = &writer->manifest;
-    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (is_model(writer, path))
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "the manifest would take the place of the model");
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "the manifest would overwrite the model");
     if (writer->is_remote && fsti_net_is_url(path)) {
-        static const fsti_seen nothing = {.kind = FSTI_SEEN_NOTHING};
+        static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));
         manifest->target.watch = &writer->watch;
-        // The old one is taken away. What has come since is of another save of the set.
-        if (writer->folder != NULL) manifest->target.seen = &nothing;
+        // The old one is deleted first, so a manifest that exists then belongs to another save.
+        if (writer->folder != NULL) manifest->target.expected_version = &nothing;
         return FST_OK;
     }
     FST_TRY(fsti_target_find(path, false, &manifest->target, error));
-    // Whose model nobody else may read, whose digests neither.
+    // The manifest gets the model file's permissions.
     if (writer->files[0].target.has_rights)
         (void)fsti_target_like(&manifest->target, writer->files[0].target.path, NULL);
     return FST_OK;
@@ -81,20 +81,20 @@ fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
     fst_status status = find_target(writer, usual == NULL ? options->manifest : usual, error);
     fsti_free(usual);
     writer->manifest.kind = status == FST_OK ? kind : NULL;
-    writer->options.manifest = NULL; // the caller's, who may free it now
+    writer->options.manifest = NULL; // owned by the caller and freed by it
     return status;
 }
 
-static fst_status take_part(void *chunks, uint64_t offset, const void *data, uint64_t size_bytes,
-                            fst_error *error) {
+static fst_status digest_part(void *chunks, uint64_t offset, const void *data, uint64_t size_bytes,
+                              fst_error *error) {
     return fsti_chunk_digests_put(chunks, offset, data, size_bytes, error);
 }
 
-/// What is sent can't be read again: it is digested in the parts that it is sent by.
+/// An upload cannot be read back, so it is digested part by part while it is sent.
 static fst_status begin_object(fst_writer *writer, save_file *file, fst_error *error) {
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, file->layout.file_bytes,
                                     &file->listed.chunks, error));
-    fsti_output_give_parts(file->output, take_part, file->listed.chunks);
+    fsti_output_give_parts(file->output, digest_part, file->listed.chunks);
     return FST_OK;
 }
 
@@ -103,8 +103,8 @@ chunk_digests *fsti_save_manifest_passing(const fst_writer *writer, const save_f
 }
 
 fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_error *error) {
-    // A compressed file has other bytes than the plain one that comes first, a whole copy those of
-    // its origin, and what other processes write does not come by here.
+    // Digest while writing only if these are the final bytes: not before compression, not for
+    // copies of another file, and not for files written by other processes.
     if (writer->options.compress != FST_COMPRESS_NONE || writer->is_whole ||
         writer->options.others_write != 0)
         return FST_OK;
@@ -112,12 +112,12 @@ fst_status fsti_save_manifest_begin(fst_writer *writer, save_file *file, fst_err
     const fst_layout *layout = &file->layout;
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, layout->file_bytes, &file->listed.chunks,
                                     error));
-    // Now: tensors that the caller streams may come before the header is written.
+    // The header first, because streamed tensors may arrive before it is written.
     return fsti_chunk_digests_put(file->listed.chunks, 0, layout->header, layout->header_bytes,
                                   error);
 }
 
-/// The header of a file that was compressed, or that others have made, is not the layout's.
+/// Reads the header of a file whose layout is not the writer's: compressed, or written by others.
 static fst_status read_header(const written_file *written, char **out, uint64_t *size_bytes,
                               fst_error *error) {
     unsigned char length[8];
@@ -135,7 +135,7 @@ static fst_status begin_reading(save_file *file, const fsti_digest_kind *kind,
     char *header = NULL;
     listed_file *listed = &file->listed;
     if (fstat(written->descriptor, &info) != 0)
-        return fsti_error_errno(error, errno, written->path, "looking at what was written");
+        return fsti_error_errno(error, errno, written->path, "examining the written file");
     FST_TRY(fsti_chunk_digests_open(kind, (uint64_t)info.st_size, &listed->chunks, error));
     fst_status status = read_header(written, &header, &listed->header_bytes, error);
     if (status == FST_OK && !kind->hash(header, (size_t)listed->header_bytes, listed->header))
@@ -182,9 +182,9 @@ static fsti_manifest_file make_row(const fst_writer *writer, uint32_t file) {
     return row;
 }
 
-/// The index of a set, and its digests.
+/// The index of a sharded model, and its digests.
 typedef struct set_index {
-    const char *text; ///< NULL: no set
+    const char *text; ///< NULL: not sharded
     size_t size_bytes;
     chunk_digests *chunks;
 } set_index;
@@ -238,32 +238,41 @@ fst_status fsti_save_manifest_write(fst_writer *writer, const char *index_text, 
 
 // ---- names ----
 
-/// Whether a manifest lies there. What nobody lets us see is an error, while nothing has changed.
-static fst_status look_at(const char *path, bool *is_manifest, fst_error *error) {
-    char word[sizeof FIRST_WORD];
-    *is_manifest = false;
-    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+/// First words of files that this package writes next to a model and that describe its bytes.
+static const char *const first_words[] = {JOURNAL_MANIFEST_WORD, "fastsafetensors-digest "};
+#define FIRST_WORD_BYTES_MAX 32u
+
+/// Sets *describes if the file exists and describes a model. A file that cannot be opened or read
+/// is an error, at a point where nothing has been changed.
+static fst_status check_manifest_kind(const char *path, bool *describes, fst_error *error) {
+    char start[FIRST_WORD_BYTES_MAX];
+    *describes = false;
+    // A link is followed to look at the content; the link itself is what a save deletes.
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         bool is_none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENXIO ||
                        errno == ENAMETOOLONG;
         return is_none ? FST_OK
-                       : fsti_error_errno(error, errno, path, "looking at the old manifest");
+                       : fsti_error_errno(error, errno, path, "examining the old manifest");
     }
-    ssize_t got = read(fd, word, sizeof word - 1);
-    *is_manifest = got == (ssize_t)sizeof word - 1 && memcmp(word, FIRST_WORD, (size_t)got) == 0;
+    ssize_t got = read(fd, start, sizeof start);
+    for (size_t i = 0; i < sizeof first_words / sizeof *first_words; i++) {
+        size_t size = strlen(first_words[i]);
+        if (got >= (ssize_t)size && memcmp(start, first_words[i], size) == 0) *describes = true;
+    }
     close(fd);
     return FST_OK;
 }
 
-/// Takes the file away, `path` being from fsti_alloc, if it is a manifest.
+/// Adds the step that moves the file aside if it describes the model's bytes. Frees `path`.
 static fst_status add_aside(fst_writer *writer, char *path, fst_error *error) {
-    bool is_manifest = false;
+    bool describes = false;
     if (path == NULL) return fsti_error_memory(error, 64);
-    bool is_url = fsti_net_is_url(path); // what that is, is looked at when it is taken
+    bool is_url = fsti_net_is_url(path); // its content is checked when the step runs
     fst_status status = is_url
                             ? fsti_journal_add_aside(&writer->journal, path, &writer->watch, error)
-                            : look_at(path, &is_manifest, error);
-    if (status == FST_OK && is_manifest)
+                            : check_manifest_kind(path, &describes, error);
+    if (status == FST_OK && describes)
         status = fsti_journal_add_path(&writer->journal, STEP_ASIDE, path, error);
     fsti_free(path);
     return status;
@@ -274,21 +283,39 @@ static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *er
     return fsti_journal_add_path(&writer->journal, STEP_SYNC, folder, error);
 }
 
+/// Adds the manifest and the .digest file of one model file.
+static fst_status add_sidecars(fst_writer *writer, const char *path, fst_error *error) {
+    FST_TRY(add_aside(writer, join(NULL, path, FILE_ENDING), error));
+    return add_aside(writer, join(NULL, path, DIGEST_ENDING), error);
+}
+
+/// Adds the .digest file of the folder, which lies next to it.
+static fst_status add_folder_digests(fst_writer *writer, fst_error *error) {
+    size_t size = strlen(writer->folder);
+    while (size > 1 && writer->folder[size - 1] == '/') size--;
+    char *folder = fsti_string_copy(writer->folder, size);
+    if (folder == NULL) return fsti_error_memory(error, size);
+    fst_status status = add_aside(writer, join(NULL, folder, DIGEST_ENDING), error);
+    fsti_free(folder);
+    return status;
+}
+
 fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
     const save_manifest *manifest = &writer->manifest;
     size_t before = writer->journal.count;
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         const char *path = writer->published[f];
         if (path == NULL) continue;
-        FST_TRY(add_aside(writer, join(NULL, path, FILE_ENDING), error));
-        // A link that was followed: the file may be known by its own name as well.
+        FST_TRY(add_sidecars(writer, path, error));
+        // After following a link, the file's own name may have a manifest as well.
         if (f < writer->file_count && strcmp(path, writer->files[f].target.path) != 0)
-            FST_TRY(
-                add_aside(writer, join(NULL, writer->files[f].target.path, FILE_ENDING), error));
+            FST_TRY(add_sidecars(writer, writer->files[f].target.path, error));
     }
-    if (writer->folder != NULL)
+    if (writer->folder != NULL) {
         FST_TRY(add_aside(writer, join(writer->folder, FOLDER_NAME, ""), error));
-    // Taking away what is gone by then does nothing.
+        FST_TRY(add_folder_digests(writer, error));
+    }
+    // Deleting a missing file is not an error.
     if (manifest->kind != NULL)
         FST_TRY(add_aside(writer, join(NULL, manifest->target.path, ""), error));
     if (writer->journal.count == before) return FST_OK;
@@ -298,7 +325,7 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
 fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error) {
     const remote_scene *scene = &writer->scene;
     const char *own = writer->manifest.target.path;
-    if (fsti_net_must_be_new()) return FST_OK; // then nothing is replaced
+    if (fsti_net_forbids_overwrite()) return FST_OK; // then nothing is replaced
     char *usual = usual_path(writer);
     if (usual == NULL) return fsti_error_memory(error, 64);
     bool is_other = own != NULL && strcmp(own, usual) != 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which tensor goes to which file, as Hugging Face's libraries decide it.
+/// Assigns tensors to files like Hugging Face's libraries.
 #include "save.h"
 
 #define NO_FILE UINT32_MAX
@@ -10,13 +10,13 @@ typedef struct group_slot {
     uint32_t file;
 } group_slot;
 
-/// Files get their numbers when they are full, not when they are begun: one that is too large for
-/// company is numbered before the one that is still being filled.
+/// Files are numbered when they are full, not when they are started, so a tensor larger than a
+/// shard is numbered before the file that is being filled.
 typedef struct shard_split {
     uint64_t file_bytes_max, open_bytes;
     uint32_t begun_count, full_count;
-    uint32_t open_file; ///< by order of beginning, or NO_FILE
-    uint32_t *numbers;  ///< by order of beginning
+    uint32_t open_file; ///< in order of start, or NO_FILE
+    uint32_t *numbers;  ///< in order of start
     group_slot *slots;
     size_t slot_count;
 } shard_split;
@@ -29,18 +29,18 @@ static group_slot *find_group(const shard_split *split, uint64_t group) {
     return &split->slots[slot];
 }
 
-static void fill_up(shard_split *split, uint32_t file) {
+static void close_shard(shard_split *split, uint32_t file) {
     split->numbers[file] = split->full_count++;
 }
 
 static uint32_t place_tensor(shard_split *split, uint64_t size) {
     if (size > split->file_bytes_max) {
         uint32_t file = split->begun_count++;
-        fill_up(split, file);
+        close_shard(split, file);
         return file;
     }
     if (split->open_file != NO_FILE && size > split->file_bytes_max - split->open_bytes) {
-        fill_up(split, split->open_file);
+        close_shard(split, split->open_file);
         split->open_file = NO_FILE;
     }
     if (split->open_file == NO_FILE) {
@@ -63,7 +63,7 @@ static void place_all(shard_split *split, const fst_shard_item *items, size_t it
         file_of[i] = place_tensor(split, items[i].size_bytes);
         if (slot != NULL) *slot = (group_slot){group, file_of[i]};
     }
-    if (split->open_file != NO_FILE) fill_up(split, split->open_file);
+    if (split->open_file != NO_FILE) close_shard(split, split->open_file);
     for (size_t i = 0; i < item_count; i++) file_of[i] = split->numbers[file_of[i]];
 }
 

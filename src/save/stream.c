@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Bytes that the caller brings piece by piece, from any thread.
+/// Tensor bytes written by the caller piece by piece, from any thread.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "writer.h"
+#include "save_state.h"
 
-/// Through the page cache, pieces from here on are written at once, without a lock; cut to this
-/// many bytes, so that progress is told in between.
+/// Through the page cache, pieces of at least this size are written at once without a lock, and cut
+/// to this size for progress reports.
 #define PLAIN_WRITE_BYTES_MIN ((uint64_t)256 << 10)
 #define PLAIN_WRITE_BYTES_MAX ((uint64_t)8 << 20)
 
 fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why) {
-    fsti_error_place place = FSTI_NOWHERE;
-    place.tensor = tensor->name;
-    place.tensor_size = tensor->name_size;
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.tensor = tensor->name;
+    location.tensor_size = tensor->name_size;
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
 fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range, const char *why,
@@ -29,15 +29,15 @@ fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range,
 
 fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error) {
     if (writer->owner == getpid()) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "the save was opened before fork(): it belongs to the parent");
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                          "the save was opened before fork() and belongs to the parent process");
 }
 
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
     int state = atomic_load(&writer->state);
     if (state == WRITER_OPEN) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NOWHERE, "the save %s",
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
                           state == WRITER_FAILED ? "has failed" : "is finished");
 }
 
@@ -58,7 +58,7 @@ fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *err
     }
     if (stop == 0 && !atomic_load(&writer->is_cancelled)) return FST_OK;
     atomic_store(&writer->is_ended, true);
-    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NOWHERE, "cancelled");
+    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
 }
 
 fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error) {
@@ -85,17 +85,17 @@ fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_erro
     return status;
 }
 
-/// Whether a piece is written at once: through the page cache, just its bytes.
-static bool goes_plainly(const fst_writer *writer, uint64_t size_bytes) {
+/// Whether a piece is written at once, through the page cache.
+static bool writes_buffered(const fst_writer *writer, uint64_t size_bytes) {
     fst_save_engine engine = writer->options.engine;
     bool is_cached = engine == FST_SAVE_ENGINE_BUFFERED ||
                      (engine == FST_SAVE_ENGINE_AUTO && writer->options.promise == FST_SAVE_QUICK);
-    // The blocks beside it may be others'.
+    // Neighbouring blocks may belong to other writers.
     return writer->is_joined || (is_cached && size_bytes >= PLAIN_WRITE_BYTES_MIN);
 }
 
-static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t offset,
-                                const char *data, uint64_t size, fst_error *error) {
+static fst_status write_unstaged(fst_writer *writer, save_file *file, uint64_t offset,
+                                 const char *data, uint64_t size, fst_error *error) {
     uint64_t count = 0;
     chunk_digests *digests = fsti_save_manifest_passing(writer, file);
     for (uint64_t done = 0; done < size; count++) {
@@ -113,7 +113,8 @@ static fst_status write_plainly(fst_writer *writer, save_file *file, uint64_t of
     return FST_OK;
 }
 
-/// One stage at a time: a caller that jumps between files would else hold slots for each.
+/// Writes through one stage at a time; a caller that alternates between files would otherwise hold
+/// slots for each.
 static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t offset,
                                const char *data, uint64_t size, fst_error *error) {
     pthread_mutex_lock(&writer->stream_lock);
@@ -127,17 +128,17 @@ static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t off
     return status;
 }
 
-/// Notes that bytes of a tensor come now: each of them once.
+/// Records that bytes of a tensor arrive; each byte only once.
 static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range range,
                         fst_error *error) {
     byte_range twice;
-    if (writer->is_joined) return FST_OK; // others write as well: nobody knows
+    if (writer->is_joined) return FST_OK; // other processes write too, so coverage is unknown
     pthread_mutex_lock(&writer->lock);
     fst_status status = fsti_coverage_claim(&tensor->coverage, range, &twice);
     pthread_mutex_unlock(&writer->lock);
     if (status == FST_OK) return FST_OK;
     if (status == FST_E_NO_MEMORY) return fsti_error_memory(error, sizeof range);
-    return fsti_writer_refuse_range(tensor, twice, "were written before", error);
+    return fsti_writer_refuse_range(tensor, twice, "were already written", error);
 }
 
 fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,
@@ -146,17 +147,18 @@ fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t o
     save_file *file = &writer->files[tensor->file];
     FST_TRY(fsti_writer_check_open(writer, error));
     if (tensor->data != NULL)
-        return fsti_writer_refuse(tensor, error, "the tensor came with its data");
+        return fsti_writer_refuse(tensor, error,
+                                  "the tensor's data was given when the save was opened");
     if (offset > tensor->size_bytes || size_bytes > tensor->size_bytes - offset)
-        return fsti_writer_refuse(tensor, error, "more bytes than the tensor has");
+        return fsti_writer_refuse(tensor, error, "more bytes than the tensor's size");
     if (size_bytes == 0) return FST_OK;
     FST_TRY(claim(writer, tensor, (byte_range){offset, offset + size_bytes}, error));
-    uint64_t place = tensor->offset + offset;
-    fst_status status = goes_plainly(writer, size_bytes)
-                            ? write_plainly(writer, file, place, data, size_bytes, error)
-                            : write_staged(writer, file, place, data, size_bytes, error);
+    uint64_t file_offset = tensor->offset + offset;
+    fst_status status = writes_buffered(writer, size_bytes)
+                            ? write_unstaged(writer, file, file_offset, data, size_bytes, error)
+                            : write_staged(writer, file, file_offset, data, size_bytes, error);
     if (status != FST_OK) {
-        atomic_store(&writer->state, WRITER_FAILED); // nobody knows what of it is in the file
+        atomic_store(&writer->state, WRITER_FAILED); // unknown which bytes are in the file
         return status;
     }
     pthread_mutex_lock(&writer->lock);
@@ -171,9 +173,11 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
     char *mapping;
     FST_TRY(fsti_writer_check_open(writer, error));
     if (tensor->data != NULL)
-        return fsti_writer_refuse(tensor, error, "the tensor came with its data");
+        return fsti_writer_refuse(tensor, error,
+                                  "the tensor's data was given when the save was opened");
     FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
-    // Claimed when there is something to fill. One call at a time besides writes, which look at it.
+    // Record only if something is filled. One call at a time, in addition to writes, which check
+    // it.
     if (!tensor->is_mapped)
         FST_TRY(claim(writer, tensor, (byte_range){0, tensor->size_bytes}, error));
     tensor->is_mapped = true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A save's beginning: layouts, targets, outputs; and its end.
+/// The start of a save: layouts, targets, outputs; and its end.
 #include "net/net.h"
-#include "writer.h"
+#include "save_state.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -38,7 +38,7 @@ static fst_status copy_tensors(fst_writer *writer, const fst_save_tensor *tensor
     return FST_OK;
 }
 
-/// Groups the tensors by file: a counting sort.
+/// Groups the tensors by file with a counting sort.
 static void group_members(fst_writer *writer) {
     size_t *begin = writer->member_begin;
     for (size_t i = 0; i < writer->tensor_count; i++) begin[writer->tensors[i].file + 2]++;
@@ -76,14 +76,14 @@ static fsti_name tensor_name(const void *tensors, size_t index) {
     return (fsti_name){tensor->name, tensor->name_size};
 }
 
-/// In a set a name may come once over all files.
+/// In a sharded model a name must be unique over all files.
 static fst_status check_names(const fst_writer *writer, fst_error *error) {
     size_t twice;
-    if (writer->file_count < 2) return FST_OK; // the layout has looked
+    if (writer->file_count < 2) return FST_OK; // the layout has checked
     if (!fsti_names_twice(tensor_name, writer->tensors, writer->tensor_count, &twice))
         return fsti_error_memory(error, writer->tensor_count * sizeof(uint32_t));
     if (twice == SIZE_MAX) return FST_OK;
-    return fsti_writer_refuse(&writer->tensors[twice], error, "a tensor name comes twice");
+    return fsti_writer_refuse(&writer->tensors[twice], error, "duplicate tensor name");
 }
 
 static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors,
@@ -99,7 +99,7 @@ static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors
 
 // ---- files ----
 
-/// The name of a file of a set.
+/// The name of a file of a sharded model.
 static void format_name(const fst_writer *writer, uint32_t file, char *out, size_t size) {
     if (file == writer->file_count)
         snprintf(out, size, "%s.safetensors.index.json", writer->stem);
@@ -118,17 +118,17 @@ static char *format_path(const fst_writer *writer, uint32_t file) {
     snprintf(path, capacity, "%s/", writer->folder);
     format_name(writer, file, path + folder_size, capacity - folder_size);
     if (!writer->is_remote) return path;
-    // A stem may have bytes that a key is not written with.
+    // A stem may contain characters that URLs must escape.
     char *name = fsti_string_copy(path + folder_size, strlen(path + folder_size));
     path[folder_size] = '\0';
-    char *url = name == NULL ? NULL : fsti_url_beside(path, name);
+    char *url = name == NULL ? NULL : fsti_url_sibling(path, name);
     fsti_free(name);
     fsti_free(path);
     return url;
 }
 
-/// Looks for the file of the set that the fewest may read.
-static fst_status note_member(void *context, const fsti_folder_entry *entry, fst_error *error) {
+/// Finds the existing file of the model with the most restrictive permissions.
+static fst_status record_member(void *context, const fsti_folder_entry *entry, fst_error *error) {
     fst_writer *writer = context;
     const char *name = entry->name;
     size_t size = strlen(name), capacity = strlen(writer->folder) + size + 2;
@@ -150,18 +150,18 @@ static fst_status note_member(void *context, const fsti_folder_entry *entry, fst
     return FST_OK;
 }
 
-/// Whose rights a new file gets: an edit's those of the file that its tensors come from, a set's
-/// those of the set that was there, which may have had another number of files.
+/// The permissions of a new file: for an edit those of the edited file, for a sharded model those
+/// of the existing model, which may have another number of files.
 static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst_error *error) {
     if (writer->origin != NULL)
         return fsti_target_like(target, fsti_file_path(writer->origin), error);
     if (writer->set_member == NULL) return FST_OK;
-    // It may go meanwhile: then nothing is known of its rights.
+    // It may be deleted meanwhile; then default permissions apply.
     (void)fsti_target_like(target, writer->set_member, NULL);
     return FST_OK;
 }
 
-/// The index of a set gets one as well.
+/// The index of a sharded model gets a path too.
 fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
     bool is_set = writer->folder != NULL;
     for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
@@ -178,29 +178,36 @@ static fst_status find_targets(fst_writer *writer, fst_error *error) {
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (writer->is_remote) return fsti_writer_find_objects(writer, error);
     if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
-    if (is_set) FST_TRY(fsti_folder_visit(writer->folder, note_member, writer, error));
+    if (is_set) FST_TRY(fsti_folder_visit(writer->folder, record_member, writer, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
         if (is_index && !is_set) break;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
-        // A link in a set is replaced: the index leads to files of its own folder, and what the
-        // link leads to may be somebody's store.
+        // A link in a sharded model is replaced, not followed: the index refers to files in its
+        // folder, and the link's target may be in a shared store.
         bool follow = !is_set && writer->options.replace_link == 0;
         FST_TRY(fsti_target_find(writer->published[f], follow, target, error));
-        // Who could not read the old file can't read its tensors at another place.
+        // Users who could not read the old file must not read its tensors elsewhere.
         FST_TRY(find_rights(writer, target, error));
     }
     return FST_OK;
 }
 
+/// Files are created one by one, so check first that the disk has space for all of them.
+static fst_status check_space(const fst_writer *writer, fst_error *error) {
+    if (writer->folder == NULL || writer->is_remote) return FST_OK;
+    return fsti_folder_check_space(writer->folder, writer->bytes_total, error);
+}
+
 static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fst_error *error) {
+    if (hidden == NULL) FST_TRY(check_space(writer, error));
     for (uint32_t f = 0; f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
         if (hidden != NULL) {
             FST_TRY(fsti_output_adopt(&file->target, hidden[f], &file->output, error));
             continue;
         }
-        // What an edit shares with the old file takes no space of its own.
+        // Blocks that an edit shares with the old file take no space.
         FST_TRY(fsti_output_open(
             &file->target,
             writer->origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
@@ -210,7 +217,7 @@ static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fs
     return FST_OK;
 }
 
-/// Keeps what outlives the opening call. Metadata is in the headers by then.
+/// Copies what must outlive the opening call. Metadata is in the headers already.
 static fst_status copy_options(fst_writer *writer, const char *path,
                                const fst_save_options *options, fst_error *error) {
     writer->options = *options;
@@ -228,17 +235,31 @@ static fst_status copy_options(fst_writer *writer, const char *path,
     return writer->folder == NULL || writer->stem == NULL ? fsti_error_memory(error, size) : FST_OK;
 }
 
-static fst_status begin_save(fst_writer *writer, const save_request *request, fst_error *error) {
-    FST_TRY(copy_options(writer, request->path, request->options, error));
+/// What needs no disk: names, layouts, paths.
+static fst_status plan_at(fst_writer *writer, const char *path, const save_request *request,
+                          fst_error *error) {
+    FST_TRY(copy_options(writer, path, request->options, error));
     FST_TRY(copy_tensors(writer, request->tensors, request->tensor_count, error));
     group_members(writer);
     FST_TRY(lay_out_all(writer, request->tensors, error));
     if (writer->is_whole) writer->bytes_total = fsti_file_size(writer->origin);
-    FST_TRY(fsti_writer_name_files(writer, request->path, error));
-    if (writer->is_remote) FST_TRY(fsti_writer_check_remote(writer, request->options, error));
+    FST_TRY(fsti_writer_name_files(writer, path, error));
+    return writer->is_remote ? fsti_writer_check_remote(writer, request->options, error) : FST_OK;
+}
+
+static fst_status plan_save(fst_writer *writer, const save_request *request, fst_error *error) {
+    char *path = NULL;
+    writer->anchor = fsti_anchor_here();
+    fst_status status = fsti_path_absolute(request->path, &path, error);
+    if (status == FST_OK) status = plan_at(writer, path, request, error);
+    fsti_free(path);
+    return status;
+}
+
+fst_status fsti_writer_create(fst_writer *writer, const char *const *hidden, fst_error *error) {
     FST_TRY(find_targets(writer, error));
     FST_TRY(fsti_save_manifest_open(writer, error));
-    return open_outputs(writer, request->hidden, error);
+    return open_outputs(writer, hidden, error);
 }
 
 fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
@@ -247,7 +268,7 @@ fst_status fsti_writer_open(const char *path, const fst_save_tensor *tensors, si
     return fsti_writer_begin(&request, out, error);
 }
 
-fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error) {
+fst_status fsti_writer_plan(const save_request *request, fst_writer **out, fst_error *error) {
     fst_writer *writer = fsti_alloc_zeroed(1, sizeof *writer);
     if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
     pthread_mutex_init(&writer->lock, NULL);
@@ -260,7 +281,7 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
     writer->origin_header = request->origin_header;
     writer->is_whole = request->is_whole;
     writer->is_remote = fsti_net_is_url(request->path);
-    fst_status status = begin_save(writer, request, error);
+    fst_status status = plan_save(writer, request, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);
         return status;
@@ -269,8 +290,20 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
     return FST_OK;
 }
 
-/// Drops the files. Their hidden names go, unless a commit has passed its turn: then an index may
-/// lead to them. Names that other processes know are not looked at.
+fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error) {
+    fst_writer *writer;
+    FST_TRY(fsti_writer_plan(request, &writer, error));
+    fst_status status = fsti_writer_create(writer, request->hidden, error);
+    if (status != FST_OK) {
+        fsti_writer_close(writer);
+        return status;
+    }
+    *out = writer;
+    return FST_OK;
+}
+
+/// Closes the files and deletes their temporary names, unless the commit passed its commit step,
+/// because an index may then refer to them. Names known to other processes are kept.
 static void clear_files(fst_writer *writer, bool is_published) {
     bool are_known = writer->is_joined || (writer->is_shared && !writer->is_adopted);
     void (*drop)(fsti_output *) =
@@ -278,14 +311,14 @@ static void clear_files(fst_writer *writer, bool is_published) {
     for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
         fsti_stage_close(file->stage, NULL);
-        // Whoever does not want to wait has a store's parts taken back in two seconds.
+        // After a cancellation, a store has two seconds to abort uploads.
         if (writer->is_remote && file->output != NULL && atomic_load(&writer->is_ended))
             fsti_output_stop(file->output);
         drop(file->output);
         fsti_target_clear(&file->target);
         fsti_layout_clear(&file->layout);
     }
-    fsti_output_close(writer->manifest.output); // no index leads to it
+    fsti_output_close(writer->manifest.output); // no index refers to it
     drop = is_published ? fsti_output_abandon : fsti_output_close;
     drop(writer->interim_index);
     drop(writer->final_index);
@@ -302,6 +335,7 @@ static void clear_memory(fst_writer *writer) {
     fsti_target_clear(&writer->manifest.target);
     fsti_journal_clear(&writer->journal);
     fsti_writer_clear_scene(writer);
+    fsti_writer_drop_snapshot(writer);
     fsti_free(writer->set_member);
     fsti_free(writer->published);
     fsti_free(writer->files);
@@ -314,8 +348,8 @@ static void clear_memory(fst_writer *writer) {
     fsti_free(writer);
 }
 
-/// In a forked child: the parent's files, its reads and writes in flight and its locks are not
-/// touched. The stages' memory stays: the kernel may be writing from it.
+/// In a forked child: files, reads and writes in flight, and locks belong to the parent. The
+/// stages' memory stays allocated, because the kernel may be writing from it.
 static void leave_to_parent(fst_writer *writer) {
     for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
         fsti_output_abandon(writer->files[f].output);
@@ -334,12 +368,12 @@ void fsti_writer_close(fst_writer *writer) {
         leave_to_parent(writer);
         return;
     }
-    bool is_published = writer->journal.is_turned;
-    // Others' names are theirs, and of own ones that others know they may have made use.
+    bool is_published = writer->journal.is_committed;
+    // Names of other processes belong to them, and they may use names that were handed over.
     if (writer->is_shared && !writer->is_adopted && !is_published) fsti_writer_take_back(writer);
     clear_files(writer, is_published);
     if (!writer->is_remote && atomic_load(&writer->state) != WRITER_COMMITTED &&
-        !writer->journal.is_turned)
+        !writer->journal.is_committed)
         fsti_folder_unmake(writer->folder, writer->folders_made);
     pthread_mutex_destroy(&writer->lock);
     pthread_mutex_destroy(&writer->progress_lock);
@@ -357,7 +391,7 @@ size_t fsti_writer_tensor_count(const fst_writer *writer) { return writer->tenso
 
 fst_status fsti_writer_stats(fst_writer *writer, fst_save_stats *stats, fst_error *error) {
     const stage_counts *counts = &writer->counts;
-    FST_TRY(fsti_writer_check_owner(writer, error)); // its lock may be held for ever in a child
+    FST_TRY(fsti_writer_check_owner(writer, error)); // its lock may never be released in a child
     pthread_mutex_lock(&writer->lock);
     snprintf(stats->engine, sizeof stats->engine, "%s",
              counts->engine == NULL ? "" : counts->engine);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reads straight to a device: the whole pages of a chunk; the bytes before and behind them, and
-/// whatever fails, take the way through the ring.
+/// GPUDirect reads: the whole pages of a chunk are read directly to the device. The bytes before
+/// and after them, and failed reads, go through the staging ring.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "pipeline.h"
 
-/// Whole pages in memory that the load has and has not read to yet; NULL where there are none.
+/// Whole pages of load memory that have not been written yet; NULL: all pages were written.
 static void *find_pages(const fsti_pipeline *pipeline) {
     for (uint32_t i = 0; i < pipeline->batches_admitted; i++) {
         const fsti_buffer *buffer = pipeline->batches[i].buffer;
@@ -19,8 +19,8 @@ static void *find_pages(const fsti_pipeline *pipeline) {
     return NULL;
 }
 
-/// Whether a file is worth a first look: what is in the page cache does not go that way. Its end is
-/// asked for, as pages at the beginning came with the header.
+/// Whether a file is worth probing: cached bytes do not use GPUDirect. Checks the file's end,
+/// because reading the header has cached its beginning.
 static bool is_absent(const fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
     uint64_t bytes, size = fsti_min(FSTI_GDS_PROBE_BYTES, extent->end - extent->begin);
     return !fsti_file_resident(pipeline->job.files[extent->file], extent->end - size, extent->end,
@@ -28,81 +28,81 @@ static bool is_absent(const fsti_pipeline *pipeline, const fsti_plan_extent *ext
            2 * bytes < size;
 }
 
-/// The verdict on a file: remembered, or found out by a read into memory of the load's own.
-static bool judge_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
+/// The verdict for a file: a stored one, or the result of a test read into memory of this load.
+static bool check_gds_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
     bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP;
     fsti_file *file = pipeline->job.files[extent->file];
     char *words = pipeline->gds_reason;
     size_t size = sizeof pipeline->gds_reason;
-    fsti_far_facts facts = {.wish = pipeline->job.gds};
+    fsti_gds_facts facts = {.requested = pipeline->job.gds};
     void *pages = NULL;
     const char *reason;
-    facts.is_known = fsti_gds_recall(file, is_hip, &facts.is_good, words, size);
+    facts.is_known = fsti_gds_find_verdict(file, is_hip, &facts.is_good, words, size);
     if (!facts.is_known) {
         facts.is_cached = !is_absent(pipeline, extent);
         facts.has_room = (pages = find_pages(pipeline)) != NULL;
     }
-    fsti_far_way way = fsti_policy_far(&facts, &reason);
+    fsti_gds_decision method = fsti_policy_gds(&facts, &reason);
     if (reason != NULL) snprintf(words, size, "%s", reason);
-    if (way != FSTI_FAR_IF_PROBED) return way == FSTI_FAR_YES;
+    if (method != FSTI_GDS_IF_PROBED) return method == FSTI_GDS_YES;
     return fsti_gds_probe(file, is_hip, pages, words, size);
 }
 
-/// Judges the files that the plan reads, until one is refused: they lie side by side. False, too,
-/// where all of their bytes want to be taken apart, as by the tensors' alignment.
-static bool judge_files(fsti_pipeline *pipeline) {
+/// Probes the plan's files until one is refused, because they usually share a file system. Also
+/// false if all their bytes must be scattered, for example because of alignment.
+static bool check_gds_files(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     bool any = plan->extent_count == 0;
     for (size_t i = 0; i < plan->extent_count; i++) {
         fsti_file_route *route = &pipeline->job.routes[plan->extents[i].file];
-        if (!plan->extents[i].linear || atomic_load(&route->is_far)) continue;
-        if (!judge_file(pipeline, &plan->extents[i])) return false;
-        atomic_store(&route->is_far, true);
+        if (!plan->extents[i].linear || atomic_load(&route->uses_gds)) continue;
+        if (!check_gds_file(pipeline, &plan->extents[i])) return false;
+        atomic_store(&route->uses_gds, true);
         any = true;
     }
     if (!any)
         snprintf(pipeline->gds_reason, sizeof pipeline->gds_reason,
-                 "no bytes lie in the file as they are to lie on the device");
+                 "no bytes have the same layout in the file and on the device");
     return any;
 }
 
-void fsti_device_lane_look_far(fsti_pipeline *pipeline) {
+void fsti_device_lane_check_gds(fsti_pipeline *pipeline) {
     bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP;
     char *reason = pipeline->gds_reason;
     size_t size = sizeof pipeline->gds_reason;
     if (pipeline->job.gds == FST_GDS_OFF)
         snprintf(reason, size, "switched off");
     else
-        pipeline->may_read_far =
+        pipeline->may_use_gds =
             fsti_gds_usable(is_hip, pipeline->job.gds == FST_GDS_STRICT, reason, size);
 }
 
 fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error) {
     bool good = false;
-    if (pipeline->may_read_far) {
+    if (pipeline->may_use_gds) {
         FST_TRY(fsti_device_lane_begin(pipeline, error));
-        good = judge_files(pipeline);
+        good = check_gds_files(pipeline);
         fsti_device_lane_end(pipeline);
     }
     if (good || pipeline->job.gds != FST_GDS_STRICT) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "gds (GPUDirect Storage) can't be used: %s", pipeline->gds_reason);
 }
 
-bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk) {
+bool fsti_device_lane_uses_gds(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     if (!extent->linear) return false;
     if (pipeline->chunks[chunk].is_resident && pipeline->job.gds != FST_GDS_STRICT)
-        return false; // the page cache is nearer
-    // Memory of the caller's may lie anywhere; the buffer's own keeps step with the file's pages.
+        return false; // copying from the page cache is faster
+    // Caller memory may have any alignment; the library's buffer is aligned like the file.
     const char *data = pipeline->batches[extent->batch].buffer->data;
     if ((uintptr_t)data % FSTI_IO_PAGE_BYTES != 0) return false;
-    return atomic_load_explicit(&pipeline->job.routes[extent->file].is_far, memory_order_relaxed);
+    return atomic_load_explicit(&pipeline->job.routes[extent->file].uses_gds, memory_order_relaxed);
 }
 
-/// Where a byte of the chunk's file lies on the device.
-static char *far_place(const fsti_pipeline *pipeline, uint32_t chunk, uint64_t offset) {
+/// The device address of a byte of the chunk.
+static char *gds_address(const fsti_pipeline *pipeline, uint32_t chunk, uint64_t offset) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     return pipeline->batches[extent->batch].buffer->data + extent->buffer_offset +
@@ -119,7 +119,7 @@ static page_range whole_pages(const fsti_plan_chunk *chunk) {
                         fsti_align_down(chunk->end, FSTI_IO_PAGE_BYTES)};
 }
 
-/// Reads them; returns how much of them was read, and what the last read said (0: it ended early).
+/// Reads them. Returns the bytes read and the last result (0: end of file).
 static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
                            worker_counts *counts, int *os_errno) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -132,13 +132,13 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
         fsti_io_op op = {.file = pipeline->job.files[extent->file],
                          .offset = at,
                          .size = (size_t)(end - at),
-                         .buffer = far_place(pipeline, chunk, at)};
+                         .buffer = gds_address(pipeline, chunk, at)};
         uint64_t start_ns = fsti_now_ns();
         fsti_io_engine_gds.submit(engine_lane, &op);
         fsti_io_engine_gds.reap(engine_lane);
         counts->read_ns += fsti_now_ns() - start_ns;
         counts->read_count++;
-        if (fsti_io_tries_again(op.result, &retries)) continue;
+        if (fsti_io_should_retry(op.result, &retries)) continue;
         uint64_t got = op.result < 0 ? 0 : (uint64_t)op.result;
         *os_errno = op.result < 0 ? (int)-op.result : 0;
         at += at + got >= end ? end - at : fsti_align_down(got, FSTI_IO_PAGE_BYTES);
@@ -147,7 +147,7 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
     return at - pages.begin;
 }
 
-/// Reads the bytes beside the pages into the slot and sends them.
+/// Reads the bytes outside the whole pages into the slot and sends them.
 static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                              fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -155,26 +155,27 @@ static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, worker_cou
     const fsti_plan_extent *extent = &plan->extents[range->extent];
     page_range pages = whole_pages(range);
     const uint64_t edges[2][2] = {{range->begin, pages.begin}, {pages.end, range->end}};
-    fsti_ring_parcel parcel = {.copy_count = 0};
+    fsti_copy_list list = {.copy_count = 0};
     char *data = fsti_device_lane_data(pipeline, chunk);
     for (size_t i = 0; i < 2; i++) {
-        uint64_t size = edges[i][1] - edges[i][0], place = edges[i][0] - fsti_chunk_origin(range);
+        uint64_t size = edges[i][1] - edges[i][0],
+                 chunk_offset = edges[i][0] - fsti_chunk_origin(range);
         size_t got = 0;
         if (size == 0) continue;
-        FST_TRY(fsti_file_read(pipeline->job.files[extent->file], data + place, (size_t)size,
+        FST_TRY(fsti_file_read(pipeline->job.files[extent->file], data + chunk_offset, (size_t)size,
                                edges[i][0], &got, error));
         counts->read_count++;
         if (got < size) {
             fsti_pipeline_describe(pipeline, extent, edges[i][0] + got, FST_E_SHORT_READ, 0, error);
             return FST_E_SHORT_READ;
         }
-        uint32_t index = parcel.copy_count++;
-        parcel.copies[index].target = (uintptr_t)far_place(pipeline, chunk, edges[i][0]);
-        parcel.copies[index].source = (uint32_t)place;
-        parcel.copies[index].size = (uint32_t)size;
+        uint32_t index = list.copy_count++;
+        list.copies[index].target = (uintptr_t)gds_address(pipeline, chunk, edges[i][0]);
+        list.copies[index].source = (uint32_t)chunk_offset;
+        list.copies[index].size = (uint32_t)size;
         counts->device_bytes += size;
     }
-    return fsti_device_lane_send_parcel(pipeline, chunk, &parcel, counts, error);
+    return fsti_device_lane_send_list(pipeline, chunk, &list, counts, error);
 }
 
 fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
@@ -191,12 +192,12 @@ fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *
     if (atomic_load(&pipeline->stop)) return FST_OK;
     if (got < end - begin) {
         FST_TRY(fsti_pipeline_check_file(pipeline, extent, begin + got, error));
-        // What has failed once is not tried for every chunk.
-        if (!fsti_pipeline_demote(pipeline, extent->file, FSTI_ROUTE_FAR, false, os_errno))
+        // After one failure, do not try again for every chunk.
+        if (!fsti_pipeline_demote(pipeline, extent->file, FSTI_ROUTE_GDS, false, os_errno))
             return fsti_error_set(
                 error, FST_E_IO,
-                (fsti_error_place){.byte_offset = begin + got,
-                                   .file = fsti_file_path(pipeline->job.files[extent->file])},
+                (fsti_error_location){.byte_offset = begin + got,
+                                      .file = fsti_file_path(pipeline->job.files[extent->file])},
                 "gds (GPUDirect Storage): a read %s%s", os_errno == 0 ? "ended early" : "failed: ",
                 os_errno == 0 ? "" : strerror(os_errno));
         return FST_OK;

@@ -1,52 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The way to a device: a chunk is read into a slot of locked memory, sent on a stream, and done
-/// when its event says so. Slots go round in the order in which they were sent: workers fill them,
-/// whoever needs one waits for the oldest. Nothing is awaited per tensor.
+/// The path to a device: a chunk is read into a pinned slot, copied on a stream, and complete when
+/// its event is.
+///
+/// Invariants: slots complete in the order in which they were sent, so only the oldest is polled,
+/// by one thread at a time. A slot is in exactly one state: free, being filled by one worker, or in
+/// the queue `sent`. No thread waits per tensor.
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "parcel.h"
+#include "copy_list.h"
 #include "pipeline.h"
 
 #define NO_SLOT UINT32_MAX
-/// Slots that wait for the bus: enough for it to be busy while a thread wakes and fills another (16
-/// MiB take a fast one 300 us). Those that are free beyond that stay unused, and unlocked, and the
-/// ones in use stay in the processors' cache.
+/// Slots queued for the bus: enough to keep it busy while a thread wakes and fills another (a fast
+/// bus copies 16 MiB in 300 us). More free slots stay unused and unpinned, so that the used ones
+/// stay in the CPU cache.
 #define SENT_COUNT_MAX 8u
-/// How far ahead it is looked for a chunk that needs the kernel.
-#define CHUNKS_LOOKED_AT 64u
+/// How many chunks to examine when deciding whether to load the kernel early.
+#define CHUNKS_EXAMINED 64u
 
 struct device_lane {
     fsti_device *device;
-    fsti_ring *ring;
-    pthread_t kernel_thread; ///< loads the kernel while the first chunks are read
+    fsti_staging_ring *ring;
+    pthread_t kernel_thread; ///< loads the kernel during the first reads
     bool has_kernel_thread;
-    atomic_bool lacks_kernels; ///< the device could not do what was asked of it
-    pthread_mutex_t lock;      ///< for what follows
+    atomic_bool lacks_kernels; ///< the device cannot run the kernel
+    pthread_mutex_t lock;      ///< protects the fields below
     pthread_cond_t slot_changed;
-    uint32_t free_slots[FSTI_RING_SLOT_COUNT_MAX];
+    uint32_t free_slots[FSTI_STAGING_SLOT_COUNT_MAX];
     uint32_t free_count;
-    uint32_t sent[FSTI_RING_SLOT_COUNT_MAX]; ///< a queue of slots, oldest at `sent_first`
+    uint32_t sent[FSTI_STAGING_SLOT_COUNT_MAX]; ///< a queue of slots, oldest at `sent_first`
     uint32_t sent_first, sent_count;
-    bool is_reaping;                           ///< somebody asks the driver for the oldest
-    uint32_t chunks[FSTI_RING_SLOT_COUNT_MAX]; ///< by slot
-    char *data[FSTI_RING_SLOT_COUNT_MAX];
+    bool is_reaping; ///< a thread is polling the driver for the oldest slot
+    uint32_t chunks[FSTI_STAGING_SLOT_COUNT_MAX]; ///< chunk by slot
+    char *data[FSTI_STAGING_SLOT_COUNT_MAX];
 };
 
 static uint32_t slots_wanted(const fsti_job *job) {
-    uint64_t slots = job->ring_bytes / FSTI_RING_CHUNK_BYTES_MAX;
-    // A small model needs no more than it has chunks.
+    uint64_t slots = job->ring_bytes / FSTI_STAGING_CHUNK_BYTES_MAX;
+    // A small model needs no more slots than chunks.
     slots = fsti_min(fsti_max(slots, 2), fsti_max(job->plan->chunk_count, 2));
-    return (uint32_t)fsti_min(slots, FSTI_RING_SLOT_COUNT_MAX);
+    return (uint32_t)fsti_min(slots, FSTI_STAGING_SLOT_COUNT_MAX);
 }
 
 static fst_status fill_lane(fsti_pipeline *pipeline, device_lane *lane, fst_error *error) {
     const fsti_job *job = &pipeline->job;
-    FST_TRY(fsti_ring_take(job->device, &lane->ring, error));
+    FST_TRY(fsti_staging_acquire(job->device, &lane->ring, error));
     lane->free_count = slots_wanted(job);
     for (uint32_t i = 0; i < lane->free_count; i++) lane->free_slots[i] = lane->free_count - 1 - i;
-    if (job->stream != 0) FST_TRY(fsti_ring_follow(lane->ring, job->stream, error));
+    if (job->stream != 0) FST_TRY(fsti_staging_follow(lane->ring, job->stream, error));
     return FST_OK;
 }
 
@@ -54,18 +57,18 @@ static fst_status follow_stream(fsti_pipeline *pipeline, fst_error *error) {
     const fsti_job *job = &pipeline->job;
     if (job->stream == 0) return FST_OK;
     FST_TRY(fsti_device_lane_begin(pipeline, error));
-    fst_status status = fsti_ring_follow(pipeline->device_lane->ring, job->stream, error);
+    fst_status status = fsti_staging_follow(pipeline->device_lane->ring, job->stream, error);
     fsti_device_lane_end(pipeline);
     return status;
 }
 
-/// Whether a chunk may be more than a few plain copies: then the kernel takes it apart. That has to
-/// be loaded first, so nobody asks for it who can do without.
+/// Whether a chunk may need more than a few plain copies, and therefore the kernel. The kernel is
+/// loaded only if it is needed, because that takes time.
 static bool wants_kernel(const fsti_plan *plan, const fsti_plan_chunk *chunk) {
     const fsti_plan_extent *extent = &plan->extents[chunk->extent];
     const fsti_plan_segment *segments = &plan->segments[extent->segment_first];
     if (extent->converts) return true;
-    // The first segment that ends behind the chunk's beginning: they lie in the file's order.
+    // Find the first segment that ends after the chunk's start; segments are in file order.
     size_t low = 0, high = extent->segment_count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -77,7 +80,7 @@ static bool wants_kernel(const fsti_plan *plan, const fsti_plan_chunk *chunk) {
     uint64_t pieces = 0;
     for (size_t i = low; i < extent->segment_count && segments[i].file_offset < chunk->end; i++) {
         if (segments[i].run_count > 1) return true;
-        if (++pieces > FSTI_RING_COPY_COUNT_MAX) return true;
+        if (++pieces > FSTI_STAGING_COPY_COUNT_MAX) return true;
     }
     return false;
 }
@@ -85,17 +88,18 @@ static bool wants_kernel(const fsti_plan *plan, const fsti_plan_chunk *chunk) {
 static void *load_kernel(void *argument) {
     device_lane *lane = argument;
     if (fsti_device_enter(lane->device, NULL) != FST_OK) return NULL;
-    fsti_device_has_kernels(lane->device); // whoever needs it asks again, and is told why not
+    fsti_device_has_kernels(
+        lane->device); // a failure is reported to the next thread that needs the kernel
     fsti_device_leave(lane->device);
     return NULL;
 }
 
-/// Of a load that needs the kernel the first chunk that is scattered says so, or none does.
+/// Examines the first chunks: if one of them needs the kernel, starts loading it.
 static void load_kernel_ahead(const fsti_pipeline *pipeline, device_lane *lane) {
     const fsti_plan *plan = pipeline->job.plan;
     sigset_t all, before;
     bool wanted = false;
-    for (size_t i = 0; i < plan->chunk_count && i < CHUNKS_LOOKED_AT && !wanted; i++)
+    for (size_t i = 0; i < plan->chunk_count && i < CHUNKS_EXAMINED && !wanted; i++)
         wanted =
             !plan->extents[plan->chunks[i].extent].linear && wants_kernel(plan, &plan->chunks[i]);
     if (!wanted || plan->chunk_count == 1) return;
@@ -125,8 +129,8 @@ void fsti_device_lane_close(fsti_pipeline *pipeline) {
     if (lane == NULL) return;
     if (lane->has_kernel_thread) pthread_join(lane->kernel_thread, NULL);
     if (lane->ring != NULL && fsti_device_enter_once_more(lane->device)) {
-        fsti_ring_drain(lane->ring);
-        fsti_ring_give(lane->ring);
+        fsti_staging_drain(lane->ring);
+        fsti_staging_release(lane->ring);
         fsti_device_lane_end(pipeline);
     }
     pthread_mutex_destroy(&lane->lock);
@@ -158,7 +162,7 @@ static void free_slot(device_lane *lane, uint32_t slot) {
     pthread_mutex_unlock(&lane->lock);
 }
 
-/// Waits while somebody else waits for the oldest slot; true when that was so. The lock is held.
+/// Waits while another thread polls the oldest slot. True if it had to wait. The lock must be held.
 static bool wait_for_reaper(fsti_pipeline *pipeline) {
     device_lane *lane = pipeline->device_lane;
     if (!lane->is_reaping || atomic_load(&pipeline->stop)) return lane->is_reaping;
@@ -166,8 +170,8 @@ static bool wait_for_reaper(fsti_pipeline *pipeline) {
     return true;
 }
 
-/// Takes the oldest slot out of the queue when it has arrived, else NO_SLOT. The lock is held, but
-/// not while the driver is asked.
+/// Removes the oldest slot from the queue if its copy is complete, else returns NO_SLOT. The lock
+/// must be held; it is released during driver calls.
 static uint32_t pop_arrived(device_lane *lane, bool wait, worker_counts *counts, fst_status *status,
                             fst_error *error) {
     bool arrived = false;
@@ -175,17 +179,16 @@ static uint32_t pop_arrived(device_lane *lane, bool wait, worker_counts *counts,
     uint32_t slot = lane->sent[lane->sent_first];
     pthread_mutex_unlock(&lane->lock);
     uint64_t start_ns = fsti_now_ns();
-    *status = fsti_ring_arrived(lane->ring, slot, wait, &arrived, error);
+    *status = fsti_staging_arrived(lane->ring, slot, wait, &arrived, error);
     counts->device_wait_ns += fsti_now_ns() - start_ns;
     pthread_mutex_lock(&lane->lock);
     if (*status == FST_OK && !arrived) return NO_SLOT;
-    lane->sent_first = (lane->sent_first + 1) % FSTI_RING_SLOT_COUNT_MAX;
+    lane->sent_first = (lane->sent_first + 1) % FSTI_STAGING_SLOT_COUNT_MAX;
     lane->sent_count--;
     return slot;
 }
 
-/// One thread at a time asks for the oldest slot: the others fill free ones meanwhile, or sleep
-/// until there is one.
+/// One thread at a time polls the oldest slot. Others fill free slots, or sleep until there is one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error) {
     device_lane *lane = pipeline->device_lane;
@@ -216,7 +219,7 @@ fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
     return status;
 }
 
-/// A free slot, or NO_SLOT. With `wait` it sleeps while others fill all of them.
+/// A free slot, or NO_SLOT. With `wait`, sleeps while all slots are being filled.
 static uint32_t find_free(fsti_pipeline *pipeline, bool wait) {
     device_lane *lane = pipeline->device_lane;
     pthread_mutex_lock(&lane->lock);
@@ -240,7 +243,7 @@ fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool w
         slot = find_free(pipeline, !any);
     }
     if (slot == NO_SLOT) return FST_OK;
-    fst_status status = fsti_ring_slot(lane->ring, slot, data, error);
+    fst_status status = fsti_staging_slot(lane->ring, slot, data, error);
     if (status != FST_OK) {
         free_slot(lane, slot);
         return status;
@@ -255,20 +258,20 @@ char *fsti_device_lane_data(const fsti_pipeline *pipeline, uint32_t chunk) {
     return pipeline->device_lane->data[pipeline->chunks[chunk].slot];
 }
 
-/// A linear extent lies in the buffer as it lies in the file.
+/// Sends a linear extent as one copy, because its layout in the buffer equals the file's.
 static fst_status send_linear(fsti_pipeline *pipeline, uint32_t chunk, uint32_t slot,
                               worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_chunk *range = &plan->chunks[chunk];
     const fsti_plan_extent *extent = &plan->extents[range->extent];
     const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
-    fsti_ring_parcel parcel = {.copy_count = 1};
-    parcel.copies[0].target =
+    fsti_copy_list list = {.copy_count = 1};
+    list.copies[0].target =
         (uintptr_t)buffer->data + extent->buffer_offset + (range->begin - extent->begin);
-    parcel.copies[0].source = (uint32_t)(range->begin - fsti_chunk_origin(range));
-    parcel.copies[0].size = (uint32_t)(range->end - range->begin);
+    list.copies[0].source = (uint32_t)(range->begin - fsti_chunk_origin(range));
+    list.copies[0].size = (uint32_t)(range->end - range->begin);
     counts->device_copies++;
-    return fsti_ring_send(pipeline->device_lane->ring, slot, &parcel, error);
+    return fsti_staging_send(pipeline->device_lane->ring, slot, &list, error);
 }
 
 static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32_t slot,
@@ -279,16 +282,16 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
     const fsti_plan_extent *extent = &plan->extents[range->extent];
     const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t origin = fsti_chunk_origin(range);
-    parcel_maker *maker;
+    copy_list_builder *maker;
     bool wanted = wants_kernel(plan, range);
     bool has_kernels =
-        wanted && fsti_device_has_kernels(lane->device) && fsti_ring_stage(lane->ring, slot);
+        wanted && fsti_device_has_kernels(lane->device) && fsti_staging_stage(lane->ring, slot);
     if (wanted && !has_kernels) atomic_store(&lane->lacks_kernels, true);
-    FST_TRY(fsti_parcel_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
+    FST_TRY(fsti_copy_list_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
     uint64_t end = extent->converts
                        ? fsti_min(range->end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end)
                        : range->end;
-    fsti_parcel_filled(maker, end - origin);
+    fsti_copy_list_set_size(maker, end - origin);
     scatter_order order = {.plan = plan,
                            .extent = extent,
                            .buffer = buffer == NULL ? NULL : buffer->data,
@@ -296,14 +299,14 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
                            .begin = range->begin,
                            .end = range->end,
                            .places = pipeline->places,
-                           .emit = fsti_parcel_emit,
+                           .emit = fsti_copy_list_add,
                            .emit_context = maker};
     fsti_scatter(&order);
     counts->bytes_converted += order.converted;
-    return fsti_parcel_close(maker, counts, error);
+    return fsti_copy_list_close(maker, counts, error);
 }
 
-/// Queues a slot that was sent, or frees it where that failed.
+/// Queues a slot that was sent, or frees it after a failure.
 static fst_status queue_slot(fsti_pipeline *pipeline, uint32_t slot, fst_status status,
                              worker_counts *counts, fst_error *error) {
     device_lane *lane = pipeline->device_lane;
@@ -312,14 +315,14 @@ static fst_status queue_slot(fsti_pipeline *pipeline, uint32_t slot, fst_status 
         free_slot(lane, slot);
         return status;
     }
-    // Whoever finishes the last chunk finds all that was counted.
+    // Publish the counts first: the thread that finishes the last chunk reads the sums.
     fsti_pipeline_count(pipeline, counts);
     pthread_mutex_lock(&lane->lock);
-    uint32_t last = (lane->sent_first + lane->sent_count++) % FSTI_RING_SLOT_COUNT_MAX;
+    uint32_t last = (lane->sent_first + lane->sent_count++) % FSTI_STAGING_SLOT_COUNT_MAX;
     lane->sent[last] = slot;
     pthread_cond_signal(&lane->slot_changed);
     pthread_mutex_unlock(&lane->lock);
-    // Tensors are to be had soon after they have arrived, also while the ring is not full.
+    // Reap now, so that tensors are returned soon after they arrive, even if the ring is not full.
     return fsti_device_lane_reap(pipeline, false, &any, counts, error);
 }
 
@@ -335,12 +338,12 @@ fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker
     return queue_slot(pipeline, slot, status, counts, error);
 }
 
-fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
-                                        const fsti_ring_parcel *parcel, worker_counts *counts,
-                                        fst_error *error) {
+fst_status fsti_device_lane_send_list(fsti_pipeline *pipeline, uint32_t chunk,
+                                      const fsti_copy_list *list, worker_counts *counts,
+                                      fst_error *error) {
     uint32_t slot = pipeline->chunks[chunk].slot;
-    counts->device_copies += parcel->copy_count;
-    fst_status status = fsti_ring_send(pipeline->device_lane->ring, slot, parcel, error);
+    counts->device_copies += list->copy_count;
+    fst_status status = fsti_staging_send(pipeline->device_lane->ring, slot, list, error);
     return queue_slot(pipeline, slot, status, counts, error);
 }
 
@@ -349,8 +352,8 @@ void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size) 
     text[0] = '\0';
     if (lane == NULL) return;
     snprintf(text, size, ", copied to the device through %u slots of %u MiB%s%s, gds: %s",
-             (unsigned)slots_wanted(&pipeline->job), (unsigned)(FSTI_RING_CHUNK_BYTES_MAX >> 20),
-             fsti_ring_is_locked(lane->ring) ? "" : ", not all of them locked (slower)",
-             atomic_load(&lane->lacks_kernels) ? ", taken apart by the processors" : "",
+             (unsigned)slots_wanted(&pipeline->job), (unsigned)(FSTI_STAGING_CHUNK_BYTES_MAX >> 20),
+             fsti_staging_is_pinned(lane->ring) ? "" : ", not all of them pinned (slower)",
+             atomic_load(&lane->lacks_kernels) ? ", scattered by the CPU" : "",
              pipeline->gds_reason);
 }

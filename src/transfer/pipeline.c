@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A pipeline's life: threads, waiting, cancelling, statistics.
+/// The pipeline: starting and stopping threads, waiting, cancelling, statistics.
+///
+/// Invariants: a chunk is complete when its `step` is CHUNK_DONE, which is stored (release) after
+/// its last byte was written and the file was checked; readers load it (acquire) without the lock.
+/// The lock protects queues, batches, errors and counters, and is never held during I/O, allocation
+/// or callbacks. Threads take only chunks of admitted batches.
 #include "sink.h"
 
 #include <errno.h>
@@ -8,27 +13,27 @@
 #include <time.h>
 #include <unistd.h>
 
-/// How long one who works while waiting sleeps when all that is left is others' to do.
+/// How long a waiter that also works sleeps when other threads have the remaining chunks.
 #define WAITER_SLEEP_MS 10
-/// A time limit beyond this is none: a century.
+/// Longer timeouts count as infinite (a century).
 #define TIMEOUT_MS_MAX ((int64_t)100 * 366 * 86400 * 1000)
 
-/// Whether the caller does the job: a small one that does not wait for storage.
+/// Whether the calling thread does the job: a very small one, or a small one that is cached.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
-    bool is_mere_view = pipeline->sink->is_view && job->digests == NULL;
-    fsti_who_facts facts = {.bytes = job->plan->bytes_planned,
-                            .has_budget = job->budget_bytes != 0,
-                            .may_wait = job->may_wait,
-                            .is_mere_view = is_mere_view};
-    fsti_who who = fsti_policy_who(&facts);
-    if (who != FSTI_WHO_CALLER_IF_CACHED) return who == FSTI_WHO_CALLER;
+    bool is_view_only = pipeline->sink->is_view && job->digests == NULL;
+    fsti_executor_facts facts = {.bytes = job->plan->bytes_planned,
+                                 .has_budget = job->budget_bytes != 0,
+                                 .may_wait = job->may_wait,
+                                 .is_view_only = is_view_only};
+    fsti_executor who = fsti_policy_executor(&facts);
+    if (who != FSTI_EXECUTOR_CALLER_IF_CACHED) return who == FSTI_EXECUTOR_CALLER;
     for (size_t i = 0; i < job->plan->chunk_count; i++) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
         uint64_t bytes;
-        // A view's chunk was looked at as well as can be.
-        bool is_there = is_mere_view && pipeline->chunks[i].is_resident;
+        // The chunk of a view was examined as well as possible.
+        bool is_there = is_view_only && pipeline->chunks[i].is_resident;
         if (fsti_file_resident(file, chunk->begin, chunk->end, &bytes))
             is_there = bytes == chunk->end - chunk->begin;
         if (!is_there) return false;
@@ -36,13 +41,13 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     return true;
 }
 
-/// By the facts that the job has, and by what was found out since.
+/// Chooses the number of threads from the job's facts and facts learned since.
 static void size_threads(fsti_pipeline *pipeline, bool by_caller) {
     const fsti_job *job = &pipeline->job;
     fsti_thread_facts facts = job->threads;
     if (by_caller) facts = (fsti_thread_facts){.wanted = 1, .any_ring = facts.any_ring};
-    facts.reads_far =
-        job->plan->extent_count > 0 && atomic_load(&job->routes[job->plan->extents[0].file].is_far);
+    facts.reads_by_gds = job->plan->extent_count > 0 &&
+                         atomic_load(&job->routes[job->plan->extents[0].file].uses_gds);
     fsti_thread_policy policy = fsti_policy_threads(&facts);
     pipeline->thread_count = policy.thread_count;
     pipeline->lane_count = policy.lane_count;
@@ -57,6 +62,8 @@ static void *run_thread(void *argument) {
     thread_start start = *(thread_start *)argument;
     fsti_free(argument);
     fsti_worker_run(start.pipeline, start.index);
+    atomic_fetch_sub(&start.pipeline->threads_running,
+                     1); // the last access of this thread to the pipeline
     return NULL;
 }
 
@@ -69,20 +76,23 @@ static fst_status start_threads(fsti_pipeline *pipeline, fst_error *error) {
             break;
         }
         *start = (thread_start){pipeline, i};
+        atomic_fetch_add(&pipeline->threads_running, 1);
         failure = fsti_thread_start(&pipeline->threads[i], run_thread, start);
-        if (failure == 0)
+        if (failure == 0) {
             pipeline->threads_started++;
-        else
+        } else {
+            atomic_fetch_sub(&pipeline->threads_running, 1);
             fsti_free(start);
+        }
     }
-    // The first thread alone can do all of the work; fewer than wished is no failure.
+    // One thread can do all the work, so fewer threads than requested is not an error.
     if (pipeline->threads_started > 0) return FST_OK;
     if (failure == ENOMEM) return fsti_error_memory(error, sizeof(thread_start));
     pipeline->by_waiters = true;
     pipeline->thread_count = 1;
     snprintf(pipeline->thread_reason, sizeof pipeline->thread_reason,
-             ", by whoever waits, as no thread can be started: %s",
-             failure != 0 ? strerror(failure) : "little address space is left");
+             ", by the calling thread, because no thread can be started: %s",
+             failure != 0 ? strerror(failure) : "the address space is limited");
     return FST_OK;
 }
 
@@ -99,8 +109,8 @@ static fst_status prepare(fsti_pipeline *pipeline, fst_error *error) {
     return pipeline->sink->open != NULL ? pipeline->sink->open(pipeline, error) : FST_OK;
 }
 
-/// Before any thread runs: what fits is admitted when the load is open, not some time later. Of a
-/// device the first batch alone: its bus waits for that.
+/// Before threads run, admits what fits, so that the load owns its memory when it is open. For a
+/// device only the first batch, because its bus waits for that.
 static fst_status admit_first(fsti_pipeline *pipeline, fst_error *error) {
     fsti_pipeline_admit(pipeline);
     if (pipeline->has_failed) {
@@ -112,30 +122,30 @@ static fst_status admit_first(fsti_pipeline *pipeline, fst_error *error) {
 }
 
 static fst_status begin_work(fsti_pipeline *pipeline, fst_error *error) {
-    if (pipeline->chunks_done == pipeline->job.plan->chunk_count) { // all of it is there
+    if (pipeline->chunks_done == pipeline->job.plan->chunk_count) { // everything is resident
         pipeline->first_ns = pipeline->finished_ns = fsti_now_ns();
         return FST_OK;
     }
     bool by_caller = may_run_inline(pipeline);
     size_threads(pipeline, by_caller);
     if (!by_caller) return start_threads(pipeline, error);
-    fsti_worker_run(pipeline, 0); // a failure is kept for the first wait
+    fsti_worker_run(pipeline, 0); // a failure is stored for the first wait
     return FST_OK;
 }
 
-/// Waiting uses the monotonic clock: a time that is set must not end or stretch a wait.
+/// Waits use the monotonic clock, so that setting the time does not end or extend them.
 static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&pipeline->lock, NULL);
     pthread_mutex_init(&pipeline->progress_lock, NULL);
-    pthread_cond_init(&pipeline->work_changed, NULL);
+    pthread_cond_init(&pipeline->work_changed, &attributes);
     pthread_cond_init(&pipeline->chunk_finished, &attributes);
     pthread_condattr_destroy(&attributes);
 }
 
-/// Views need no work: every chunk is where it belongs.
+/// Finishes all chunks of views that need no reads.
 static void finish_views(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     for (size_t i = 0; i < plan->chunk_count; i++)
@@ -160,7 +170,7 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
-    if (status == FST_OK) fsti_pipeline_tell_first(pipeline);
+    if (status == FST_OK) fsti_pipeline_report_first(pipeline);
     if (status != FST_OK) {
         fsti_pipeline_close(pipeline);
         return status;
@@ -171,9 +181,10 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
 
 fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error) {
     if (pipeline->owner_pid == getpid()) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NOWHERE,
-                          "the loader was opened before fork(), and its threads are the parent's: "
-                          "open one in this process");
+    return fsti_error_set(
+        error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+        "the loader was opened before fork() and its threads are in the parent process. "
+        "Open one in this process");
 }
 
 bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error) {
@@ -184,12 +195,24 @@ bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error) {
     return cancelled;
 }
 
-/// Ends the threads and what they share.
+fst_status fsti_pipeline_failure(fsti_pipeline *pipeline, fst_error *error) {
+    fst_status status = FST_OK;
+    pthread_mutex_lock(&pipeline->lock);
+    if (pipeline->has_failed) {
+        status = pipeline->error.status;
+        if (error != NULL) *error = pipeline->error;
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return status;
+}
+
+/// Stops the threads and closes what they share.
 static void stop_work(fsti_pipeline *pipeline) {
     fsti_pipeline_cancel(pipeline);
     for (uint32_t i = 0; i < pipeline->threads_started; i++)
         pthread_join(pipeline->threads[i], NULL);
-    if (pipeline->sink->close != NULL) pipeline->sink->close(pipeline); // before memory goes
+    if (pipeline->sink->close != NULL)
+        pipeline->sink->close(pipeline); // before the memory is freed
     pthread_cond_destroy(&pipeline->work_changed);
     pthread_cond_destroy(&pipeline->chunk_finished);
     pthread_mutex_destroy(&pipeline->lock);
@@ -198,41 +221,29 @@ static void stop_work(fsti_pipeline *pipeline) {
 
 void fsti_pipeline_close(fsti_pipeline *pipeline) {
     if (pipeline == NULL) return;
-    // A fork's child has neither the threads nor a way to know which locks they held.
+    // A forked child has no threads and cannot know which locks they held.
     if (fsti_pipeline_check_owner(pipeline, NULL) == FST_OK) stop_work(pipeline);
     if (pipeline->batches != NULL)
         for (size_t i = 0; i < pipeline->job.plan->batch_count; i++)
             fsti_buffer_unref(pipeline->batches[i].buffer);
     fsti_free(pipeline->places);
     for (size_t i = 0; pipeline->chunks != NULL && i < pipeline->job.plan->chunk_count; i++)
-        fsti_free(pipeline->chunks[i].kept_pages);
+        fsti_free(pipeline->chunks[i].resident_pages);
     fsti_free(pipeline->chunks);
     fsti_free(pipeline->batches);
     fsti_free(pipeline->threads);
     fsti_free(pipeline);
 }
 
-static struct timespec deadline_after(int64_t timeout_ms) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    time.tv_sec += (time_t)(timeout_ms / 1000);
-    time.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-    if (time.tv_nsec >= 1000000000) {
-        time.tv_sec++;
-        time.tv_nsec -= 1000000000;
-    }
-    return time;
-}
-
 static fst_status timed_out(int64_t timeout_ms, fst_error *error) {
-    return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NOWHERE, "timed out after %lld ms",
+    return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION, "timed out after %lld ms",
                           (long long)timeout_ms);
 }
 
-/// Sleeps until the chunks are done, the work has failed, or the time is up.
+/// Sleeps until the chunks are done, the work failed, or the timeout expired.
 static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                             int64_t timeout_ms, fst_error *error) {
-    struct timespec deadline = deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
+    struct timespec deadline = fsti_deadline_after(timeout_ms < 0 ? 0 : timeout_ms);
     int woken = 0;
     fst_status status = FST_OK;
     pthread_mutex_lock(&pipeline->lock);
@@ -254,10 +265,10 @@ static fst_status sleep_for(fsti_pipeline *pipeline, uint32_t first, uint32_t en
     return status;
 }
 
-/// Works until the chunks are done. What others who wait have taken, and what waits for memory that
-/// they hold, is looked at again now and then.
-static fst_status work_for(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
-                           int64_t timeout_ms, fst_error *error) {
+/// Works until the chunks are done. Wakes up regularly, because other waiting threads may have
+/// taken chunks, or hold memory that the rest waits for.
+static fst_status work_on_chunks(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
+                                 int64_t timeout_ms, fst_error *error) {
     bool is_limited = timeout_ms >= 0 && timeout_ms < TIMEOUT_MS_MAX, is_last;
     uint64_t limit_ns = is_limited ? (uint64_t)timeout_ms * 1000000 : 0, start_ns = fsti_now_ns();
     fst_status status;
@@ -274,22 +285,23 @@ bool fsti_pipeline_is_done(const fsti_pipeline *pipeline) {
     return fsti_pipeline_chunks_done(pipeline, &first, (uint32_t)pipeline->job.plan->chunk_count);
 }
 
-bool fsti_pipeline_is_over(const fsti_pipeline *pipeline) {
-    return atomic_load(&pipeline->stop) || fsti_pipeline_is_done(pipeline);
+bool fsti_pipeline_is_idle(const fsti_pipeline *pipeline) {
+    return atomic_load(&pipeline->threads_running) == 0 &&
+           (atomic_load(&pipeline->stop) || fsti_pipeline_is_done(pipeline));
 }
 
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error) {
-    // The common case in a stream: the bytes are there, and no lock is taken.
+    // The usual case of a stream: the chunks are done, and no lock is taken.
     if (fsti_pipeline_chunks_done(pipeline, &first, end)) return FST_OK;
-    if (pipeline->by_waiters) return work_for(pipeline, first, end, timeout_ms, error);
+    if (pipeline->by_waiters) return work_on_chunks(pipeline, first, end, timeout_ms, error);
     return sleep_for(pipeline, first, end, timeout_ms, error);
 }
 
-/// "uring+mmap": what read something, in the order of the enumeration.
+/// Engine names such as "uring+mmap", in the order of the enumeration.
 static void name_engines(const worker_counts *counts, char *text, size_t size) {
     text[0] = '\0';
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+    for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++) {
         if (!counts->used[i]) continue;
         size_t used = strlen(text);
         snprintf(text + used, size - used, "%s%s", used > 0 ? "+" : "",
@@ -298,7 +310,7 @@ static void name_engines(const worker_counts *counts, char *text, size_t size) {
     if (text[0] == '\0') snprintf(text, size, "none");
 }
 
-/// Why a file came in another way than the first one; NULL: none did.
+/// Why a file was read differently from the first one; NULL if all were read the same way.
 static const char *find_other_reason(const fsti_job *job, const char *first) {
     for (size_t i = 1; i < job->plan->extent_count; i++) {
         const char *reason = job->routes[job->plan->extents[i].file].reason;
@@ -307,7 +319,7 @@ static const char *find_other_reason(const fsti_job *job, const char *first) {
     return NULL;
 }
 
-/// Why what was read came as it did.
+/// Why the chosen engines were used.
 static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) {
     const fsti_job *job = &pipeline->job;
     uint32_t file = job->plan->extents[0].file;
@@ -318,21 +330,21 @@ static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) 
     if (other != NULL) fsti_append(stats->reason, sizeof stats->reason, other);
     fsti_append(stats->reason, sizeof stats->reason, pipeline->demotion_reason);
     if (pipeline->counts.used[FST_ENGINE_URING] && job->ring == FST_RING_AUTO)
-        fsti_ring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);
+        fsti_uring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);
     fsti_append(stats->reason, sizeof stats->reason, ring);
 }
 
-static const char *words_of_nodes(const fsti_pipeline *pipeline) {
+static const char *describe_nodes(const fsti_pipeline *pipeline) {
     if (!pipeline->is_placed) return "";
     return pipeline->job.numa == FST_NUMA_INTERLEAVE ? ", memory interleaved over nodes"
                                                      : ", memory of the local node";
 }
 
-/// The lock is held.
+/// The lock must be held.
 static void add_counts(const fsti_pipeline *pipeline, fst_load_stats *sum) {
-#define TELL_COUNTER(name) sum->name += pipeline->counts.name;
-    LOAD_COUNTERS(TELL_COUNTER)
-#undef TELL_COUNTER
+#define COPY_COUNTER(name) sum->name += pipeline->counts.name;
+    LOAD_COUNTERS(COPY_COUNTER)
+#undef COPY_COUNTER
     sum->buffer_bytes += pipeline->bytes_allocated;
 }
 
@@ -353,14 +365,14 @@ void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats) {
     stats->reason[0] = '\0';
     if (has_reads) explain_reads(pipeline, stats);
     if (has_reads || is_view) fsti_append(stats->reason, sizeof stats->reason, words);
-    if (has_reads) fsti_append(stats->reason, sizeof stats->reason, words_of_nodes(pipeline));
+    if (has_reads) fsti_append(stats->reason, sizeof stats->reason, describe_nodes(pipeline));
     fsti_append(stats->reason, sizeof stats->reason, pipeline->thread_reason);
     stats->thread_count = pipeline->threads_started > 0 ? pipeline->threads_started : 1;
     stats->chunk_count = plan->chunk_count;
     stats->chunks_resident = pipeline->chunks_resident;
     add_counts(pipeline, stats);
     stats->buffer_bytes_peak =
-        pipeline->bytes_peak + pipeline->job.room_bytes * stats->thread_count;
+        pipeline->bytes_peak + pipeline->job.workspace_bytes * stats->thread_count;
     if (pipeline->first_ns > 0) stats->first_tensor_ns = pipeline->first_ns - pipeline->started_ns;
     if (pipeline->finished_ns > 0) stats->total_ns = pipeline->finished_ns - pipeline->started_ns;
     pthread_mutex_unlock(&pipeline->lock);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The pipeline's state: private to the transfer room.
+/// The state of a pipeline. Private to the transfer module.
 #ifndef FSTI_PIPELINE_H
 #define FSTI_PIPELINE_H
 
@@ -8,31 +8,32 @@
 
 #include "transfer.h"
 
-/// Who works on a chunk: one that a ring keeps in flight, or any thread, with calls that block
+/// How a chunk is read: asynchronously by an io_uring lane, or with blocking calls by any thread
 /// (copies from a mapping, plain reads).
 typedef enum chunk_queue { QUEUE_RING, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
 
-/// A chunk's way: each step is one store, seen by waiting threads without a lock.
+/// The states of a chunk. Each change is one store, which waiting threads see without a lock.
 enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
 
 typedef struct chunk_state {
     atomic_uchar step;
-    uint8_t queue;        ///< chunk_queue
-    bool is_resident;     ///< all in the page cache when it was looked at
-    bool is_dropped;      ///< what is read of it by way of the page cache does not stay there
-    uint64_t *kept_pages; ///< but for these of its pages, a bit each, which were there; NULL: none
-    uint8_t way;          ///< fst_ring, of chunks that a ring reads
-    uint16_t blocks_left; ///< used by the one worker that took it
-    uint8_t slot;         ///< of the device's ring
+    uint8_t queue;            ///< chunk_queue
+    bool is_resident;         ///< completely resident when it was classified
+    bool is_dropped;          ///< pages that are read through the page cache are dropped afterwards
+    uint64_t *resident_pages; ///< bitmap of pages that were resident before and must not be
+                              ///< dropped; NULL: no pages
+    uint8_t method;           ///< fst_ring, for chunks read by io_uring
+    uint16_t blocks_left;     ///< used only by the worker that took the chunk
+    uint8_t slot;             ///< of the staging ring
 } chunk_state;
 
 typedef struct batch_state {
     fsti_batch_step step;
     uint32_t chunks_left;
-    fsti_buffer *buffer; ///< NULL when all its items have destinations
+    fsti_buffer *buffer; ///< NULL if all its items have destinations
 } batch_state;
 
-/// What is counted, each under the name that it has in fst_load_stats: the one list of it.
+/// The list of counters, with their names in fst_load_stats.
 #define LOAD_COUNTERS(X)                                                                           \
     X(bytes_read)                                                                                  \
     X(bytes_direct)                                                                                \
@@ -61,17 +62,19 @@ typedef struct batch_state {
     X(network_connections)                                                                         \
     X(network_bytes)                                                                               \
     X(disk_cache_bytes)                                                                            \
-    X(disk_cache_written)
+    X(disk_cache_written)                                                                          \
+    X(network_retry_wait_ns)                                                                       \
+    X(network_first_byte_ns)
 
-/// Counters of one worker, added up when it ends.
+/// Counters of one worker, added to the pipeline's at the end.
 typedef struct worker_counts {
 #define COUNTER_FIELD(name) uint64_t name;
     LOAD_COUNTERS(COUNTER_FIELD)
 #undef COUNTER_FIELD
-    bool used[FST_ENGINE_COUNT];
+    bool used[FSTI_ENGINE_COUNT];
 } worker_counts;
 
-/// The way to a device: private to device_lane.c.
+/// The path to a device. Private to device_lane.c.
 typedef struct device_lane device_lane;
 
 typedef struct fsti_sink fsti_sink;
@@ -79,195 +82,200 @@ typedef struct fsti_sink fsti_sink;
 struct fsti_pipeline {
     fsti_job job;
     const fsti_sink *sink;
-    device_lane *device_lane; ///< NULL: memory that the processors write to
-    /// Of a device, or NULL: memory of the caller's has come, and copies from now on wait for what
-    /// its stream has queued by now.
+    device_lane *device_lane; ///< NULL: CPU memory
+    /// For a device, or NULL: called when caller memory was allocated. Later copies wait for the
+    /// work queued on the caller's stream.
     fst_status (*follow)(fsti_pipeline *pipeline, fst_error *error);
-    atomic_uchar *places; ///< by item: fsti_place_step. NULL: all are streamed
+    atomic_uchar *places; ///< fsti_place_step by item. NULL: all items are streamed
     chunk_state *chunks;
     batch_state *batches;
     pthread_t *threads;
     uint32_t thread_count, threads_started;
-    uint32_t lane_count;  ///< workers that keep many reads in flight; the others copy
-    pid_t owner_pid;      ///< threads and locks are not there in a fork's child
-    bool may_read_far;    ///< there is a library for reads straight to the device
-    bool by_waiters;      ///< no thread could be started: who waits for chunks does the work
-    char gds_reason[160]; ///< why files are read that way, or why not
+    atomic_uint threads_running; ///< started and not finished
+    uint32_t lane_count;         ///< workers that keep many reads in flight; the others copy
+    pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
+    bool may_use_gds;            ///< a GPUDirect library is available
+    bool by_waiters;             ///< a thread could not be started: waiting threads do the work
+    char gds_reason[160];        ///< why GPUDirect is used, or not
 
-    pthread_mutex_t lock; ///< for everything below, but for what is atomic
+    pthread_mutex_t lock; ///< protects the fields below, except atomics
     pthread_cond_t work_changed, chunk_finished;
     uint32_t batches_admitted;
-    bool is_admitting; ///< somebody makes memory or asks for chunks, without the lock
-    bool is_demoted;   ///< a file was: rings no longer read all that is theirs
+    bool lacks_memory; ///< memory for the next batch is missing; retried
+    uint64_t
+        memory_missed_ns; ///< since when memory is missing with no read in flight; 0: it is not
+    bool is_admitting;    ///< a thread is allocating or classifying, without the lock
+    bool is_demoted;      ///< some file was demoted: io_uring no longer reads all its chunks
     char demotion_reason[160];
-    char thread_reason[96];       ///< why those who wait do the work
+    char thread_reason[96];       ///< why waiting threads do the work
     uint32_t chunk_limit;         ///< chunks of admitted batches
-    uint32_t chunks_known;        ///< of these: those that have been looked at
-    uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue before it
+    uint32_t chunks_known;        ///< of these, chunks that are classified
+    uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue is before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;
-    uint32_t item_chunk; ///< of the first item that is not done: its chunks before this one are
-    size_t items_done;   ///< in the order of delivery
+    uint32_t item_chunk; ///< first chunk of the first incomplete item that is not done
+    size_t items_done;   ///< in delivery order
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
-    bool has_failed, is_placed; ///< failed; memory was given a NUMA policy
+    bool has_failed, is_placed; ///< is_placed: memory has a NUMA policy
     fst_error error;
     worker_counts counts;
-    pthread_mutex_t progress_lock;  ///< one progress call at a time
-    bool was_told;                  ///< there was one; under that lock
-    atomic_bool found_absent;       ///< of a view, where the kernel tells nothing of its pages
-    atomic_bool was_huge, was_read; ///< how absent bytes of views came
-    atomic_uint dear_count;         ///< chunks whose huge pages the host had to find
+    pthread_mutex_t progress_lock; ///< one progress callback at a time
+    bool was_reported;             ///< the callback was called; protected by progress_lock
+    atomic_bool
+        found_absent; ///< some chunk of a view was absent, where the kernel reports no residency
+    atomic_bool was_huge, was_read; ///< how absent bytes of views were read
+    atomic_uint slow_fault_count;   ///< chunks whose huge pages were slow to allocate
     atomic_bool stop;
 };
 
 /// Records the first failure and stops the work.
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error);
 
-/// Gives memory to the batches that the budget allows now. No lock is held while memory is made:
-/// an allocator of the caller's may take its time, and may ask the loader.
+/// Allocates memory for the batches that the budget allows. No lock is held meanwhile, because the
+/// caller's allocator may be slow or call the loader.
 void fsti_pipeline_admit(fsti_pipeline *pipeline);
 
-/// Whether a chunk is absent, and to be brought into the page cache before it is copied from there.
-bool fsti_pipeline_brings_in(const fsti_pipeline *pipeline, uint32_t chunk);
+/// Whether a chunk is absent and must be read into the page cache before it is copied.
+bool fsti_pipeline_pages_in(const fsti_pipeline *pipeline, uint32_t chunk);
 
-/// A route of the file's has failed, `in_setup` before it read anything: the file takes the next
-/// one from now on. False where that very route was asked for. `os_errno` 0: reads ended early.
+/// Moves the file to its next route after a failure (`in_setup`: before it read anything). False if
+/// that route was forced. `os_errno` 0: a read ended early.
 bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route failed, bool in_setup,
                           int os_errno);
 
-/// A pending chunk for a worker: of the `preferred` queue first, the other if `may_steal` or when
-/// rings have been given up. With `block` it waits for memory to be admitted. UINT32_MAX: none now,
-/// or none any more. *populate is a chunk whose place a helper should make instead, or UINT32_MAX.
-typedef struct chunk_wish {
+/// Takes a pending chunk: of the `preferred` queue first, or the other one if `may_steal` or
+/// io_uring was abandoned. With `block` it waits for an admitted batch. UINT32_MAX: no chunk now,
+/// or no more. *populate: a chunk whose memory the caller should prefault instead, or UINT32_MAX.
+typedef struct chunk_request {
     chunk_queue preferred;
     bool may_steal, block, may_populate;
-} chunk_wish;
-uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate);
-/// Takes chunks that follow a taken one in its extent and are absent as well: at most `bytes_max`
-/// with it, and no more than leaves every thread its share. Returns their end.
+} chunk_request;
+uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint32_t *populate);
+/// Takes absent chunks that follow a taken one in its extent: at most `bytes_max` together, and not
+/// more than this thread's share. Returns the end of the run.
 uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
 
-/// All bytes of a taken chunk are in place. Adds the worker's counts to the pipeline's and clears
-/// them, so that statistics are exact when the last chunk is.
+/// Completes a taken chunk. Adds the worker's counts to the pipeline's and clears them, so that
+/// statistics are exact when the last chunk is done.
 void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 
-/// The page cache is to be left alone, and a chunk has to be read by way of it: drops it there,
-/// before it is read (part of it may be there) and when it has been.
+/// Drops a chunk from the page cache if the cache is to be bypassed and the chunk was read through
+/// it. Called before the read, since part may be cached, and after it.
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);
-/// Notes which pages of a chunk that is not all there the page cache has. False where it is not
-/// noted: it is read past it, or there is no memory.
-bool fsti_pipeline_note_kept(fsti_pipeline *pipeline, uint32_t chunk);
+/// Records which pages of a partly resident chunk are cached. False if this is not needed (direct
+/// reads) or there is no memory.
+bool fsti_pipeline_note_resident(fsti_pipeline *pipeline, uint32_t chunk);
 
-/// Calls the job's callback of progress, if that has not been called.
-void fsti_pipeline_tell_first(fsti_pipeline *pipeline);
+/// Calls the job's progress callback, unless it was called before.
+void fsti_pipeline_report_first(fsti_pipeline *pipeline);
 
-/// A worker's life. `index` below lane_count: a lane.
+/// Runs a worker thread. `index` below lane_count: with a lane.
 void fsti_worker_run(fsti_pipeline *pipeline, uint32_t index);
-/// A worker's work until chunks [first, end) are done, nothing more can be taken now, or a chunk
-/// more is done after `until_ns`. What it has taken is finished.
+/// Runs the worker on a waiting thread until chunks [first, end) are done, no chunk can be taken,
+/// or the first chunk is done after `until_ns`. Chunks that it took are finished.
 void fsti_worker_help(fsti_pipeline *pipeline, uint32_t first, uint32_t end, uint64_t until_ns);
-/// Whether chunks [*first, end) are done; *first moves over those that are.
+/// Whether chunks [*first, end) are done. Advances *first past finished ones.
 bool fsti_pipeline_chunks_done(const fsti_pipeline *pipeline, uint32_t *first, uint32_t end);
 
-/// Makes the way to the job's device; undoes what it did when it fails.
+/// Opens the path to the job's device. Undoes everything on failure.
 fst_status fsti_device_lane_open(fsti_pipeline *pipeline, fst_error *error);
-/// No worker runs any more. Waits for copies in flight.
+/// Waits for copies in flight. Workers must have ended.
 void fsti_device_lane_close(fsti_pipeline *pipeline);
-/// Wakes who waits for a slot: the pipeline stops.
+/// Wakes threads that wait for a slot, because the pipeline stops.
 void fsti_device_lane_wake(fsti_pipeline *pipeline);
-/// A worker's life with the device: its context is the thread's between these.
+/// Make the device's context current on a worker thread, and restore the previous one.
 fst_status fsti_device_lane_begin(fsti_pipeline *pipeline, fst_error *error);
 void fsti_device_lane_end(fsti_pipeline *pipeline);
-/// A free slot for a chunk, into pipeline->chunks[chunk].slot, and its memory; *data is NULL when
-/// there is none (or, with `wait`, when the pipeline stops).
+/// Takes a free slot for a chunk, stores it in pipeline->chunks[chunk].slot, and returns its
+/// memory. *data is NULL if there is no free slot or, with `wait`, if the pipeline stops.
 fst_status fsti_device_lane_take(fsti_pipeline *pipeline, uint32_t chunk, bool wait, char **data,
                                  worker_counts *counts, fst_error *error);
-/// Probes whether files can be read straight to the device; fails only where that was demanded.
+/// Probes whether files support GPUDirect. Fails only if it was demanded.
 fst_status fsti_device_lane_probe(fsti_pipeline *pipeline, fst_error *error);
-/// Asks whether there is anything to read that way with, which decides how memory is asked for.
-void fsti_device_lane_look_far(fsti_pipeline *pipeline);
-/// Whether a chunk is to be read straight to the device.
-bool fsti_device_lane_reads_far(const fsti_pipeline *pipeline, uint32_t chunk);
-/// Reads a chunk straight to the device, by the lane of the engine for that. *done is false when
-/// that failed and the way through the ring is to be taken.
+/// Checks whether a GPUDirect library is available, which affects how memory is allocated.
+void fsti_device_lane_check_gds(fsti_pipeline *pipeline);
+/// Whether to read a chunk by GPUDirect.
+bool fsti_device_lane_uses_gds(const fsti_pipeline *pipeline, uint32_t chunk);
+/// Reads a chunk by GPUDirect. *done is false if that failed and the chunk must go through the
+/// staging ring.
 fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
                                  bool *done, worker_counts *counts, fst_error *error);
 /// The memory of a chunk's slot.
 char *fsti_device_lane_data(const fsti_pipeline *pipeline, uint32_t chunk);
-/// All bytes of a chunk are in its slot: queues their way to the device.
+/// Queues the copies of a chunk whose slot is filled.
 fst_status fsti_device_lane_send(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                                  fst_error *error);
-/// The same for what was put together already.
-fst_status fsti_device_lane_send_parcel(fsti_pipeline *pipeline, uint32_t chunk,
-                                        const fsti_ring_parcel *parcel, worker_counts *counts,
-                                        fst_error *error);
-/// Finishes chunks that have arrived; with `wait` at least one, or somebody else did meanwhile.
-/// *any: whether there was one.
+/// The same with a prepared list.
+fst_status fsti_device_lane_send_list(fsti_pipeline *pipeline, uint32_t chunk,
+                                      const fsti_copy_list *list, worker_counts *counts,
+                                      fst_error *error);
+/// Finishes chunks whose copies are complete. With `wait` it finishes at least one, or waits until
+/// another thread did. *any: whether it finished one.
 fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
                                  worker_counts *counts, fst_error *error);
-/// ", through 64 MiB of locked memory, .." for the statistics.
+/// Writes ", through 64 MiB of pinned memory, ..." for the statistics.
 void fsti_device_lane_explain(fsti_pipeline *pipeline, char *text, size_t size);
 
-/// Where a chunk's bytes in its slot begin in the file.
+/// The file offset of the first byte in a chunk's slot.
 static inline uint64_t fsti_chunk_origin(const fsti_plan_chunk *chunk) {
     return fsti_align_down(chunk->begin, FSTI_IO_PAGE_BYTES);
 }
 
-/// How the ring reads chunks of a device: FST_RING_PLACE or FST_RING_SLOTS, in turns until both
-/// have been measured. From any thread.
-fst_ring fsti_ring_choose(uint64_t device);
-/// `bytes` bytes came that way in `ns`, with the ring full.
-void fsti_ring_measured(uint64_t device, fst_ring way, uint64_t bytes, uint64_t ns);
-/// ", to place measured best (..)" once that is known, else "".
-void fsti_ring_explain(uint64_t device, char *text, size_t size);
-/// For tests: forgets all measurements.
-void fsti_ring_forget(void);
+/// How io_uring reads chunks of a device: FST_RING_PLACE or FST_RING_SLOTS, alternating until both
+/// are measured. Thread-safe.
+fst_ring fsti_uring_choose(uint64_t device);
+/// Records that `bytes` bytes took `ns` by that method, with a full ring.
+void fsti_uring_measured(uint64_t device, fst_ring method, uint64_t bytes, uint64_t ns);
+/// Writes ", to place measured best (...)" once that is decided, else "".
+void fsti_uring_explain(uint64_t device, char *text, size_t size);
+/// For tests: clears all measurements.
+void fsti_uring_clear_choices(void);
 
-/// The engine that reads a chunk, as things are now.
+/// The engine that currently reads a chunk.
 const fsti_io_engine *fsti_pipeline_engine(const fsti_pipeline *pipeline, uint32_t chunk);
 
-/// Puts the bytes [begin, end) of an extent, found at `source`, where they belong. Where the extent
-/// converts, up to FSTI_PLAN_UNIT_BYTES_MAX - 1 bytes more must be at `source`.
+/// Copies the bytes [begin, end) of an extent from `source` to their items. If the extent has
+/// conversions, `source` must have up to FSTI_PLAN_UNIT_BYTES_MAX - 1 more bytes.
 typedef struct scatter_order {
     const fsti_plan *plan;
     const fsti_plan_extent *extent;
-    char *buffer; ///< of the extent's batch; NULL when all its items have destinations
+    char *buffer; ///< of the extent's batch; NULL if all its items have destinations
     const char *source;
     uint64_t begin, end;
-    const atomic_uchar *places; ///< by item: what is settled is not to be touched; NULL: nothing is
-    /// NULL, or who brings the parts of items to their places instead (a device)
+    const atomic_uchar *places; ///< by item: claimed items are not written; NULL: no claims
+    /// NULL, or receives the parts of items instead (device sinks)
     void (*emit)(void *context, const fsti_plan_item *item, char *target, const char *source,
                  uint64_t size);
     void *emit_context;
-    uint64_t copied;    ///< out: bytes moved; none when they are in their place already
-    uint64_t converted; ///< out: bytes of them converted
+    uint64_t copied;    ///< out: bytes copied; 0 if they were read in place
+    uint64_t converted; ///< out: bytes converted
 } scatter_order;
 void fsti_scatter(scatter_order *order);
 
-/// FST_E_FILE_CHANGED, naming tensor and offset, when the extent's file is not what it was.
+/// FST_E_FILE_CHANGED with tensor and offset if the extent's file was changed.
 fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                                     uint64_t offset, fst_error *error);
 
-/// Bytes of a file, and where they are.
+/// Bytes of a file in memory.
 typedef struct fsti_verify_range {
     uint64_t begin, end;
     const char *bytes;
-    bool is_mapped; ///< a mapping: its pages may fail to come
+    bool is_mapped; ///< in a mapping, so reading them may fail
 } fsti_verify_range;
 
-/// Holds bytes [begin, end) of a chunk, whole pieces of its file's digests, against them, where the
-/// job has any: FST_E_DIGEST that names file, piece and tensor. Before anything is done with them.
+/// Verifies bytes [begin, end) of a chunk, whole digested pieces, if the job verifies. FST_E_DIGEST
+/// names file, piece and tensor. Called before the bytes are used.
 fst_status fsti_pipeline_verify(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                                 const fsti_verify_range *range, worker_counts *counts,
                                 fst_error *error);
 
-/// What lies at `offset` of an extent's file.
-fsti_error_place fsti_pipeline_place(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                                     uint64_t offset);
+/// The tensor and offset of a position in an extent's file, for errors.
+fsti_error_location fsti_pipeline_locate(const fsti_pipeline *pipeline,
+                                         const fsti_plan_extent *extent, uint64_t offset);
 
-/// An fst_error for `status` at `offset` of an extent's file, naming the tensor there.
+/// Makes an error for `status` at `offset` of an extent's file, with the tensor there.
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                             uint64_t offset, fst_status status, int os_errno, fst_error *error);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// From a block of an extent to the places of its items.
+/// Copies a block of an extent to its items.
 #include "pipeline.h"
 
 static uint64_t segment_end(const fsti_plan_segment *segment) {
@@ -7,7 +7,7 @@ static uint64_t segment_end(const fsti_plan_segment *segment) {
            segment->run_bytes;
 }
 
-/// The first segment of the extent that ends behind `begin`. Segments are ordered and disjoint.
+/// The first segment that ends after `begin`. Segments are ordered and disjoint.
 static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *extent, uint64_t begin) {
     size_t low = extent->segment_first, high = low + extent->segment_count;
     while (low < high) {
@@ -20,14 +20,14 @@ static size_t first_segment(const fsti_plan *plan, const fsti_plan_extent *exten
     return low;
 }
 
-/// What one run of a segment gets of a block.
+/// The part of a block that belongs to one run of a segment.
 typedef struct run_part {
     uint64_t begin, until; ///< bytes of the file
-    uint64_t item_place;   ///< of `begin` in the item, in bytes of the file
+    uint64_t item_place;   ///< position of `begin` in the item, in bytes of the file
 } run_part;
 
-/// A unit of a conversion belongs to the block in which it begins; the block's bytes reach far
-/// enough behind its end.
+/// A conversion unit belongs to the block where it starts; the block has enough bytes after its
+/// end.
 static void move_to_units(run_part *part, uint64_t run_begin, uint64_t run_end,
                           uint32_t unit_bytes) {
     uint64_t skip = (unit_bytes - (part->begin - run_begin) % unit_bytes) % unit_bytes;
@@ -37,24 +37,25 @@ static void move_to_units(run_part *part, uint64_t run_begin, uint64_t run_end,
     part->until = fsti_min(part->until + more, run_end);
 }
 
-/// Brings a part to its place, or tells who does; returns its bytes as read.
+/// Copies a part, or passes it to `emit`. Returns its size in the file.
 static uint64_t place_part(const scatter_order *order, const fsti_plan_item *item,
                            const run_part *part) {
-    uint64_t size = part->until - part->begin, place = part->item_place;
+    uint64_t size = part->until - part->begin, item_offset = part->item_place;
     const fsti_conversion *conversion = &item->conversion;
     const char *source = order->source + (part->begin - order->begin);
-    if (item->is_converted) place = place / conversion->from_bytes * conversion->to_bytes;
-    char *target = fsti_plan_item_address(item, order->buffer) + place;
+    if (item->is_converted)
+        item_offset = item_offset / conversion->from_bytes * conversion->to_bytes;
+    char *target = fsti_plan_item_address(item, order->buffer) + item_offset;
     if (order->emit != NULL)
         order->emit(order->emit_context, item, target, source, size);
     else if (item->is_converted)
         fsti_dtype_convert(*conversion, target, source, size / conversion->from_bytes);
     else
-        fsti_copy(target, source, size);
+        fsti_copy_bytes(target, source, size);
     return size;
 }
 
-/// Places the part of one segment's runs that lies in the block.
+/// Copies the parts of one segment's runs that lie in the block.
 static void scatter_segment(scatter_order *order, const fsti_plan_segment *segment) {
     const fsti_plan_item *item = &order->plan->items[segment->item];
     if (order->places != NULL && atomic_load(&order->places[segment->item])) return;
@@ -84,7 +85,7 @@ static void copy_linear(scatter_order *order) {
     char *target = order->buffer + extent->buffer_offset + (order->begin - extent->begin);
     if (target == order->source) return;
     order->copied = order->end - order->begin;
-    fsti_copy(target, order->source, order->copied);
+    fsti_copy_bytes(target, order->source, order->copied);
 }
 
 void fsti_scatter(scatter_order *order) {
@@ -103,34 +104,34 @@ void fsti_scatter(scatter_order *order) {
     }
 }
 
-fsti_error_place fsti_pipeline_place(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
-                                     uint64_t offset) {
+fsti_error_location fsti_pipeline_locate(const fsti_pipeline *pipeline,
+                                         const fsti_plan_extent *extent, uint64_t offset) {
     const fsti_job *job = &pipeline->job;
-    fsti_error_place place = {.byte_offset = offset};
+    fsti_error_location location = {.byte_offset = offset};
     size_t index = first_segment(job->plan, extent, offset);
     if (index < extent->segment_first + extent->segment_count) {
         const fsti_header *header = job->headers[extent->file];
         const fsti_plan_item *item = &job->plan->items[job->plan->segments[index].item];
         const fsti_tensor *tensor = &header->tensors[item->tensor];
-        place.tensor = fsti_header_name(header, tensor);
-        place.tensor_size = tensor->name_size;
+        location.tensor = fsti_header_name(header, tensor);
+        location.tensor_size = tensor->name_size;
     }
-    return place;
+    return location;
 }
 
 void fsti_pipeline_describe(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                             uint64_t offset, fst_status status, int os_errno, fst_error *error) {
-    fsti_error_place place = fsti_pipeline_place(pipeline, extent, offset);
-    place.file = fsti_file_path(pipeline->job.files[extent->file]);
-    place.os_errno = os_errno;
-    fsti_error_set(error, status, place, "%s", fsti_status_meaning(status));
+    fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
+    location.file = fsti_file_path(pipeline->job.files[extent->file]);
+    location.os_errno = os_errno;
+    fsti_error_set(error, status, location, "%s", fsti_status_meaning(status));
 }
 
 fst_status fsti_pipeline_check_file(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                                     uint64_t offset, fst_error *error) {
     fst_status status = fsti_file_check(pipeline->job.files[extent->file], error);
     if (status == FST_OK) return FST_OK;
-    fsti_error_place place = fsti_pipeline_place(pipeline, extent, offset);
-    fsti_error_locate(error, &place);
+    fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
+    fsti_error_locate(error, &location);
     return status;
 }

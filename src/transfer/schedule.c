@@ -1,38 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Who works on what: admission of batches to memory, handing out chunks, counting them in.
+/// Scheduling: admits batches to memory, classifies chunks, assigns them to threads, and counts
+/// finished ones.
+///
+/// Invariants (all under the pipeline's lock): batches are admitted in order, and chunks below
+/// chunk_limit belong to admitted batches. Chunks below chunks_known are classified, and only those
+/// are taken. cursor[q] never passes a pending chunk of queue q. `is_admitting` makes one thread at
+/// a time allocate or classify while the lock is released.
+#include <stdio.h>
+
 #include "sink.h"
 
-/// How far a helper makes pages ahead of the reads.
+/// How far ahead of the reads a helper prefaults memory.
 #define POPULATE_AHEAD_CHUNKS 8u
 
-/// Of a load to a device: chunks that are looked at when fewer than that many are known and not
-/// taken.
-#define LOOK_AHEAD_CHUNKS 4u
-#define LOOK_STEP_CHUNKS 4u
+/// For a device: classify more chunks when fewer than this many are classified and not taken.
+#define CLASSIFY_AHEAD_CHUNKS 4u
+#define SAMPLE_STEP_CHUNKS 4u
 
-/// Of a chunk whose pages nobody tells of, so many single bytes are asked for.
+/// If the kernel reports no residency, this many bytes of a chunk are tried.
 #define SAMPLE_COUNT 4u
 
-/// Whether all chunks of a batch are looked at when it gets its memory.
-static bool looks_once(const fsti_pipeline *pipeline) { return !pipeline->sink->looks_ahead; }
+/// Whether all chunks of a batch are classified when it is admitted.
+static bool classifies_at_once(const fsti_pipeline *pipeline) {
+    return !pipeline->sink->classifies_ahead;
+}
 
-/// Whether a view's chunk is taken to be there, of a file of whose pages the kernel tells nothing:
-/// single bytes are read, if that takes no waiting. Where one is absent the kernel starts reading,
-/// in pages as small as they come; so the rest is taken to be absent as well. Views alone: their
-/// bytes are wanted in the page cache.
-static bool is_at_hand(fsti_pipeline *pipeline, fsti_file *file, const fsti_plan_chunk *chunk) {
+/// Whether a view's chunk is probably resident, for a file whose residency the kernel hides. Reads
+/// single bytes without waiting. An absent byte makes the kernel read ahead in small pages, so the
+/// rest of the file then counts as absent. Only for views, whose bytes must be in the page cache
+/// anyway.
+static bool is_resident_probe(fsti_pipeline *pipeline, fsti_file *file,
+                              const fsti_plan_chunk *chunk) {
     if (!pipeline->sink->is_view || !pipeline->job.policy->keeps_cache) return false;
     for (uint64_t i = 0; i < SAMPLE_COUNT; i++) {
         if (atomic_load(&pipeline->found_absent)) return false;
         uint64_t at = chunk->begin + (chunk->end - chunk->begin - 1) / (SAMPLE_COUNT - 1) * i;
-        if (!fsti_file_reads_at_once(file, at)) atomic_store(&pipeline->found_absent, true);
+        if (!fsti_file_is_resident_at(file, at)) atomic_store(&pipeline->found_absent, true);
     }
     return !atomic_load(&pipeline->found_absent);
 }
 
-/// Looks at what the page cache holds of a chunk now, where that decides how it comes: all of it,
-/// or it counts as absent; what it holds of an absent one nobody drops.
-static void look_at_chunk(fsti_pipeline *pipeline, uint32_t index) {
+/// Classifies a chunk by its residency. Partly resident chunks count as absent; their resident
+/// pages are recorded, so that they are not dropped.
+static void classify_mapped_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_plan_chunk *chunk = &pipeline->job.plan->chunks[index];
     uint32_t file_index = pipeline->job.plan->extents[chunk->extent].file;
     const fsti_file_route *route = &pipeline->job.routes[file_index];
@@ -41,26 +51,26 @@ static void look_at_chunk(fsti_pipeline *pipeline, uint32_t index) {
     bool is_view = pipeline->sink->is_view, clears = pipeline->job.policy->clears_cache;
     uint64_t resident;
     state->is_resident = state->is_dropped = false;
-    if (!is_view && !clears && !fsti_pipeline_brings_in(pipeline, index) &&
+    if (!is_view && !clears && !fsti_pipeline_pages_in(pipeline, index) &&
         fsti_route_engine(route, true) == fsti_route_engine(route, false))
         return;
     bool is_known = fsti_file_resident(file, chunk->begin, chunk->end, &resident);
     state->is_resident =
-        is_known ? resident == chunk->end - chunk->begin : is_at_hand(pipeline, file, chunk);
-    // What nobody tells of may be there, and stays; what a file is made of was not looked at.
+        is_known ? resident == chunk->end - chunk->begin : is_resident_probe(pipeline, file, chunk);
+    // If residency is unknown, pages may have been cached before and are kept.
     if (!clears || state->is_resident) return;
-    state->is_dropped = is_known || fsti_file_is_made_by_cache(file);
-    if (is_known && resident > 0) state->is_dropped = fsti_pipeline_note_kept(pipeline, index);
+    state->is_dropped = is_known || fsti_file_derived_uses_cache(file);
+    if (is_known && resident > 0) state->is_dropped = fsti_pipeline_note_resident(pipeline, index);
 }
 
-/// Classifies a chunk. True when it is resident.
+/// Classifies a chunk. True if it is resident.
 static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     chunk_state *state = &pipeline->chunks[index];
     bool is_view = pipeline->sink->is_view;
-    look_at_chunk(pipeline, index);
+    classify_mapped_chunk(pipeline, index);
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
-    // What a view has in memory needs nothing, unless it is to be made present.
+    // A resident chunk of a view needs no work, except prefaulting if requested.
     bool is_there =
         is_view && pipeline->job.digests == NULL &&
         (state->is_resident ? !pipeline->job.populate : !pipeline->job.policy->keeps_cache);
@@ -69,22 +79,22 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     return state->is_resident;
 }
 
-/// Memory of the caller's allocator; of a device in order with the caller's stream, batch by batch:
-/// what is handed out may be in use by work that is queued there.
-static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
-                                      fsti_buffer **out, fst_error *error) {
+/// Allocates with the caller's allocator. For a device, each batch is ordered after the caller's
+/// stream, because queued work there may still use returned tensors.
+static fst_status use_callers_memory(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                                     fsti_buffer **out, fst_error *error) {
     const fsti_job *job = &pipeline->job;
-    const fsti_foreign wish = {.allocator = job->allocator,
-                               .device = job->device,
-                               .size_bytes = batch->buffer_bytes,
-                               .at_page = pipeline->may_read_far};
+    const fsti_foreign foreign = {.allocator = job->allocator,
+                                  .device = job->device,
+                                  .size_bytes = batch->buffer_bytes,
+                                  .at_page = pipeline->may_use_gds};
     pthread_mutex_lock(job->allocator_lock);
-    fst_status status = fsti_buffer_foreign(&wish, out, error);
+    fst_status status = fsti_buffer_foreign(&foreign, out, error);
     pthread_mutex_unlock(job->allocator_lock);
     if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
         fst_device id = fsti_device_id(job->device);
-        return fsti_error_set(error, status, FSTI_NOWHERE,
+        return fsti_error_set(error, status, FSTI_NO_LOCATION,
                               "out of device memory: %llu bytes needed of the caller's allocator "
                               "on %s:%d",
                               (unsigned long long)batch->buffer_bytes,
@@ -98,15 +108,16 @@ static fst_status take_callers_memory(fsti_pipeline *pipeline, const fsti_plan_b
     return status;
 }
 
-/// Whether the first bytes of a batch come from a server, which is to be asked at once.
-static bool is_far(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
+/// Whether the first bytes of a batch are remote. Requests should then start before memory is
+/// prefaulted.
+static bool is_remote_batch(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
     const fsti_plan *plan = pipeline->job.plan;
     if (batch->chunk_first == batch->chunk_end) return false;
     uint32_t file = plan->extents[plan->chunks[batch->chunk_first].extent].file;
     return fsti_file_is_object(pipeline->job.files[file]);
 }
 
-/// *placed: it was given a NUMA policy.
+/// *placed: the buffer has a NUMA policy.
 static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fsti_buffer **out, bool *placed, fst_error *error) {
     const fsti_job *job = &pipeline->job;
@@ -114,30 +125,43 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     *placed = false;
     if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
     switch (job->policy->memory) {
-    case FSTI_MEMORY_CALLERS: return take_callers_memory(pipeline, batch, out, error);
-    case FSTI_MEMORY_LOCKED:
+    case FSTI_MEMORY_CALLERS: return use_callers_memory(pipeline, batch, out, error);
+    case FSTI_MEMORY_PINNED:
         return fsti_buffer_registered(job->device, batch->buffer_bytes, out, error);
     case FSTI_MEMORY_DEVICE:
         return fsti_buffer_device(job->device, batch->buffer_bytes, out, error);
     case FSTI_MEMORY_ARENA: break;
     }
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
-    // Pages that are there already stay where they are.
+    // Existing pages cannot be moved.
     if (!(*out)->is_fresh) return FST_OK;
-    *placed = fsti_numa_place((*out)->data, (*out)->size_bytes, job->numa);
-    fsti_buffer_choose_pages(*out, !is_far(pipeline, batch));
+    *placed = fsti_numa_set_policy((*out)->data, (*out)->size_bytes, job->numa);
+    fsti_buffer_choose_pages(*out, !is_remote_batch(pipeline, batch));
     return FST_OK;
+}
+
+/// At least this much memory per thread is needed for read buffers.
+#define SPARE_BYTES_PER_THREAD ((uint64_t)1 << 20 | (uint64_t)16 << 10)
+
+/// Later batches leave memory for read buffers, without which no batch could complete.
+static fst_status check_spare(const fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                              fst_error *error) {
+    bool is_ours = !pipeline->sink->is_view && pipeline->job.policy->memory == FSTI_MEMORY_ARENA;
+    if (pipeline->job.budget_bytes == 0 || !is_ours) return FST_OK;
+    uint64_t spare = pipeline->thread_count * SPARE_BYTES_PER_THREAD;
+    return fsti_memory_check(fsti_buffer_arena_bytes(batch->buffer_bytes) + spare, error);
 }
 
 static bool fits_budget(const fsti_pipeline *pipeline, const fsti_plan_batch *batch) {
     uint64_t budget = pipeline->job.budget_bytes;
-    uint64_t bytes = fsti_buffer_arena_bytes(batch->buffer_bytes); // what it will really take
+    uint64_t bytes =
+        fsti_buffer_arena_bytes(batch->buffer_bytes); // the real size of the allocation
     return budget == 0 || pipeline->bytes_in_flight == 0 ||
            bytes <= budget - fsti_min(budget, pipeline->bytes_in_flight);
 }
 
-/// Counts tensors as complete in the order of delivery: cheap, and what a progress bar wants. Of
-/// the one that is not, it is known how far it is.
+/// Counts complete tensors in delivery order, which is cheap and suits progress bars. Remembers the
+/// position within the first incomplete one.
 static void count_items(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     while (pipeline->items_done < plan->item_count) {
@@ -149,7 +173,7 @@ static void count_items(fsti_pipeline *pipeline) {
     }
 }
 
-/// Publishes a batch whose memory is there. The lock is held.
+/// Publishes a batch whose memory is allocated. The lock must be held.
 static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t resident_count) {
     batch_state *state = &pipeline->batches[pipeline->batches_admitted];
     uint64_t bytes = buffer == NULL ? 0 : buffer->size_bytes;
@@ -171,42 +195,96 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
     state->buffer = buffer;
     state->step = BATCH_ADMITTED;
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
-    if (looks_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;
+    if (classifies_at_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;
     pipeline->batches_admitted++;
     count_items(pipeline);
     pthread_cond_broadcast(&pipeline->work_changed);
 }
 
-/// Admits the next batch if memory allows. The lock is held, but not while memory is made.
+/// How long to wait for others (another load, the program) to free memory while this load has no
+/// read in flight, and the pause between attempts.
+#define MEMORY_WAIT_NS ((uint64_t)500 * 1000000)
+#define MEMORY_PAUSE_MS 20
+
+/// Whether missing memory may become free: reads in flight hold memory that is temporarily counted
+/// twice, and with a budget the stream frees delivered batches. The lock must be held.
+static bool memory_will_return(fsti_pipeline *pipeline) {
+    if (pipeline->by_waiters) return false;
+    if (pipeline->job.budget_bytes != 0 && pipeline->bytes_in_flight > 0) return true;
+    if (pipeline->chunks_taken > pipeline->chunks_done) return true;
+    if (pipeline->chunks_done == 0) return false;
+    uint64_t now_ns = fsti_now_ns();
+    if (pipeline->memory_missed_ns == 0) pipeline->memory_missed_ns = now_ns;
+    return now_ns - pipeline->memory_missed_ns < MEMORY_WAIT_NS;
+}
+
+/// Memory for a batch is missing. Fails the load unless memory may become free; then the batch is
+/// admitted later. The lock is held, except while the load fails.
+static void note_memory_shortage(fsti_pipeline *pipeline, const fst_error *cause) {
+    const fsti_plan *plan = pipeline->job.plan;
+    fst_error error = *cause;
+    uint64_t needed = 0;
+    pipeline->lacks_memory = cause->status == FST_E_NO_MEMORY && memory_will_return(pipeline);
+    if (pipeline->lacks_memory) return;
+    pthread_mutex_unlock(&pipeline->lock);
+    for (size_t i = 0; i < plan->batch_count; i++) needed += plan->batches[i].buffer_bytes;
+    char advice[96];
+    snprintf(advice, sizeof advice,
+             ". The load needs %llu bytes in total. Set a budget, or map the files",
+             (unsigned long long)needed);
+    if (cause->status == FST_E_NO_MEMORY && pipeline->job.budget_bytes == 0)
+        fsti_append(error.message, sizeof error.message, advice);
+    fsti_pipeline_fail(pipeline, &error);
+    pthread_mutex_lock(&pipeline->lock);
+}
+
+/// Waits for a change; if memory is missing, only briefly. The lock must be held.
+static void wait_for_change(fsti_pipeline *pipeline) {
+    if (pipeline->lacks_memory) {
+        struct timespec until = fsti_deadline_after(MEMORY_PAUSE_MS);
+        pthread_cond_timedwait(&pipeline->work_changed, &pipeline->lock, &until);
+    } else {
+        pthread_cond_wait(&pipeline->work_changed, &pipeline->lock);
+    }
+}
+
+/// Admits the next batch if memory allows. The lock must be held; it is released during the
+/// allocation.
 static bool admit_batch(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
     if (pipeline->is_admitting || pipeline->batches_admitted == plan->batch_count ||
         pipeline->has_failed || !fits_budget(pipeline, batch))
         return false;
+    bool is_first = pipeline->bytes_in_flight == 0;
     pipeline->is_admitting = true;
     pthread_mutex_unlock(&pipeline->lock);
     fsti_buffer *buffer;
     bool placed;
     uint32_t resident_count = 0;
     fst_error error;
-    fst_status status = make_buffer(pipeline, batch, &buffer, &placed, &error);
-    if (status != FST_OK) fsti_pipeline_fail(pipeline, &error);
-    for (uint32_t i = batch->chunk_first; looks_once(pipeline) && i < batch->chunk_end; i++)
+    fst_status status = is_first ? FST_OK : check_spare(pipeline, batch, &error);
+    if (status == FST_OK) status = make_buffer(pipeline, batch, &buffer, &placed, &error);
+    for (uint32_t i = batch->chunk_first; classifies_at_once(pipeline) && i < batch->chunk_end; i++)
         resident_count += status == FST_OK && classify_chunk(pipeline, i);
     pthread_mutex_lock(&pipeline->lock);
     pipeline->is_admitting = false;
-    if (status != FST_OK) return false;
+    pipeline->lacks_memory = false;
+    if (status != FST_OK) {
+        note_memory_shortage(pipeline, &error);
+        return false;
+    }
+    pipeline->memory_missed_ns = 0;
     pipeline->is_placed |= placed;
     publish_batch(pipeline, buffer, resident_count);
     return true;
 }
 
-/// Classifies the next chunks of admitted batches. The lock is held, but not while the system is
-/// asked.
+/// Classifies the next chunks of admitted batches. The lock must be held; it is released during
+/// system calls.
 static bool classify_next(fsti_pipeline *pipeline) {
     uint32_t first = pipeline->chunks_known;
-    uint32_t end = (uint32_t)fsti_min(first + LOOK_STEP_CHUNKS, pipeline->chunk_limit);
+    uint32_t end = (uint32_t)fsti_min(first + SAMPLE_STEP_CHUNKS, pipeline->chunk_limit);
     if (pipeline->is_admitting || first == end) return false;
     uint32_t resident_count = 0;
     pipeline->is_admitting = true;
@@ -220,14 +298,14 @@ static bool classify_next(fsti_pipeline *pipeline) {
     return true;
 }
 
-/// Learns of more chunks, of those that have memory or of the next batch: for a device only when
-/// what is known runs short, as its bus stands still until the first chunk comes.
-static bool look_ahead(fsti_pipeline *pipeline) {
-    if (looks_once(pipeline)) return admit_batch(pipeline);
+/// Classifies more chunks, or admits the next batch. For a device only when few classified chunks
+/// are left, because its bus is idle until the first chunk is read.
+static bool classify_ahead(fsti_pipeline *pipeline) {
+    if (classifies_at_once(pipeline)) return admit_batch(pipeline);
     return classify_next(pipeline) || admit_batch(pipeline);
 }
 
-/// The next pending chunk of a queue among the admitted ones, or UINT32_MAX. The lock is held.
+/// The next pending chunk of a queue in admitted batches, or UINT32_MAX. The lock must be held.
 static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
     uint32_t *cursor = &pipeline->cursor[queue];
     for (; *cursor < pipeline->chunks_known; ++*cursor) {
@@ -239,21 +317,22 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
     return UINT32_MAX;
 }
 
-/// Whether reads leave memory alone for a while after they have begun: what is on its way from a
-/// server. Disks write to it at once, and who asks them makes it.
-static bool arrives_late(const fsti_pipeline *pipeline, uint32_t chunk) {
+/// Whether reads leave their memory untouched for a while: remote reads wait for the server, so
+/// prefaulting in parallel pays off. Disk reads write at once, and the kernel faults pages as
+/// needed.
+static bool is_read_late(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     return fsti_file_is_object(pipeline->job.files[file]) &&
            atomic_load_explicit(&pipeline->chunks[chunk].step, memory_order_relaxed) != CHUNK_DONE;
 }
 
-/// A chunk not far ahead of the reads whose fresh memory nobody has made yet.
+/// A chunk shortly ahead of the reads whose fresh memory is not prefaulted yet.
 static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t *cursor = &pipeline->populate_cursor;
     uint32_t reads_at = pipeline->cursor[QUEUE_RING];
-    while (*cursor < reads_at && !arrives_late(pipeline, *cursor)) ++*cursor;
+    while (*cursor < reads_at && !is_read_late(pipeline, *cursor)) ++*cursor;
     uint32_t limit = (uint32_t)fsti_min(pipeline->chunks_known, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
@@ -266,49 +345,50 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     return UINT32_MAX;
 }
 
-static uint32_t take_now(fsti_pipeline *pipeline, const chunk_wish *wish) {
-    uint32_t chunk = find_pending(pipeline, wish->preferred);
-    if (chunk == UINT32_MAX && (wish->may_steal || pipeline->is_demoted)) {
-        chunk_queue other = wish->preferred == QUEUE_RING ? QUEUE_BLOCKING : QUEUE_RING;
+static uint32_t take_now(fsti_pipeline *pipeline, const chunk_request *request) {
+    uint32_t chunk = find_pending(pipeline, request->preferred);
+    if (chunk == UINT32_MAX && (request->may_steal || pipeline->is_demoted)) {
+        chunk_queue other = request->preferred == QUEUE_RING ? QUEUE_BLOCKING : QUEUE_RING;
         chunk = find_pending(pipeline, other);
     }
     if (chunk == UINT32_MAX) return chunk;
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_TAKEN, memory_order_relaxed);
     pipeline->chunks_taken++;
-    // A helper may be waiting for the reads to move on.
+    // A helper may be waiting for the reads to advance.
     pthread_cond_broadcast(&pipeline->work_changed);
     return chunk;
 }
 
 void fsti_pipeline_admit(fsti_pipeline *pipeline) {
     pthread_mutex_lock(&pipeline->lock);
-    while (admit_batch(pipeline) && looks_once(pipeline)) continue;
+    while (admit_batch(pipeline) && classifies_at_once(pipeline)) continue;
     pthread_mutex_unlock(&pipeline->lock);
 }
 
-/// Before a chunk is taken: all that memory allows, or a few chunks more than are being worked on.
-static void look_before(fsti_pipeline *pipeline) {
-    if (looks_once(pipeline))
+/// Before taking a chunk: classifies all that memory allows, or for a device a few more than are in
+/// progress.
+static void classify_before(fsti_pipeline *pipeline) {
+    if (classifies_at_once(pipeline))
         while (admit_batch(pipeline)) continue;
-    else if (pipeline->chunks_known - pipeline->chunks_taken < LOOK_AHEAD_CHUNKS)
-        look_ahead(pipeline);
+    else if (pipeline->chunks_known - pipeline->chunks_taken < CLASSIFY_AHEAD_CHUNKS)
+        classify_ahead(pipeline);
 }
 
-uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_wish wish, uint32_t *populate) {
+uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint32_t *populate) {
     uint32_t chunk = UINT32_MAX;
     *populate = UINT32_MAX;
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
-        look_before(pipeline);
-        // The lock was let go of: whoever has stopped the work meanwhile will not wake us again.
+        classify_before(pipeline);
+        // The lock was released, so the stop may have been signalled meanwhile.
         if (atomic_load(&pipeline->stop)) break;
-        chunk = take_now(pipeline, &wish);
+        chunk = take_now(pipeline, &request);
         if (chunk != UINT32_MAX) break;
-        if (look_ahead(pipeline)) continue;
-        if (wish.may_populate) *populate = find_unpopulated(pipeline);
-        if (*populate != UINT32_MAX || !wish.block) break;
+        if (classify_ahead(pipeline)) continue;
+        if (request.may_populate) *populate = find_unpopulated(pipeline);
+        if (*populate != UINT32_MAX || !request.block) break;
         if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;
-        pthread_cond_wait(&pipeline->work_changed, &pipeline->lock);
+        wait_for_change(pipeline);
     }
     pthread_mutex_unlock(&pipeline->lock);
     return chunk;
@@ -318,7 +398,8 @@ uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t end = chunk + 1;
     pthread_mutex_lock(&pipeline->lock);
-    // What is each thread's of what is left: what goes on longest is shared again at the end.
+    // This thread's share of the remaining chunks. The tail is split again, so that threads end
+    // together.
     uint64_t share = (plan->chunk_count - pipeline->chunks_taken) / pipeline->thread_count;
     uint64_t limit = chunk + fsti_max(fsti_min(share + 1, bytes_max / plan->chunk_bytes), 1);
     for (; end < fsti_min(limit, pipeline->chunks_known); end++) {
@@ -348,27 +429,27 @@ void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
 
 void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
     fst_error error;
-    fsti_error_set(&error, FST_E_CANCELLED, FSTI_NOWHERE, "the load was cancelled");
+    fsti_error_set(&error, FST_E_CANCELLED, FSTI_NO_LOCATION, "the load was cancelled");
     fsti_pipeline_fail(pipeline, &error);
 }
 
-/// Only first: unless it was told before.
+/// only_first: skip if a report was made before.
 static void report_progress(fsti_pipeline *pipeline, bool only_first) {
     const fsti_job *job = &pipeline->job;
     if (job->progress == NULL) return;
-    // Outside of the state's lock: the callback may take its time.
+    // Without the state's lock, because the callback may be slow.
     pthread_mutex_lock(&pipeline->progress_lock);
-    if (only_first && pipeline->was_told) {
+    if (only_first && pipeline->was_reported) {
         pthread_mutex_unlock(&pipeline->progress_lock);
         return;
     }
-    pipeline->was_told = true;
+    pipeline->was_reported = true;
     pthread_mutex_lock(&pipeline->lock);
     uint64_t bytes = pipeline->bytes_done;
     size_t items = pipeline->items_done;
     bool is_complete = pipeline->chunks_done == job->plan->chunk_count;
     pthread_mutex_unlock(&pipeline->lock);
-    // A load that is closed at once when it is complete still reports that it was.
+    // A load that is closed immediately after completion still reports it.
     if ((is_complete || !atomic_load(&pipeline->stop)) &&
         job->progress(job->progress_context, bytes, job->plan->bytes_planned, items,
                       job->plan->item_count) != 0)
@@ -376,13 +457,13 @@ static void report_progress(fsti_pipeline *pipeline, bool only_first) {
     pthread_mutex_unlock(&pipeline->progress_lock);
 }
 
-void fsti_pipeline_tell_first(fsti_pipeline *pipeline) { report_progress(pipeline, true); }
+void fsti_pipeline_report_first(fsti_pipeline *pipeline) { report_progress(pipeline, true); }
 
 static void add_counts(worker_counts *sum, worker_counts *counts) {
 #define ADD_COUNTER(name) sum->name += counts->name;
     LOAD_COUNTERS(ADD_COUNTER)
 #undef ADD_COUNTER
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
+    for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++) sum->used[i] |= counts->used[i];
     *counts = (worker_counts){0};
 }
 
@@ -399,8 +480,8 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
     pipeline->chunks_done++;
     pipeline->bytes_done += range->end - range->begin;
-    // The batch can't be released before this chunk is done. What its bytes have become may be
-    // more than they were: all of it is there with the last one.
+    // The batch cannot be released before this chunk is done. Conversion may change sizes, so the
+    // exact total is set with the last chunk.
     batch_state *batch = &pipeline->batches[pipeline->job.plan->extents[range->extent].batch];
     bool is_last = --batch->chunks_left == 0;
     fsti_buffer_use(batch->buffer, is_last ? UINT64_MAX : range->end - range->begin);
@@ -433,18 +514,19 @@ fsti_place_step fsti_pipeline_place_step(const fsti_pipeline *pipeline, uint32_t
                                     : (fsti_place_step)atomic_load(&pipeline->places[item]);
 }
 
-void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item) {
+void fsti_pipeline_claim(fsti_pipeline *pipeline, uint32_t item) {
     unsigned char streamed = PLACE_STREAMED;
     pthread_mutex_lock(&pipeline->lock);
     const batch_state *state = &pipeline->batches[pipeline->job.plan->items[item].batch];
-    // Somebody may be making its memory now: its chunks are taken after this lock.
+    // Another thread may be allocating its memory now; its chunks are taken after this lock is
+    // released.
     if (state->step == BATCH_WAITING && pipeline->places != NULL)
-        atomic_compare_exchange_strong(&pipeline->places[item], &streamed, PLACE_SETTLED);
+        atomic_compare_exchange_strong(&pipeline->places[item], &streamed, PLACE_CLAIMED);
     pthread_mutex_unlock(&pipeline->lock);
 }
 
-void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item) {
-    unsigned char settled = PLACE_SETTLED;
+void fsti_pipeline_mark_filled(fsti_pipeline *pipeline, uint32_t item) {
+    unsigned char settled = PLACE_CLAIMED;
     if (pipeline->places != NULL)
         atomic_compare_exchange_strong(&pipeline->places[item], &settled, PLACE_FILLED);
 }
@@ -453,12 +535,16 @@ void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {
     pthread_mutex_lock(&pipeline->lock);
     batch_state *state = &pipeline->batches[batch];
     fsti_buffer *buffer = state->step == BATCH_ADMITTED ? state->buffer : NULL;
+    uint64_t size_bytes = buffer == NULL ? 0 : buffer->size_bytes;
     if (state->step == BATCH_ADMITTED) {
         state->step = BATCH_RELEASED;
         state->buffer = NULL;
-        if (buffer != NULL) pipeline->bytes_in_flight -= buffer->size_bytes;
     }
+    pthread_mutex_unlock(&pipeline->lock);
+    // Free the memory before waking the threads that wait to allocate the next batch.
+    fsti_buffer_unref(buffer);
+    pthread_mutex_lock(&pipeline->lock);
+    pipeline->bytes_in_flight -= size_bytes;
     pthread_cond_broadcast(&pipeline->work_changed);
     pthread_mutex_unlock(&pipeline->lock);
-    fsti_buffer_unref(buffer);
 }

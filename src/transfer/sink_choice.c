@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The one place that knows all sinks.
+/// Selects the sink. The only file that knows all of them.
 #include "sink.h"
 
 const fsti_sink *fsti_sink_choose(const fsti_job *job) {
     if (job->mappings != NULL) return &fsti_sink_view;
-    bool is_far = job->device != NULL && !job->locks_memory;
-    return is_far ? &fsti_sink_device : &fsti_sink_host;
+    bool uses_gds = job->device != NULL && !job->pins_memory;
+    return uses_gds ? &fsti_sink_device : &fsti_sink_host;
 }

@@ -1,50 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The sink of a device: a chunk gets a slot of locked memory, or is read straight to the device;
-/// slots are sent by device_lane.c. The device's context is the thread's within each call only.
+/// The device sink: a chunk is read into a pinned slot, or by GPUDirect; device_lane.c sends slots.
+/// The device's context is current only within each call.
 #include "sink.h"
 
-/// A free slot for a chunk, as its room.
-static fst_status take_slot(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
+/// Takes a free slot as the chunk's target.
+static fst_status take_slot(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                             worker_counts *counts, fst_error *error) {
     char *data = NULL;
-    FST_TRY(fsti_device_lane_take(pipeline, chunk, room->wait, &data, counts, error));
-    room->base = data;
-    room->origin = fsti_chunk_origin(&pipeline->job.plan->chunks[chunk]);
-    room->answer = data != NULL ? SINK_READY : atomic_load(&pipeline->stop) ? SINK_DONE : SINK_BUSY;
+    FST_TRY(fsti_device_lane_take(pipeline, chunk, target->wait, &data, counts, error));
+    target->base = data;
+    target->origin = fsti_chunk_origin(&pipeline->job.plan->chunks[chunk]);
+    target->answer = data != NULL                   ? SINK_READY
+                     : atomic_load(&pipeline->stop) ? SINK_DONE
+                                                    : SINK_BUSY;
     return FST_OK;
 }
 
-/// A slot, or, where files can be read straight to the device, the whole chunk there.
-static fst_status find_room(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
-                            worker_counts *counts, fst_error *error) {
+/// Takes a slot or, with GPUDirect, reads the whole chunk.
+static fst_status find_target(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                              worker_counts *counts, fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    if (!fsti_device_lane_reads_far(pipeline, chunk))
-        return take_slot(pipeline, chunk, room, counts, error);
+    if (!fsti_device_lane_uses_gds(pipeline, chunk))
+        return take_slot(pipeline, chunk, target, counts, error);
     bool has_edges = (range->begin | range->end) % FSTI_IO_PAGE_BYTES != 0, done = false;
     if (has_edges) {
-        FST_TRY(take_slot(pipeline, chunk, room, counts, error));
-        if (room->answer != SINK_READY) return FST_OK;
+        FST_TRY(take_slot(pipeline, chunk, target, counts, error));
+        if (target->answer != SINK_READY) return FST_OK;
     }
     void *lane;
     FST_TRY(fsti_io_engine_gds.lane_open(1, &lane, error));
-    counts->used[FST_ENGINE_GDS] = true;
+    counts->used[FSTI_ENGINE_GDS] = true;
     fst_status status = fsti_device_lane_read(pipeline, chunk, lane, &done, counts, error);
     fsti_io_engine_gds.lane_close(lane);
     FST_TRY(status);
-    if (done) room->answer = SINK_DONE;
-    // What was refused takes the way through the ring.
-    return done || has_edges ? FST_OK : take_slot(pipeline, chunk, room, counts, error);
+    if (done) target->answer = SINK_DONE;
+    // A refused chunk goes through the staging ring.
+    return done || has_edges ? FST_OK : take_slot(pipeline, chunk, target, counts, error);
 }
 
-static fst_status prepare_room(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
-                               worker_counts *counts, fst_error *error) {
+static fst_status prepare_target(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                                 worker_counts *counts, fst_error *error) {
     FST_TRY(fsti_device_lane_begin(pipeline, error));
-    fst_status status = find_room(pipeline, chunk, room, counts, error);
+    fst_status status = find_target(pipeline, chunk, target, counts, error);
     fsti_device_lane_end(pipeline);
     return status;
 }
 
-/// A block of a mapping on its way to a slot.
+/// A block of a mapping being copied to a slot.
 typedef struct slot_copy {
     char *target;
     const char *source;
@@ -53,10 +55,10 @@ typedef struct slot_copy {
 
 static void fill_slot(void *context) {
     const slot_copy *copy = context;
-    fsti_copy(copy->target, copy->source, copy->size);
+    fsti_copy_bytes(copy->target, copy->source, copy->size);
 }
 
-/// Reads have put it in the slot already; pages of a mapping are copied there.
+/// Reads have filled the slot already; only mapped pages are copied.
 static fst_status place_in_slot(fsti_pipeline *pipeline, const sink_block *block,
                                 worker_counts *counts, fst_error *error) {
     if (!block->is_mapped) return FST_OK;
@@ -90,22 +92,22 @@ static void wake_lane(fsti_pipeline *pipeline) {
     if (pipeline->device_lane != NULL) fsti_device_lane_wake(pipeline);
 }
 
-/// The ring, and whether there is a way around it.
-static fst_status open_ways(fsti_pipeline *pipeline, fst_error *error) {
+/// Opens the staging ring and checks for GPUDirect.
+static fst_status open_engines(fsti_pipeline *pipeline, fst_error *error) {
     FST_TRY(fsti_device_lane_open(pipeline, error));
-    fsti_device_lane_look_far(pipeline);
+    fsti_device_lane_check_gds(pipeline);
     return FST_OK;
 }
 
 const fsti_sink fsti_sink_device = {
     .has_slots = true,
-    .looks_ahead = true,
-    .prepare = prepare_room,
+    .classifies_ahead = true,
+    .prepare = prepare_target,
     .place = place_in_slot,
     .complete = send_slot,
     .reap = reap_slot,
     .wake = wake_lane,
-    .open = open_ways,
+    .open = open_engines,
     .probe = fsti_device_lane_probe,
     .close = fsti_device_lane_close,
     .explain = fsti_device_lane_explain,

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The sink of memory that the processors write to: a linear chunk may be read straight to its
-/// place, any other is scattered from where it was read to.
+/// The sink for CPU memory: a linear chunk can be read in place, others are scattered from the read
+/// buffer.
 #include <errno.h>
 #include <stdio.h>
 
 #include "sink.h"
 
-static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
+static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                                 worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
-    if (fsti_pipeline_brings_in(pipeline, chunk))
-        FST_TRY(fsti_bring_chunk(pipeline, chunk, counts, error));
-    room->answer = SINK_READY;
-    room->base = NULL;
+    if (fsti_pipeline_pages_in(pipeline, chunk))
+        FST_TRY(fsti_page_in_chunk(pipeline, chunk, counts, error));
+    target->answer = SINK_READY;
+    target->base = NULL;
     if (!extent->linear) return FST_OK;
-    room->base = pipeline->batches[extent->batch].buffer->data + extent->buffer_offset;
-    room->origin = extent->begin;
+    target->base = pipeline->batches[extent->batch].buffer->data + extent->buffer_offset;
+    target->origin = extent->begin;
     return FST_OK;
 }
 
-/// A copy and the time it takes.
+/// Copies and counts the time.
 fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
                           void (*copy)(void *context), void *context, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -36,7 +36,7 @@ fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
     return FST_E_IO;
 }
 
-static void carry_out(void *order) { fsti_scatter(order); }
+static void run_scatter(void *order) { fsti_scatter(order); }
 
 static fst_status scatter_block(fsti_pipeline *pipeline, const sink_block *block,
                                 worker_counts *counts, fst_error *error) {
@@ -50,7 +50,7 @@ static fst_status scatter_block(fsti_pipeline *pipeline, const sink_block *block
                            .begin = block->begin,
                            .end = block->end,
                            .places = pipeline->places};
-    FST_TRY(fsti_sink_copy(pipeline, block, carry_out, &order, error));
+    FST_TRY(fsti_sink_copy(pipeline, block, run_scatter, &order, error));
     counts->bytes_copied += order.copied;
     counts->bytes_converted += order.converted;
     return FST_OK;
@@ -74,9 +74,9 @@ fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts
 
 void fsti_sink_wake_none(fsti_pipeline *pipeline) { (void)pipeline; }
 
-/// How what is copied from the page cache came there.
+/// How the copied bytes got into the page cache.
 static void explain_cache(fsti_pipeline *pipeline, char *text, size_t size) {
-    const char *words = fsti_bring_words(pipeline);
+    const char *words = fsti_page_in_text(pipeline);
     snprintf(text, size, "%s%s", words[0] != '\0' ? ", " : "", words);
 }
 

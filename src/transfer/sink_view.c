@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The sink of views: the bytes are where they belong; a chunk is done when its pages are there.
+/// The sink for views: the bytes stay in the page cache, and a chunk is complete when its pages are
+/// resident.
 #include <stdio.h>
 
 #include "sink.h"
 
-/// So much in a row is one thread's to read: the longer a stream, the larger the pages that the
-/// kernel takes for it, up to huge ones, which are what is dear here.
+/// One thread reads runs up to this size: the longer a stream, the larger the pages that the kernel
+/// allocates, up to huge ones, which may be slow to allocate here.
 #define RUN_BYTES_MAX ((uint64_t)32 << 20)
 
-typedef struct page_look {
+typedef struct page_sample {
     const char *bytes;
     uint64_t size, step;
     char sum;
-} page_look;
+} page_sample;
 
-static void look(void *context) {
-    page_look *pages = context;
+static void fault_pages(void *context) {
+    page_sample *pages = context;
     for (uint64_t at = 0; at < pages->size; at += pages->step)
         pages->sum ^= *(const volatile char *)(pages->bytes + at);
 }
 
-/// A virtual machine's host finds each page when it is first looked at, which takes longer than to
-/// read it from a disk: here, while others read, and not when the program comes.
-static void look_at_pages(const fsti_pipeline *pipeline, const char *bytes, uint64_t size) {
-    page_look pages = {.bytes = bytes, .size = size, .step = fsti_page_bytes()};
+/// In a virtual machine the hypervisor allocates pages on first access, which can take longer than
+/// a disk read. Do that here in parallel, not when the program accesses them.
+static void classify_pages(const fsti_pipeline *pipeline, const char *bytes, uint64_t size) {
+    page_sample pages = {.bytes = bytes, .size = size, .step = fsti_page_bytes()};
     if (!pipeline->job.guard_allowed || !fsti_io_guard_ready()) return;
-    // Pages that do not come are the program's to find out about: so it is with views.
-    (void)fsti_io_guarded(look, &pages, bytes, size);
+    // Errors of pages are left to the program, as for all views.
+    (void)fsti_io_guarded(fault_pages, &pages, bytes, size);
 }
 
-/// Makes the pages of a chunk present, which are in the page cache or come there now, and finishes
-/// it.
+/// Prefaults the pages of a chunk, which are resident or are read now, and finishes it.
 static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
@@ -40,7 +40,7 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
     FST_TRY(fsti_file_populate(pipeline->job.files[extent->file], mapping, range->begin, range->end,
                                error));
-    if (!is_resident) look_at_pages(pipeline, mapping + range->begin, size);
+    if (!is_resident) classify_pages(pipeline, mapping + range->begin, size);
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
     if (!is_resident) counts->bytes_read += size;
@@ -55,19 +55,19 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
     return FST_OK;
 }
 
-/// A chunk in huge pages, as one: were they dear?
-static fst_status take_huge(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
-                            fst_error *error) {
+/// Reads a chunk as huge pages and checks whether they were slow.
+static fst_status use_huge_pages(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                                 fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     counts->read_count++;
-    fsti_bring_expect(pipeline, chunk, pipeline->job.mappings[file]);
+    fsti_page_in_advise(pipeline, chunk, pipeline->job.mappings[file]);
     FST_TRY(finish_view(pipeline, chunk, counts, error));
-    fsti_bring_look(pipeline, chunk);
+    fsti_page_in_measure(pipeline, chunk);
     return FST_OK;
 }
 
-/// A chunk and those that follow it, read as one stream.
+/// Reads a chunk and the following ones as one stream.
 static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
@@ -89,23 +89,23 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
     return status;
 }
 
-/// Brings a chunk into the page cache, and its pages into the mapping.
-static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_room *room,
+/// Reads a chunk into the page cache and faults its pages into the mapping.
+static fst_status prepare_view(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                                worker_counts *counts, fst_error *error) {
-    room->answer = SINK_DONE;
+    target->answer = SINK_DONE;
     if (pipeline->chunks[chunk].is_resident) return finish_view(pipeline, chunk, counts, error);
-    fsti_view_way way = fsti_bring_way(pipeline, chunk);
-    if (way == FSTI_VIEW_BY_HUGE_PAGES) return take_huge(pipeline, chunk, counts, error);
-    if (way == FSTI_VIEW_BY_READING) return read_run(pipeline, chunk, counts, error);
+    fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
+    if (method == FSTI_PAGE_IN_BY_HUGE_PAGES) return use_huge_pages(pipeline, chunk, counts, error);
+    if (method == FSTI_PAGE_IN_BY_READING) return read_run(pipeline, chunk, counts, error);
     counts->read_count++;
     return finish_view(pipeline, chunk, counts, error);
 }
 
 static void explain_views(fsti_pipeline *pipeline, char *text, size_t size) {
-    snprintf(text, size, "%s", fsti_bring_words(pipeline));
+    snprintf(text, size, "%s", fsti_page_in_text(pipeline));
 }
 
-/// Nothing is read to views.
+/// Nothing is copied for views.
 static fst_status place_none(fsti_pipeline *pipeline, const sink_block *block,
                              worker_counts *counts, fst_error *error) {
     (void)pipeline;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The door of the transfer room: carries out a plan. The only room that sees both files and
-/// memory. Threads take chunks, read them by the engine that suits each, and put the bytes in
-/// their place; a reader of the pipeline waits for chunks.
+/// Interface of the transfer module, which executes plans. The only module that uses both files and
+/// memory. Threads take chunks, read them by the most suitable engine, and place the bytes; callers
+/// wait for chunks.
 #ifndef FSTI_TRANSFER_H
 #define FSTI_TRANSFER_H
 
@@ -12,92 +12,94 @@
 #include "plan/plan.h"
 #include "route.h"
 
-/// Files, plans and memory must mean the same page.
+/// Files, plans and buffers must agree on the page size.
 _Static_assert(FSTI_IO_PAGE_BYTES == FSTI_PLAN_PAGE_BYTES, "reads and plans agree");
 _Static_assert(FSTI_IO_PAGE_BYTES == FSTI_BUFFER_ALIGNMENT, "reads and buffers agree");
 
 typedef struct fsti_pipeline fsti_pipeline;
 
-/// Everything here must live until the pipeline is closed.
+/// All of this must live until the pipeline is closed.
 typedef struct fsti_job {
     const fsti_plan *plan;
-    const fsti_load_policy *policy;    ///< memory, and what becomes of the page cache
-    const fsti_header *const *headers; ///< by file; for the names of tensors in errors
+    const fsti_load_policy *policy;    ///< memory kind and cache policy
+    const fsti_header *const *headers; ///< by file; for tensor names in errors
     fsti_file *const *files;
-    /// By file: what its bytes are held against before a chunk is done (the plan has verify_bytes
-    /// then); NULL: nothing is.
+    /// By file: digests to verify chunks against (the plan then has verify_bytes). NULL: no
+    /// verification.
     const fsti_digest_list *const *digests;
-    char *const *mappings;     ///< by file: views of it; nothing is read (FST_MODE_MAP). Or NULL
-    fsti_file_route *routes;   ///< by file: what reads it; demoted on the way
-    fsti_thread_facts threads; ///< but for what is found out on the way
-    bool populate;             ///< make resident pages of the mappings present
-    const fst_allocator *allocator;  ///< NULL: arenas, or the device's memory
-    pthread_mutex_t *allocator_lock; ///< held while it is called
-    fsti_device *device;             ///< NULL: the processors
-    bool locks_memory;               ///< arenas are locked by the device's driver; no copies to it
-    uintptr_t stream;    ///< copies to the device wait for what is queued on it; 0: none
-    uint64_t ring_bytes; ///< locked memory that copies go through, at most
+    char *const
+        *mappings; ///< by file: mappings for views, so nothing is read (FST_MODE_MAP); or NULL
+    fsti_file_route *routes;         ///< by file; demoted after failures
+    fsti_thread_facts threads;       ///< except for facts found out later
+    bool populate;                   ///< prefault resident pages of the mappings
+    const fst_allocator *allocator;  ///< NULL: arenas, or device memory
+    pthread_mutex_t *allocator_lock; ///< held during its calls
+    fsti_device *device;             ///< NULL: the CPU
+    bool pins_memory;    ///< arenas are pinned by the device's driver, without copies to it
+    uintptr_t stream;    ///< copies to the device wait for work queued on it; 0: no stream
+    uint64_t ring_bytes; ///< maximum pinned memory for staging
     fst_gds gds;
     fst_ring ring;
     fst_numa numa;
-    uint64_t budget_bytes; ///< of buffers admitted and not released; 0: none
-    uint64_t room_bytes;   ///< memory beside buffers that each thread takes, for statistics
-    bool may_wait;         ///< who opens the pipeline, for a small job's bytes
+    uint64_t budget_bytes;    ///< limit for admitted and unreleased buffers; 0: unlimited
+    uint64_t workspace_bytes; ///< extra memory per thread, for statistics
+    bool may_wait;            ///< the opening thread may wait for a small job's bytes
     bool guard_allowed;
     fst_progress_callback progress;
     void *progress_context;
 } fsti_job;
 
-/// Starts the work in threads of its own; a small job is done before it returns, if it may wait.
+/// Starts the threads. A small job is done before this returns, if waiting is allowed.
 fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_error *error);
 
-/// Waits until chunks [first, end) are in place; `timeout_ms` < 0: no limit.
+/// Waits until chunks [first, end) are complete. `timeout_ms` < 0: no timeout.
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error);
 
-/// Whether every chunk is in place; whether nothing more is read, for that or another reason. From
-/// any thread, without waiting.
+/// Whether all chunks are complete. Thread-safe, does not wait.
 bool fsti_pipeline_is_done(const fsti_pipeline *pipeline);
-bool fsti_pipeline_is_over(const fsti_pipeline *pipeline);
+/// Whether no thread works on it any more, so that closing does not wait.
+bool fsti_pipeline_is_idle(const fsti_pipeline *pipeline);
 
-/// FST_E_UNSUPPORTED in the child of a fork: there are no threads, and locks may be held by them.
+/// FST_E_UNSUPPORTED in a forked child, where threads are missing and locks may be held.
 fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error);
 
-/// Whether a batch waits for memory, has it, or has been handed out.
+/// Whether a batch waits for memory, has memory, or was returned completely.
 typedef enum fsti_batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } fsti_batch_step;
-/// *out: the buffer of a batch that has one (a new reference), else NULL.
+/// *out: a new reference to the batch's buffer, or NULL.
 fsti_batch_step fsti_pipeline_buffer(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out);
 
-/// How an item comes to its destination: with the stream, or, settled, by another who has begun
-/// to bring it there while its batch waited, and says when it is.
-typedef enum fsti_place_step { PLACE_STREAMED, PLACE_SETTLED, PLACE_FILLED } fsti_place_step;
+/// Who fills an item's destination: the stream, or (claimed) a separate read that started while its
+/// batch waited and marks it as filled.
+typedef enum fsti_place_step { PLACE_STREAMED, PLACE_CLAIMED, PLACE_FILLED } fsti_place_step;
 fsti_place_step fsti_pipeline_place_step(const fsti_pipeline *pipeline, uint32_t item);
-/// Settles an item whose batch waits: the stream writes nothing there any more. Of a batch that
-/// does not wait, and of an item that is settled, nothing changes.
-void fsti_pipeline_settle(fsti_pipeline *pipeline, uint32_t item);
-/// The item is in its place, if it is one that was settled.
-void fsti_pipeline_fill(fsti_pipeline *pipeline, uint32_t item);
+/// Claims an item whose batch waits, so that the stream does not write it. No effect if the batch
+/// has memory or the item is claimed.
+void fsti_pipeline_claim(fsti_pipeline *pipeline, uint32_t item);
+/// Marks a claimed item as filled.
+void fsti_pipeline_mark_filled(fsti_pipeline *pipeline, uint32_t item);
 
-/// True when the work was cancelled; *error says so.
+/// True if the work was cancelled; sets *error.
 bool fsti_pipeline_cancelled(fsti_pipeline *pipeline, fst_error *error);
 
-/// Says that the batch's tensors have been handed out: its memory no longer counts.
+/// The error that ended the work, or FST_OK. Does not wait.
+fst_status fsti_pipeline_failure(fsti_pipeline *pipeline, fst_error *error);
+
+/// Releases a batch whose tensors were all returned, so that it no longer counts towards the
+/// budget.
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch);
 
-/// Stops the work; waits return FST_E_CANCELLED. From any thread.
+/// Stops the work. Waits return FST_E_CANCELLED. Thread-safe.
 void fsti_pipeline_cancel(fsti_pipeline *pipeline);
 
-/// Stops, joins the threads and frees; in the child of a fork it only frees. Buffers live on by
-/// their references. NULL is allowed.
+/// Stops, joins the threads and frees the pipeline; in a forked child only frees it. Buffers stay
+/// alive by their references. NULL is allowed.
 void fsti_pipeline_close(fsti_pipeline *pipeline);
 
-/// Fills what the pipeline knows of *stats. From any thread.
+/// Fills in the pipeline's statistics. Thread-safe.
 void fsti_pipeline_stats(fsti_pipeline *pipeline, fst_load_stats *stats);
 
-/// Adds what it has counted to *sum. From any thread.
+/// Adds its counts to *sum. Thread-safe.
 void fsti_pipeline_add_counts(fsti_pipeline *pipeline, fst_load_stats *sum);
-
-/// Copies around the cache where that is faster (large blocks), else as memcpy does.
-void fsti_copy(void *target, const void *source, size_t size);
 
 #endif

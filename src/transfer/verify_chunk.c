@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Holding what was read against its digests, by the thread that has read it, while it is in the
-/// processor's cache.
+/// Verifies bytes against digests on the thread that read them, while they are in its CPU cache.
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "sink.h"
 
-/// One piece of a mapping: its digest is begun and ended outside of the guard, which returns by a
-/// jump and must not leave memory behind.
+/// One piece of a mapping. Its digest is started and freed outside the guard, which returns by a
+/// jump and would leak memory.
 typedef struct mapped_piece {
     const fsti_digest_kind *kind;
     void *state;
@@ -22,7 +21,7 @@ static void digest_piece(void *context) {
     piece->good = piece->kind->update(piece->state, piece->bytes, piece->size_bytes);
 }
 
-/// The same as fsti_digest_list_holds() for pages that may fail to come. *lost: they did.
+/// Like fsti_digest_list_matches() for mapped pages, whose reads may fail. *lost: one failed.
 static bool mapping_holds(const fsti_digest_list *list, const fsti_verify_range *range,
                           uint64_t *bad_begin, bool *lost) {
     const fsti_digest_kind *kind = list->kind;
@@ -46,10 +45,10 @@ static bool mapping_holds(const fsti_digest_list *list, const fsti_verify_range 
 
 static fst_status refuse(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                          const fsti_digest_list *list, uint64_t bad_begin, fst_error *error) {
-    fsti_error_place place = fsti_pipeline_place(pipeline, extent, bad_begin);
+    fsti_error_location location = fsti_pipeline_locate(pipeline, extent, bad_begin);
     uint64_t bad_end = fsti_min(bad_begin + list->chunk_bytes, list->file_bytes);
-    place.file = fsti_file_path(pipeline->job.files[extent->file]);
-    return fsti_error_set(error, FST_E_DIGEST, place,
+    location.file = fsti_file_path(pipeline->job.files[extent->file]);
+    return fsti_error_set(error, FST_E_DIGEST, location,
                           "chunk %" PRIu64 " of the file, its bytes %" PRIu64 " to %" PRIu64
                           ", differs from its %s digest",
                           bad_begin / list->chunk_bytes, bad_begin, bad_end, list->kind->name);
@@ -60,19 +59,20 @@ fst_status fsti_pipeline_verify(const fsti_pipeline *pipeline, const fsti_plan_e
                                 fst_error *error) {
     if (pipeline->job.digests == NULL) return FST_OK;
     const fsti_digest_list *list = pipeline->job.digests[extent->file];
-    if (list->kind == NULL) return FST_OK; // a compressed file: its stored bytes are
+    if (list->kind == NULL)
+        return FST_OK; // a compressed file: its stored bytes are verified instead
     uint64_t bad_begin = range->begin, size = range->end - range->begin, start_ns = fsti_now_ns();
     bool lost = false,
          is_guarded = range->is_mapped && pipeline->job.guard_allowed && fsti_io_guard_ready();
     bool holds = is_guarded
                      ? mapping_holds(list, range, &bad_begin, &lost)
-                     : fsti_digest_list_holds(list, range->begin, range->bytes, size, &bad_begin);
+                     : fsti_digest_list_matches(list, range->begin, range->bytes, size, &bad_begin);
     counts->digest_ns += fsti_now_ns() - start_ns;
     if (holds) {
         counts->verified_bytes += size;
         return FST_OK;
     }
-    // A file that was written to meanwhile says more than a digest.
+    // A changed file is a better explanation than a wrong digest.
     FST_TRY(fsti_pipeline_check_file(pipeline, extent, bad_begin, error));
     if (!lost) return refuse(pipeline, extent, list, bad_begin, error);
     fsti_pipeline_describe(pipeline, extent, bad_begin, FST_E_IO, EIO, error);

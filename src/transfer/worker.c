@@ -1,52 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A worker: takes chunks, reads them block by block through an engine's lane, and puts the bytes
-/// in their place. A lane of an asynchronous engine keeps a ring of slots in flight; the slots are
-/// small enough to stay in the cache, so that the copy out of them costs little.
+/// A worker takes chunks, reads them block by block through an engine's lane, and places the bytes.
+/// The slots of an asynchronous engine's lane stay in the CPU cache, so copying from them is cheap.
+///
+/// Invariants: a block is on its lane's free list, in flight, or being processed. A worker finishes
+/// the chunks that it took, because reads in flight write to their memory until they are reaped.
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "sink.h"
 
-/// Reads in flight per lane, and their size: 16 MiB of slots saturate what was measured
-/// (docs/benchmarks) and fit the cache.
+/// Reads in flight per lane, and their size. 16 MiB of slots saturate the measured disks
+/// (docs/benchmarks) and fit the CPU cache.
 #define RING_DEPTH 16u
 #define RING_BLOCK_BYTES ((uint64_t)1 << 20)
-/// Requests to a server take long, and many of them no more: as many as there may be connections;
-/// of those that go through slots, what a load may cost beyond its tensors.
+/// Requests take long, but many run in parallel: up to the limit of connections. The second limit
+/// bounds the memory of slots for them.
 #define REQUEST_DEPTH 64u
 #define REQUEST_SLOT_DEPTH 32u
 
-/// One read in flight and what it is for.
+/// One read in flight, and its purpose.
 typedef struct io_block {
-    fsti_io_op read; ///< first: a finished read is its block
+    fsti_io_op read; ///< first member: a read pointer is a block pointer
     uint32_t chunk;
-    uint64_t begin, end; ///< bytes of the file wanted of it
-    uint64_t needed_end; ///< what must be read: a unit of a conversion may reach beyond `end`
-    uint64_t read_begin; ///< where the whole read began (page below `begin` for direct engines)
-    char *target;        ///< of the whole read: a slot, or the place in the buffer
+    uint64_t begin, end; ///< requested bytes of the file
+    uint64_t needed_end; ///< end of the bytes to read; a conversion unit may extend past `end`
+    uint64_t read_begin; ///< start of the read (at a page boundary for direct engines)
+    char *target;        ///< of the read: a slot, or the destination
     char *slot;
-    uint32_t retry_count; ///< in a row, without a byte read
-    bool is_buffered;     ///< what a direct read did not do was read through the page cache
+    uint32_t retry_count; ///< consecutive retries without progress
+    bool is_buffered;     ///< a failed direct read was repeated through the page cache
+    bool has_slot_pages;  ///< the slot was used before, so the system counts its pages
     struct io_block *next_free;
 } io_block;
 
-/// A worker's use of one engine.
+/// A worker's lane of one engine.
 typedef struct io_lane {
     const fsti_io_engine *engine;
     void *handle;
     fsti_buffer *slots;
-    io_block *blocks, *free_blocks; ///< all of them; those in no use
+    io_block *blocks, *free_blocks; ///< all blocks, and the unused ones
     uint32_t depth, in_flight;
 } io_lane;
 
 typedef struct worker {
     fsti_pipeline *pipeline;
-    io_lane lanes[FST_ENGINE_COUNT]; ///< by engine, opened on first use
+    io_lane lanes[FSTI_ENGINE_COUNT]; ///< by engine, opened on first use
     worker_counts counts;
     bool is_lane_worker;
-    fst_error told;    ///< why a file that is made of another could not be read
-    fst_ring last_way; ///< of the chunk that a ring finished last, and when
+    fst_error derived_error; ///< why a derived file could not be read
+    fst_ring last_method;    ///< method and time of the chunk that io_uring finished last
     uint64_t last_ns;
 } worker;
 
@@ -55,7 +58,7 @@ static const fsti_plan_extent *chunk_extent(const fsti_pipeline *pipeline, uint3
     return &plan->extents[plan->chunks[chunk].extent];
 }
 
-/// Whether chunks of the load have to be taken apart, which is done out of slots.
+/// Whether some chunks must be scattered, which is done from slots.
 static bool has_scattered(const fsti_plan *plan) {
     for (size_t i = 0; i < plan->extent_count; i++)
         if (!plan->extents[i].linear) return true;
@@ -66,10 +69,10 @@ static fst_status open_handle(worker *self, io_lane *lane, const fsti_io_engine 
                               bool *needs_slots, fst_error *error) {
     *needs_slots = !engine->is_mapped && !self->pipeline->sink->has_slots;
     lane->depth = engine->is_async ? RING_DEPTH : 1;
-    if (engine->is_network) {
+    // With these engines only scattered chunks are read to slots.
+    if (!engine->is_async || engine->is_network)
         *needs_slots = *needs_slots && has_scattered(self->pipeline->job.plan);
-        lane->depth = *needs_slots ? REQUEST_SLOT_DEPTH : REQUEST_DEPTH;
-    }
+    if (engine->is_network) lane->depth = *needs_slots ? REQUEST_SLOT_DEPTH : REQUEST_DEPTH;
     lane->blocks = fsti_alloc_zeroed(lane->depth, sizeof *lane->blocks);
     if (lane->blocks == NULL) return fsti_error_memory(error, lane->depth * sizeof *lane->blocks);
     return engine->lane_open(lane->depth, &lane->handle, error);
@@ -85,7 +88,7 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
         lane->blocks = NULL;
         return opened;
     }
-    // A small load needs no slot of full size.
+    // A small load needs smaller slots.
     uint64_t planned = fsti_align_up(self->pipeline->job.plan->bytes_planned, FSTI_IO_PAGE_BYTES);
     uint64_t slot_bytes = fsti_min(RING_BLOCK_BYTES, planned) + 2 * FSTI_IO_PAGE_BYTES;
     if (needs_slots) {
@@ -110,7 +113,7 @@ static fst_status open_lane(worker *self, io_lane *lane, const fsti_io_engine *e
 }
 
 static void close_lanes(worker *self) {
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+    for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++) {
         io_lane *lane = &self->lanes[i];
         if (lane->handle != NULL) lane->engine->lane_close(lane->handle);
         fsti_buffer_unref(lane->slots);
@@ -118,45 +121,47 @@ static void close_lanes(worker *self) {
     }
 }
 
-/// True when a chunk's blocks are read to the room that its sink has given, not to slots of the
-/// lane's: by blocking engines always, by a ring when that is its way.
-static bool reads_to_room(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk,
-                          const sink_room *room) {
+/// Whether a chunk's blocks are read to the sink's target instead of the lane's slots: if the sink
+/// has slots of its own, with blocking engines, and for chunks that io_uring reads directly.
+static bool reads_to_target(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk,
+                            const sink_target *target) {
     if (pipeline->sink->has_slots) return true;
-    if (room->base == NULL || lane->engine->is_mapped) return false;
-    return !lane->engine->is_async || pipeline->chunks[chunk].way == FST_RING_PLACE;
+    if (target->base == NULL || lane->engine->is_mapped) return false;
+    return !lane->engine->is_async || pipeline->chunks[chunk].method == FST_RING_PLACE;
 }
 
-/// The way of a chunk that a ring reads.
-static fst_ring choose_way(const fsti_pipeline *pipeline, const fsti_io_engine *engine,
-                           uint32_t chunk) {
+/// The method for a chunk that io_uring reads.
+static fst_ring choose_ring_method(const fsti_pipeline *pipeline, const fsti_io_engine *engine,
+                                   uint32_t chunk) {
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     if (!extent->linear) return FST_RING_SLOTS;
     if (engine->is_network) return FST_RING_PLACE;
     if (pipeline->job.ring != FST_RING_AUTO) return pipeline->job.ring;
-    return fsti_ring_choose(fsti_file_device(pipeline->job.files[extent->file]));
+    return fsti_uring_choose(fsti_file_device(pipeline->job.files[extent->file]));
 }
 
-/// Tells how fast a chunk came: from the end of the one before it, if that came the same way (the
-/// ring was full of such reads meanwhile).
-static void measure_way(worker *self, uint32_t chunk) {
+/// Records the speed of a chunk: the time since the previous chunk was finished, if both used the
+/// same method and the ring was full.
+static void measure_method(worker *self, uint32_t chunk) {
     const fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     if (!extent->linear || pipeline->job.ring != FST_RING_AUTO ||
         fsti_file_is_object(pipeline->job.files[extent->file]))
         return;
-    fst_ring way = (fst_ring)pipeline->chunks[chunk].way;
+    fst_ring method = (fst_ring)pipeline->chunks[chunk].method;
     uint64_t now = fsti_now_ns();
-    if (self->last_way == way && self->last_ns != 0)
-        fsti_ring_measured(fsti_file_device(pipeline->job.files[extent->file]), way,
-                           range->end - range->begin, now - self->last_ns);
-    self->last_way = way;
+    if (self->last_method == method && self->last_ns != 0)
+        fsti_uring_measured(fsti_file_device(pipeline->job.files[extent->file]), method,
+                            range->end - range->begin, now - self->last_ns);
+    self->last_method = method;
     self->last_ns = now;
 }
 
-/// `room`: where to; NULL: to the block's slot.
-static void submit_block(worker *self, io_lane *lane, io_block *block, const sink_room *room) {
+static uint64_t slot_size(const io_lane *lane) { return lane->slots->size_bytes / lane->depth; }
+
+/// `target`: the target; NULL: the block's slot.
+static void submit_block(worker *self, io_lane *lane, io_block *block, const sink_target *target) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     uint64_t begin = block->begin, end = block->needed_end;
@@ -165,39 +170,44 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
         end = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
     }
     block->read_begin = begin;
-    // A page may begin before the origin: the sum of both wraps back.
-    block->target = room == NULL ? block->slot : room->base + (int64_t)(begin - room->origin);
+    // The page boundary may be before the origin; the sum wraps back.
+    block->target = target == NULL ? block->slot : target->base + (int64_t)(begin - target->origin);
+    if (target == NULL && lane->slots != NULL && !block->has_slot_pages) {
+        // Memory with pages is no longer a reservation; otherwise it would count twice.
+        fsti_buffer_use(lane->slots, slot_size(lane));
+        block->has_slot_pages = true;
+    }
     block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
                                .offset = begin,
                                .size = (size_t)(end - begin),
                                .buffer = block->target,
                                .engine = lane->engine->number,
                                .stop = &pipeline->stop,
-                               .is_around = !pipeline->job.policy->keeps_cache &&
-                                            pipeline->job.routes[extent->file].forced == NULL,
-                               .error = &self->told};
+                               .bypasses_cache = !pipeline->job.policy->keeps_cache &&
+                                                 pipeline->job.routes[extent->file].forced == NULL,
+                               .error = &self->derived_error};
     self->counts.read_count++;
     self->counts.used[lane->engine->number] = true;
     lane->in_flight++;
     lane->engine->submit(lane->handle, &block->read);
 }
 
-/// Where the block's first wanted byte was read to.
+/// The address of the block's first requested byte.
 static const char *block_source(const io_lane *lane, const io_block *block) {
-    // A read that took several attempts has moved on; where it began is where the block begins.
+    // After several attempts the read has moved on; its original start is the start of the block.
     const char *whole = lane->engine->is_mapped ? (const char *)block->read.data -
                                                       (block->read.offset - block->read_begin)
                                                 : block->target;
     return whole + (block->begin - block->read_begin);
 }
 
-/// Whether a block that was not read past the page cache came by way of it and stays there.
-static bool leaves_bytes(const fsti_pipeline *pipeline, const io_lane *lane,
-                         const io_block *block) {
+/// Whether a block was read through the page cache and stays there.
+static bool leaves_cached(const fsti_pipeline *pipeline, const io_lane *lane,
+                          const io_block *block) {
     const chunk_state *state = &pipeline->chunks[block->chunk];
     fsti_file *file = pipeline->job.files[chunk_extent(pipeline, block->chunk)->file];
     return !state->is_resident && !state->is_dropped && !lane->engine->is_network &&
-           !(block->read.is_around && fsti_file_is_made_around(file));
+           !(block->read.bypasses_cache && fsti_file_derived_bypasses_cache(file));
 }
 
 static fst_status place_block(worker *self, const io_lane *lane, const io_block *block,
@@ -221,22 +231,14 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
     self->counts.stored_bytes += block->read.stored_bytes;
     self->counts.decoded_bytes += block->read.decoded_bytes;
     self->counts.decode_ns += block->read.decode_ns;
-    const fsti_net_counts *net = &block->read.net;
-    self->counts.network_requests += net->requests;
-    self->counts.network_retries += net->retries;
-    self->counts.network_hedges += net->hedges;
-    self->counts.network_connections += net->connections;
-    self->counts.network_bytes += net->bytes;
-    self->counts.disk_cache_bytes += net->kept_bytes;
-    self->counts.disk_cache_written += net->written_bytes;
     if (lane->engine->is_direct && !block->is_buffered)
         self->counts.bytes_direct += size;
-    else if (leaves_bytes(pipeline, lane, block))
+    else if (leaves_cached(pipeline, lane, block))
         self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
-        fsti_io_forget(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
-                       block->begin, block->end);
+        fsti_io_drop_mapped(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
+                            block->begin, block->end);
     }
     return FST_OK;
 }
@@ -244,19 +246,19 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
 static fst_status short_read(const fsti_pipeline *pipeline, const io_block *block, uint64_t have,
                              fst_error *error) {
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
-    // The file may have shrunk: that says more than "short".
+    // The file may have shrunk, which explains more than "short read".
     FST_TRY(fsti_pipeline_check_file(pipeline, extent, have, error));
     fsti_pipeline_describe(pipeline, extent, have, FST_E_SHORT_READ, 0, error);
     return FST_E_SHORT_READ;
 }
 
-/// Whether a read is to be tried once more as it is; not for ever.
-static bool is_worth_a_retry(io_block *block) {
+/// Whether to repeat a read unchanged, a limited number of times.
+static bool may_retry(io_block *block) {
     if (block->read.result > 0) block->retry_count = 0;
-    return fsti_io_tries_again(block->read.result, &block->retry_count);
+    return fsti_io_should_retry(block->read.result, &block->retry_count);
 }
 
-/// Reads a block, once more from its beginning, through the page cache.
+/// Repeats a block from its beginning, through the page cache.
 static fst_status read_buffered(worker *self, io_block *block, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
@@ -275,46 +277,45 @@ static fst_status read_buffered(worker *self, io_block *block, fst_error *error)
     return status;
 }
 
-/// Whether a block that a read past the page cache did not get may be read through it instead, as
-/// all of its file from now on: there may be reasons of that way alone (alignment, a driver, a
-/// kernel without the operation).
-static bool gives_up_direct(worker *self, const io_lane *lane, const io_block *block,
-                            int os_errno) {
+/// Whether a failed direct read can be repeated through the page cache, as can all later reads of
+/// the file. The failure may be specific to direct reads (alignment, driver, missing kernel
+/// operation).
+static bool may_fall_back(worker *self, const io_lane *lane, const io_block *block, int os_errno) {
     fsti_route route = lane->engine->is_async ? FSTI_ROUTE_RING : FSTI_ROUTE_DIRECT;
     return lane->engine->is_direct &&
            fsti_pipeline_demote(self->pipeline, chunk_extent(self->pipeline, block->chunk)->file,
                                 route, false, os_errno);
 }
 
-/// A read has failed.
+/// Handles a failed read.
 static fst_status recover_read(worker *self, const io_lane *lane, io_block *block,
                                fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
     int os_errno = (int)-block->read.result;
-    if (self->told.status != FST_OK) {
-        if (error != NULL) *error = self->told;
-        return self->told.status;
+    if (self->derived_error.status != FST_OK) {
+        if (error != NULL) *error = self->derived_error;
+        return self->derived_error.status;
     }
-    if (gives_up_direct(self, lane, block, os_errno)) return read_buffered(self, block, error);
+    if (may_fall_back(self, lane, block, os_errno)) return read_buffered(self, block, error);
     fsti_pipeline_describe(pipeline, extent, fsti_max(block->read.offset, block->begin), FST_E_IO,
                            os_errno, error);
     return FST_E_IO;
 }
 
-/// Looks at a finished read. *again: part of it, or all of it, has to be read once more.
+/// Examines a finished read. *again: all or part of it must be read again.
 static fst_status check_result(worker *self, const io_lane *lane, io_block *block, bool *again,
                                fst_error *error) {
     fsti_io_op *read = &block->read;
-    *again = is_worth_a_retry(block);
+    *again = may_retry(block);
     if (*again) return FST_OK;
     if (read->result < 0) return recover_read(self, lane, block, error);
     uint64_t have = read->offset + (uint64_t)read->result;
     if (have >= block->needed_end) return FST_OK;
     uint64_t advance = (uint64_t)read->result;
     if (lane->engine->is_direct) advance = fsti_align_down(advance, FSTI_IO_PAGE_BYTES);
-    // Past the page cache a read can't go on from within a page; through it, it can.
-    if (advance == 0 && gives_up_direct(self, lane, block, ENODATA))
+    // A direct read cannot continue within a page; a buffered read can.
+    if (advance == 0 && may_fall_back(self, lane, block, ENODATA))
         return read_buffered(self, block, error);
     if (advance == 0) return short_read(self->pipeline, block, have, error);
     read->offset += advance;
@@ -324,12 +325,26 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
     return FST_OK;
 }
 
-/// Waits for one read of the lane and deals with it.
+/// Counts a read's requests, whether it succeeded or not.
+static void count_requests(worker_counts *counts, const fsti_net_counts *net) {
+    counts->network_requests += net->requests;
+    counts->network_retries += net->retries;
+    counts->network_hedges += net->hedges;
+    counts->network_connections += net->connections;
+    counts->network_bytes += net->bytes;
+    counts->disk_cache_bytes += net->kept_bytes;
+    counts->disk_cache_written += net->written_bytes;
+    counts->network_retry_wait_ns += net->retry_wait_ns;
+    counts->network_first_byte_ns += net->first_byte_ns;
+}
+
+/// Waits for one read of the lane and processes it.
 static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     io_block *block = (void *)lane->engine->reap(lane->handle);
     self->counts.read_ns += fsti_now_ns() - start_ns;
     lane->in_flight--;
+    count_requests(&self->counts, &block->read.net);
     bool again = false;
     fst_status status = check_result(self, lane, block, &again, error);
     if (status == FST_OK && again && !atomic_load(&self->pipeline->stop)) {
@@ -342,20 +357,20 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     block->next_free = lane->free_blocks;
     lane->free_blocks = block;
     FST_TRY(status);
-    if (again) return FST_OK; // stopping
+    if (again) return FST_OK; // the pipeline stops
     chunk_state *state = &self->pipeline->chunks[block->chunk];
     if (--state->blocks_left > 0) return FST_OK;
-    // Any write or truncation before this moment shows in size or time.
+    // A write or truncation before this moment changes size or time.
     FST_TRY(fsti_pipeline_check_file(self->pipeline, chunk_extent(self->pipeline, block->chunk),
                                      block->begin, error));
-    if (state->way != FST_RING_AUTO) measure_way(self, block->chunk);
+    if (state->method != FST_RING_AUTO) measure_method(self, block->chunk);
     fsti_pipeline_clear_cache(self->pipeline, block->chunk);
     return self->pipeline->sink->complete(self->pipeline, block->chunk, &self->counts, error);
 }
 
-/// Finishes one read of any lane; false when none is in flight.
+/// Finishes one read of any lane. False if none is in flight.
 static bool finish_any(worker *self, fst_status *status, fst_error *error) {
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++) {
+    for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++) {
         io_lane *lane = &self->lanes[i];
         if (lane->in_flight == 0) continue;
         *status = finish_block(self, lane, error);
@@ -364,23 +379,41 @@ static bool finish_any(worker *self, fst_status *status, fst_error *error) {
     return false;
 }
 
-/// Room for a chunk. While reads of this worker are in flight it goes on with them instead of
-/// waiting for others: they hold room.
-static fst_status find_room(worker *self, uint32_t chunk, sink_room *room, fst_error *error) {
+/// Adds tensor and byte to an error of reading into the page cache, if missing.
+static fst_status locate_failure(const fsti_pipeline *pipeline, uint32_t chunk, fst_error *cause,
+                                 fst_error *error) {
+    const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
+    uint64_t offset = cause->byte_offset;
+    bool is_known = offset >= extent->begin && offset < extent->end;
+    if (!is_known) offset = pipeline->job.plan->chunks[chunk].begin;
+    if (cause->status == FST_E_IO && cause->tensor[0] == '\0') {
+        fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
+        if (is_known) location.byte_offset = FST_NO_OFFSET; // the message already has it
+        fsti_error_locate(cause, &location);
+    }
+    if (error != NULL) *error = *cause;
+    return cause->status;
+}
+
+/// Gets a target for a chunk. While this worker has reads in flight it finishes those instead of
+/// waiting for other workers, because they hold memory.
+static fst_status find_target(worker *self, uint32_t chunk, sink_target *target, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    *room = (sink_room){.answer = SINK_DONE};
+    *target = (sink_target){.answer = SINK_DONE};
     while (!atomic_load(&pipeline->stop)) {
         fst_status status = FST_OK;
-        FST_TRY(pipeline->sink->prepare(pipeline, chunk, room, &self->counts, error));
-        if (room->answer != SINK_BUSY) return FST_OK;
-        room->wait = !finish_any(self, &status, error);
+        fst_error cause;
+        if (pipeline->sink->prepare(pipeline, chunk, target, &self->counts, &cause) != FST_OK)
+            return locate_failure(pipeline, chunk, &cause, error);
+        if (target->answer != SINK_BUSY) return FST_OK;
+        target->wait = !finish_any(self, &status, error);
         FST_TRY(status);
     }
-    room->answer = SINK_DONE;
+    target->answer = SINK_DONE;
     return FST_OK;
 }
 
-/// The lane that reads a chunk, open. A ring that the system does not give is done without.
+/// The open lane for a chunk. If io_uring is unavailable, another engine is used.
 static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     for (;;) {
@@ -400,7 +433,7 @@ static fst_status lane_of_chunk(worker *self, uint32_t chunk, io_lane **out, fst
     }
 }
 
-/// A free block of the lane for the bytes from `begin` on, finishing others when there is none.
+/// Takes a free block of the lane, finishing others if all are in use.
 static fst_status take_block(worker *self, io_lane *lane, uint32_t chunk, io_block **out,
                              fst_error *error) {
     while (lane->free_blocks == NULL) FST_TRY(finish_block(self, lane, error));
@@ -412,16 +445,16 @@ static fst_status take_block(worker *self, io_lane *lane, uint32_t chunk, io_blo
     return FST_OK;
 }
 
-/// Queues the blocks of a chunk that has room.
-static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, const sink_room *room,
-                                fst_error *error) {
+/// Queues the blocks of a chunk that has a target.
+static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk,
+                                const sink_target *target, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    bool to_room = reads_to_room(pipeline, lane, chunk, room);
-    // What is digested is so while it is in the cache: in blocks.
-    bool whole = lane->engine->is_mapped || (lane->engine->is_network && to_room) ||
-                 (!lane->engine->is_async && to_room && pipeline->job.digests == NULL);
+    bool to_target = reads_to_target(pipeline, lane, chunk, target);
+    // Digest in blocks, while the bytes are in the CPU cache.
+    bool whole = lane->engine->is_mapped || (lane->engine->is_network && to_target) ||
+                 (!lane->engine->is_async && to_target && pipeline->job.digests == NULL);
     uint64_t step = whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
@@ -431,11 +464,11 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, con
         FST_TRY(take_block(self, lane, chunk, &block, error));
         block->begin = begin;
         block->end = block->needed_end = end;
-        // In the room of a whole chunk the next block has what a unit needs.
+        // In a target for the whole chunk, the next block provides the bytes that a unit needs.
         if (extent->converts && (!pipeline->sink->has_slots || end == range->end))
             block->needed_end = fsti_min(end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end);
         uint64_t start_ns = fsti_now_ns();
-        submit_block(self, lane, block, to_room ? room : NULL);
+        submit_block(self, lane, block, to_target ? target : NULL);
         self->counts.read_ns += fsti_now_ns() - start_ns;
         begin = end;
         if (atomic_load_explicit(&pipeline->stop, memory_order_relaxed)) return FST_OK;
@@ -445,64 +478,64 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk, con
 
 static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
-    sink_room room;
-    FST_TRY(find_room(self, chunk, &room, error));
-    if (room.answer == SINK_DONE) return FST_OK;
+    sink_target target;
+    FST_TRY(find_target(self, chunk, &target, error));
+    if (target.answer == SINK_DONE) return FST_OK;
     io_lane *lane;
     FST_TRY(lane_of_chunk(self, chunk, &lane, error));
     bool is_ring = lane->engine->is_async && !pipeline->sink->has_slots;
-    pipeline->chunks[chunk].way =
-        (uint8_t)(is_ring ? choose_way(pipeline, lane->engine, chunk) : FST_RING_AUTO);
-    // A page that an earlier reader's readahead has marked would start it again when it is read,
-    // megabytes beyond this chunk, whatever the file was told.
+    pipeline->chunks[chunk].method =
+        (uint8_t)(is_ring ? choose_ring_method(pipeline, lane->engine, chunk) : FST_RING_AUTO);
+    // Earlier readahead may have left a marked page, and reading it would start more readahead
+    // megabytes past this chunk, whatever was advised.
     fsti_pipeline_clear_cache(pipeline, chunk);
-    return submit_blocks(self, lane, chunk, &room, error);
+    return submit_blocks(self, lane, chunk, &target, error);
 }
 
 static void populate_place(worker *self, uint32_t chunk) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    uint64_t shift = extent->buffer_offset - extent->begin; // wraps when negative; so does the sum
+    uint64_t shift =
+        extent->buffer_offset - extent->begin; // wraps if negative, and so does the sum
     uint64_t start_ns = fsti_now_ns();
     fsti_buffer *buffer;
-    // The batch may be read, handed out and released meanwhile: hold its memory.
+    // The batch may be completed, returned and released meanwhile, so hold its memory.
     fsti_pipeline_buffer(pipeline, extent->batch, &buffer);
     if (buffer == NULL) return;
     fsti_buffer_populate(buffer, range->begin + shift, range->end + shift);
     fsti_buffer_unref(buffer);
     self->counts.populate_ns += fsti_now_ns() - start_ns;
-    // Counted at once: a helper finishes no chunk, and statistics are read when the last one is.
+    // Publish counts now: a helper finishes no chunk, and statistics are read after the last one.
     fsti_pipeline_count(pipeline, &self->counts);
 }
 
-/// Lanes prefer what must be read and then help copying. Copiers leave absent chunks to the
-/// lanes, whose ring is full already, and make memory ahead of them instead; without lanes
-/// everybody does everything.
-static chunk_wish wish_of(const worker *self, bool block) {
+/// Lanes prefer absent chunks and then help copying. Copiers leave absent chunks to the lanes,
+/// whose rings are full, and prefault memory ahead of them. Without lanes all threads do both.
+static chunk_request request_for(const worker *self, bool block) {
     bool has_lanes = self->pipeline->lane_count > 0;
-    return (chunk_wish){.preferred = self->is_lane_worker ? QUEUE_RING : QUEUE_BLOCKING,
-                        .may_steal = self->is_lane_worker || !has_lanes,
-                        .block = block,
-                        .may_populate = has_lanes && !self->is_lane_worker};
+    return (chunk_request){.preferred = self->is_lane_worker ? QUEUE_RING : QUEUE_BLOCKING,
+                           .may_steal = self->is_lane_worker || !has_lanes,
+                           .block = block,
+                           .may_populate = has_lanes && !self->is_lane_worker};
 }
 
-/// Waits for a chunk on its way; false when there is none.
+/// Waits for a chunk in flight. False: no chunk is in flight.
 static bool reap_chunk(worker *self, fst_status *status, fst_error *error) {
     bool any = false;
     *status = self->pipeline->sink->reap(self->pipeline, &any, &self->counts, error);
     return any;
 }
 
-/// How long a worker works: to the end, or as long as the thread that it is wants to wait.
+/// How long a worker works: until the end, or for the time that a waiting thread allows.
 typedef struct work_limit {
     bool is_waiter;
     uint32_t first, end;
     uint64_t until_ns;
 } work_limit;
 
-/// Whether one more chunk may be taken.
-static bool goes_on(const worker *self, work_limit *limit) {
+/// Whether to take another chunk.
+static bool may_continue(const worker *self, work_limit *limit) {
     return !limit->is_waiter ||
            (!fsti_pipeline_chunks_done(self->pipeline, &limit->first, limit->end) &&
             fsti_now_ns() < limit->until_ns);
@@ -511,19 +544,21 @@ static bool goes_on(const worker *self, work_limit *limit) {
 static fst_status work(worker *self, work_limit *limit, fst_error *error) {
     fsti_pipeline *pipeline = self->pipeline;
     fst_status status = FST_OK;
-    bool busy = false, goes = true; // whoever waits for no time brings one chunk on all the same
-    for (; status == FST_OK && !atomic_load(&pipeline->stop); goes = goes_on(self, limit)) {
+    bool busy = false,
+         advances = true; // a waiting thread with timeout 0 still completes one chunk
+    for (; status == FST_OK && !atomic_load(&pipeline->stop);
+         advances = may_continue(self, limit)) {
         uint32_t populate = UINT32_MAX, chunk = UINT32_MAX;
-        if (goes)
-            chunk =
-                fsti_pipeline_take(pipeline, wish_of(self, !busy && !limit->is_waiter), &populate);
+        if (advances)
+            chunk = fsti_pipeline_take(pipeline, request_for(self, !busy && !limit->is_waiter),
+                                       &populate);
         if (chunk != UINT32_MAX) {
             status = submit_chunk(self, chunk, error);
             busy = true;
         } else if (populate != UINT32_MAX) {
             populate_place(self, populate);
         } else if (!busy) {
-            break; // nothing left, and nothing in flight
+            break; // no chunk left and no read in flight
         } else {
             busy = finish_any(self, &status, error) || reap_chunk(self, &status, error);
         }
@@ -531,9 +566,9 @@ static fst_status work(worker *self, work_limit *limit, fst_error *error) {
     return status;
 }
 
-/// Reads in flight write to our memory: they must be over before it goes.
+/// Reads in flight write to this worker's memory, so wait for them before it is freed.
 static void drain(worker *self) {
-    for (unsigned i = 0; i < FST_ENGINE_COUNT; i++)
+    for (unsigned i = 0; i < FSTI_ENGINE_COUNT; i++)
         for (io_lane *lane = &self->lanes[i]; lane->in_flight > 0; lane->in_flight--)
             lane->engine->reap(lane->handle);
 }

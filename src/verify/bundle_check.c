@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A folder held against a signed bundle: every file that is listed, and no other.
+/// Verifies a folder against a signed bundle: every listed file, and no other files.
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "differences.h"
 #include "file_tree.h"
-#include "model/model.h"
-#include "verify.h"
+#include "model/open_model.h"
+#include "folder_check.h"
 
 typedef struct bundle_job {
     const fsti_bundle_paths *paths;
-    const char *own_name; ///< the bundle's in the folder; NULL: it lies elsewhere
+    const char *own_name; ///< the bundle's name in the folder; NULL: it is elsewhere
     signed_bundle signed_by;
     file_tree tree;
-    fsti_differences told;
+    fsti_differences differences;
 } bundle_job;
 
 static bool is_name(const char *text, size_t size, const char *name) {
     return strlen(name) == size && memcmp(text, name, size) == 0;
 }
 
-/// The bundle's list of what is no part of the folder, and the bundle itself.
+/// Ignores names that the bundle excludes, and the bundle itself.
 static bool ignores_name(const void *context, const char *name) {
     const bundle_job *job = context;
     const fsti_statement *statement = &job->signed_by.statement;
@@ -36,22 +36,25 @@ static void compare_listed(bundle_job *job, const fsti_signed_file *listed) {
     const char *what = NULL;
     if (file != NULL) file->is_listed = true;
     if (file == NULL)
-        what = "signed, but not there";
+        what = "signed, but missing";
     else if (file->error.status != FST_OK)
-        what = file->error.message;
+        what = fsti_error_text(&file->error);
     else if (listed->is_listed_otherwise)
-        what = "signed with another digest than sha256, which is not computed here";
+        what = "signed with a digest other than sha256, which is not supported";
     else if (memcmp(file->digest, listed->digest, sizeof listed->digest) != 0)
-        what = "its bytes are not the ones that were signed";
-    if (what != NULL) fsti_differences_tell(&job->told, listed->name, listed->name_size, what);
+        what = "its bytes differ from the signed ones";
+    if (what != NULL)
+        fsti_differences_report(&job->differences, listed->name, listed->name_size, what);
 }
 
-static void tell_others(bundle_job *job) {
+static void report_others(bundle_job *job) {
     for (size_t i = 0; i < job->tree.count; i++) {
         const tree_file *file = &job->tree.files[i];
-        if (!file->is_listed)
-            fsti_differences_tell(&job->told, file->name, strlen(file->name),
-                                  "there, but not signed");
+        char what[160] = "not signed";
+        if (file->is_listed) continue;
+        bool is_odd = file->error.status != FST_OK && file->error.file[0] == '\0';
+        if (is_odd) snprintf(what, sizeof what, "not signed: %.100s", file->error.message);
+        fsti_differences_report(&job->differences, file->name, strlen(file->name), what);
     }
 }
 
@@ -60,18 +63,18 @@ static fst_status compare_all(bundle_job *job, fst_error *error) {
     FST_TRY(fsti_file_tree_list(job->paths->folder, ignores_name, job, &job->tree, error));
     FST_TRY(fsti_file_tree_hash(&job->tree, &job->paths->listener.progress, error));
     for (size_t i = 0; i < statement->file_count; i++) compare_listed(job, &statement->files[i]);
-    tell_others(job);
-    return fsti_differences_end(&job->told, error);
+    report_others(job);
+    return fsti_differences_end(&job->differences, error);
 }
 
 fst_status fsti_bundle_check(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                              fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    char place[PATH_MAX];
+    char default_bundle[PATH_MAX];
     fsti_bundle_paths full = *paths;
-    bundle_job job = {.paths = &full, .told = {.listener = &paths->listener}};
-    snprintf(place, sizeof place, "%.4000s/model.sig", paths->folder);
-    if (full.bundle == NULL) full.bundle = place;
+    bundle_job job = {.paths = &full, .differences = {.listener = &paths->listener}};
+    snprintf(default_bundle, sizeof default_bundle, "%.4000s/model.sig", paths->folder);
+    if (full.bundle == NULL) full.bundle = default_bundle;
     job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);
     FST_TRY(fsti_signed_bundle_open(full.bundle, full.key, &job.signed_by, error));
     fst_status status = compare_all(&job, error);

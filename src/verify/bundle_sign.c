@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Signing a folder as OpenSSF model signing has it.
+/// Signs a folder according to OpenSSF model signing.
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,10 +7,10 @@
 
 #include "file_tree.h"
 #include "manifest_text.h"
-#include "model/model.h"
-#include "verify.h"
+#include "model/open_model.h"
+#include "folder_check.h"
 
-/// What model_signing leaves out, too.
+/// Names that model_signing ignores as well.
 static const char *const ignored_names[] = {".git", ".gitattributes", ".github", ".gitignore"};
 #define IGNORED_COUNT (sizeof ignored_names / sizeof *ignored_names)
 
@@ -30,7 +30,7 @@ static fst_status read_private_key(const char *path, fsti_key **out, fst_error *
     return status;
 }
 
-/// The subject's name: the folder's.
+/// The subject's name, which is the folder's.
 static const char *subject_of(const char *folder, char *text, size_t size) {
     char real[PATH_MAX];
     const char *path = realpath(folder, real) == NULL ? folder : real;
@@ -39,7 +39,7 @@ static const char *subject_of(const char *folder, char *text, size_t size) {
     return text;
 }
 
-/// The statement, signed and wrapped.
+/// Signs the statement and wraps it in an envelope.
 static fst_status make_bundle(const fsti_statement_draft *draft, const fsti_key *key,
                               fsti_octets *out, fst_error *error) {
     char *payload = NULL, hint[FSTI_KEY_HINT_BYTES];
@@ -74,13 +74,13 @@ static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *path
     fst_status status = make_bundle(&draft, key, &bundle, error);
     fsti_free(files);
     FST_TRY(status);
-    status = fsti_text_place(target, (char *)bundle.bytes, bundle.size, error);
+    status = fsti_text_publish(target, (char *)bundle.bytes, bundle.size, error);
     fsti_free(bundle.bytes);
     return status;
 }
 
-/// Digests the files; an older bundle's word, if it was signed with this key, stands for those that
-/// nobody has touched since.
+/// Digests the files. Digests of an older bundle, if it was signed with this key, are reused for
+/// files that have not changed since.
 static fst_status hash_tree(file_tree *tree, const fsti_bundle_paths *paths, const fsti_key *key,
                             fst_error *error) {
     signed_bundle old;
@@ -112,6 +112,7 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
         snprintf(target, sizeof target, "%.4000s/model.sig", paths->folder);
     else
         snprintf(target, sizeof target, "%.4095s", paths->bundle);
+    FST_TRY(fsti_text_check_target(paths->bundle, paths->key, error));
     FST_TRY(read_private_key(paths->key, &key, error));
     fst_status status =
         fsti_file_tree_list(paths->folder, ignores_name,

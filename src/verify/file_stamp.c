@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stamps of files: their times and their inode.
+/// Stamps of files: times and inode.
 #include "file_stamp.h"
 
 #define SETTLING_SECONDS 2

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// By what files are known again that nobody has touched: private to the verify room.
+/// Stamps that recognise unchanged files. Private to the verify module.
 #ifndef FSTI_FILE_STAMP_H
 #define FSTI_FILE_STAMP_H
 
@@ -10,9 +10,8 @@
 
 fsti_file_stamp fsti_file_stamp_of(const struct stat *info);
 bool fsti_file_stamp_equals(const fsti_file_stamp *a, const fsti_file_stamp *b);
-/// Whether another change of the file, from `begun` on, will show in its stamp. What was changed
-/// shortly before may be changed again without another one: they are that coarse on some file
-/// systems.
+/// Whether every change of the file after `begun` changes its stamp. If a file was changed shortly
+/// before, another change may keep the same time, because some file systems have coarse timestamps.
 bool fsti_file_stamp_is_settled(const struct stat *info, const struct timespec *begun);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A folder's files, found level by level and digested whole, a thread a file.
+/// Lists the files of a folder level by level, and digests them, one thread per file.
 #include "file_tree.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 #define DEPTH_MAX ((size_t)64)
-/// Links to folders can make a small tree an endless one.
+/// Limit for trees that links to folders make very large.
 #define FOLDER_COUNT_MAX ((size_t)1 << 16)
 #define PIECE_BYTES ((size_t)1 << 20)
 #define THREADS_MAX 16u
@@ -39,11 +39,11 @@ static char *join(const char *first, const char *second, const char *third) {
     return text;
 }
 
-/// A tree that is too much: `limit` of `what`.
+/// Refuses a tree that exceeds `limit` of `what`.
 static fst_status refuse_tree(const file_tree *tree, size_t limit, const char *what,
                               fst_error *error) {
-    fsti_error_place place = {.file = tree->folder, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_ARGUMENT, place, "more than %zu %s", limit, what);
+    fsti_error_location location = {.file = tree->folder, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "more than %zu %s", limit, what);
 }
 
 static fst_status push_file(file_tree *tree, char *name, fst_error *error) {
@@ -60,40 +60,96 @@ static fst_status push_file(file_tree *tree, char *name, fst_error *error) {
     return FST_OK;
 }
 
+/// The identity of a folder, independent of its path.
+typedef struct folder_identity {
+    dev_t device;
+    ino_t inode;
+} folder_identity;
+
 typedef struct tree_walk {
     file_tree *tree;
     tree_ignores ignores;
     const void *context;
-    const char *prefix; ///< of the folder that is walked: relative, with its slash
+    const char *prefix; ///< of the current folder: relative, with a final slash
     unsigned depth, folder_count;
+    folder_identity above[DEPTH_MAX]; ///< the current folder and its parents
 } tree_walk;
 
 static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *error);
 
-/// An entry of the folder that `prefix` names (relative, with its slash).
+/// The kind of an entry that is neither a file nor a folder.
+static const char *name_kind(mode_t mode) {
+    return S_ISFIFO(mode)   ? "a FIFO"
+           : S_ISSOCK(mode) ? "a socket"
+           : S_ISCHR(mode)  ? "a character device"
+           : S_ISBLK(mode)  ? "a block device"
+                            : "neither a file nor a folder";
+}
+
+/// Lists an entry without bytes, with its kind as an error: a signature cannot cover it, so its
+/// presence is a difference. Takes over `name`.
+static fst_status push_odd(file_tree *tree, char *name, fst_status status, const char *what,
+                           fst_error *error) {
+    FST_TRY(push_file(tree, name, error));
+    (void)fsti_error_set(&tree->files[tree->count - 1].error, status, FSTI_NO_LOCATION, "%s", what);
+    return FST_OK;
+}
+
+/// Whether a folder is the current one or one of its parents, so that a link forms a cycle.
+static bool is_above(const tree_walk *walk, const struct stat *info) {
+    for (unsigned i = 0; i < walk->depth; i++)
+        if (walk->above[i].device == info->st_dev && walk->above[i].inode == info->st_ino)
+            return true;
+    return false;
+}
+
+/// Walks the folder `name` with identity `info`. Takes over `name`.
+static fst_status walk_below(tree_walk *walk, char *name, const struct stat *info,
+                             fst_error *error) {
+    if (is_above(walk, info))
+        return push_odd(walk->tree, name, FST_E_NOT_REGULAR,
+                        "a symbolic link to a folder that contains it", error);
+    char *below = join(name, "/", "");
+    fst_status status =
+        below == NULL ? fsti_error_memory(error, strlen(name)) : walk_folder(walk, below, error);
+    fsti_free(below);
+    fsti_free(name);
+    return status;
+}
+
+/// Lists an entry, and takes over its name. `failed`: the errno of stat(), or 0.
+static fst_status take_entry(tree_walk *walk, char *name, const struct stat *info, int failed,
+                             fst_error *error) {
+    if (failed == ENOENT || failed == ELOOP)
+        return push_odd(walk->tree, name, FST_E_NOT_FOUND,
+                        failed == ELOOP ? "a symbolic link in a loop" : "a broken symbolic link",
+                        error);
+    if (S_ISREG(info->st_mode)) return push_file(walk->tree, name, error);
+    if (S_ISDIR(info->st_mode)) return walk_below(walk, name, info, error);
+    return push_odd(walk->tree, name, FST_E_NOT_REGULAR, name_kind(info->st_mode), error);
+}
+
+/// Handles an entry of the folder `prefix` (relative, with a final slash).
 static fst_status walk_entry(tree_walk *walk, const char *prefix, const char *entry,
                              fst_error *error) {
     struct stat info = {0};
     char *name = join(prefix, entry, "");
     char *path = name == NULL ? NULL : join(walk->tree->folder, name, "");
-    int failed = path == NULL ? 0 : lstat(path, &info);
-    if (path != NULL && failed == 0 && S_ISLNK(info.st_mode)) {
-        walk->tree->has_links = true;
-        failed = stat(path, &info);
+    bool is_link = false;
+    if (path == NULL) {
+        fsti_free(name);
+        return fsti_error_memory(error, strlen(entry));
+    }
+    int failed = lstat(path, &info) == 0 ? 0 : errno;
+    if (failed == 0 && S_ISLNK(info.st_mode)) {
+        is_link = walk->tree->has_links = true;
+        failed = stat(path, &info) == 0 ? 0 : errno;
     }
     fst_status status = FST_OK;
-    if (path == NULL)
-        status = fsti_error_memory(error, strlen(entry));
-    else if (failed != 0)
-        status = fsti_error_errno(error, errno, path, "looking at the file");
+    if (failed != 0 && !(is_link && (failed == ENOENT || failed == ELOOP)))
+        status = fsti_error_errno(error, failed, path, "examining the file");
     fsti_free(path);
-    if (status == FST_OK && S_ISREG(info.st_mode)) return push_file(walk->tree, name, error);
-    if (status == FST_OK && S_ISDIR(info.st_mode)) {
-        char *below = join(name, "/", "");
-        status = below == NULL ? fsti_error_memory(error, strlen(name))
-                               : walk_folder(walk, below, error);
-        fsti_free(below);
-    }
+    if (status == FST_OK) return take_entry(walk, name, &info, failed, error);
     fsti_free(name);
     return status;
 }
@@ -109,10 +165,13 @@ static fst_status walk_folder(tree_walk *walk, const char *prefix, fst_error *er
     if (++walk->folder_count > FOLDER_COUNT_MAX)
         return refuse_tree(walk->tree, FOLDER_COUNT_MAX, "folders", error);
     if (walk->depth >= DEPTH_MAX)
-        return refuse_tree(walk->tree, DEPTH_MAX, "folders, one in the other", error);
+        return refuse_tree(walk->tree, DEPTH_MAX, "nested folders", error);
     char *path = join(walk->tree->folder, prefix, ".");
     if (path == NULL) return fsti_error_memory(error, strlen(prefix));
     const char *above = walk->prefix;
+    struct stat info = {0};
+    (void)!stat(path, &info); // an entry that cannot be examined cannot be listed either
+    walk->above[walk->depth] = (folder_identity){info.st_dev, info.st_ino};
     walk->prefix = prefix;
     walk->depth++;
     fst_status status = fsti_folder_visit(path, visit_entry, walk, error);
@@ -149,7 +208,7 @@ fst_status fsti_file_tree_begin(const char *folder, file_tree *out, fst_error *e
     *out = (file_tree){.folder = join(folder, size > 0 && folder[size - 1] != '/' ? "/" : "", "")};
     if (out->folder == NULL) {
         (void)fsti_error_memory(error, size);
-        return FST_E_NO_MEMORY; // spelled out, for readers that are programs
+        return FST_E_NO_MEMORY; // explicit for static analyzers
     }
     clock_gettime(CLOCK_REALTIME, &out->begun);
     return FST_OK;
@@ -213,7 +272,7 @@ static fst_status hash_bytes(tree_hash *hash, fsti_file *file, void *state, char
     }
 }
 
-/// Whether what was signed before stands: the file has its size, its times and its inode.
+/// Whether an earlier signed digest is still valid: same size, times and inode.
 static bool keep_file(tree_file *target, const char *path) {
     struct stat info;
     const fsti_signed_file *known = target->known;
@@ -228,8 +287,8 @@ static bool keep_file(tree_file *target, const char *path) {
     return target->is_kept = true;
 }
 
-/// The stamp of the very file that is digested, before its first byte is read: what changes it from
-/// here on changes that.
+/// Takes the stamp of the open file before reading it, so that changes from here on change the
+/// stamp.
 static void put_stamp(const tree_hash *hash, tree_file *target, const fsti_file *file) {
     struct stat info;
     int fd = fsti_file_descriptor(file);
@@ -240,7 +299,7 @@ static void put_stamp(const tree_hash *hash, tree_file *target, const fsti_file 
     target->stamp = fsti_file_stamp_of(&info);
 }
 
-/// Opens a file whose digest has to be computed; *out is NULL where that of old stands.
+/// Opens a file to digest. *out is NULL if its old digest is reused.
 static fst_status open_file(const tree_hash *hash, tree_file *target, fsti_file **out,
                             fst_error *error) {
     *out = NULL;
@@ -274,13 +333,14 @@ static void *run_hash(void *context) {
         if (index >= hash->tree->count) break;
         tree_file *file = &hash->tree->files[index];
         fst_error error;
+        if (file->error.status != FST_OK) continue; // not digestible
         if (hash_file(hash, file, buffer, &error) != FST_OK) file->error = error;
     }
     fsti_free(buffer);
     return NULL;
 }
 
-/// What there is to digest, as far as can be told before the files are opened.
+/// The number of bytes to digest, as far as known before opening the files.
 static uint64_t total_bytes(const file_tree *tree) {
     uint64_t total = 0;
     for (size_t i = 0; i < tree->count; i++) {
@@ -293,7 +353,8 @@ static uint64_t total_bytes(const file_tree *tree) {
     return total;
 }
 
-/// Which failure says nothing of its file, but of the whole: a shortage, or that nobody waits.
+/// Whether a failure affects the whole run, not only its file: a lack of resources, or
+/// cancellation.
 static bool ends_all(const fst_error *error) {
     return error->status == FST_E_CANCELLED || fsti_verify_is_shortage(error);
 }
@@ -316,7 +377,8 @@ fst_status fsti_file_tree_hash(file_tree *tree, const fsti_check_progress *liste
     hash_by_threads(&hash);
     fsti_work_end(&hash.progress);
     tree->bytes_read = atomic_load(&hash.bytes_read);
-    // A thread without a buffer leaves its files to the others; all of them may lack one.
+    // A thread without a buffer leaves its files to others. If no thread has one, that is the
+    // error.
     if (atomic_load(&hash.out_of_memory) && atomic_load(&hash.next) < tree->count)
         return fsti_error_memory(error, PIECE_BYTES);
     for (size_t i = 0; i < tree->count; i++) {
@@ -328,14 +390,24 @@ fst_status fsti_file_tree_hash(file_tree *tree, const fsti_check_progress *liste
     return FST_OK;
 }
 
+/// The error of a file without digest, with its name.
+static fst_status fail_row(const tree_file *file, fst_error *error) {
+    fsti_error_location location = {.file = file->name, .byte_offset = FST_NO_OFFSET};
+    if (error == NULL || file->error.file[0] != '\0') {
+        if (error != NULL) *error = file->error;
+        return file->error.status;
+    }
+    return fsti_error_set(error, file->error.status, location, "cannot be signed: %s",
+                          file->error.message);
+}
+
 fst_status fsti_file_tree_rows(const file_tree *tree, fsti_signed_file **out, fst_error *error) {
     fsti_signed_file *files = fsti_alloc_zeroed(tree->count + 1, sizeof *files);
     if (files == NULL) return fsti_error_memory(error, tree->count * sizeof *files);
     for (size_t i = 0; i < tree->count; i++) {
         if (tree->files[i].error.status != FST_OK) {
-            if (error != NULL) *error = tree->files[i].error;
             fsti_free(files);
-            return tree->files[i].error.status;
+            return fail_row(&tree->files[i], error);
         }
         files[i].name = tree->files[i].name;
         files[i].name_size = strlen(files[i].name);

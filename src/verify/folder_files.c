@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The files of a model's folder: those of the model, and what lies beside them.
+/// The files of a model's folder that manifests cover.
 #include "folder_files.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model/model.h"
+#include "model/open_model.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 
@@ -38,7 +38,7 @@ static fst_status push_name(folder_files *out, const char *name, fst_error *erro
     return FST_OK;
 }
 
-/// What is made of a folder is no part of it.
+/// Generated files in the folder are not part of the model.
 static bool is_made(const char *name) {
     static const char *const endings[] = {".manifest", ".digest", ".sig"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
@@ -52,12 +52,12 @@ static fst_status push_entry(void *context, const fsti_folder_entry *entry, fst_
     if (entry->name[0] == '.' || is_made(entry->name)) return FST_OK;
     if (fstatat(entry->folder_fd, entry->name, &info, 0) == 0)
         return S_ISREG(info.st_mode) ? push_name(out, entry->name, error) : FST_OK;
-    // A link that leads nowhere is no file; of anything else that may be one nothing is left out.
+    // A dangling link is not a file. Any other failure must not hide a file.
     if (errno == ENOENT || errno == ELOOP) return FST_OK;
     int cause = errno;
     char *path = fsti_folder_join(out, entry->name);
     if (path == NULL) return fsti_error_memory(error, strlen(entry->name));
-    fst_status status = fsti_error_errno(error, cause, path, "looking at the file");
+    fst_status status = fsti_error_errno(error, cause, path, "examining the file");
     fsti_free(path);
     return status;
 }
@@ -66,7 +66,7 @@ static fst_status list_entries(folder_files *out, fst_error *error) {
     return fsti_folder_visit(out->folder[0] == '\0' ? "." : out->folder, push_entry, out, error);
 }
 
-/// What an index names in folders below.
+/// Adds files of subfolders that an index names.
 static fst_status push_below(folder_files *out, const model_paths *paths, fst_error *error) {
     size_t folder_size = strlen(out->folder);
     for (size_t i = 0; i < paths->count; i++) {
@@ -83,8 +83,8 @@ static int compare_names(const void *a, const void *b) {
 
 static fst_status fill_files(const char *path, const model_paths *paths, folder_files *out,
                              fst_error *error) {
-    path_look look;
-    FST_TRY(fsti_model_look(path, &look, error));
+    path_kind look;
+    FST_TRY(fsti_model_path_kind(path, &look, error));
     bool is_dir = look == PATH_IS_FOLDER;
     const char *slash = strrchr(path, '/');
     size_t size = is_dir ? strlen(path) : slash == NULL ? 0 : (size_t)(slash - path) + 1;
@@ -102,16 +102,16 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
 }
 
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error) {
-    path_look look;
+    path_kind look;
     fst_error cause = {0};
     *out = (folder_files){0};
-    FST_TRY(fsti_model_look(path, &look, error));
-    // Of a file that is listed and not there that will be told.
+    FST_TRY(fsti_model_path_kind(path, &look, error));
+    // A listed file that is missing is reported later.
     if (look == PATH_IS_ABSENT) return FST_OK;
     fst_status status = fsti_folder_files(path, out, &cause);
     if (status == FST_OK) return FST_OK;
     if (status != FST_E_NO_MEMORY && look == PATH_IS_FOLDER) {
-        // No model as a whole, an index that makes no sense: what lies there may be one by itself.
+        // The folder is not a model, or its index is invalid: each file may be a model by itself.
         model_paths none = {0};
         fsti_folder_files_clear(out);
         return fill_files(path, &none, out, error);
@@ -127,4 +127,10 @@ fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *err
     if (status == FST_OK) status = fill_files(path, &paths, out, error);
     fsti_model_paths_clear(&paths);
     return status;
+}
+
+bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
+
+bool fsti_verify_leads_to_model(const char *name) {
+    return fsti_verify_is_model(name) || fsti_ends_with(name, ".safetensors.index.json");
 }

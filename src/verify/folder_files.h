@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Which files a manifest is of: private to the verify room.
+/// The files that a manifest covers. Private to the verify module.
 #ifndef FSTI_FOLDER_FILES_H
 #define FSTI_FOLDER_FILES_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
 typedef struct folder_files {
-    char *folder; ///< with its last slash; "" is the current one
-    char **names; ///< relative to it, sorted, each once
+    char *folder; ///< with a final slash; "" is the current folder
+    char **names; ///< relative to it, sorted, unique
     size_t count, capacity;
-    bool is_single; ///< the path was a file's
+    bool is_single; ///< the path is a file
 } folder_files;
 
-/// *out is to be cleared also after an error.
+/// *out must be cleared, also after an error.
 fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error);
-/// The same for who looks for models of which nothing is said: of a folder that is no model, or one
-/// with an index that is none, all files; a path where nothing lies has none.
+/// The same for a search for unlisted models: all files of a folder that is not a model, or whose
+/// index is invalid; none if the path does not exist.
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error);
 void fsti_folder_files_clear(folder_files *files);
-/// Whether a name is a model file's.
+/// Whether a file name is one of a model file.
 bool fsti_verify_is_model(const char *name);
-/// The same, or that of an index, which makes a model of files.
+/// The same, or of an index of a sharded model.
 bool fsti_verify_leads_to_model(const char *name);
-/// folder + name, from fsti_alloc.
+/// folder + name, from fsti_alloc().
 char *fsti_folder_join(const folder_files *files, const char *name);
 
 #endif

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A folder held against a manifest: all of it is read, and everything that differs is told.
+/// Verifies a folder against a manifest: reads all files and reports every difference.
 #include <string.h>
 
 #include "folder_files.h"
 #include "format/format.h"
-#include "model/model.h"
+#include "model/open_model.h"
 #include "file_tree.h"
 #include "scan.h"
 #include "sums_files.h"
-#include "verify.h"
+#include "folder_check.h"
 
 typedef struct check_job {
     model_verification *verification;
     const fsti_check_listener *listener;
     work_progress progress;
-    size_t first_file; ///< of those that are open
+    size_t first_file; ///< of the open ones
     scan_file scans[FSTI_SCAN_FILES_MAX];
-    pthread_mutex_t lock; ///< for what follows
+    pthread_mutex_t lock; ///< protects the fields below
     uint64_t difference_count;
     fst_error first;
 } check_job;
 
-/// Tells of a difference; the first is what the check returns.
-static void tell(check_job *job, const fst_error *difference) {
+/// Reports a difference. The first one becomes the result of the check.
+static void report(check_job *job, const fst_error *difference) {
     pthread_mutex_lock(&job->lock);
     if (job->difference_count++ == 0) job->first = *difference;
     if (job->listener->callback != NULL)
@@ -39,22 +39,23 @@ static fst_status check_chunk(fsti_scan *scan, size_t file_index, uint64_t begin
                              .digests = listed->digests,
                              .file_bytes = listed->size_bytes,
                              .chunk_bytes = manifest->chunk_bytes};
-    fsti_error_place place = {.file = fsti_file_path(scan->files[file_index].file)};
+    fsti_error_location location = {.file = fsti_file_path(scan->files[file_index].file)};
     (void)error;
-    if (fsti_digest_list_holds(&list, begin, bytes, size_bytes, &place.byte_offset)) return FST_OK;
+    if (fsti_digest_list_matches(&list, begin, bytes, size_bytes, &location.byte_offset))
+        return FST_OK;
     fst_error difference;
-    fsti_error_set(&difference, FST_E_DIGEST, place, "chunk %llu of the file differs",
+    fsti_error_set(&difference, FST_E_DIGEST, location, "chunk %llu of the file does not match",
                    (unsigned long long)(begin / manifest->chunk_bytes));
-    tell(job, &difference);
+    report(job, &difference);
     return FST_OK;
 }
 
-/// Opens a listed file; one that is not there, or has another size, is told and not read.
+/// Opens a listed file. A missing file, or one of another size, is reported and not read.
 static fst_status open_listed(check_job *job, const char *path, const fsti_manifest_file *listed,
                               fsti_file **out, fst_error *error) {
     fst_error difference;
-    fsti_error_place place = FSTI_NOWHERE;
-    place.file = path;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    location.file = path;
     *out = NULL;
     if (fsti_file_open(path, out, &difference) != FST_OK) {
         *out = NULL;
@@ -62,27 +63,27 @@ static fst_status open_listed(check_job *job, const char *path, const fsti_manif
             if (error != NULL) *error = difference;
             return difference.status;
         }
-        tell(job, &difference);
+        report(job, &difference);
     } else if (fsti_file_size(*out) != listed->size_bytes) {
         fsti_error_set(
-            &difference, FST_E_DIGEST, place, "the file has %llu bytes, the manifest says %llu",
+            &difference, FST_E_DIGEST, location, "the file has %llu bytes, %llu expected",
             (unsigned long long)fsti_file_size(*out), (unsigned long long)listed->size_bytes);
-        tell(job, &difference);
+        report(job, &difference);
         fsti_file_unref(*out);
         *out = NULL;
     }
-    // What is not read is done with.
+    // A file that is not read counts as processed.
     return *out != NULL ? FST_OK : fsti_work_add(&job->progress, listed->size_bytes, error);
 }
 
-/// Opens the files from job->first_file on, as many as are open at a time: *count.
+/// Opens files from job->first_file on, up to the limit of open files: *count.
 static fst_status open_some(check_job *job, size_t *count, fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
-    folder_files place = {.folder = job->verification->folder};
+    folder_files folder = {.folder = job->verification->folder};
     *count = (size_t)fsti_min(manifest->file_count - job->first_file, FSTI_SCAN_FILES_MAX);
     for (size_t i = 0; i < *count; i++) {
         const fsti_manifest_file *listed = &manifest->files[job->first_file + i];
-        char *path = fsti_folder_join(&place, listed->name);
+        char *path = fsti_folder_join(&folder, listed->name);
         if (path == NULL) return fsti_error_memory(error, listed->name_size);
         fst_status status = open_listed(job, path, listed, &job->scans[i].file, error);
         fsti_free(path);
@@ -98,7 +99,7 @@ static void close_some(check_job *job) {
     }
 }
 
-/// Reads the files from job->first_file on that are open at a time; *bytes_read grows.
+/// Reads the open files from job->first_file on; adds to *bytes_read.
 static fst_status check_some(check_job *job, size_t *count, uint64_t *bytes_read,
                              fst_error *error) {
     fst_status status = open_some(job, count, error);
@@ -114,8 +115,8 @@ static fst_status check_some(check_job *job, size_t *count, uint64_t *bytes_read
     return status;
 }
 
-/// Tells of model files at the path that the manifest does not list: nothing was said of these.
-static fst_status tell_unlisted(check_job *job, const char *path, fst_error *error) {
+/// Reports model files at the path that the manifest does not list.
+static fst_status report_unlisted(check_job *job, const char *path, fst_error *error) {
     folder_files there;
     fst_status status = fsti_folder_models(path, &there, error);
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
@@ -126,7 +127,7 @@ static fst_status tell_unlisted(check_job *job, const char *path, fst_error *err
         if (is_model && full == NULL) status = fsti_error_memory(error, strlen(path));
         if (full != NULL &&
             fsti_verification_find(job->verification, full, &listed, &difference) != FST_OK)
-            tell(job, &difference);
+            report(job, &difference);
         fsti_free(full);
     }
     fsti_folder_files_clear(&there);
@@ -149,7 +150,7 @@ static fst_status check_listed(check_job *job, uint64_t *bytes_read, fst_error *
 static fst_status check_all(check_job *job, const char *path, fst_manifest_stats *stats,
                             fst_error *error) {
     const fsti_manifest *manifest = &job->verification->manifest;
-    FST_TRY(tell_unlisted(job, path, error));
+    FST_TRY(report_unlisted(job, path, error));
     stats->bytes_read = 0;
     FST_TRY(check_listed(job, &stats->bytes_read, error));
     stats->file_count = manifest->file_count;
@@ -160,16 +161,16 @@ static fst_status check_all(check_job *job, const char *path, fst_manifest_stats
     return FST_E_DIGEST;
 }
 
-/// There is no manifest. A list of sums is as good; what else there is, opening looks at.
+/// There is no manifest. Checks a checksum list, or opens the model to use another digest source.
 static fst_status check_other(const model_verification *found, const char *path,
                               const fsti_check_listener *listener, fst_manifest_stats *stats,
                               fst_error *error) {
     if (fsti_sums_is_list(found->path))
         return fsti_sums_check(path, found->path, listener, stats, error);
-    fsti_error_place place = {.file = path, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_NOT_FOUND, place,
-                          "neither a manifest, which 'hash --manifest' makes, nor a list of sums "
-                          "lies beside it");
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_NOT_FOUND, location,
+                          "no manifest or checksum list was found. Create a manifest with "
+                          "'fastsafetensors hash --manifest'");
 }
 
 fst_status fsti_manifest_check(const char *path, const char *manifest,
@@ -179,9 +180,9 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
     check_job job = {.listener = listener};
     if (manifest != NULL && fsti_sums_is_list(manifest))
         return fsti_sums_check(path, manifest, listener, stats, error);
-    model_wish wish = {.flags = FST_OPEN_VERIFY, .manifest = manifest};
-    FST_TRY(fsti_verification_open(path, &wish, &job.verification, error));
-    if (job.verification->whole != NULL) {
+    model_request request = {.flags = FST_OPEN_VERIFY, .manifest = manifest};
+    FST_TRY(fsti_verification_open(path, &request, &job.verification, error));
+    if (job.verification->expected != NULL) {
         fst_status other = check_other(job.verification, path, listener, stats, error);
         fsti_verification_close(job.verification);
         return other;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Making a manifest: files are opened, their headers read, every chunk digested by several
+/// Makes a manifest: opens the files, reads their headers, and digests every chunk with several
 /// threads.
 #include <stdio.h>
 #include <string.h>
@@ -9,18 +9,18 @@
 #include "folder_files.h"
 #include "format/format.h"
 #include "manifest_text.h"
-#include "model/model.h"
+#include "model/open_model.h"
 #include "scan.h"
 #include "sums_files.h"
-#include "verify.h"
+#include "folder_check.h"
 
 #define CHUNK_BYTES_DEFAULT ((uint32_t)1 << 20)
 
 typedef struct made_file {
     char *path;
-    fsti_file *file;       ///< NULL: kept
-    fsti_header *header;   ///< NULL: no safetensors file, or kept
-    unsigned char *chunks; ///< NULL: kept
+    fsti_file *file;       ///< NULL: its old entry is reused
+    fsti_header *header;   ///< NULL: not a safetensors file, or reused
+    unsigned char *chunks; ///< NULL: reused
     fsti_lines lines;
 } made_file;
 
@@ -31,9 +31,9 @@ typedef struct manifest_job {
     folder_files list;
     made_file *files;
     fsti_manifest_file *rows;
-    size_t first_file; ///< of those that are open
+    size_t first_file; ///< of the open ones
     scan_file scans[FSTI_SCAN_FILES_MAX];
-    fsti_manifest old; ///< whose digests may stand
+    fsti_manifest old; ///< the old manifest with reusable digests
     struct timespec begun;
     fsti_check_progress listener;
     work_progress progress;
@@ -54,25 +54,26 @@ static void clear_job(manifest_job *job) {
     fsti_folder_files_clear(&job->list);
 }
 
-/// Reads the manifest whose digests may stand; it has to be of the same kind.
+/// Reads the old manifest, which must use the same digest kind.
 static fst_status read_old(manifest_job *job, fst_error *error) {
     const char *path = job->options->keep;
     if (path == NULL) return FST_OK;
     model_verification *old;
-    model_wish wish = {.manifest = path};
-    FST_TRY(fsti_verification_open(path, &wish, &old, error));
-    if (old->whole != NULL) {
+    model_request request = {.manifest = path};
+    FST_TRY(fsti_verification_open(path, &request, &old, error));
+    if (old->expected != NULL) {
         fsti_verification_close(old);
-        return fsti_error_set(error, FST_E_MANIFEST, (fsti_error_place){.file = path},
-                              "digests of whole files, no manifest");
+        return fsti_error_set(error, FST_E_MANIFEST, (fsti_error_location){.file = path},
+                              "a checksum list, not a manifest");
     }
     bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes;
-    fsti_error_place place = {.file = path};
+    fsti_error_location location = {.file = path};
     fst_status status = FST_OK;
     if (!same)
-        status = fsti_error_set(error, FST_E_ARGUMENT, place,
-                                "its digests are %s of %u bytes: ask for the same, or keep nothing",
-                                old->manifest.kind->name, old->manifest.chunk_bytes);
+        status = fsti_error_set(
+            error, FST_E_ARGUMENT, location,
+            "its digests are %s with chunks of %u bytes. Use the same, or leave out keep",
+            old->manifest.kind->name, old->manifest.chunk_bytes);
     if (status == FST_OK) {
         job->old = old->manifest;
         old->manifest = (fsti_manifest){0};
@@ -81,7 +82,7 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
     return status;
 }
 
-/// Whether the old manifest's word for a file stands; then it is the file's row.
+/// Whether the old entry of a file is still valid; if so, it is copied.
 static bool keep_file(const manifest_job *job, size_t index, const struct stat *info) {
     const char *name = job->list.names[index];
     const fsti_manifest_file *old = fsti_manifest_find(&job->old, name, strlen(name));
@@ -96,19 +97,13 @@ static bool keep_file(const manifest_job *job, size_t index, const struct stat *
     return true;
 }
 
-bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
-
-bool fsti_verify_leads_to_model(const char *name) {
-    return fsti_verify_is_model(name) || fsti_ends_with(name, ".safetensors.index.json");
-}
-
 static fst_status read_header(made_file *made, fsti_manifest_file *row, const manifest_job *job,
                               fst_error *error) {
     fst_model empty = {.hash_key = fsti_hash_key()};
     model_file opened;
-    // Of a compressed file the header that is stored, as loads hold it against the manifest.
-    FST_TRY(fsti_model_file_take(&empty, fsti_file_ref(made->file),
-                                 FST_OPEN_LENIENT | FST_OPEN_STORED, &opened, error));
+    // For a compressed file, digest the stored header, because loads verify that one.
+    FST_TRY(fsti_model_file_adopt(&empty, fsti_file_ref(made->file),
+                                  FST_OPEN_LENIENT | FST_OPEN_STORED, &opened, error));
     row->header_bytes = opened.header->data_begin;
     made->header = fsti_header_ref(opened.header);
     fsti_model_file_clear(&opened);
@@ -163,7 +158,7 @@ static fst_status digest_chunk(fsti_scan *scan, size_t file_index, uint64_t begi
     return fsti_error_memory(error, size_bytes);
 }
 
-/// The digest of one tensor's bytes.
+/// Digests the bytes of one tensor.
 static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_tensor *tensor,
                                 char *buffer, fst_error *error) {
     uint64_t begin = made->header->data_begin + tensor->begin;
@@ -175,8 +170,8 @@ static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_t
         size_t size = (size_t)fsti_min(job->chunk_bytes, end - begin), got = 0;
         status = fsti_file_read(made->file, buffer, size, begin, &got, error);
         if (status == FST_OK && (got < size || !job->kind->update(state, buffer, size)))
-            status = fsti_error_set(error, FST_E_SHORT_READ, FSTI_NOWHERE, "%s ended meanwhile",
-                                    made->path);
+            status = fsti_error_set(error, FST_E_SHORT_READ, FSTI_NO_LOCATION,
+                                    "%s became shorter while it was read", made->path);
         atomic_fetch_add(&job->bytes_hashed, size);
         begin += size;
         if (status == FST_OK) status = fsti_work_add(&job->progress, size, error);
@@ -205,7 +200,7 @@ static fst_status digest_tensors(manifest_job *job, size_t end, fst_error *error
     return status;
 }
 
-/// A file that was read is done with. Its stamp stands if it is still the one of the path.
+/// Finishes a file that was read. Its stamp is kept if the path still leads to the same file.
 static void finish_file(made_file *made, fsti_manifest_file *row) {
     struct stat info;
     if (made->file == NULL) return;
@@ -218,7 +213,7 @@ static void finish_file(made_file *made, fsti_manifest_file *row) {
     made->header = NULL;
 }
 
-/// Everything of the files from job->first_file on that are open at a time: *end is behind them.
+/// Processes files from job->first_file on, up to the limit of open files: *end is after them.
 static fst_status fill_some(manifest_job *job, size_t *end, fst_manifest_stats *stats,
                             fst_error *error) {
     *end = (size_t)fsti_min(job->list.count, job->first_file + FSTI_SCAN_FILES_MAX);
@@ -238,7 +233,7 @@ static fst_status fill_some(manifest_job *job, size_t *end, fst_manifest_stats *
     return FST_OK;
 }
 
-/// What there is to digest, as far as can be told before the files are opened.
+/// The number of bytes to digest, as far as known before opening the files.
 static uint64_t total_bytes(const manifest_job *job) {
     uint64_t total = 0;
     bool twice = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
@@ -265,20 +260,20 @@ static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_er
         status = fill_some(job, &end, stats, error);
     fsti_work_end(&job->progress);
     FST_TRY(status);
-    // Everything that is read is digested, and nothing else.
+    // All bytes read are digested.
     stats->bytes_read = stats->bytes_hashed = atomic_load(&job->bytes_hashed);
     stats->file_count = count;
     return FST_OK;
 }
 
-/// Where a manifest belongs that nobody has named a place for.
+/// The default path of a manifest.
 static char *default_target(const folder_files *list) {
     char name[300] = "model.manifest";
     if (list->is_single) snprintf(name, sizeof name, "%.280s.manifest", list->names[0]);
     return fsti_folder_join(list, name);
 }
 
-static fst_status place_manifest(manifest_job *job, const char *target, fst_error *error) {
+static fst_status publish_manifest(manifest_job *job, const char *target, fst_error *error) {
     char *text, *own = target == NULL ? default_target(&job->list) : NULL;
     size_t size;
     fsti_manifest_draft draft = {.kind = job->kind,
@@ -288,7 +283,7 @@ static fst_status place_manifest(manifest_job *job, const char *target, fst_erro
     if (target == NULL && own == NULL) return fsti_error_memory(error, 64);
     fst_status status = fsti_manifest_write(&draft, &text, &size, error);
     if (status == FST_OK) {
-        status = fsti_text_place(target == NULL ? own : target, text, size, error);
+        status = fsti_text_publish(target == NULL ? own : target, text, size, error);
         fsti_free(text);
     }
     fsti_free(own);
@@ -298,6 +293,7 @@ static fst_status place_manifest(manifest_job *job, const char *target, fst_erro
 fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
+    FST_TRY(fsti_text_check_target(target, path, error));
     if ((options->flags & FST_MANIFEST_SUMS) != 0)
         return fsti_sums_make(path, target, options, stats, error);
     uint64_t start_ns = fsti_now_ns();
@@ -311,7 +307,7 @@ fst_status fsti_manifest_make(const char *path, const char *target,
     fst_status status = read_old(&job, error);
     if (status == FST_OK) status = fsti_folder_files(path, &job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
-    if (status == FST_OK) status = place_manifest(&job, target, error);
+    if (status == FST_OK) status = publish_manifest(&job, target, error);
     clear_job(&job);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;

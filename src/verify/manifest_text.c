@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Small texts put in their place by a rename, so that nobody sees half of one.
+/// Writes small texts atomically, by renaming a temporary file.
 #include "manifest_text.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/// A file of our own beside the target: what lies there already is neither followed nor written to.
+/// Creates a temporary file next to the target. Existing files and links are not opened.
 static int make_fresh(const char *path, char *fresh, size_t size) {
     const char *slash = strrchr(path, '/');
     int folder_size = slash == NULL ? 0 : (int)(slash - path) + 1;
@@ -36,7 +38,7 @@ static bool write_all(int fd, const char *bytes, size_t size) {
     return true;
 }
 
-fst_status fsti_text_place(const char *path, const char *bytes, size_t size, fst_error *error) {
+fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error) {
     size_t room = strlen(path) + 32;
     char *fresh = fsti_alloc(room);
     if (fresh == NULL) return fsti_error_memory(error, room);
@@ -54,4 +56,22 @@ fst_status fsti_text_place(const char *path, const char *bytes, size_t size, fst
     if (fd >= 0 && !good) unlink(fresh);
     fsti_free(fresh);
     return good ? FST_OK : fsti_error_errno(error, os_errno, path, "writing");
+}
+
+static bool has_model_name(const char *path) {
+    return fsti_ends_with(path, ".safetensors") || fsti_ends_with(path, ".safetensors.index.json");
+}
+
+fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
+    struct stat target, other;
+    char real[PATH_MAX];
+    if (path == NULL || stat(path, &target) != 0) return FST_OK;
+    bool is_source =
+        stat(source, &other) == 0 && other.st_dev == target.st_dev && other.st_ino == target.st_ino;
+    bool is_model = has_model_name(path) || (realpath(path, real) != NULL && has_model_name(real));
+    if (!is_source && !is_model) return FST_OK;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "this would overwrite %s. Choose another path",
+                          is_model ? "a model" : source);
 }

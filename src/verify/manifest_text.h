@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Small texts put in their place: private to the verify room.
+/// Writes small texts atomically. Private to the verify module.
 #ifndef FSTI_MANIFEST_TEXT_H
 #define FSTI_MANIFEST_TEXT_H
 
-#include "base/base.h"
+#include "base/primitives.h"
 
-/// Puts a text at `path`, all of it or nothing, on the disk when it returns.
-fst_status fsti_text_place(const char *path, const char *bytes, size_t size, fst_error *error);
+/// FST_E_ARGUMENT if writing to `path` would replace a model, an index, or the file `source` (a
+/// model or a key). NULL for `path`: nothing to check.
+fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error);
+/// Writes a text to `path` atomically, and syncs it.
+fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error);
 
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads that read pieces of files, each with a buffer that stays in the processor's cache.
+/// Threads that read files in pieces, each with a buffer that fits in its CPU cache.
 #include "scan.h"
 
 #include <errno.h>
 
-/// What a thread takes at a time: enough for the kernel's readahead to see a stream.
+/// Piece size: large enough for the kernel to recognise sequential reads.
 #define PIECE_BYTES ((uint64_t)8 << 20)
 #define THREADS_MIN 4u
 #define THREADS_MAX 64u
@@ -23,7 +23,7 @@ static void fail_scan(fsti_scan *scan, fst_status status, const fst_error *error
     pthread_mutex_unlock(&scan->lock);
 }
 
-/// The next piece; false when there is none, or when the scan has failed.
+/// Takes the next piece. False at the end, or if the scan has failed.
 static bool take_piece(fsti_scan *scan, scan_piece *out) {
     pthread_mutex_lock(&scan->lock);
     const scan_file *file = NULL;
@@ -41,7 +41,7 @@ static bool take_piece(fsti_scan *scan, scan_piece *out) {
     return any;
 }
 
-/// Reads [begin, end) of a file, whatever it takes.
+/// Reads [begin, end) of a file completely.
 static fst_status read_bytes(fsti_file *file, char *buffer, uint64_t begin, uint64_t end,
                              fst_error *error) {
     void *lane;
@@ -53,13 +53,14 @@ static fst_status read_bytes(fsti_file *file, char *buffer, uint64_t begin, uint
             .file = file, .offset = begin, .size = (size_t)(end - begin), .buffer = buffer};
         fsti_io_engine_pread.submit(lane, &op);
         fsti_io_engine_pread.reap(lane);
-        if (fsti_io_tries_again(op.result, &tries)) continue;
-        fsti_error_place place = {.file = fsti_file_path(file), .byte_offset = begin};
+        if (fsti_io_should_retry(op.result, &tries)) continue;
+        fsti_error_location location = {.file = fsti_file_path(file), .byte_offset = begin};
         if (op.result < 0) {
-            place.os_errno = (int)-op.result;
-            status = fsti_error_set(error, FST_E_IO, place, "reading to digest it");
+            location.os_errno = (int)-op.result;
+            status = fsti_error_set(error, FST_E_IO, location, "reading");
         } else if (op.result == 0) {
-            status = fsti_error_set(error, FST_E_SHORT_READ, place, "the file ended meanwhile");
+            status = fsti_error_set(error, FST_E_SHORT_READ, location,
+                                    "the file became shorter while it was read");
         } else {
             tries = 0;
             begin += (uint64_t)op.result;
@@ -102,7 +103,7 @@ fst_status fsti_scan_run(fsti_scan *scan, fst_error *error) {
     if (wanted == 0) wanted = (uint32_t)fsti_max(fsti_cpu_count(), THREADS_MIN);
     wanted = (uint32_t)fsti_min(wanted, THREADS_MAX);
     pthread_mutex_init(&scan->lock, NULL);
-    // One thread, the caller's, can do all of it.
+    // The calling thread alone can do all the work.
     while (started + 1 < wanted && fsti_thread_start(&threads[started], run_scan, scan) == 0)
         started++;
     run_scan(scan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What sha256sum makes and checks, with all processors and by the same code as signatures.
+/// Makes and checks lists like sha256sum, with all CPUs and the code that signatures use.
 #include "sums_files.h"
 
 #include <stdio.h>
@@ -9,21 +9,21 @@
 #include "file_tree.h"
 #include "folder_files.h"
 #include "manifest_text.h"
-#include "model/model.h"
+#include "model/open_model.h"
 
 #define FOLDER_LIST "SHA256SUMS"
 #define FILE_ENDING ".sha256"
 
-// ---- making ----
+// ---- writing ----
 
-/// Where a list belongs that nobody has named a place for.
+/// The default path of a list.
 static char *default_target(const folder_files *files) {
     char name[300] = FOLDER_LIST;
     if (files->is_single) snprintf(name, sizeof name, "%.280s" FILE_ENDING, files->names[0]);
     return fsti_folder_join(files, name);
 }
 
-/// The files that are listed: all but the list itself.
+/// The files to list: all except the list itself.
 static fst_status list_files(const folder_files *files, const char *target, file_tree *tree,
                              fst_error *error) {
     const char *folder = files->folder[0] == '\0' ? "." : files->folder;
@@ -35,7 +35,7 @@ static fst_status list_files(const folder_files *files, const char *target, file
     return FST_OK;
 }
 
-static fst_status place_list(const file_tree *tree, const char *target, fst_error *error) {
+static fst_status publish_list(const file_tree *tree, const char *target, fst_error *error) {
     char *text;
     size_t size;
     fsti_signed_file *files;
@@ -43,7 +43,7 @@ static fst_status place_list(const file_tree *tree, const char *target, fst_erro
     fst_status status = fsti_sums_write(files, tree->count, &text, &size, error);
     fsti_free(files);
     FST_TRY(status);
-    status = fsti_text_place(target, text, size, error);
+    status = fsti_text_publish(target, text, size, error);
     fsti_free(text);
     return status;
 }
@@ -62,7 +62,7 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     }
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
-    if (status == FST_OK) status = place_list(&tree, target, error);
+    if (status == FST_OK) status = publish_list(&tree, target, error);
     stats->file_count = tree.count;
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
     stats->total_ns = fsti_now_ns() - start_ns;
@@ -90,7 +90,7 @@ static fst_status read_list(const char *path, fsti_sums *out, fst_error *error) 
     return fsti_sums_parse(bytes, size, path, out, error);
 }
 
-/// The listed files, by name, each with what the list says of it.
+/// The listed files, sorted by name, with their expected digests.
 static fst_status list_known(const char *path, const fsti_sums *sums, file_tree *tree,
                              fst_error *error) {
     char *folder;
@@ -105,18 +105,18 @@ static fst_status list_known(const char *path, const fsti_sums *sums, file_tree 
     return status;
 }
 
-static void compare_file(fsti_differences *told, const tree_file *file) {
+static void compare_file(fsti_differences *differences, const tree_file *file) {
     const char *what = NULL;
     if (file->error.status != FST_OK)
-        what = file->error.message;
+        what = fsti_error_text(&file->error);
     else if (memcmp(file->digest, file->known->digest, sizeof file->digest) != 0)
-        what = "its bytes are not the ones that the list has the SHA-256 of";
-    if (what != NULL) fsti_differences_tell(told, file->name, strlen(file->name), what);
+        what = "its SHA-256 differs from the listed one";
+    if (what != NULL) fsti_differences_report(differences, file->name, strlen(file->name), what);
 }
 
-/// Model files at the path of which the list says nothing.
-static fst_status tell_unlisted(fsti_differences *told, const char *path, const file_tree *tree,
-                                fst_error *error) {
+/// Reports model files at the path that the list does not contain.
+static fst_status report_unlisted(fsti_differences *differences, const char *path,
+                                  const file_tree *tree, fst_error *error) {
     folder_files there;
     fst_status status = fsti_folder_models(path, &there, error);
     for (size_t i = 0; i < there.count && status == FST_OK; i++) {
@@ -124,30 +124,30 @@ static fst_status tell_unlisted(fsti_differences *told, const char *path, const 
         fsti_signed_file wanted = {.name = name, .name_size = strlen(name)};
         bool is_model = fsti_verify_leads_to_model(name) || there.is_single;
         if (is_model && fsti_file_tree_find(tree, &wanted) == NULL)
-            fsti_differences_tell(told, name, strlen(name), "there, but not listed");
+            fsti_differences_report(differences, name, strlen(name), "not listed");
     }
     fsti_folder_files_clear(&there);
     return status;
 }
 
-static fst_status check_tree(const char *path, fsti_differences *told, file_tree *tree,
+static fst_status check_tree(const char *path, fsti_differences *differences, file_tree *tree,
                              fst_error *error) {
-    FST_TRY(fsti_file_tree_hash(tree, &told->listener->progress, error));
-    for (size_t i = 0; i < tree->count; i++) compare_file(told, &tree->files[i]);
-    FST_TRY(tell_unlisted(told, path, tree, error));
-    return fsti_differences_end(told, error);
+    FST_TRY(fsti_file_tree_hash(tree, &differences->listener->progress, error));
+    for (size_t i = 0; i < tree->count; i++) compare_file(differences, &tree->files[i]);
+    FST_TRY(report_unlisted(differences, path, tree, error));
+    return fsti_differences_end(differences, error);
 }
 
 fst_status fsti_sums_check(const char *path, const char *list_path,
                            const fsti_check_listener *listener, fst_manifest_stats *stats,
                            fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    fsti_differences told = {.listener = listener};
+    fsti_differences differences = {.listener = listener};
     fsti_sums sums;
     file_tree tree = {0};
     FST_TRY(read_list(list_path, &sums, error));
     fst_status status = list_known(path, &sums, &tree, error);
-    if (status == FST_OK) status = check_tree(path, &told, &tree, error);
+    if (status == FST_OK) status = check_tree(path, &differences, &tree, error);
     stats->file_count = tree.count;
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
     stats->total_ns = fsti_now_ns() - start_ns;

@@ -11,7 +11,8 @@
 
 fst_save_tensor save_tensor_of(const char *name, fst_dtype dtype, const uint64_t *shape,
                                const void *data) {
-    return (fst_save_tensor){.name = name,
+    return (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                             .name = name,
                              .name_size = SIZE_MAX,
                              .dtype = dtype,
                              .rank = shape == NULL ? 0 : 1,
@@ -61,7 +62,7 @@ int save_set_value(const char *folder, size_t tensor_count) {
     if (fst_model_open(fixture_path(folder), NULL, &model, NULL) != FST_OK) return -1;
     if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return -1;
     for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return -1;
         for (size_t i = 0; i < view.size_bytes; i++) {
             int byte = ((const char *)view.data)[i];

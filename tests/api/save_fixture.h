@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What tests of saves share: requests in one line, and looks at what lies in folders.
+/// Shared by tests of saves: requests in one line, and checks of folders.
 #ifndef SAVE_FIXTURE_H
 #define SAVE_FIXTURE_H
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is not of one room: versions, dtypes, reserved words, the log.
+/// Parts of the interface that belong to no single module: versions, dtypes, reserved fields, the
+/// log.
 #include <fastsafetensors.h>
 #include <fastsafetensors/experimental.h>
 #include <pthread.h>
@@ -38,7 +39,7 @@ TEST(dtypes_by_name)
     CHECK(fst_dtype_name((fst_dtype)FST_DTYPE_COUNT) == NULL);
 }
 
-TEST(what_can_be_converted)
+TEST(convertible_dtype_pairs)
 {
     CHECK(fst_dtype_convertible(FST_DTYPE_F32, FST_DTYPE_BF16));
     CHECK(fst_dtype_convertible(FST_DTYPE_U8, FST_DTYPE_I16));
@@ -64,50 +65,61 @@ TEST(bytes_of_a_shape)
     CHECK_INT(fst_dtype_tensor_bytes(FST_DTYPE_F32, NULL, 1, &bytes, NULL), FST_E_ARGUMENT);
 }
 
-static void *give_nothing(void *context, size_t size_bytes, size_t alignment) {
+static void *allocate_nothing(void *context, size_t size_bytes, size_t alignment) {
     (void)context, (void)size_bytes, (void)alignment;
     return NULL;
 }
 
-static void take_nothing(void *context, void *pointer, size_t size_bytes) {
+static void release_nothing(void *context, void *pointer, size_t size_bytes) {
     (void)context, (void)pointer, (void)size_bytes;
 }
 
-/// Words that have no meaning yet must be zero: a later library would give them one.
-TEST(reserved_words_must_be_zero)
+/// A struct of a newer program may be longer if what it adds is zero; one of an older program is
+/// shorter; and every element of an array has the size of the first.
+TEST(struct_sizes_of_other_versions)
 {
+    struct {
+        fst_part known;
+        uint64_t added;
+    } parts[2] = {{.known = {.struct_size = sizeof parts[0], .tensor_index = 1}},
+                  {.known = {.struct_size = sizeof parts[0], .tensor_index = 0}}};
     fst_model *model;
     fst_loader *loader;
     fst_error error;
-    CHECK_INT(fst_model_open(fixture_tensors("reserved", 2, 64), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_open(fixture_tensors("sizes", 2, 64), NULL, &model, NULL), FST_OK);
     fst_load_options load = FST_STRUCT_INIT(fst_load_options);
-    fst_request_item item = {.reserved = {0, 1}};
-    load.items = &item;
-    load.item_count = 1;
+    load.parts = &parts[0].known;
+    load.part_count = 2;
+    CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    fst_tensor *tensor;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
+    CHECK(fixture_matches(view.data, 64, 64));
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+    parts[1].added = 1;
     CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
-    CHECK_CONTAINS(error.message, "reserved");
-    load = FST_STRUCT_INIT(fst_load_options);
-    fst_allocator allocator = {
-        .allocate = give_nothing, .release = take_nothing, .reserved = {0, 0, 1}};
-    load.allocator = &allocator;
+    CHECK_CONTAINS(error.message, "a field is set that this version");
+    parts[1].known.struct_size = sizeof(fst_part);
     CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "another struct_size");
     load = FST_STRUCT_INIT(fst_load_options);
     fst_load_tuning tuning = {.struct_size = 3};
     load.tuning = &tuning;
     CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    load = FST_STRUCT_INIT(fst_load_options);
+    fst_allocator allocator = {.allocate = allocate_nothing, .release = release_nothing};
+    load.allocator = &allocator;
+    CHECK_INT(fst_loader_open(model, &load, &loader, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "struct_size");
     fst_model_close(model);
-    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
-    fst_save_options save = save_options_of();
-    fst_metadata_entry entry = save_entry_of("k", "v");
-    entry.reserved[1] = 1;
-    save.metadata = &entry;
-    save.metadata_count = 1;
-    CHECK_INT(fst_save(fixture_path("r"), &tensor, 1, &save, NULL, NULL), FST_E_ARGUMENT);
-    tensor.reserved[3] = 1;
-    CHECK_INT(fst_save(fixture_path("r"), &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
-    fst_shard_item shard = {.reserved = {1, 0}};
-    uint32_t file, count;
-    CHECK_INT(fst_shards_assign(&shard, 1, 10, &file, &count, NULL), FST_E_ARGUMENT);
+    fst_save_tensor tensors[2] = {save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz"),
+                                  save_tensor_of("u", FST_DTYPE_U8, shape_3, "xyz")};
+    tensors[1].struct_size = 0;
+    CHECK_INT(fst_save(fixture_path("r"), tensors, 2, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "another struct_size");
 }
 
 static atomic_int lines, saves;
@@ -122,7 +134,7 @@ static void note_line(void *context, fst_log_level level, const char *text) {
     }
 }
 
-TEST(decisions_are_told_to_the_log)
+TEST(decisions_are_logged)
 {
     fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
     fst_log_set(note_line, NULL, FST_LOG_INFO);
@@ -148,7 +160,7 @@ static void *change_log(void *stop) {
     return NULL;
 }
 
-TEST(the_log_may_be_changed_while_it_is_written)
+TEST(log_callback_can_be_replaced_during_logging)
 {
     fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
     atomic_int stop = 0;
@@ -161,7 +173,7 @@ TEST(the_log_may_be_changed_while_it_is_written)
     fst_log_set(NULL, NULL, FST_LOG_WARNING);
 }
 
-TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
+TEST(statistics_unknown_to_the_library_are_zero)
 {
     struct {
         fst_load_stats known;
@@ -180,4 +192,16 @@ TEST(statistics_of_a_newer_header_are_zero_behind_what_is_known)
     CHECK_INT(newer.known.tensor_count, 2);
     for (size_t i = 0; i < sizeof newer.more; i++) CHECK_INT(newer.more[i], 0);
     fst_loader_close(loader);
+}
+
+TEST(text_step_needs_no_pointers)
+{
+    CHECK_INT(fst_text_step(NULL, 5, NULL, NULL), 0);
+    CHECK_INT(fst_text_step("a", 0, NULL, NULL), 0);
+    CHECK_INT(fst_text_step("\xe5\xb1\x82x", 4, NULL, NULL), 3);
+    CHECK_INT(fst_text_step("\xe5\xb1\x82x", 2, NULL, NULL), 1); // cut off: no character
+    uint32_t code;
+    int columns;
+    CHECK_INT(fst_text_step("\xe2\x80\xae", 3, &code, &columns), 3);
+    CHECK(code == 0x202e && columns == -1);
 }

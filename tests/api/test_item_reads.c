@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Items that are read beside the load: what a stream has let go of or not come to, and what of a
-/// map can be no view.
+/// Single items read during a load: before or after the stream returns them, and items of a map
+/// that can't be views.
 #include <errno.h>
 #include <fastsafetensors.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@ static fst_load_options options_of(fst_load_mode mode) {
 }
 
 static int is_tensor(const fst_tensor *tensor, size_t index) {
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == BYTES &&
            fixture_matches(view.data, index * BYTES, BYTES);
 }
@@ -94,13 +94,13 @@ static fst_loader *open_streamed(slow_file *slow, size_t count, uint64_t size) {
 /// Takes an item by calls that wait 5 ms; how many, or 0 for a failure.
 static int poll_item(fst_loader *loader, size_t index, fst_tensor **out) {
     for (int calls = 1; calls < 1000; calls++) {
-        fst_status status = fst_loader_item(loader, index, 5, out, NULL);
+        fst_status status = fst_loader_tensor_at(loader, index, 5, out, NULL);
         if (status != FST_E_TIMEOUT) return status == FST_OK ? calls : 0;
     }
     return 0;
 }
 
-TEST(what_is_read_again_goes_on_while_nobody_waits)
+TEST(item_read_continues_between_waits)
 {
     slow_file slow;
     fst_loader *loader = open_streamed(&slow, COUNT, BYTES);
@@ -113,14 +113,14 @@ TEST(what_is_read_again_goes_on_while_nobody_waits)
     // Once, however often it was asked for, and it is counted.
     CHECK_INT(atomic_load(&slow.bytes) - before, BYTES);
     CHECK_INT(stats_of(loader).bytes_read - counted, BYTES);
-    // What nobody comes back for ends with the load.
-    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
+    // Items that are not waited for end with the load.
+    CHECK_INT(fst_loader_tensor_at(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
     fst_loader_close(loader);
     fclose(slow.file);
 }
 
 /// Of more items than may go on at a time, asked for by turns, each arrives.
-TEST(many_items_that_are_polled_all_arrive)
+TEST(many_polled_items_all_arrive)
 {
     enum { MANY = 14, TURNS_MAX = 1000 };
     slow_file slow;
@@ -130,7 +130,7 @@ TEST(many_items_that_are_polled_all_arrive)
     size_t count = 0;
     for (int turn = 0; turn < TURNS_MAX && count < MANY; turn++)
         for (size_t i = 0; i < MANY; i++)
-            if (taken[i] == NULL && fst_loader_item(loader, i, 1, &taken[i], NULL) == FST_OK)
+            if (taken[i] == NULL && fst_loader_tensor_at(loader, i, 1, &taken[i], NULL) == FST_OK)
                 count++;
     CHECK_INT(count, MANY);
     for (size_t i = 0; i < MANY; i++) fst_tensor_unref(taken[i]);
@@ -139,7 +139,7 @@ TEST(many_items_that_are_polled_all_arrive)
 }
 
 /// No call waits for the source beyond its limit, however many items are under way.
-TEST(items_beyond_eight_wait_for_their_turn)
+TEST(more_than_eight_item_reads_are_queued)
 {
     enum { MANY = 12 };
     slow_file slow;
@@ -148,13 +148,32 @@ TEST(items_beyond_eight_wait_for_their_turn)
     atomic_store(&slow.waits, true);
     alarm(100); // a call that waits for the source would wait for ever
     for (size_t i = 0; i < MANY; i++)
-        CHECK_INT(fst_loader_item(loader, i, 2, &tensor, NULL), FST_E_TIMEOUT);
+        CHECK_INT(fst_loader_tensor_at(loader, i, 2, &tensor, NULL), FST_E_TIMEOUT);
     atomic_store(&slow.waits, false);
     for (size_t i = 0; i < MANY; i++) {
-        CHECK_INT(fst_loader_item(loader, i, -1, &tensor, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, i, -1, &tensor, NULL), FST_OK);
         fst_tensor_unref(tensor);
     }
     alarm(0);
+    fst_loader_close(loader);
+    fclose(slow.file);
+}
+
+/// Eight complete reads that no call has fetched do not make a call with a limit wait for them.
+TEST(timeout_does_not_slow_an_item_read)
+{
+    enum { MANY = 10 };
+    slow_file slow;
+    fst_loader *loader = open_streamed(&slow, MANY, 1000);
+    fst_tensor *tensor;
+    atomic_store(&slow.waits, true);
+    for (size_t i = 0; i < 8; i++)
+        CHECK_INT(fst_loader_tensor_at(loader, i, 0, &tensor, NULL), FST_E_TIMEOUT);
+    atomic_store(&slow.waits, false);
+    CHECK_INT(fst_loader_tensor_at(loader, 8, 3000, &tensor, NULL), FST_OK);
+    fst_tensor_unref(tensor);
+    CHECK_INT(fst_loader_tensor_at(loader, 9, 3000, &tensor, NULL), FST_OK);
+    fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fclose(slow.file);
 }
@@ -167,7 +186,7 @@ static void *cancel_at_the_third(void *context) {
     return NULL;
 }
 
-TEST(cancelling_reaches_a_small_item)
+TEST(cancel_ends_a_small_item_read)
 {
     slow_file slow;
     fst_loader *loader = open_streamed(&slow, 2, 60000);
@@ -178,15 +197,15 @@ TEST(cancelling_reaches_a_small_item)
     atomic_store(&slow.most, 500);
     atomic_store(&slow.calls, 0);
     pthread_create(&thread, NULL, cancel_at_the_third, both);
-    CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_E_CANCELLED);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, -1, &tensor, NULL), FST_E_CANCELLED);
     pthread_join(thread, NULL);
     CHECK(atomic_load(&slow.calls) < 100); // of 120
     fst_loader_close(loader);
     fclose(slow.file);
 }
 
-/// What is in place can still be had; and what has been read is counted, whoever comes for it.
-TEST(what_came_before_a_cancel_can_be_had)
+/// Loaded items can still be returned, and reads are counted whether or not their item is used.
+TEST(items_read_before_a_cancel_are_returned)
 {
     slow_file slow;
     fst_loader *loader = open_streamed(&slow, 2, BYTES);
@@ -194,36 +213,36 @@ TEST(what_came_before_a_cancel_can_be_had)
     uint64_t before = atomic_load(&slow.bytes), counted = stats_of(loader).bytes_read;
     uint64_t waited_ns = stats_of(loader).wait_ns;
     atomic_store(&slow.waits, true);
-    CHECK_INT(fst_loader_item(loader, 1, 20, &tensor, NULL), FST_E_TIMEOUT);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, 20, &tensor, NULL), FST_E_TIMEOUT);
     CHECK(stats_of(loader).wait_ns >= waited_ns + 15000000);
     atomic_store(&slow.waits, false);
     for (int i = 0; i < 1000 && stats_of(loader).bytes_read == counted; i++) usleep(10000);
     CHECK_INT(stats_of(loader).bytes_read - counted, atomic_load(&slow.bytes) - before);
     usleep(300000); // from its last byte to its end
     fst_loader_cancel(loader);
-    CHECK_INT(fst_loader_item(loader, 0, 0, &tensor, NULL), FST_E_CANCELLED);
-    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 0, 0, &tensor, NULL), FST_E_CANCELLED);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, 0, &tensor, NULL), FST_OK);
     CHECK(is_tensor(tensor, 1));
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fclose(slow.file);
 }
 
-TEST(a_small_item_is_not_waited_for_beyond_the_limit)
+TEST(small_item_read_keeps_its_timeout)
 {
     slow_file slow;
     fst_loader *loader = open_streamed(&slow, 2, 1000);
     fst_tensor *tensor;
     atomic_store(&slow.delay_us, 200000);
-    CHECK_INT(fst_loader_item(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
-    CHECK_INT(fst_loader_item(loader, 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, 0, &tensor, NULL), FST_E_TIMEOUT);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, -1, &tensor, NULL), FST_OK);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
     fclose(slow.file);
 }
 
 /// What was cancelled stays so, whatever had failed before.
-TEST(cancelling_reaches_a_load_that_has_failed)
+TEST(cancel_of_a_failed_load)
 {
     slow_file slow;
     fst_model *model = open_slow(&slow);
@@ -232,35 +251,36 @@ TEST(cancelling_reaches_a_load_that_has_failed)
     fst_loader *loader = open_limited(model);
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_E_IO);
     atomic_store(&slow.fails, false);
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
     CHECK(is_tensor(tensor, COUNT - 1));
     fst_tensor_unref(tensor);
     fst_loader_cancel(loader);
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_E_CANCELLED);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_E_CANCELLED);
     fst_loader_close(loader);
     fst_model_close(model);
     fclose(slow.file);
 }
 
-TEST(a_destination_that_was_not_waited_for_is_filled_all_the_same)
+TEST(destination_is_filled_without_a_wait)
 {
     static char targets[COUNT][BYTES];
     slow_file slow;
     fst_model *model = open_slow(&slow);
-    fst_request_item items[COUNT];
+    fst_part items[COUNT];
     for (size_t i = 0; i < COUNT; i++)
-        items[i] = (fst_request_item){.tensor_index = i,
-                                      .destination = i == COUNT - 1 ? targets[i] : NULL,
-                                      .destination_bytes = i == COUNT - 1 ? BYTES : 0};
+        items[i] = (fst_part){.struct_size = sizeof(fst_part),
+                              .tensor_index = i,
+                              .destination = i == COUNT - 1 ? targets[i] : NULL,
+                              .destination_bytes = i == COUNT - 1 ? BYTES : 0};
     fst_load_options options = options_of(FST_MODE_LOAD);
-    options.items = items;
-    options.item_count = COUNT;
+    options.parts = items;
+    options.part_count = COUNT;
     options.budget_bytes = 2 * BYTES + (4 << 20);
     fst_loader *loader;
     fst_tensor *tensor;
     atomic_store(&slow.delay_us, 20000);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, 1, &tensor, NULL), FST_E_TIMEOUT);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, 1, &tensor, NULL), FST_E_TIMEOUT);
     for (size_t i = 0; i < COUNT; i++) {
         CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
         CHECK(is_tensor(tensor, i));
@@ -268,7 +288,7 @@ TEST(a_destination_that_was_not_waited_for_is_filled_all_the_same)
     }
     // It stays as the caller leaves it.
     targets[COUNT - 1][0] ^= 1;
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
     CHECK(!is_tensor(tensor, COUNT - 1));
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
@@ -277,7 +297,7 @@ TEST(a_destination_that_was_not_waited_for_is_filled_all_the_same)
 }
 
 /// Items that were asked for ahead come with the stream all the same, with all their bytes.
-TEST(what_was_read_ahead_comes_with_the_stream_too)
+TEST(item_read_early_is_also_streamed)
 {
     for (int converts = 0; converts < 2; converts++) {
         slow_file slow;
@@ -288,11 +308,11 @@ TEST(what_was_read_ahead_comes_with_the_stream_too)
         options.dtype = FST_DTYPE_I16; // of bytes: scattered, not linear
         fst_loader *loader;
         fst_tensor *tensor;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
         for (size_t i = 0; i < COUNT; i++) {
             for (size_t k = i; k < COUNT; k++) { // ahead, again and again, before it is there
-                CHECK_INT(fst_loader_item(loader, k, -1, &tensor, NULL), FST_OK);
+                CHECK_INT(fst_loader_tensor_at(loader, k, -1, &tensor, NULL), FST_OK);
                 fst_tensor_unref(tensor);
             }
             atomic_store(&slow.delay_us, 2000);
@@ -313,8 +333,8 @@ TEST(what_was_read_ahead_comes_with_the_stream_too)
 
 static void *take_last(void *loader) {
     fst_tensor *tensor;
-    if (fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL) != FST_OK) return loader;
-    fst_tensor_view view;
+    if (fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL) != FST_OK) return loader;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return loader;
     // From now on it is the program's; several of them may be here at once.
     __atomic_store_n((char *)view.data + 7, 99, __ATOMIC_RELAXED);
@@ -322,20 +342,21 @@ static void *take_last(void *loader) {
     return NULL;
 }
 
-TEST(a_destination_is_written_once_whoever_waits_for_it)
+TEST(destination_is_written_once_by_concurrent_readers)
 {
     enum { WAITERS = 4 };
     static char target[BYTES];
     for (int turn = 0; turn < 5; turn++) {
         slow_file slow;
         fst_model *model = open_slow(&slow);
-        fst_request_item items[COUNT];
-        for (size_t i = 0; i < COUNT; i++) items[i] = (fst_request_item){.tensor_index = i};
+        fst_part items[COUNT];
+        for (size_t i = 0; i < COUNT; i++)
+            items[i] = (fst_part){.struct_size = sizeof(fst_part), .tensor_index = i};
         items[COUNT - 1].destination = target;
         items[COUNT - 1].destination_bytes = BYTES;
         fst_load_options options = options_of(FST_MODE_LOAD);
-        options.items = items;
-        options.item_count = COUNT;
+        options.parts = items;
+        options.part_count = COUNT;
         options.budget_bytes = 2 * BYTES + (4 << 20);
         fst_loader *loader;
         pthread_t threads[WAITERS];
@@ -372,19 +393,20 @@ static void *allocate_slowly(void *context, size_t size, size_t alignment) {
     return memory;
 }
 
-static void release_plainly(void *context, void *pointer, size_t size) {
+static void release_allocation(void *context, void *pointer, size_t size) {
     (void)context;
     (void)size;
     free(pointer);
 }
 
-static const fst_allocator slow_allocator = {.allocate = allocate_slowly,
-                                             .release = release_plainly};
+static const fst_allocator slow_allocator = {.struct_size = sizeof slow_allocator,
+                                             .allocate = allocate_slowly,
+                                             .release = release_allocation};
 
 static void *take_items(void *loader) {
     for (size_t i = 0; i < 4 * COUNT; i++) {
         fst_tensor *tensor;
-        if (fst_loader_item(loader, i * 5 % COUNT, -1, &tensor, NULL) != FST_OK) return loader;
+        if (fst_loader_tensor_at(loader, i * 5 % COUNT, -1, &tensor, NULL) != FST_OK) return loader;
         fst_tensor_unref(tensor);
     }
     return NULL;
@@ -396,16 +418,18 @@ static int answers;
 static void ask_and_release(void *context, void *pointer, size_t size) {
     fst_load_stats stats = {.struct_size = sizeof stats};
     if (fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK) answers++;
-    release_plainly(context, pointer, size);
+    release_allocation(context, pointer, size);
 }
 
-/// Memory that only the stream holds is given back by it, as the last tensor in it has no bytes.
-TEST(memory_is_given_back_under_no_lock)
+/// Memory that only the stream holds is given back by it, as the last tensor in the object is
+/// empty.
+TEST(allocator_release_is_called_without_locks)
 {
     static const char json[] =
         "{\"a\":{\"dtype\":\"U8\",\"shape\":[1000],\"data_offsets\":[0,1000]},"
         "\"b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1000,1000]}}";
-    const fst_allocator allocator = {.allocate = allocate_slowly, .release = ask_and_release};
+    const fst_allocator allocator = {
+        .struct_size = sizeof allocator, .allocate = allocate_slowly, .release = ask_and_release};
     fst_model *model;
     CHECK_INT(fst_model_open(fixture_model("empty", json, 1000), NULL, &model, NULL), FST_OK);
     fst_load_options options = options_of(FST_MODE_LOAD);
@@ -421,7 +445,7 @@ TEST(memory_is_given_back_under_no_lock)
     fst_model_close(model);
 }
 
-TEST(an_allocator_is_called_by_one_thread_at_a_time)
+TEST(allocator_calls_are_serialized)
 {
     fst_model *model;
     CHECK_INT(fst_model_open(fixture_tensors("one", COUNT, BYTES), NULL, &model, NULL), FST_OK);
@@ -465,7 +489,7 @@ static fst_model *open_odd(size_t count) {
     return model;
 }
 
-TEST(what_can_be_no_view_is_memory_of_the_load)
+TEST(unmappable_items_are_copied)
 {
     fst_model *model = open_odd(COUNT);
     fst_load_options options = options_of(FST_MODE_MAP);
@@ -480,30 +504,30 @@ TEST(what_can_be_no_view_is_memory_of_the_load)
     CHECK(stats_of(loader).buffer_bytes >= COUNT * BYTES);
     fst_loader_close(loader);
     for (size_t i = 0; i < COUNT; i++) fst_tensor_unref(tensors[i]);
-    // All of its pages were in use: what goes back is all of it.
+    // All of its pages were in use, so all of them are released.
     CHECK(fst_memory_trim() >= COUNT * BYTES);
     fst_memory_keep(0);
     options.allocator = &slow_allocator;
     atomic_store(&allocated, 0);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 1, -1, &tensors[0], NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 1, -1, &tensors[0], NULL), FST_OK);
     CHECK(is_tensor(tensors[0], 1));
     fst_tensor_unref(tensors[0]);
     CHECK_INT(atomic_load(&allocated), 1);
     fst_loader_cancel(loader);
-    CHECK_INT(fst_loader_item(loader, 2, -1, &tensors[0], NULL), FST_E_CANCELLED);
+    CHECK_INT(fst_loader_tensor_at(loader, 2, -1, &tensors[0], NULL), FST_E_CANCELLED);
     fst_loader_close(loader);
     // Left to us it is no map: all of it would be copied.
     options = options_of(FST_MODE_AUTO);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
     CHECK_TEXT(stats_of(loader).mode, "load");
-    CHECK_CONTAINS(stats_of(loader).reason, "can be no view");
+    CHECK_CONTAINS(stats_of(loader).reason, "can't be views");
     fst_loader_close(loader);
     fst_model_close(model);
 }
 
-TEST(memory_that_was_converted_to_goes_back_whole)
+TEST(converted_memory_is_released_entirely)
 {
     fst_model *model = open_odd(COUNT);
     fst_load_options options = options_of(FST_MODE_LOAD);
@@ -529,7 +553,7 @@ TEST(reading_a_view_of_a_file_that_shrinks_is_an_error)
     fst_loader *loader;
     fst_tensor *tensor;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
     CHECK_INT(fst_tensor_read(tensor, target, BYTES, NULL), FST_OK);
     CHECK(fixture_matches(target, (COUNT - 1) * BYTES, BYTES));
     CHECK_INT(truncate(path, 4096), 0);

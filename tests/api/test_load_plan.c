@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A plan of boxes over several files: what is read of them, and tensors in any order, again.
+/// A plan with slices of several files: the bytes read, and repeated reads in any order.
 #include <fastsafetensors.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,13 +54,14 @@ static int is_box(const char *bytes, size_t kind) {
     return right;
 }
 
-/// Last file first; columns go to memory of the caller's.
-static void describe(fst_request_item *items, char (*columns)[BOX_BYTES]) {
+/// The last file first; columns go to the caller's memory.
+static void describe(fst_part *items, char (*columns)[BOX_BYTES]) {
     for (size_t i = 0; i < ITEM_COUNT; i++) {
         size_t kind = i % KIND_COUNT, file = FILE_COUNT - 1 - i / KIND_COUNT;
-        items[i] = (fst_request_item){.tensor_index = file * KIND_COUNT + kind,
-                                      .slice_begin = begins[kind],
-                                      .slice_end = ends[kind]};
+        items[i] = (fst_part){.struct_size = sizeof(fst_part),
+                              .tensor_index = file * KIND_COUNT + kind,
+                              .begin = begins[kind],
+                              .end = ends[kind]};
         if (kind != 1) continue;
         items[i].destination = columns[file];
         items[i].destination_bytes = BOX_BYTES;
@@ -68,7 +69,7 @@ static void describe(fst_request_item *items, char (*columns)[BOX_BYTES]) {
 }
 
 static void check_item(fst_tensor *tensor, size_t item) {
-    fst_tensor_view view = {0};
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
     CHECK_INT(view.size_bytes, item % KIND_COUNT == 2 ? CUBE_BOX_BYTES : BOX_BYTES);
     CHECK(is_box(view.data, item % KIND_COUNT));
@@ -76,13 +77,13 @@ static void check_item(fst_tensor *tensor, size_t item) {
 }
 
 static fst_loader *open_plan(fst_model *model, uint64_t budget_bytes, char (*columns)[BOX_BYTES]) {
-    fst_request_item items[ITEM_COUNT];
+    fst_part items[ITEM_COUNT];
     describe(items, columns);
     fst_load_options options = {.struct_size = sizeof options,
-                                .engine = FST_ENGINE_PREAD,
+                                .tuning = fixture_engine(FST_ENGINE_PREAD),
                                 .order = FST_ORDER_REQUEST,
-                                .items = items,
-                                .item_count = ITEM_COUNT,
+                                .parts = items,
+                                .part_count = ITEM_COUNT,
                                 .budget_bytes = budget_bytes};
     fst_loader *loader;
     fst_error error;
@@ -96,7 +97,7 @@ static fst_load_stats stats_of(fst_loader *loader) {
     return stats;
 }
 
-TEST(boxes_of_many_files_are_read_alone_and_once)
+TEST(slices_of_many_files_are_read_exactly_once)
 {
     static char columns[FILE_COUNT][BOX_BYTES];
     fst_model *model = open_files();
@@ -107,7 +108,7 @@ TEST(boxes_of_many_files_are_read_alone_and_once)
     for (size_t i = 0; i < 3 * ITEM_COUNT; i++) {
         fst_tensor *tensor;
         size_t item = i * 5 % ITEM_COUNT;
-        CHECK_INT(fst_loader_item(loader, item, -1, &tensor, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, item, -1, &tensor, NULL), FST_OK);
         check_item(tensor, item);
     }
     fst_load_stats stats = stats_of(loader);
@@ -117,7 +118,7 @@ TEST(boxes_of_many_files_are_read_alone_and_once)
     for (size_t i = 0; i < FILE_COUNT; i++) CHECK(is_box(columns[i], 1));
 }
 
-TEST(a_plan_within_a_budget_goes_on_after_any_item)
+TEST(budgeted_load_continues_after_any_item)
 {
     static char columns[FILE_COUNT][BOX_BYTES];
     const uint64_t budget = 8 << 20;
@@ -127,7 +128,7 @@ TEST(a_plan_within_a_budget_goes_on_after_any_item)
     for (size_t i = 0; i < ITEM_COUNT; i++) {
         fst_tensor *tensor;
         size_t item = (i * 4 + 7) % ITEM_COUNT; // behind, ahead, and what is next
-        CHECK_INT(fst_loader_item(loader, item, -1, &tensor, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, item, -1, &tensor, NULL), FST_OK);
         check_item(tensor, item);
         CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
         check_item(tensor, i);

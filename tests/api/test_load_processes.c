@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads as programs really run them: by users without rights, across fork(), under limits, with
-/// allocators that ask back, and with tensors asked for out of turn.
+/// Loads under the conditions of real programs: unprivileged users, fork(), limits, allocators that
+/// call back, and tensors requested out of order.
 #include <errno.h>
 #include <fcntl.h>
 #include <fastsafetensors.h>
@@ -13,26 +13,7 @@
 
 #include "check.h"
 #include "fixture.h"
-
-#define COUNT 32
-#define BYTES ((uint64_t)500000)
-
-static fst_load_options options_of(fst_load_mode mode) {
-    return (fst_load_options){.struct_size = sizeof(fst_load_options), .mode = mode};
-}
-
-static fst_model *open_tensors(void) {
-    fst_model *model = NULL;
-    if (fst_model_open(fixture_tensors("tensors", COUNT, BYTES), NULL, &model, NULL) != FST_OK)
-        abort();
-    return model;
-}
-
-static int is_tensor(const fst_tensor *tensor, size_t index) {
-    fst_tensor_view view;
-    return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == BYTES &&
-           fixture_matches(view.data, index * BYTES, BYTES);
-}
+#include "load_fixture.h"
 
 static int load_as_stranger(void *context) {
     fst_model *model;
@@ -50,7 +31,7 @@ static int load_as_stranger(void *context) {
     return stats.chunks_resident == 0 && stats.bytes_mapped == 0 ? 0 : 5;
 }
 
-TEST(strangers_read_cold_files_as_owners_do)
+TEST(other_users_cold_files_load_like_own_files)
 {
     fst_model_close(open_tensors());
     const char *path = fixture_path("tensors");
@@ -80,7 +61,7 @@ static int load_and_tell(const fst_load_options *options, fst_load_stats *stats)
     return 0;
 }
 
-TEST(the_second_start_finds_what_the_first_has_read)
+TEST(cold_load_fills_the_page_cache)
 {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
@@ -109,7 +90,7 @@ static int load_own_as_stranger(void *context) {
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
 
-TEST(strangers_leave_small_files_warm_as_well)
+TEST(small_files_of_other_users_become_resident)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
@@ -118,7 +99,7 @@ TEST(strangers_leave_small_files_warm_as_well)
     CHECK_INT(result, 0);
 }
 
-TEST(memory_of_ones_own_leaves_small_files_warm)
+TEST(owned_load_of_small_files_fills_the_page_cache)
 {
     fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
     fst_load_stats stats;
@@ -127,7 +108,7 @@ TEST(memory_of_ones_own_leaves_small_files_warm)
     CHECK_INT(load_and_tell(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "load");
     if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
-    CHECK_CONTAINS(stats.reason, "kept in the page cache: it fits twice");
+    CHECK_CONTAINS(stats.reason, "kept in the page cache: it fits in memory twice");
     CHECK_INT(stats.bytes_direct, 0);
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
@@ -136,7 +117,7 @@ TEST(memory_of_ones_own_leaves_small_files_warm)
     CHECK_INT(stats.cache_bytes, 0);
 }
 
-TEST(the_page_cache_is_left_alone_when_that_is_asked)
+TEST(bypass_leaves_the_page_cache_unchanged)
 {
     fst_load_options options = {.struct_size = sizeof options, .cache = FST_CACHE_BYPASS};
     fst_load_stats stats;
@@ -157,9 +138,9 @@ TEST(the_page_cache_is_left_alone_when_that_is_asked)
     CHECK_INT(stats.cache_bytes, 0);
     fst_loader *loader;
     fst_model *model = open_tensors();
-    options.engine = FST_ENGINE_URING;
+    options.tuning = fixture_engine(FST_ENGINE_URING);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_ARGUMENT);
-    options.engine = FST_ENGINE_PREAD;
+    options.tuning = fixture_engine(FST_ENGINE_PREAD);
     options.cache = FST_CACHE_BYPASS;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_E_ARGUMENT);
     fst_model_close(model);
@@ -174,7 +155,7 @@ static int map_as_stranger(void *context) {
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
 
-/// The second start: nothing is read, although the kernel does not tell what is there.
+/// The second load reads nothing, although the kernel does not report cached pages.
 static int map_again_as_stranger(void *context) {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
@@ -195,7 +176,7 @@ static bool answers_at_once(const char *path) {
     return answers;
 }
 
-TEST(views_of_strangers_are_brought_in_as_well)
+TEST(views_of_other_users_files_are_paged_in)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
@@ -226,7 +207,7 @@ static int use_in_child(fst_loader *loader, fst_tensor *held) {
     alarm(250); // what must not hang
     if (fst_loader_next(loader, -1, &tensor, &error) != FST_E_UNSUPPORTED) return 1;
     if (strstr(error.message, "fork") == NULL) return 2;
-    if (fst_loader_item(loader, 31, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 3;
+    if (fst_loader_tensor_at(loader, 31, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 3;
     if (fst_loader_tensor(loader, "t3", SIZE_MAX, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 4;
     if (fst_loader_wait(loader, -1, NULL) == FST_OK) return 5;
     if (fst_loader_stats_get(loader, &stats, NULL) != FST_E_UNSUPPORTED) return 6;
@@ -244,7 +225,7 @@ static int use_in_child(fst_loader *loader, fst_tensor *held) {
     return 0;
 }
 
-TEST(fork_with_a_load_under_way)
+TEST(fork_during_a_load)
 {
 #ifdef __SANITIZE_THREAD__
     SKIP("the thread sanitizer does not follow threads of a fork");
@@ -289,9 +270,10 @@ static void release_memory(void *context, void *memory, size_t size_bytes) {
     free(memory);
 }
 
-TEST(an_allocator_may_ask_the_loader)
+TEST(allocator_may_call_the_loader)
 {
-    fst_allocator allocator = {.allocate = ask_and_allocate, .release = release_memory};
+    fst_allocator allocator = {
+        .struct_size = sizeof allocator, .allocate = ask_and_allocate, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
     alarm(250); // what used to stand still for ever
@@ -321,12 +303,13 @@ static void *allocate_slowly(void *context, size_t size_bytes, size_t alignment)
     return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
 }
 
-TEST(closing_while_memory_is_made)
+TEST(close_during_allocation)
 {
-    fst_allocator allocator = {.allocate = allocate_slowly, .release = release_memory};
+    fst_allocator allocator = {
+        .struct_size = sizeof allocator, .allocate = allocate_slowly, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
-    alarm(250); // whoever made the memory would wait for ever
+    alarm(250); // the allocating thread would never return
     for (int round = 0; round < 5; round++) {
         atomic_store(&is_allocating, false);
         fst_loader *loader = open_limited(&options);
@@ -349,17 +332,18 @@ TEST(destinations_are_filled_once)
     // What a caller has changed at a destination stays, whether its turn has come or not. The
     // others need memory, so that most batches wait for the budget.
     static char first[BYTES], last[BYTES];
-    fst_request_item items[COUNT];
-    for (size_t i = 0; i < COUNT; i++) items[i] = (fst_request_item){.tensor_index = i};
+    fst_part items[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        items[i] = (fst_part){.struct_size = sizeof(fst_part), .tensor_index = i};
     items[0].destination = first;
     items[COUNT - 1].destination = last;
     items[0].destination_bytes = items[COUNT - 1].destination_bytes = BYTES;
     fst_load_options options = options_of(FST_MODE_LOAD);
-    options.items = items;
-    options.item_count = COUNT;
+    options.parts = items;
+    options.part_count = COUNT;
     fst_loader *loader = open_limited(&options);
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_item(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
     CHECK(is_tensor(tensor, COUNT - 1));
     fst_tensor_unref(tensor);
     memset(last, 7, BYTES);
@@ -370,13 +354,13 @@ TEST(destinations_are_filled_once)
     }
     CHECK(last[0] == 7 && last[BYTES - 1] == 7);
     memset(first, 9, BYTES);
-    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &tensor, NULL), FST_OK);
     CHECK(first[0] == 9 && first[BYTES - 1] == 9); // it is there, and the caller's
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
 }
 
-TEST(a_view_that_the_system_refuses_becomes_a_load)
+TEST(refused_mapping_becomes_a_copy)
 {
     if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
     fst_model *model = open_tensors();
@@ -394,9 +378,9 @@ TEST(a_view_that_the_system_refuses_becomes_a_load)
     // The file does not fit the address space that is left, one of its tensors does.
     tight = (struct rlimit){pages * (unsigned long long)getpagesize() + COUNT * BYTES * 3 / 4,
                             before.rlim_max};
-    fst_request_item item = {.tensor_index = 3};
-    options.items = &item;
-    options.item_count = 1;
+    fst_part item = {.struct_size = sizeof item, .tensor_index = 3};
+    options.parts = &item;
+    options.part_count = 1;
     CHECK_INT(setrlimit(RLIMIT_AS, &tight), 0);
     fst_status status = fst_loader_open(model, &options, &loader, NULL);
     fst_tensor *tensor = NULL;
@@ -407,7 +391,7 @@ TEST(a_view_that_the_system_refuses_becomes_a_load)
     CHECK(is_tensor(tensor, 3));
     CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
     CHECK_TEXT(stats.mode, "load");
-    CHECK_CONTAINS(stats.reason, "no view can be had");
+    CHECK_CONTAINS(stats.reason, "no view is possible");
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
 }
@@ -439,7 +423,7 @@ static int load_within(uint64_t address_bytes, const fst_load_options *ways, siz
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(a_limit_of_address_space_is_shared_by_what_a_load_takes)
+TEST(address_space_limit_covers_mappings_and_buffers)
 {
     if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
     fst_model_close(open_tensors());
@@ -452,12 +436,12 @@ TEST(a_limit_of_address_space_is_shared_by_what_a_load_takes)
     }
 }
 
-TEST(a_mapping_takes_nothing_that_buffers_need)
+TEST(mapping_leaves_address_space_for_buffers)
 {
     if (CHECK_SANITIZED) SKIP("a sanitizer's own memory is beyond any limit");
     fst_model_close(open_tensors());
     fst_load_options by_calls = options_of(FST_MODE_LOAD), usual = options_of(FST_MODE_LOAD);
-    by_calls.engine = FST_ENGINE_PREAD;
+    by_calls.tuning = fixture_engine(FST_ENGINE_PREAD);
     by_calls.thread_count = usual.thread_count = 1;
     size_t fitting = 0;
     for (uint64_t mib = 10; mib <= 80; mib += 2)

@@ -7,31 +7,7 @@
 
 #include "check.h"
 #include "fixture.h"
-
-#define COUNT 32
-#define BYTES ((uint64_t)500000)
-
-static fst_load_options options_of(fst_load_mode mode) {
-    return (fst_load_options){.struct_size = sizeof(fst_load_options), .mode = mode};
-}
-
-static fst_model *open_tensors(void) {
-    fst_model *model = NULL;
-    if (fst_model_open(fixture_tensors("tensors", COUNT, BYTES), NULL, &model, NULL) != FST_OK)
-        abort();
-    return model;
-}
-
-static fst_tensor_view view_of(const fst_tensor *tensor) {
-    fst_tensor_view view = {0};
-    if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) abort();
-    return view;
-}
-
-static int is_tensor(const fst_tensor *tensor, size_t index) {
-    fst_tensor_view view = view_of(tensor);
-    return view.size_bytes == BYTES && fixture_matches(view.data, index * BYTES, BYTES);
-}
+#include "load_fixture.h"
 
 TEST(tensors_outlive_everything)
 {
@@ -62,56 +38,6 @@ TEST(tensors_outlive_everything)
     }
 }
 
-TEST(stores_to_views_stay_private)
-{
-    fst_model *model = open_tensors();
-    fst_load_options options = options_of(FST_MODE_MAP);
-    fst_loader *loader;
-    fst_tensor *tensor;
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
-    memset(view_of(tensor).data, 0, 100);
-    fst_tensor_unref(tensor);
-    fst_loader_close(loader);
-    fst_model_close(model);
-    CHECK_INT(fst_model_open(fixture_path("tensors"), NULL, &model, NULL), FST_OK);
-    options.map_read_only = 1;
-    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, NULL), FST_OK);
-    CHECK(is_tensor(tensor, 0));
-    CHECK_INT(view_of(tensor).writable, 0);
-    fst_tensor_unref(tensor);
-    fst_loader_close(loader);
-    fst_model_close(model);
-}
-
-TEST(views_are_populated_only_when_asked)
-{
-    // Another program may have the page cache emptied at any moment: such a round says nothing.
-    for (int populate = 0, lost = 0; populate < 2 && lost < 100; populate++) {
-        fst_model *model = open_tensors();
-        fst_load_options options = options_of(FST_MODE_MAP);
-        options.map_populate = populate;
-        fst_loader *loader;
-        fst_load_stats stats = {.struct_size = sizeof stats};
-        fixture_warm(fixture_path("tensors"));
-        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
-        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
-        CHECK_INT(stats.bytes_copied + stats.buffer_bytes, 0);
-        CHECK_TEXT(stats.mode, "map");
-        if (stats.chunks_resident == stats.chunk_count) {
-            CHECK_INT(stats.bytes_mapped, populate ? COUNT * BYTES : 0);
-            CHECK_INT(stats.bytes_read, 0);
-        } else {
-            lost++;
-            populate--;
-        }
-        fst_loader_close(loader);
-        fst_model_close(model);
-    }
-}
-
 TEST(random_access_while_streaming_within_a_budget)
 {
     fst_model *model = open_tensors();
@@ -127,7 +53,7 @@ TEST(random_access_while_streaming_within_a_budget)
         CHECK(is_tensor(next, i));
         // One that is long gone, one that is far ahead, one by name.
         size_t any = i * 7 % COUNT;
-        CHECK_INT(fst_loader_item(loader, any, -1, &other, &error), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, any, -1, &other, &error), FST_OK);
         CHECK(is_tensor(other, any));
         fst_tensor_unref(other);
         CHECK_INT(fst_loader_tensor(loader, "t31", SIZE_MAX, -1, &other, &error), FST_OK);
@@ -138,7 +64,7 @@ TEST(random_access_while_streaming_within_a_budget)
     fst_load_stats stats = {.struct_size = sizeof stats};
     CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
     CHECK(stats.buffer_bytes_peak <= 4 * BYTES);
-    // The stream's, and what was read again: a tensor each time.
+    // The stream's reads, and one tensor for each repeated read.
     CHECK(stats.bytes_read > COUNT * BYTES && stats.bytes_read % BYTES == 0);
     CHECK(stats.bytes_read <= 3 * COUNT * BYTES);
     fst_loader_close(loader);
@@ -174,11 +100,12 @@ TEST(budget_counts_whole_huge_pages)
 TEST(order_of_the_request)
 {
     fst_model *model = open_tensors();
-    fst_request_item items[COUNT] = {{0}};
+    fst_part items[COUNT];
+    for (size_t i = 0; i < COUNT; i++) items[i] = FST_STRUCT_INIT(fst_part);
     for (size_t i = 0; i < COUNT; i++) items[i].tensor_index = (i * 5 + 3) % COUNT;
     fst_load_options options = options_of(FST_MODE_LOAD);
-    options.items = items;
-    options.item_count = COUNT;
+    options.parts = items;
+    options.part_count = COUNT;
     options.order = FST_ORDER_REQUEST;
     fst_loader *loader;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
@@ -192,22 +119,23 @@ TEST(order_of_the_request)
     fst_model_close(model);
 }
 
-TEST(into_my_own_memory)
+TEST(load_into_caller_memory)
 {
     static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
                                          FST_ENGINE_URING, FST_ENGINE_MMAP};
     for (size_t e = 0; e < 5; e++) {
         fst_model *model = open_tensors();
         char *memory = malloc(COUNT * BYTES + 3);
-        fst_request_item items[COUNT] = {{0}};
+        fst_part items[COUNT];
         for (size_t i = 0; i < COUNT; i++)
-            items[i] = (fst_request_item){.tensor_index = COUNT - 1 - i,
-                                          .destination = memory + 3 + i * BYTES,
-                                          .destination_bytes = BYTES};
+            items[i] = (fst_part){.struct_size = sizeof(fst_part),
+                                  .tensor_index = COUNT - 1 - i,
+                                  .destination = memory + 3 + i * BYTES,
+                                  .destination_bytes = BYTES};
         fst_load_options options = options_of(FST_MODE_AUTO);
-        options.items = items;
-        options.item_count = COUNT;
-        options.engine = engines[e];
+        options.parts = items;
+        options.part_count = COUNT;
+        options.tuning = fixture_engine(engines[e]);
         fst_loader *loader;
         fst_status status = fst_loader_open(model, &options, &loader, NULL);
         fst_model_close(model);
@@ -237,20 +165,20 @@ TEST(slices)
         fst_model *model;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         uint64_t begin[2] = {10, 100}, end[2] = {20, 250};
-        fst_request_item items[3] = {
-            {.tensor_index = 0, .slice_begin = begin, .slice_end = end},
-            {.tensor_index = 2},
-            {.tensor_index = 0},
+        fst_part items[3] = {
+            {.struct_size = sizeof *items, .tensor_index = 0, .begin = begin, .end = end},
+            {.struct_size = sizeof *items, .tensor_index = 2},
+            {.struct_size = sizeof *items, .tensor_index = 0},
         };
         fst_load_options options = options_of((fst_load_mode)mode);
-        options.items = items;
-        options.item_count = 3;
+        options.parts = items;
+        options.part_count = 3;
         fst_loader *loader;
         fst_tensor *slice, *late, *whole;
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 0, -1, &slice, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 1, -1, &late, NULL), FST_OK);
-        CHECK_INT(fst_loader_item(loader, 2, -1, &whole, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &slice, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, 1, -1, &late, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor_at(loader, 2, -1, &whole, NULL), FST_OK);
         fst_loader_close(loader);
         fst_model_close(model);
         fst_tensor_view view = view_of(slice);
@@ -310,18 +238,20 @@ static void count_release(void *context, void *pointer, size_t size) {
     free(pointer);
 }
 
-TEST(memory_of_my_allocator)
+TEST(caller_allocator)
 {
     fst_model *model = open_tensors();
     counting_allocator counter = {0, 0};
-    fst_allocator allocator = {
-        .context = &counter, .allocate = count_allocate, .release = count_release};
+    fst_allocator allocator = {.struct_size = sizeof allocator,
+                               .context = &counter,
+                               .allocate = count_allocate,
+                               .release = count_release};
     fst_load_options options = options_of(FST_MODE_AUTO);
     options.allocator = &allocator;
     fst_loader *loader;
     fst_tensor *tensor;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, 3, -1, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 3, -1, &tensor, NULL), FST_OK);
     fst_loader_close(loader);
     fst_model_close(model);
     CHECK_INT(counter.calls, 1);
@@ -371,7 +301,7 @@ TEST(progress_and_cancel)
     fst_tensor *tensor;
     fst_loader_cancel(loader);
     for (size_t i = 0; i < COUNT; i++) { // what is in place can be had, nothing waits for ever
-        fst_status late = fst_loader_item(loader, i, -1, &tensor, &error);
+        fst_status late = fst_loader_tensor_at(loader, i, -1, &tensor, &error);
         CHECK(late == FST_OK ? is_tensor(tensor, i) : late == FST_E_CANCELLED);
         fst_tensor_unref(tensor);
     }
@@ -389,7 +319,7 @@ TEST(cancel_from_another_thread)
 {
     fst_model *model = open_tensors();
     fst_load_options options = options_of(FST_MODE_LOAD);
-    options.budget_bytes = 4 * BYTES; // nobody takes tensors: it waits for memory for ever
+    options.budget_bytes = 4 * BYTES; // no tensor is taken, so it never gets memory
     fst_loader *loader;
     fst_tensor *tensor[COUNT];
     fst_error error;
@@ -413,7 +343,7 @@ TEST(cancel_from_another_thread)
     fst_model_close(model);
 }
 
-TEST(zero_sizes_and_nothing)
+TEST(empty_tensors_and_empty_selection)
 {
     const char *path =
         fixture_model("zeros",
@@ -469,7 +399,7 @@ TEST(changed_file_is_an_error)
     fst_model_close(model);
 }
 
-TEST(nonsense_devices)
+TEST(invalid_devices)
 {
     fst_error error;
     char byte;
@@ -486,7 +416,7 @@ TEST(nonsense_devices)
     CHECK_INT(fst_tensor_read(NULL, &byte, 1, &error), FST_E_ARGUMENT);
 }
 
-TEST(nonsense_arguments)
+TEST(invalid_arguments)
 {
     fst_model *model = open_tensors();
     fst_loader *loader;
@@ -495,27 +425,29 @@ TEST(nonsense_arguments)
     fst_load_stats stats = {.struct_size = sizeof stats};
     fst_load_options options = options_of(FST_MODE_LOAD);
     size_t count;
-    fst_engine_info infos[16];
+    fst_engine_info infos[16] = {FST_STRUCT_INIT(fst_engine_info)};
     uint64_t number = 0;
     CHECK_INT(fst_loader_open(NULL, &options, &loader, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_open(model, &options, NULL, &error), FST_E_ARGUMENT);
     options.mode = (fst_load_mode)77;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     options = options_of(FST_MODE_LOAD);
-    options.engine = (fst_engine)77;
+    fst_load_tuning tuning = {.struct_size = sizeof tuning, .engine = (fst_engine)77};
+    options.tuning = &tuning;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     options = options_of(FST_MODE_LOAD);
     options.order = (fst_order)-1;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     options = options_of(FST_MODE_LOAD);
-    options.item_count = 1;
+    options.part_count = 1;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
-    fst_request_item item = {.tensor_index = COUNT};
-    options.items = &item;
+    fst_part item = {.struct_size = sizeof item, .tensor_index = COUNT};
+    options.parts = &item;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
-    item = (fst_request_item){.slice_begin = &number};
+    item = (fst_part){.struct_size = sizeof(fst_part), .begin = &number};
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
-    item = (fst_request_item){.destination = &number, .destination_bytes = 8};
+    item =
+        (fst_part){.struct_size = sizeof(fst_part), .destination = &number, .destination_bytes = 8};
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     CHECK_TEXT(error.tensor, "t0");
     options.mode = FST_MODE_MAP;
@@ -523,13 +455,13 @@ TEST(nonsense_arguments)
     options = options_of(FST_MODE_LOAD);
     options.glob_count = 1;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
-    fst_allocator allocator = {0};
+    fst_allocator allocator = FST_STRUCT_INIT(fst_allocator);
     options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_wait(NULL, 0, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_next(NULL, 0, &tensor, &error), FST_E_ARGUMENT);
-    CHECK_INT(fst_loader_item(NULL, 0, -1, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_tensor_at(NULL, 0, -1, &tensor, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_tensor(NULL, "a", 1, -1, &tensor, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_stats_get(NULL, &stats, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_tensor_view_get(NULL, NULL, &error), FST_E_ARGUMENT);
@@ -543,7 +475,7 @@ TEST(nonsense_arguments)
     fst_tensor_unref(NULL);
     CHECK(fst_tensor_ref(NULL) == NULL);
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
-    CHECK_INT(fst_loader_item(loader, COUNT, -1, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_loader_tensor_at(loader, COUNT, -1, &tensor, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_loader_next(loader, -1, NULL, &error), FST_E_ARGUMENT);
     stats.struct_size = 0;
     CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_E_ARGUMENT);
@@ -563,15 +495,16 @@ TEST(slices_of_a_tensor_larger_than_the_budget_stream_within_it)
         fst_model_open(fixture_tensors("huge", 1, (uint64_t)PIECES * PIECE), NULL, &model, NULL),
         FST_OK);
     uint64_t begins[PIECES], ends[PIECES];
-    fst_request_item items[PIECES];
+    fst_part items[PIECES];
     for (uint64_t i = 0; i < PIECES; i++) {
         begins[i] = i * PIECE;
         ends[i] = begins[i] + PIECE;
-        items[i] = (fst_request_item){.slice_begin = &begins[i], .slice_end = &ends[i]};
+        items[i] =
+            (fst_part){.struct_size = sizeof(fst_part), .begin = &begins[i], .end = &ends[i]};
     }
     fst_load_options options = options_of(FST_MODE_LOAD);
-    options.items = items;
-    options.item_count = PIECES;
+    options.parts = items;
+    options.part_count = PIECES;
     options.order = FST_ORDER_REQUEST;
     options.budget_bytes = 1000000;
     fst_loader *loader;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Manifests being made, kept and held against folders and several files.
+/// Manifests: creation, reuse, and checks of folders and several files.
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "fixture.h"
 #include "verify_fixture.h"
 
-TEST(a_check_reads_all_and_tells_all)
+TEST(check_reads_every_file_and_reports_all_differences)
 {
     const char *path = make_listed("checked", FST_DIGEST_XXH3_128, 64u << 10);
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
@@ -44,7 +44,7 @@ static uint64_t count_kept(const char *path, const char *keep, const char *again
     return stats.files_kept;
 }
 
-TEST(digests_of_old_stand_for_files_that_nobody_touched)
+TEST(unchanged_files_keep_their_digests)
 {
     const char *path = make_listed("kept", FST_DIGEST_BLAKE3, 0);
     char manifest[4096], again[4200], other[4200];
@@ -53,7 +53,7 @@ TEST(digests_of_old_stand_for_files_that_nobody_touched)
     snprintf(manifest, sizeof manifest, "%s.manifest", path);
     snprintf(again, sizeof again, "%s.again", path);
     snprintf(other, sizeof other, "%s.other", path);
-    // Written within the kernel's stamps of the manifest: nobody can tell which came first.
+    // Written within one tick of the manifest's time: the order is unknown.
     for (time_t begun = 0; time(NULL) - begun > 1;) { // the machine may have stood still in between
         begun = time(NULL);
         CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
@@ -73,8 +73,9 @@ TEST(digests_of_old_stand_for_files_that_nobody_touched)
     options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
     options.keep = manifest;
     CHECK_INT(fst_manifest_write(path, again, &options, NULL, &error), FST_E_ARGUMENT);
-    CHECK_CONTAINS(error.message, "blake3 of 1048576 bytes");
-    // A bit flips and the time is put back: the change time tells, whatever the manifest's own is.
+    CHECK_CONTAINS(error.message, "blake3 with chunks of 1048576 bytes");
+    // A bit flips and the mtime is restored: the ctime reveals it, whatever the manifest's own time
+    // is.
     flip(path, 8 * 100000);
     const struct timespec later[2] = {{.tv_sec = 4000000000}, {.tv_sec = 4000000000}};
     CHECK_INT(utimensat(AT_FDCWD, manifest, later, 0), 0);
@@ -85,7 +86,7 @@ TEST(digests_of_old_stand_for_files_that_nobody_touched)
     CHECK_INT(count_kept(path, manifest, again), 0);
 }
 
-TEST(a_folder_may_have_more_files_than_a_process_may_open)
+TEST(folder_with_more_files_than_descriptors)
 {
     char folder[4000], path[4200];
     struct rlimit before, few = {.rlim_cur = 96, .rlim_max = 96};
@@ -120,7 +121,7 @@ TEST(a_folder_may_have_more_files_than_a_process_may_open)
     CHECK_INT(count, 1);
 }
 
-TEST(a_file_that_is_not_listed_is_a_difference)
+TEST(unlisted_file_is_a_difference)
 {
     const char *path = make_listed("listed", FST_DIGEST_XXH3_128, 0);
     char other[4096], manifest[4200];
@@ -131,11 +132,11 @@ TEST(a_file_that_is_not_listed_is_a_difference)
     snprintf(manifest, sizeof manifest, "%s.manifest", path);
     CHECK_INT(link(path, other), 0);
     CHECK_INT(count_differences(other, manifest, &count, NULL, &error), FST_E_DIGEST);
-    CHECK_CONTAINS(error.message, "lists no file of the name");
+    CHECK_CONTAINS(error.message, "does not list");
     CHECK_INT(count, 1);
 }
 
-TEST(several_files_have_a_manifest_each)
+TEST(each_of_several_files_has_a_manifest)
 {
     char first[4096], second[4096];
     fst_manifest_options wish = FST_STRUCT_INIT(fst_manifest_options);
@@ -172,7 +173,7 @@ TEST(several_files_have_a_manifest_each)
     CHECK_CONTAINS(error.file, "second");
 }
 
-/// What a progress callback was told.
+/// The arguments of a progress callback.
 typedef struct told_progress {
     uint64_t calls, done, total, cancel_at; ///< 0: never
     int went_back;
@@ -187,7 +188,7 @@ static int note_progress(void *context, uint64_t bytes_done, uint64_t bytes_tota
     return ++told->calls == told->cancel_at;
 }
 
-/// Makes or checks the manifest of `path`, and tells.
+/// Creates or checks the manifest of `path` with a progress callback.
 static fst_status work(const char *path, int is_check, told_progress *told) {
     fst_error error;
     fst_check_options check = {
@@ -199,7 +200,7 @@ static fst_status work(const char *path, int is_check, told_progress *told) {
                     : fst_manifest_write(path, NULL, &make, NULL, &error);
 }
 
-TEST(progress_is_told_and_ends_what_is_cancelled)
+TEST(progress_is_reported_and_can_cancel)
 {
     const char *path = make_listed("progress", FST_DIGEST_XXH3_128, 64u << 10);
     char manifest[4200];
@@ -261,4 +262,56 @@ TEST(digests_of_pieces)
     fst_digest_drop(NULL);
     unsigned char digest[FST_DIGEST_BYTES_MAX];
     CHECK_INT(fst_digest_end(NULL, digest, NULL, &error), FST_E_ARGUMENT);
+}
+
+/// Whether the file's first bytes are still those of a model or key.
+static bool starts_with(const char *path, const char *bytes, size_t size) {
+    char got[16] = "";
+    FILE *file = fopen(path, "re");
+    bool is_same =
+        file != NULL && fread(got, 1, size, file) == size && memcmp(got, bytes, size) == 0;
+    if (file != NULL) fclose(file);
+    return is_same;
+}
+
+TEST(no_text_replaces_a_model_or_a_key)
+{
+    const char *path = make_listed("kept", FST_DIGEST_XXH3_128, 64u << 10);
+    CHECK(path != NULL);
+    char other[4096], linked[4096], folder[4096], key[4096], head[8];
+    snprintf(other, sizeof other, "%s/other.safetensors", fixture_path("."));
+    snprintf(linked, sizeof linked, "%s/linked", fixture_path("."));
+    snprintf(folder, sizeof folder, "%s", fixture_path("."));
+    snprintf(key, sizeof key, "%s", fixture_file("key.pem", "-----BEGIN", 10));
+    FILE *file = fopen(path, "re");
+    CHECK(file != NULL);
+    size_t size = fread(head, 1, sizeof head, file);
+    fclose(file);
+    CHECK_INT(size, sizeof head);
+    unlink(other);
+    unlink(linked);
+    CHECK_INT(link(path, other), 0);
+    CHECK_INT(symlink(other, linked), 0);
+    fst_error error;
+    fst_manifest_options sums = FST_STRUCT_INIT(fst_manifest_options);
+    sums.flags = FST_MANIFEST_SUMS;
+    sums.digest = FST_DIGEST_SHA256;
+    const char *const targets[] = {path, other, linked};
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        CHECK_INT(fst_manifest_write(path, targets[i], NULL, NULL, &error), FST_E_ARGUMENT);
+        CHECK(strstr(error.message, "overwrite") != NULL);
+        CHECK_INT(fst_manifest_write(path, targets[i], &sums, NULL, &error), FST_E_ARGUMENT);
+        fst_bundle_files bundle = FST_STRUCT_INIT(fst_bundle_files);
+        bundle.folder = folder;
+        bundle.key = key;
+        bundle.bundle = targets[i];
+        CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);
+        bundle.bundle = key;
+        CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);
+        CHECK(strstr(error.message, "overwrite") != NULL);
+        CHECK(starts_with(targets[i], head, sizeof head));
+    }
+    CHECK(starts_with(key, "-----BEGIN", 10));
+    unlink(linked);
+    unlink(other);
 }

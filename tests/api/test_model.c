@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Opening models through the public header: what is accepted, and how each refusal reads.
+/// Opening models through the public header: accepted files, and the error of each rejected one.
 #include <fastsafetensors.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ static fst_status open_path(const char *path, fst_model **model, fst_error *erro
     return fst_model_open(path, NULL, model, error);
 }
 
-TEST(small_parts_are_copied_at_once)
+TEST(small_parts_are_copied_immediately)
 {
     char bytes[64], got[24];
     for (int i = 0; i < 64; i++) bytes[i] = (char)i;
@@ -28,8 +28,8 @@ TEST(small_parts_are_copied_at_once)
     CHECK(stream != NULL && fseek(stream, -64, SEEK_END) == 0);
     CHECK(fwrite(bytes, 1, 64, stream) == 64 && fclose(stream) == 0);
     static const uint64_t begin[] = {1, 1, 1}, end[] = {3, 4, 3}, far[] = {5, 4, 3};
-    fst_part part = {.struct_size = sizeof part, .begin = begin, .end = end, .target = got};
-    part.target_bytes = 12;
+    fst_part part = {.struct_size = sizeof part, .begin = begin, .end = end, .destination = got};
+    part.destination_bytes = 12;
     fst_model *model;
     int copied = -1;
     CHECK_INT(open_path(path, &model, NULL), FST_OK);
@@ -38,30 +38,31 @@ TEST(small_parts_are_copied_at_once)
     for (int i = 0; i < 12; i++)
         CHECK_INT(got[i], (1 + i / 6) * 12 + (1 + i / 2 % 3) * 3 + 1 + i % 2);
     part.begin = (const uint64_t[]){2, 0, 0}; // one run
-    part.target_bytes = 12;
+    part.destination_bytes = 12;
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_OK);
     CHECK_INT(copied, 1);
     CHECK(memcmp(got, bytes + 24, 12) == 0);
     part.end = far;
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_E_ARGUMENT);
     part.end = end;
-    part.target_bytes = 11;
+    part.destination_bytes = 11;
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_E_ARGUMENT);
-    part = (fst_part){.struct_size = sizeof part, .index = 2, .target = got, .target_bytes = 8};
+    part = (fst_part){
+        .struct_size = sizeof part, .tensor_index = 2, .destination = got, .destination_bytes = 8};
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_OK);
     CHECK(copied == 1 && memcmp(got, bytes + 56, 8) == 0);
     part.begin = (const uint64_t[]){0, 0};
     part.end = (const uint64_t[]){2, 4};
-    part.index = 1; // halves of bytes
+    part.tensor_index = 1; // halves of bytes
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_OK);
     CHECK_INT(copied, 0);
-    part.index = 3;
+    part.tensor_index = 3;
     CHECK_INT(fst_part_copy(model, &part, &copied, NULL), FST_E_ARGUMENT);
     CHECK_INT(fst_part_copy(NULL, &part, &copied, NULL), FST_E_ARGUMENT);
     fst_model_close(model);
 }
 
-TEST(files_that_change_are_told)
+TEST(changed_files_are_reported)
 {
     const char *path = fixture_model("changes.safetensors", "{" U8("a", 0, 2) "}", 2);
     fst_model *model;
@@ -82,8 +83,8 @@ TEST(one_file)
         "one.safetensors",
         "{\"__metadata__\":{\"format\":\"pt\"}," U8("b", 0, 2) "," U8("a", 2, 4) "}", 4);
     fst_model *model;
-    fst_tensor_info tensor;
-    fst_file_info file;
+    fst_tensor_info tensor = FST_STRUCT_INIT(fst_tensor_info);
+    fst_file_info file = FST_STRUCT_INIT(fst_file_info);
     fst_metadata_entry entry;
     size_t index;
     CHECK_INT(open_path(path, &model, NULL), FST_OK);
@@ -108,7 +109,7 @@ TEST(long_header_takes_two_reads)
 {
     const char *path = fixture_tensors("long.safetensors", 3000, 1);
     fst_model *model;
-    fst_file_info file;
+    fst_file_info file = FST_STRUCT_INIT(fst_file_info);
     CHECK_INT(open_path(path, &model, NULL), FST_OK);
     CHECK_INT(fst_model_file_info(model, 0, &file, NULL), FST_OK);
     CHECK(file.header_bytes > 100000);
@@ -132,7 +133,7 @@ TEST(not_files)
     CHECK_INT(open_path("", &model, &error), FST_E_NOT_FOUND);
     const char *secret = fixture_file("secret", "x", 1);
     chmod(secret, 0);
-    // Root reads everything: be nobody for a moment.
+    // Root can read everything, so become "nobody" for this test.
     uid_t user = geteuid();
     if (user != 0 || seteuid(65534) == 0) {
         CHECK_INT(open_path(secret, &model, &error), FST_E_PERMISSION);
@@ -156,7 +157,8 @@ TEST(truncated_at_every_length)
                               : cut < size - 2 ? FST_E_INVALID_HEADER_LENGTH
                                                : FST_E_METADATA_INCOMPLETE_BUFFER;
         CHECK_INT(status, expected);
-        CHECK_CONTAINS(error.message, fst_status_name(expected));
+        CHECK_INT(error.status, expected);
+        CHECK_CONTAINS(error.message, "cut: ");
     }
 }
 
@@ -182,14 +184,14 @@ TEST(cut_off)
     size_t index;
     CHECK_INT(fst_model_open(path, NULL, &model, &error), FST_E_METADATA_INCOMPLETE_BUFFER);
     CHECK_CONTAINS(error.message, "1 of ");
-    CHECK_CONTAINS(error.message, "2 of 3 tensors are whole");
+    CHECK_CONTAINS(error.message, "2 of 3 tensors are complete");
     CHECK_INT(fst_model_open(path, &options, &model, NULL), FST_OK);
     CHECK_INT(fst_model_tensor_count(model), 2);
     CHECK_INT(fst_model_find(model, "b", SIZE_MAX, &index, NULL), FST_OK);
     CHECK_INT(fst_model_find(model, "c", SIZE_MAX, &index, NULL), FST_E_TENSOR_NOT_FOUND);
     fst_loader *loader;
     fst_tensor *tensor;
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
     CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, -1, &tensor, NULL), FST_OK);
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
@@ -212,8 +214,8 @@ TEST(folder_is_opened_sorted)
     make_shards();
     fixture_file("model/.hidden.safetensors", "junk", 4);
     fst_model *model;
-    fst_tensor_info info;
-    fst_file_info file;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    fst_file_info file = FST_STRUCT_INIT(fst_file_info);
     CHECK_INT(open_path(fixture_path("model"), &model, NULL), FST_OK);
     CHECK_INT(fst_model_file_count(model), 2);
     CHECK_INT(fst_model_tensor_count(model), 4);
@@ -268,12 +270,12 @@ TEST(name_in_two_files)
     CHECK_CONTAINS(error.message, "again.safetensors");
 }
 
-TEST(nonsense_arguments)
+TEST(invalid_arguments)
 {
     fst_model *model;
     fst_error error;
-    fst_tensor_info info;
-    fst_file_info file;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    fst_file_info file = FST_STRUCT_INIT(fst_file_info);
     fst_metadata_entry entry;
     size_t index;
     const char *paths[2] = {"x", NULL};
@@ -308,13 +310,13 @@ TEST(nonsense_arguments)
     CHECK_INT(fst_model_file_info(model, 1, &file, &error), FST_E_ARGUMENT);
     fst_model_close(model);
     CHECK(fst_dtype_name((fst_dtype)99) == NULL);
-    CHECK_INT(fst_dtype_bits((fst_dtype)99) + fst_dtype_alignment((fst_dtype)-1), 0);
+    CHECK_INT(fst_dtype_bits((fst_dtype)99), 0);
     CHECK_TEXT(fst_status_name((fst_status)999), "Unknown");
     fst_memory_live(NULL, NULL);
     CHECK(fst_version()[0] != '\0');
 }
 
-TEST(an_index_writes_nothing_on_a_terminal)
+TEST(index_text_is_escaped_for_terminals)
 {
     static const char text[] = "{\"weight_map\":{\"a\":\"../\\u001b[31mX\"}}";
     const char *path = fixture_file("escape.safetensors.index.json", text, sizeof text - 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Manifests that saves make: the very text that fst_manifest_write() makes of the result, without
-/// a look at the file; and what becomes of manifests that a save makes untrue.
+/// Manifests written by saves: the same text as fst_manifest_write() gives for the result, without
+/// reading it again. Existing manifests that a save makes outdated.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,19 +84,19 @@ static const char *manifest_of(const char *path) {
     return text;
 }
 
-TEST(a_save_makes_the_manifest_without_reading)
+TEST(manifest_of_a_save_needs_no_reads)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
     fst_error error = {0};
     const char *path = fixture_path("saved.safetensors");
     describe(tensors, data, 0);
-    for (int way = 0; way < FST_DIGEST_COUNT * FST_SAVE_PROMISE_COUNT * 2; way++) {
+    for (int way = 0; way < FST_DIGEST_XXH3_64 * FST_SAVE_PROMISE_COUNT * 2; way++) {
         fst_save_options options = save_options_of();
         fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
-        options.digest = (fst_digest)(way % FST_DIGEST_COUNT);
-        options.promise = (fst_save_promise)(way / FST_DIGEST_COUNT % 2);
-        options.alignment_bytes = way / FST_DIGEST_COUNT / 2 == 0 ? 0 : 4096; // fillers, too
+        options.digest = (fst_digest)(way % FST_DIGEST_XXH3_64);
+        options.promise = (fst_save_promise)(way / FST_DIGEST_XXH3_64 % 2);
+        options.alignment_bytes = way / FST_DIGEST_XXH3_64 / 2 == 0 ? 0 : 4096; // fillers, too
         options.manifest = "";
         fst_status status = fst_save(path, tensors, TENSORS, &options, &stats, &error);
         if (status == FST_E_UNSUPPORTED && options.digest == FST_DIGEST_SHA256) continue;
@@ -108,7 +108,7 @@ TEST(a_save_makes_the_manifest_without_reading)
     free(data);
 }
 
-TEST(a_manifest_comes_where_it_is_asked_for)
+TEST(manifest_is_written_to_the_given_path)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -127,7 +127,7 @@ TEST(a_manifest_comes_where_it_is_asked_for)
     snprintf(taken, sizeof taken, "%s", fixture_path("elsewhere/../plain.safetensors"));
     options.manifest = taken;
     CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_E_ARGUMENT);
-    CHECK_CONTAINS(error.message, "place of the model");
+    CHECK_CONTAINS(error.message, "overwrite the model");
     CHECK(is_right(path, other, FST_DIGEST_XXH3_128));
     free(data);
 }
@@ -147,7 +147,7 @@ static fst_status stream(fst_writer *writer, const uint8_t *data, uint64_t piece
     return FST_OK;
 }
 
-TEST(what_streams_in_order_is_digested_as_it_passes)
+TEST(ordered_stream_is_digested_during_the_write)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -176,7 +176,7 @@ TEST(what_streams_in_order_is_digested_as_it_passes)
     free(data);
 }
 
-TEST(what_is_filled_in_place_is_read_once_and_counted)
+TEST(mapped_tensor_is_read_once_for_its_digest)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -201,7 +201,7 @@ TEST(what_is_filled_in_place_is_read_once_and_counted)
     free(data);
 }
 
-TEST(a_set_gets_the_manifest_of_its_folder)
+TEST(sharded_save_writes_one_manifest)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -222,7 +222,8 @@ TEST(a_set_gets_the_manifest_of_its_folder)
         CHECK(is_right(folder, manifest, FST_DIGEST_XXH3_128));
         CHECK_INT(save_entry_count("set"), counts[i] == 1 ? 2 : (int)counts[i] + 2);
     }
-    // Without one the old is taken away: nobody is told that the new model is damaged.
+    // Without a new manifest the old one is deleted, since it would report the new model as
+    // damaged.
     fst_save_options options = save_options_of();
     options.file_count = 4;
     CHECK_INT(fst_save(folder, tensors, TENSORS, &options, NULL, &error), FST_OK);
@@ -230,7 +231,7 @@ TEST(a_set_gets_the_manifest_of_its_folder)
     free(data);
 }
 
-TEST(a_compressed_file_is_read_once_more)
+TEST(compressed_file_is_read_once_for_its_manifest)
 {
     fst_save_tensor tensors[TENSORS];
     fst_save_options options = save_options_of();
@@ -254,7 +255,7 @@ TEST(a_compressed_file_is_read_once_more)
     CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
 }
 
-TEST(a_manifest_that_became_untrue_goes_with_the_old_model)
+TEST(stale_manifest_is_deleted_with_the_old_model)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -283,7 +284,7 @@ TEST(a_manifest_that_became_untrue_goes_with_the_old_model)
     edit.clear_metadata = 1;
     CHECK_INT(fst_header_edit(path, NULL, &edit, NULL, &error), FST_OK);
     CHECK(access(manifest_of(path), F_OK) != 0);
-    // What only has the name is somebody's.
+    // A file that only has the name belongs to the user.
     CHECK(fixture_file("stale.safetensors.manifest", "my list", 7) != NULL);
     options.manifest = NULL;
     CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
@@ -292,7 +293,7 @@ TEST(a_manifest_that_became_untrue_goes_with_the_old_model)
     free(data);
 }
 
-TEST(what_others_write_is_read_for_it)
+TEST(files_of_other_ranks_are_read_for_the_manifest)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -335,7 +336,7 @@ static fst_writer *hand_over(const char *name, fst_save_tensor *tensors) {
     return writer;
 }
 
-TEST(who_publishes_makes_the_sets)
+TEST(publishing_rank_writes_the_manifest)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -363,12 +364,12 @@ TEST(who_publishes_makes_the_sets)
     options.without_index = 1;
     CHECK_INT(fst_set_publish("x", none, 1, &options, NULL, &error), FST_E_ARGUMENT);
     options.without_index = 0;
-    options.digest = (fst_digest)FST_DIGEST_COUNT;
+    options.digest = FST_DIGEST_XXH3_64;
     CHECK_INT(fst_set_publish("x", none, 1, &options, NULL, &error), FST_E_ARGUMENT);
     free(data);
 }
 
-TEST(what_is_handed_over_gets_none_of_its_own)
+TEST(handed_over_files_get_no_manifest)
 {
     uint8_t *data = make_data();
     fst_save_tensor tensors[TENSORS];
@@ -381,7 +382,7 @@ TEST(what_is_handed_over_gets_none_of_its_own)
     CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_OK);
     CHECK_INT(fst_writer_hand_over(writer, &error), FST_E_UNSUPPORTED);
     fst_writer_close(writer);
-    options.digest = (fst_digest)FST_DIGEST_COUNT;
+    options.digest = FST_DIGEST_XXH3_64;
     CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_E_ARGUMENT);
     CHECK_INT(save_hidden_count("."), 0);
     free(data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Models without a path: from memory, from a descriptor, from a function of the program's.
+/// Models without a path: from memory, a descriptor, or a function of the program.
 #include <errno.h>
 #include <fastsafetensors.h>
 #include <fcntl.h>
@@ -88,10 +88,10 @@ static fst_status load_right(fst_model *model, const fst_load_options *options, 
     fst_model_close(model);
     if (status != FST_OK) return status;
     for (size_t i = 0; i < COUNT && status == FST_OK; i++)
-        status = fst_loader_item(loader, i, -1, &tensors[i], error);
+        status = fst_loader_tensor_at(loader, i, -1, &tensors[i], error);
     fst_loader_close(loader);
     for (size_t i = 0; i < COUNT; i++) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         if (status == FST_OK && (fst_tensor_view_get(tensors[i], &view, NULL) != FST_OK ||
                                  !fixture_matches(view.data, i * BYTES, BYTES)))
             status = (fst_status)999;
@@ -103,7 +103,7 @@ static fst_status load_right(fst_model *model, const fst_load_options *options, 
 static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
                                      FST_ENGINE_URING, FST_ENGINE_MMAP};
 
-TEST(memory_is_loaded_by_what_can_read_it)
+TEST(memory_source_is_loaded_by_supported_engines)
 {
     given_file *given = read_given();
     for (size_t e = 0; e < sizeof engines / sizeof *engines; e++)
@@ -112,7 +112,7 @@ TEST(memory_is_loaded_by_what_can_read_it)
             fst_source source = memory_source(given);
             fst_load_options options = FST_STRUCT_INIT(fst_load_options);
             options.mode = (fst_load_mode)mode;
-            if (mode != FST_MODE_MAP) options.engine = engines[e];
+            if (mode != FST_MODE_MAP) options.tuning = fixture_engine(engines[e]);
             fst_model *model;
             CHECK_INT(fst_model_open_source(&source, NULL, &model, NULL), FST_OK);
             fst_status status = load_right(model, &options, NULL);
@@ -125,11 +125,11 @@ TEST(memory_is_loaded_by_what_can_read_it)
                 CHECK(status == FST_OK || (past_cache && status == FST_E_UNSUPPORTED));
             CHECK_INT(given->released, 1);
         }
-    // The program's memory is as it was.
+    // The program's memory is unchanged.
     CHECK(fixture_matches(given->bytes + given->size - COUNT * BYTES, 0, COUNT * BYTES));
 }
 
-TEST(a_function_may_give_the_bytes)
+TEST(read_callback_source)
 {
     for (size_t most = 0; most < 3; most++) {
         given_file *given = read_given();
@@ -138,7 +138,7 @@ TEST(a_function_may_give_the_bytes)
         fst_load_options options = FST_STRUCT_INIT(fst_load_options);
         options.budget_bytes = most == 1 ? 2 * BYTES : 0;
         fst_model *model;
-        fst_file_info info;
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
         CHECK_INT(fst_model_open_source(&source, NULL, &model, NULL), FST_OK);
         CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
         CHECK_TEXT(info.path, "bucket/model");
@@ -148,7 +148,7 @@ TEST(a_function_may_give_the_bytes)
     }
 }
 
-TEST(a_function_that_fails_is_an_error)
+TEST(failing_read_callback_is_an_error)
 {
     fst_error error = {0};
     fst_status status = FST_E_IO;
@@ -177,7 +177,7 @@ TEST(a_function_that_fails_is_an_error)
     CHECK_INT(given->released, 1);
 }
 
-TEST(a_descriptor_past_the_page_cache_is_opened_anew)
+TEST(direct_descriptor_is_reopened)
 {
     fst_source source = FST_STRUCT_INIT(fst_source);
     source.descriptor =
@@ -190,7 +190,7 @@ TEST(a_descriptor_past_the_page_cache_is_opened_anew)
     CHECK_INT(load_right(model, &options, NULL), FST_OK);
 }
 
-TEST(a_descriptor_may_be_closed_after_opening)
+TEST(descriptor_can_be_closed_after_open)
 {
     const char *path = fixture_tensors("given", COUNT, BYTES);
     for (int mode = 0; mode < FST_MODE_COUNT; mode++) {
@@ -207,7 +207,7 @@ TEST(a_descriptor_may_be_closed_after_opening)
     }
 }
 
-TEST(what_is_no_source_is_refused)
+TEST(invalid_sources_are_refused)
 {
     given_file *given = read_given();
     fst_source source = memory_source(given);

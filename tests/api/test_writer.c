@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Saving through the public header: layouts, streams, sets, promises, and what is refused.
+/// Saving through the public header: layouts, streams, sets, promises, and rejected arguments.
 #include <fastsafetensors.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -26,7 +26,7 @@ static unsigned char *big_bytes(void) {
     return bytes;
 }
 
-TEST(a_file_is_laid_out_as_the_reference_does)
+TEST(layout_equals_the_reference)
 {
     static const float floats[3] = {1, 2, 3};
     fst_save_tensor tensors[] = {
@@ -76,7 +76,7 @@ static fst_status save_and_check(const char *name, const fst_save_options *optio
     if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return WRONG_BYTES;
     int right = 1;
     for (size_t i = 0; i < 2; i++) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         if (fst_loader_tensor(loader, tensors[i].name, SIZE_MAX, -1, &tensor, NULL) != FST_OK ||
             fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
             return WRONG_BYTES;
@@ -88,7 +88,7 @@ static fst_status save_and_check(const char *name, const fst_save_options *optio
     return right ? FST_OK : WRONG_BYTES;
 }
 
-TEST(every_engine_and_promise_writes_the_same)
+TEST(every_engine_writes_the_same_bytes)
 {
     for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
         for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
@@ -111,7 +111,7 @@ TEST(every_engine_and_promise_writes_the_same)
     CHECK_INT(save_hidden_count("."), 0);
 }
 
-TEST(memory_that_agrees_with_its_place_is_not_copied)
+TEST(aligned_memory_is_written_without_a_copy)
 {
     fst_save_options options = save_options_of();
     options.engine = FST_SAVE_ENGINE_URING;
@@ -130,7 +130,7 @@ TEST(memory_that_agrees_with_its_place_is_not_copied)
     CHECK_INT(stats.write_count, 5);
 }
 
-TEST(alignment_fills_what_the_format_leaves_no_hole_for)
+TEST(alignment_uses_padding_tensors)
 {
     fst_save_tensor tensors[] = {
         save_tensor_of("odd", FST_DTYPE_U8, shape_3, "abc"),
@@ -145,7 +145,7 @@ TEST(alignment_fills_what_the_format_leaves_no_hole_for)
     fst_model *model;
     CHECK_INT(fst_model_open(fixture_path("aligned"), NULL, &model, NULL), FST_OK);
     CHECK_INT(fst_model_tensor_count(model), 3);
-    fst_tensor_info info;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
     for (size_t i = 0; i < 3; i++) {
         CHECK_INT(fst_model_tensor_info(model, i, &info, NULL), FST_OK);
         CHECK_INT(strncmp(info.name, "__padding__.", 12) == 0, 0);
@@ -158,10 +158,10 @@ TEST(alignment_fills_what_the_format_leaves_no_hole_for)
     CHECK_INT(fst_model_tensor_info(model, index, &info, NULL), FST_OK);
     CHECK_INT(info.size_bytes, 61);
     CHECK_INT(fst_model_tensor_info(model, 4, &info, NULL), FST_E_ARGUMENT);
-    fst_file_info file;
+    fst_file_info file = FST_STRUCT_INIT(fst_file_info);
     CHECK_INT(fst_model_file_info(model, 0, &file, NULL), FST_OK);
     CHECK_INT(file.tensor_count, 4);
-    CHECK_INT(file.filler_count, 1);
+    CHECK_INT(file.padding_count, 1);
     fst_model_close(model);
     fst_error error;
     tensors[0].name = "__padding__.x";
@@ -170,7 +170,7 @@ TEST(alignment_fills_what_the_format_leaves_no_hole_for)
     CHECK_CONTAINS(error.message, "__padding__.");
 }
 
-TEST(order_and_place_of_metadata_are_the_callers)
+TEST(caller_chooses_order_and_metadata_position)
 {
     fst_save_tensor tensors[] = {save_tensor_of("z", FST_DTYPE_U8, shape_1, "1"),
                                  save_tensor_of("a", FST_DTYPE_U8, shape_1, "2")};
@@ -200,7 +200,7 @@ TEST(order_and_place_of_metadata_are_the_callers)
     fst_layout_close(layout);
 }
 
-TEST(what_cannot_be_saved_is_named)
+TEST(unsavable_tensors_are_named)
 {
     const struct {
         fst_save_tensor tensor;
@@ -211,7 +211,7 @@ TEST(what_cannot_be_saved_is_named)
         {save_tensor_of("four", FST_DTYPE_F4, shape_3, "xx"), "whole bytes"},
         {save_tensor_of("huge", FST_DTYPE_U64, (const uint64_t[]){UINT64_MAX / 8}, "x"),
          "overflow"},
-        {save_tensor_of("t", FST_DTYPE_U8, shape_1, "x"), "twice"},
+        {save_tensor_of("t", FST_DTYPE_U8, shape_1, "x"), "duplicate tensor name"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fst_save_tensor tensors[] = {save_tensor_of("t", FST_DTYPE_U8, shape_1, "x"),
@@ -273,7 +273,7 @@ TEST(nonsense_is_refused)
     CHECK(writer == NULL);
 }
 
-TEST(a_stream_may_come_in_any_order_and_from_many_threads)
+TEST(stream_accepts_any_order_and_many_threads)
 {
     for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {
         fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_big, NULL),
@@ -339,7 +339,7 @@ TEST(a_mapped_tensor_is_filled_in_place)
     CHECK_INT(fst_model_open(fixture_path("mapped"), NULL, &model, NULL), FST_OK);
     CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
     CHECK_INT(fst_loader_tensor(loader, "b", SIZE_MAX, -1, &tensor, NULL), FST_OK);
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
     CHECK(memcmp(view.data, big_bytes(), BIG_BYTES) == 0);
     fst_tensor_unref(tensor);
@@ -388,7 +388,7 @@ TEST(progress_may_cancel)
     CHECK_INT(save_hidden_count("."), 0);
 }
 
-TEST(permissions_stay_and_links_are_followed)
+TEST(permissions_are_kept_and_links_followed)
 {
     const char *path = fixture_file("real", "old", 3);
     CHECK_INT(chmod(path, 0640), 0);
@@ -412,7 +412,7 @@ TEST(permissions_stay_and_links_are_followed)
     CHECK_INT(save_and_check("loop", NULL, NULL), FST_E_IO);
 }
 
-TEST(targets_that_are_no_files_are_refused)
+TEST(irregular_targets_are_refused)
 {
     fst_error error;
     CHECK_INT(mkdir(fixture_path("folder"), 0700), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Sets that several processes write: handed over, joined, published. That every call of it may
-/// fail is in tests/unit/save/test_publish_faults.c.
+/// Sets written by several processes: handed over, joined, published.
+/// tests/unit/save/test_publish_faults.c lets each call fail.
 #include <fastsafetensors.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -45,7 +45,7 @@ static fst_status save_ranks(const char *folder, char value, const fst_publish_o
     return status;
 }
 
-TEST(files_of_ranks_become_a_set)
+TEST(files_of_ranks_become_a_sharded_model)
 {
     fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
     mkdir(fixture_path("ranks"), 0700);
@@ -72,7 +72,7 @@ TEST(files_of_ranks_become_a_set)
     CHECK_INT(save_set_value("ranks", 2), 'w');
 }
 
-TEST(what_is_not_published_goes_with_its_writer)
+TEST(unpublished_files_are_deleted_with_the_writer)
 {
     static const char bytes[64] = {0};
     mkdir(fixture_path("back"), 0700);
@@ -98,7 +98,7 @@ TEST(what_is_not_published_goes_with_its_writer)
     CHECK_INT(count, 1);
 }
 
-TEST(only_what_was_handed_over_is_published)
+TEST(only_handed_over_files_are_published)
 {
     static const char bytes[64] = {0};
     fst_error error;
@@ -109,7 +109,7 @@ TEST(only_what_was_handed_over_is_published)
               FST_OK);
     const char *mine[] = {fixture_path("here/mine.safetensors")};
     CHECK_INT(fst_set_publish(fixture_path("here"), mine, 1, NULL, NULL, &error), FST_E_ARGUMENT);
-    CHECK(strstr(error.message, "handed over") != NULL);
+    CHECK(strstr(error.message, "returned by fst_writer_hand_over") != NULL);
     CHECK_INT(access(fixture_path("here/mine.safetensors"), F_OK), 0);
 
     fst_writer *writer = open_rank("there/model.safetensors", "a", bytes);
@@ -153,7 +153,7 @@ static fst_writer *make_parts(const char *folder, fst_save_promise promise) {
     return NULL;
 }
 
-/// In a process of its own: half of a file's bytes, written or through memory.
+/// In its own process: half of a file's bytes, by write or mapping.
 static int write_half(const char *path, size_t half, bool by_map) {
     pid_t child = fork();
     if (child == 0) {
@@ -178,7 +178,7 @@ static int write_half(const char *path, size_t half, bool by_map) {
     return status;
 }
 
-TEST(parts_of_files_come_from_others)
+TEST(other_ranks_write_parts_of_a_file)
 {
     for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++) {
         fst_writer *maker = make_parts("parts", (fst_save_promise)promise);
@@ -191,12 +191,12 @@ TEST(parts_of_files_come_from_others)
         CHECK_INT(save_entry_count("parts"), 3);
         CHECK_INT(save_hidden_count("parts"), 0);
     }
-    fst_writer_close(make_parts("new", FST_SAVE_QUICK)); // somebody gave up
+    fst_writer_close(make_parts("new", FST_SAVE_QUICK)); // another process gave up
     CHECK_INT(access(fixture_path("new"), F_OK), -1);
     CHECK_INT(save_set_value("parts", 2), 'p');
 }
 
-TEST(joining_what_can_not_be_joined)
+TEST(invalid_joins_are_refused)
 {
     fst_writer *part;
     fst_error error;

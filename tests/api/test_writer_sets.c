@@ -11,7 +11,7 @@
 
 static const uint64_t shape_3[] = {3}, shape_64[] = {64};
 
-TEST(shards_are_assigned_as_hugging_face_does)
+TEST(shard_plan_equals_hugging_face)
 {
     const struct {
         uint64_t sizes[6], groups[6];
@@ -58,7 +58,7 @@ static fst_status save_set(const char *folder, uint32_t file_count, char value,
     return fst_save(fixture_path(folder), tensors, 8, &options, NULL, NULL);
 }
 
-TEST(a_set_replaces_an_earlier_one_and_leaves_nothing_of_it)
+TEST(sharded_save_replaces_the_old_model_entirely)
 {
     static const uint32_t counts[] = {3, 3, 2, 1, 1, 4, 1};
     for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++)
@@ -71,7 +71,7 @@ TEST(a_set_replaces_an_earlier_one_and_leaves_nothing_of_it)
     CHECK_INT(access(fixture_path("sets/deep/model.safetensors"), F_OK), 0);
 }
 
-TEST(other_files_of_the_folder_stay)
+TEST(unrelated_files_are_kept)
 {
     CHECK_INT(save_set("mixed", 2, 'a', FST_SAVE_QUICK), FST_OK);
     fixture_file("mixed/config.json", "{}", 2);
@@ -87,7 +87,7 @@ static int rights_of(const char *name) {
     return stat(fixture_path(name), &info) == 0 ? (int)(info.st_mode & 07777) : -1;
 }
 
-TEST(a_set_keeps_its_rights_whatever_its_number_of_files)
+TEST(sharded_model_keeps_permissions)
 {
     CHECK_INT(save_set("secret", 2, 'a', FST_SAVE_QUICK), FST_OK);
     CHECK_INT(chmod(fixture_path("secret/model-00001-of-00002.safetensors"), 0644), 0);
@@ -102,7 +102,7 @@ TEST(a_set_keeps_its_rights_whatever_its_number_of_files)
     CHECK_INT(save_set_value("secret", 8), 'd');
 }
 
-TEST(leftovers_of_long_names_are_swept)
+TEST(leftovers_with_long_names_are_removed)
 {
     char stem[216], hidden[300];
     memset(stem, 's', 215);
@@ -122,7 +122,7 @@ TEST(leftovers_of_long_names_are_swept)
     CHECK_INT(save_hidden_count("long"), 1);
 }
 
-TEST(the_index_is_hugging_faces)
+TEST(index_equals_hugging_face)
 {
     fst_save_tensor tensors[] = {
         save_tensor_of("b\xc3\xa9\xf0\x9f\x98\x80\x7f", FST_DTYPE_U8, shape_3, "xyz"),
@@ -145,7 +145,7 @@ TEST(the_index_is_hugging_faces)
     CHECK(save_file_holds("hf/diffusion.safetensors.index.json", expected, sizeof expected - 1));
 }
 
-TEST(a_name_may_come_once_in_a_set)
+TEST(duplicate_names_in_a_sharded_model_are_refused)
 {
     fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz"),
                                  save_tensor_of("a", FST_DTYPE_U8, shape_3, "xyz")};

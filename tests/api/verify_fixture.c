@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Models with manifests, and bits that flip in them.
+/// Models with manifests, and flipped bits.
 #include "verify_fixture.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Models with manifests, and bits that flip in them.
+/// Models with manifests, and flipped bits.
 #ifndef VERIFY_FIXTURE_H
 #define VERIFY_FIXTURE_H
 
@@ -12,9 +12,9 @@
 /// Changes one bit of a file, and nothing else about it that a program looks at.
 void flip(const char *path, uint64_t bit);
 uint64_t size_of(const char *path);
-/// A model of COUNT tensors with a manifest beside it; NULL: it could not be made.
+/// A model of COUNT tensors with a manifest; NULL on failure.
 const char *make_listed(const char *name, fst_digest digest, uint32_t chunk_bytes);
-/// fst_manifest_check() by a manifest (NULL: the one beside it); *count grows by each difference.
+/// fst_manifest_check() with a manifest (NULL: the default one); *count grows by each difference.
 fst_status count_differences(const char *path, const char *manifest, int *count,
                              fst_manifest_stats *stats, fst_error *error);
 

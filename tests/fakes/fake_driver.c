@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The drivers' functions, under CUDA's names or (FAKE_HIP) HIP's: devices, contexts, streams,
-/// events, the kernel. Memory and copies: fake_memory.c.
+/// The functions of the fake drivers, with CUDA's names or (FAKE_HIP) HIP's: devices, contexts,
+/// streams, events, the kernel. fake_memory.c has memory and copies.
 #include "fake_driver.h"
 
 #include <stdint.h>
@@ -200,7 +200,7 @@ FUNCTION(cuStreamDestroy_v2, hipStreamDestroy)(void *stream) {
 
 FUNCTION(cuStreamSynchronize, hipStreamSynchronize)(void *stream) {
     if (is_refused(stream)) return INVALID_HANDLE;
-    fake_stream_sync(stream_of(stream)); // also when it is to fail: what was queued happens
+    fake_stream_sync(stream_of(stream)); // also before a requested failure: queued work is done
     BEGIN_IN_CONTEXT("cuStreamSynchronize");
     return 0;
 }

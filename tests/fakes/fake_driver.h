@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the files of a fake driver share: names of its functions under CUDA's or (FAKE_HIP) HIP's,
-/// results, and the thread's device.
+/// Shared by the files of a fake driver: function names in CUDA's or (FAKE_HIP) HIP's spelling,
+/// results, and the current device of the thread.
 #ifndef FAKE_DRIVER_H
 #define FAKE_DRIVER_H
 

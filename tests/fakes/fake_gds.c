@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stand-ins for cuFile and (FAKE_HIP) hipFile. FAKE_GDS_MODE in the environment when the driver
-/// opens, or fake_gds_set("mode", ..): 0 reads straight to the device (through a mapping, so that
-/// no read call is counted), 1 is the compatibility mode (pread), 2 does not start, 3 refuses
-/// files. "fail_at": the n-th read from now fails; "short_at": it comes short;
-/// "noisy": so many reads from now somebody else reads as well. Reads are counted,
-/// and must be whole pages of device memory.
+/// Fake cuFile and (FAKE_HIP) hipFile. The mode is FAKE_GDS_MODE in the environment when the driver
+/// opens, or fake_gds_set("mode", N): 0 reads directly to the device (through a mapping, so that no
+/// read call is counted), 1 is the compatibility mode (pread), 2 fails to start, 3 rejects files.
+/// "fail_at": the n-th read from now fails; "short_at": it is short; "noisy": another process reads
+/// during the next n reads. Reads are counted, and must be whole pages of device memory.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>

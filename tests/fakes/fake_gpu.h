@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stand-ins for the GPU drivers, with real memory behind them, for tests. Copies and kernels
-/// happen on threads, later than they are asked for, so that what is not waited for shows as wrong
-/// bytes; addresses are checked against what was allocated; any call can be made to fail.
+/// Fake GPU drivers with real memory, for tests. Copies and kernels run on threads, later than
+/// requested, so that a missing wait shows as wrong bytes. Addresses are checked against
+/// allocations. Every call can be made to fail.
 #ifndef FAKE_GPU_H
 #define FAKE_GPU_H
 
@@ -28,7 +28,7 @@ typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long
 /// threads that have loaded a module before), binaries, queries,
 /// blocking_waits, broken_captures, first_copy_calls and first_copy_allocs (as they were at the
 /// first copy since copies was set to 0), depth (contexts pushed by this thread), fail_left,
-/// last_error (of this thread, which HIP keeps until somebody asks).
+/// last_error (of this thread, which HIP keeps until it is read).
 typedef long (*fake_gpu_get_function)(const char *name);
 /// Queues a delay and then a fill of memory on a stream.
 typedef void (*fake_gpu_fill_function)(void *stream, long delay_us, void *target, int byte,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A stand-in for HIP's runtime compiler. FAKE_HIPRTC_REFUSE in the environment: it refuses.
+/// A fake of HIP's runtime compiler. It fails if FAKE_HIPRTC_REFUSE is in the environment.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory of the fake drivers and copies of it. Small device memory is aligned to 512 bytes and no
-/// more; who frees or unlocks what a queued copy still uses is told by
-/// abort(). The bus is a clock: copies of all streams take turns on it.
+/// Memory of the fake drivers, and copies. Small device memory is aligned to only 512 bytes.
+/// Freeing or unpinning memory that a queued copy still uses aborts the program. Copies of all
+/// streams take turns on a simulated bus.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ FUNCTION(cuMemAlloc_v2, hipMalloc)(uint64_t *address, size_t size) {
     bool fits = size > 0 && state.used[device] + (long)size <= fake_number(MEMORY);
     if (fits) memory = map_device(size);
     if (memory != NULL && add_range(memory, size, device)) {
-        // What nobody wrote shows.
+        // Reveals memory that was never written.
         if (fake_number(NO_BYTES) == 0) memset(memory, 0xa5, size < 8u << 20 ? size : 8u << 20);
         state.used[device] += (long)size;
         fake_number_add(ALLOCATIONS, 1);
@@ -114,7 +114,7 @@ FUNCTION(cuMemFree_v2, hipFree)(uint64_t address) {
     if (good) *place = state.ranges[--state.range_count];
     if (good) state.used[freed.device] -= (long)freed.size;
     pthread_mutex_unlock(&state.lock);
-    if (!good) return INVALID_VALUE; // somebody else has freed it meanwhile
+    if (!good) return INVALID_VALUE; // another thread freed it meanwhile
     fake_number_add(ALLOCATIONS, -1);
     fake_number_add(ALLOCATED_BYTES, -(long)freed.size);
     unmap_device(freed.begin, freed.size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What tests set and count, and what a driver answers before it does anything: failures that a
-/// test asks for, errors that stay, a driver that is gone, graphs that are being captured.
+/// Settings and counters of tests, and the checks before each driver call: requested failures,
+/// sticky errors, a driver that was shut down, graph capture.
 #ifndef FAKE_NUMBERS_H
 #define FAKE_NUMBERS_H
 
@@ -75,7 +75,7 @@ long fake_number_add(int index, long value);
 void fake_number_or(int index, long bits);
 /// FAKE_GPU_<NAME> of the environment.
 void fake_numbers_read(void);
-/// What a call answers before it does anything; 0: it goes on.
+/// The result of a call before it starts; 0: continue.
 int fake_call_begin(const char *function);
 /// The same for calls that give something back: what fails there is lost, so no failure is asked
 /// for.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Streams and events: queues of work, each done by a thread of its own.
+/// Streams and events: queues of work, each processed by its own thread.
 #include "fake_stream.h"
 
 #include <pthread.h>
@@ -288,7 +288,7 @@ void fake_event_sync(fake_event *event) {
     wait_for(event, turn);
 }
 
-/// What is queued on `later` from now on waits for what is queued on `earlier` now.
+/// New work on `later` waits for the work already queued on `earlier`.
 static void order_streams(fake_stream *earlier, fake_stream *later) {
     fake_event *event = fake_event_open(false);
     if (event == NULL) abort();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Streams and events of the fake drivers: a thread a stream. Where a bus is simulated nothing is
-/// done, and so by no thread: what is queued has a time at which it is over, and nobody but who
-/// asks takes the processors'.
+/// Streams and events of the fake drivers: one thread per stream. With a simulated bus no thread
+/// runs: queued work has an end time, and only the queries take CPU time.
 #ifndef FAKE_STREAM_H
 #define FAKE_STREAM_H
 
@@ -45,7 +44,7 @@ bool fake_streams_use(const void *begin, size_t size);
 int64_t fake_bus_take(size_t size, int64_t not_before_ns);
 int64_t fake_now_ns(void);
 
-/// `blocks`: whoever waits for it sleeps.
+/// `blocks`: waiting threads sleep.
 fake_event *fake_event_open(bool blocks);
 bool fake_event_blocks(const fake_event *event);
 void fake_event_close(fake_event *event);

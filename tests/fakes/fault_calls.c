@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// See fault_calls.h. Errors are those that the calls' manual pages name and a save can meet.
+/// Implements fault_calls.h. The errors are those in the manual pages that a save can meet.
 #include "fault_calls.h"
 
 #include <dirent.h>
@@ -45,7 +45,7 @@ static bool fails(const char *name, const int *errors, unsigned error_count) {
     pthread_mutex_unlock(&lock);
     if (is_due && plan.kind == FAULT_KILL) _exit(9);
     if (is_due && plan.kind == FAULT_ACTION) {
-        int before = errno; // readdir() tells by it
+        int before = errno; // readdir() reports errors in it
         is_on = false;
         plan.action();
         is_on = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// System calls that fail when a test wants it: linked in place of the real ones (--wrap). Only
-/// calls between fault_calls_begin() and fault_calls_end() count.
+/// System calls that fail on request, linked in place of the real ones (--wrap). Only calls between
+/// fault_calls_begin() and fault_calls_end() count.
 #ifndef FAULT_CALLS_H
 #define FAULT_CALLS_H
 

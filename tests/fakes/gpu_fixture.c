@@ -35,19 +35,21 @@ const gpu_fake *gpu_fake_of(size_t index) {
 }
 
 fst_load_options gpu_options_on(fst_device_kind kind, int32_t index) {
-    return (fst_load_options){
-        .struct_size = sizeof(fst_load_options), .device = {kind, index}, .gds = FST_GDS_OFF};
+    return (fst_load_options){.struct_size = sizeof(fst_load_options),
+                              .device = {kind, index},
+                              .tuning = fixture_gds(FST_GDS_OFF)};
 }
 
 fst_tensor_view gpu_view_of(const fst_tensor *tensor) {
-    fst_tensor_view view = {0};
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) abort();
     return view;
 }
 
 fst_save_tensor gpu_save_row(const fst_tensor *tensor) {
     fst_tensor_view view = gpu_view_of(tensor);
-    return (fst_save_tensor){.name = view.name,
+    return (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                             .name = view.name,
                              .name_size = view.name_size,
                              .dtype = view.dtype,
                              .rank = view.rank,
@@ -111,7 +113,7 @@ fst_model *gpu_small_model(size_t count) {
 bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near) {
     fst_tensor_view a = gpu_view_of(far), b = gpu_view_of(near);
     if (a.size_bytes != b.size_bytes || a.dtype != b.dtype) return false;
-    // Vectors of 16 bytes are what kernels read; memory of the caller's is where it is.
+    // Kernels read vectors of 16 bytes; the caller's memory can have any alignment.
     if (a.size_bytes >= 16 && a.device.kind != FST_DEVICE_CPU && (uintptr_t)a.data % 16 != 0) {
         fprintf(stderr, "%s is not aligned: %p\n", a.name, a.data);
         return false;
@@ -149,7 +151,7 @@ bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats
     return same;
 }
 
-/// Nothing of a load is left, but for the ring that is kept; then not even that.
+/// Only the cached staging ring remains of a load, and is then freed too.
 bool gpu_is_clean(const gpu_fake *driver) {
     size_t buffers;
     uint64_t bytes;
@@ -185,13 +187,14 @@ bool gpu_same_however(fst_model *model, const gpu_fake *driver) {
         const uint64_t *begin, *end;
     } boxes[] = {{half, begin, end},   {half, column, last},   {brain, begin, end},
                  {big, rows, row_end}, {half, rows, long_end}, {big, NULL, NULL}};
-    fst_request_item items[6];
+    fst_part items[6];
     for (size_t i = 0; i < 6; i++)
-        items[i] = (fst_request_item){.tensor_index = boxes[i].tensor,
-                                      .slice_begin = boxes[i].begin,
-                                      .slice_end = boxes[i].end};
-    options.items = items;
-    options.item_count = 6;
+        items[i] = (fst_part){.struct_size = sizeof(fst_part),
+                              .tensor_index = boxes[i].tensor,
+                              .begin = boxes[i].begin,
+                              .end = boxes[i].end};
+    options.parts = items;
+    options.part_count = 6;
     if (!gpu_same_load(model, &options, &stats)) return false;
     options.convert = 1;
     options.dtype = FST_DTYPE_F32;

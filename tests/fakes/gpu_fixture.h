@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What tests of GPUs share: the stand-ins' hooks, models of all kinds, and comparison with loads
-/// to the processors' memory.
+/// Shared by tests of GPUs: hooks of the fake drivers, models of all kinds, and comparison with
+/// loads to host memory.
 #ifndef GPU_FIXTURE_H
 #define GPU_FIXTURE_H
 
@@ -30,7 +30,7 @@ void gpu_find_hook(void *handle, const char *name, void *function);
 /// Without GPUDirect Storage.
 fst_load_options gpu_options_on(fst_device_kind kind, int32_t index);
 fst_tensor_view gpu_view_of(const fst_tensor *tensor);
-/// The tensor as it is to be saved: from where it lies.
+/// The tensor as a request to save it from its own device.
 fst_save_tensor gpu_save_row(const fst_tensor *tensor);
 fst_model *gpu_open_model(const char *path);
 /// A model of many dtypes, large and small, at places that no alignment likes.

@@ -26,7 +26,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static FILE *stream;
 
-/// The log, with the lock held; NULL where there is none.
+/// The log, with the lock held; NULL without a log.
 static FILE *open_log(void) {
     pthread_mutex_lock(&lock);
     const char *path = getenv("IO_LOG");

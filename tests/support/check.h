@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A test program: TEST(name) { CHECK(..); } registers itself; main() prints TAP, one line a test.
+/// A test program: TEST(name) { CHECK(...); } registers itself; main() prints TAP, one line per
+/// test.
 #ifndef CHECK_H
 #define CHECK_H
 

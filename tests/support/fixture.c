@@ -172,3 +172,24 @@ uint64_t fixture_random(uint64_t *state) {
     uint64_t value = *state ^ (*state >> 29);
     return value * 0xbf58476d1ce4e5b9u >> 16;
 }
+
+#define TUNING(member, value) [value] = {.struct_size = sizeof(fst_load_tuning), .member = value}
+
+const fst_load_tuning *fixture_engine(fst_engine engine) {
+    static const fst_load_tuning engines[FST_ENGINE_COUNT] = {
+        TUNING(engine, FST_ENGINE_AUTO), TUNING(engine, FST_ENGINE_URING),
+        TUNING(engine, FST_ENGINE_DIRECT), TUNING(engine, FST_ENGINE_PREAD),
+        TUNING(engine, FST_ENGINE_MMAP)};
+    return &engines[engine];
+}
+
+const fst_load_tuning *fixture_gds(fst_gds gds) {
+    static const fst_load_tuning choices[FST_GDS_COUNT] = {
+        TUNING(gds, FST_GDS_AUTO), TUNING(gds, FST_GDS_OFF), TUNING(gds, FST_GDS_STRICT)};
+    return &choices[gds];
+}
+
+const fst_load_tuning *fixture_populate(void) {
+    static const fst_load_tuning tuning = {.struct_size = sizeof tuning, .map_populate = 1};
+    return &tuning;
+}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files for tests: made in a folder of their own that goes when the program ends.
+/// Files for tests, in a temporary folder that is deleted at exit.
 #ifndef FIXTURE_H
 #define FIXTURE_H
 
+#include <fastsafetensors/experimental.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,5 +41,11 @@ int fixture_mapping_has(const void *address, const char *flag);
 
 /// Deterministic pseudo-random numbers.
 uint64_t fixture_random(uint64_t *state);
+
+/// fst_load_options.tuning that has nothing but an engine, a use of GPUDirect Storage, or
+/// map_populate; valid for the whole run.
+const fst_load_tuning *fixture_engine(fst_engine engine);
+const fst_load_tuning *fixture_gds(fst_gds gds);
+const fst_load_tuning *fixture_populate(void);
 
 #endif

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// bench_codec DTYPE FILE: encodes and decodes a file of elements chunk by chunk on one core, and
-/// prints "SIZE ENCODE DECODE" by instruction set: stored bytes in percent, GB of true bytes per
-/// second of processor time (medians). Memory is in huge pages where they can be had, as that of
-/// loads is.
+/// bench_codec DTYPE FILE: encodes and decodes a file of elements chunk by chunk on one core.
+/// Prints "SIZE ENCODE DECODE" per instruction set: stored size in percent, decoded GB per second
+/// of CPU time (medians). Uses huge pages if available, as loads do.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

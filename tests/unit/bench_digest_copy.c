@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// bench_digest_copy FILE: how fast a file can be copied out of the page cache and digested in the
-/// same pass, on all processors, with nothing else to do: what a verified load of a cached file
-/// can't beat. Threads read pieces into memory that has its pages already and digest each while it
-/// is in the processor's cache. A word a line from standard input, its seconds to standard output:
-/// "none" copies, the name of a digest copies and digests; "only-" before it digests what is in
-/// memory, "fresh-" copies to memory that the system has to make first, as a program's first load
-/// does. benchmarks/verified_loads.py asks it in turns with loads.
+/// bench_digest_copy FILE: the highest speed at which a file can be copied out of the page cache
+/// and digested in the same pass, on all cores. It is an upper limit for verified loads of cached
+/// files. Threads copy pieces to memory that is already mapped, and digest each while it is in the
+/// CPU cache. Reads one word per line from standard input and prints its seconds: "none" only
+/// copies, the name of a digest copies and digests; the prefix "only-" digests without copying,
+/// "fresh-" copies to new memory, as the first load of a program does. benchmarks/verified_loads.py
+/// runs it in turns with loads.
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>

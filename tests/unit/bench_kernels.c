@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the processors can do at best, and how close the kernels come: copies around the cache and
-/// conversions, over memory that is present. GB/s count bytes read and written.
+/// The limits of the CPU, and how close the kernels come: non-temporal copies and conversions, in
+/// mapped memory. GB/s count bytes read and written.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/base.h"
-#include "dtype/dtype.h"
+#include "base/primitives.h"
+#include "dtype/dtype_info.h"
 #include "transfer/transfer.h"
 
 #define SOURCE_BYTES ((size_t)256 << 20)
@@ -40,7 +40,7 @@ static void *work(void *context) {
     const thread_share *share = context;
     if (share->pair == NULL) {
         for (size_t at = 0; at < share->size; at += PIECE_BYTES)
-            fsti_copy(share->target + at, share->source + at, PIECE_BYTES);
+            fsti_copy_bytes(share->target + at, share->source + at, PIECE_BYTES);
         return NULL;
     }
     fsti_conversion conversion = fsti_dtype_conversion(share->pair->from, share->pair->to);

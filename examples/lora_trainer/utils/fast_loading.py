@@ -13,6 +13,7 @@ try:
         save_embeddings_safetensors,
         save_safetensors,
     )
+    from fastsafetensors.torch import save_file_async as save_safetensors_async
 except ImportError:
     from safetensors.torch import load_file, save_file
 
@@ -27,6 +28,17 @@ except ImportError:
     def save_safetensors(state_dict, path, metadata=None):
         """Save a file with safetensors."""
         save_file(state_dict, path, {"format": "pt"} if metadata is None else metadata)
+
+    class _Saved:
+        """What a save that has ended is waited for by."""
+
+        def wait(self):
+            """Do nothing."""
+
+    def save_safetensors_async(state_dict, path, metadata=None):
+        """Save a file with safetensors, which has no asynchronous save: it is done on return."""
+        save_safetensors(state_dict, path, metadata)
+        return _Saved()
 
     def load_embeddings_safetensors(path, device="cpu"):
         """Load a flat dict of tensors."""
@@ -43,4 +55,5 @@ __all__ = [
     "load_safetensors",
     "save_embeddings_safetensors",
     "save_safetensors",
+    "save_safetensors_async",
 ]

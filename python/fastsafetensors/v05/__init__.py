@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of fastsafetensors 0.5, for the programs that were written for it.
+"""The API of fastsafetensors 0.5, for existing programs.
 
-Everything in here is over the library's own loads and saves. Programs import it from where it was
-(`fastsafetensors.loader`, `fastsafetensors.saver`, ..); new ones want fastsafetensors.torch,
-safe_open, fastsafetensors.distributed and fastsafetensors.checkpoint.
+Everything here uses the library's own loads and saves. Programs import it from the old paths
+(`fastsafetensors.loader`, `fastsafetensors.saver`, ...). New programs should use
+fastsafetensors.torch, safe_open, fastsafetensors.distributed and fastsafetensors.checkpoint.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is still allocated, and buffers that live as long as somebody holds them."""
+"""Memory that is still allocated, and reference-counted device buffers.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,26 @@ from .._core import live_buffers
 
 
 def live_allocation_count() -> int:
-    """Tensor buffers of this process that are not yet freed."""
+    """Number of tensor buffers of this process that are not freed yet.
+
+    For programs written for fastsafetensors 0.5.
+    """
     return live_buffers()[0]
 
 
 def live_allocation_bytes() -> int:
-    """Bytes of the tensor buffers that are not yet freed."""
+    """Bytes of tensor buffers that are not freed yet.
+
+    For programs written for fastsafetensors 0.5.
+    """
     return live_buffers()[1]
 
 
 class SharedDeviceAllocation:
-    """A device buffer with a count of holders: the last release frees it, if it is owned."""
+    """A reference-counted device buffer: the last release frees it, if it is owned."""
 
     def __init__(self, gbuf: Any, framework: Any, device: Any, owns_memory: bool = True) -> None:
-        """Begin with one holder."""
+        """Start with one holder."""
         self.gbuf = gbuf
         self._framework = framework
         self._device = device
@@ -35,12 +44,12 @@ class SharedDeviceAllocation:
         """Add a holder. RuntimeError once the buffer is freed."""
         with self._lock:
             if self._count <= 0:
-                raise RuntimeError("the allocation is released")
+                raise RuntimeError("the allocation was released")
             self._count += 1
         return self
 
     def release(self) -> None:
-        """Remove a holder; more releases than holders do nothing."""
+        """Remove a holder. Has no effect without holders."""
         with self._lock:
             if self._count <= 0:
                 return
@@ -51,11 +60,11 @@ class SharedDeviceAllocation:
 
     @property
     def live(self) -> bool:
-        """Whether the buffer is not yet freed."""
+        """Whether the buffer is not freed yet."""
         return self._count > 0
 
     def refcount(self) -> int:
-        """Return how many hold it."""
+        """Return the number of holders."""
         return self._count
 
     def get_base_address(self) -> int:

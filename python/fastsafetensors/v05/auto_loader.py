@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoLoader: a parallel load whose settings come from a file."""
+"""AutoLoader: a parallel load whose settings come from a file.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _LOADERS = ("base", "3fs")
 
 
 class AutoLoader:
-    """Iterate over a model's tensors as FASTSAFETENSORS_CONFIG or ./fastsafetensors.json says.
+    """Iterate over a model's tensors with settings from FASTSAFETENSORS_CONFIG or
+    ./fastsafetensors.json.
+
+    For programs written for fastsafetensors 0.5.
 
     config: the settings that were found (see fastsafetensors.config).
     """
@@ -49,6 +55,10 @@ class AutoLoader:
         )
         _logger.info("AutoLoader initialized: loader=%s, files=%d", name, len(hf_weights_files))
 
+    def __repr__(self) -> str:
+        """Return the chosen loader's repr()."""
+        return f"<AutoLoader of {self._pipeline!r}>"
+
     @property
     def config(self) -> LoaderConfig:
         """The settings that were found."""
@@ -71,9 +81,9 @@ class AutoLoader:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Stop and let go of everything."""
+        """Stop and free everything."""
         self.close()
 
     def close(self) -> None:
-        """Stop and let go of everything; twice is fine."""
+        """Stop and free everything. Repeated calls are harmless."""
         self._pipeline.close()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a parallel load: whole files, or runs of tensors within a limit of memory."""
+"""Batches of a parallel load: whole files, or runs of tensors within a memory limit.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-# Bytes between two tensors that are read over rather than begin a new batch.
+# A larger gap between two tensors starts a new batch.
 MERGE_GAP = 4096
 
 
 class BudgetInfeasibleError(ValueError):
-    """The model does not fit the memory that it may have."""
+    """The model does not fit in the memory budget.
+
+    For programs written for fastsafetensors 0.5.
+    """
 
 
 @dataclass
 class Batch:
-    """What is read together: {rank: (path, names)}."""
+    """A batch: {rank: (path, names)}."""
 
     parts: dict[int, tuple[Any, list[str]]] = field(default_factory=dict)
 
@@ -29,9 +35,9 @@ class Batch:
 class PlanRules:
     """Limits of a plan.
 
-    queue_size: as ParallelLoader's. budget: bytes on the device, None: no limit. resident: which
-    tensors stay after they were handed out. multiplier, chunk_overhead, fixed_overhead: what the
-    reader needs beside the tensors.
+    queue_size: as in ParallelLoader. budget: bytes on the device; None: unlimited. resident: which
+    tensors stay in memory after they were returned. multiplier, chunk_overhead, fixed_overhead:
+    memory of the reader in addition to the tensors.
     """
 
     ranks: int = 1
@@ -45,12 +51,12 @@ class PlanRules:
 
 
 def depth_of(queue_size: int, ranks: int) -> int:
-    """How many batches are in memory at once."""
+    """Number of batches in memory at once."""
     return (1 if queue_size < 0 else queue_size + 2) + (1 if ranks > 1 else 0)
 
 
 def cut_runs(metadata: Any, names: list[str], limit: int | None) -> list[list[str]]:
-    """Runs of consecutive tensors that span at most `limit` bytes of the file."""
+    """Runs of consecutive tensors that cover at most `limit` bytes of the file."""
     if limit is None:
         return [names] if names else []
     runs: list[list[str]] = []
@@ -72,15 +78,15 @@ def cut_runs(metadata: Any, names: list[str], limit: int | None) -> list[list[st
 
 
 class Planner:
-    """Cuts files into batches that the rules allow."""
+    """Divides files into batches within the rules."""
 
     def __init__(self, rules: PlanRules) -> None:
-        """Keep the rules; queue_size may get shallower while planning."""
+        """Store the rules. queue_size may be reduced while planning."""
         self.rules = rules
         self.queue_size = rules.queue_size
 
     def plan(self, groups: Sequence[dict[int, tuple[Any, Any, list[str]]]]) -> list[Batch]:
-        """Plan groups of files {rank: (path, metadata, names)} that are read side by side."""
+        """Plan groups of files {rank: (path, metadata, names)} that are read together."""
         if self.rules.budget is None:
             return self._cut(groups, [self.rules.max_batch_bytes] * len(groups))
         wished = self.rules.queue_size
@@ -98,7 +104,7 @@ class Planner:
         raise self._infeasible(groups)
 
     def _resident_after(self, groups: Sequence[Any]) -> list[int]:
-        """Bytes that stay on one rank once a group was handed out, the group included."""
+        """Bytes that stay on one rank after a group was returned, including the group."""
         total, result = 0, []
         for group in groups:
             for _, metadata, names in group.values():
@@ -114,7 +120,7 @@ class Planner:
         )
 
     def _limits(self, groups: Sequence[Any], queue_size: int) -> list[int | None] | None:
-        """The chunk size of each group, or None where one does not fit."""
+        """The chunk size of each group, or None if one does not fit."""
         rules = self.rules
         depth = depth_of(queue_size, rules.ranks)
         limits: list[int | None] = []
@@ -130,7 +136,7 @@ class Planner:
         return limits
 
     def _infeasible(self, groups: Sequence[Any]) -> BudgetInfeasibleError:
-        """The error that names the first group which does not fit even one batch at a time."""
+        """The error for the first group that does not fit even with one batch at a time."""
         rules = self.rules
         depth = depth_of(-1, rules.ranks)
         worst: tuple[int, str, int, int] = (0, "", 0, 0)

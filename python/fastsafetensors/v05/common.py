@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers, frames and small helpers, as programs for fastsafetensors 0.5 use them."""
+"""Headers, frames and helpers of fastsafetensors 0.5."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import ctypes
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import Model, engines, error_class
+from .._core import Model, check_save, engines, error_class
 from .._memory import model_of_bytes
 from .._verify import open_files
 from .st_types import Device, DType, converted
@@ -31,28 +32,28 @@ ODIRECT_HINT = "FASTSAFETENSORS_ODIRECT=0 makes reads go through the page cache"
 
 
 def is_debug(logger: logging.Logger) -> bool:
-    """Tell whether a logger says what loads do."""
+    """Tell whether a logger logs details of loads."""
     return logger.isEnabledFor(logging.DEBUG)
 
 
 def set_debug() -> None:
-    """Let the package's loggers say what loads do."""
+    """Make the package's loggers log details of loads."""
     logging.getLogger("fastsafetensors").setLevel(logging.DEBUG)
 
 
 def is_odirect_enabled(path: str, buffered_ram_fs: bool = False) -> bool:
-    """Tell whether reads of a file may go past the page cache.
+    """Tell whether reads of a file may bypass the page cache.
 
-    FASTSAFETENSORS_ODIRECT decides; without it, what a probe of the file system says.
+    FASTSAFETENSORS_ODIRECT decides; otherwise a probe of the file system.
     """
-    wish = os.environ.get("FASTSAFETENSORS_ODIRECT")
-    if wish in ("0", "1"):
-        return wish == "1"
+    requested = os.environ.get("FASTSAFETENSORS_ODIRECT")
+    if requested in ("0", "1"):
+        return requested == "1"
     return any(works for name, works, _, _ in engines(path) if name == "direct")
 
 
 def resolve_runtime_lib_name(framework: Any = None) -> str:
-    """Return "": the drivers are found by the library itself."""
+    """Return "", because the library finds drivers itself."""
     return ""
 
 
@@ -62,7 +63,10 @@ def init_logger(name: str) -> logging.Logger:
 
 
 class SingleGroup:
-    """The process group of a program that is alone."""
+    """The process group of a single process.
+
+    For programs written for fastsafetensors 0.5.
+    """
 
     def size(self) -> int:
         """Return the number of ranks: 1."""
@@ -74,7 +78,7 @@ class SingleGroup:
 
 
 def is_gpu_found() -> bool:
-    """Tell whether a GPU's runtime is there and has a device."""
+    """Tell whether a GPU runtime and a device are available."""
     try:
         import torch
 
@@ -84,7 +88,10 @@ def is_gpu_found() -> bool:
 
 
 def get_device_numa_node(device: int | None) -> int | None:
-    """Return the NUMA node of a GPU, or None where there is none or it is not known."""
+    """Return the NUMA node of a GPU, or None if unknown.
+
+    For programs written for fastsafetensors 0.5.
+    """
     if device is None:
         return None
     try:
@@ -98,12 +105,12 @@ def get_device_numa_node(device: int | None) -> int | None:
         with open(f"/sys/bus/pci/devices/{address}/numa_node") as file:
             node = int(file.read())
         return node if node >= 0 else None
-    except Exception:  # no torch, no GPU, no such file: not known
+    except Exception:  # no torch, no GPU or no such file: unknown
         return None
 
 
 def get_fs_type(path: str | os.PathLike[str], mounts_file: str = "/proc/mounts") -> str:
-    """Return the type of the file system that a path lies on ("ext4"), or ""."""
+    """Return the type of a path's file system ("ext4"), or ""."""
     real = os.path.realpath(path)
     best, kind = "", ""
     try:
@@ -123,9 +130,11 @@ def get_fs_type(path: str | os.PathLike[str], mounts_file: str = "/proc/mounts")
 
 @dataclass
 class TensorFrame:
-    """A tensor's place: dtype, shape, bytes relative to the data section, strides in elements.
+    """A tensor's location: dtype, shape, bytes relative to the data section, strides in elements.
 
-    offsets: first element of each dimension of a slice; sliced: whether it is one.
+    For programs written for fastsafetensors 0.5.
+
+    offsets: first element of each dimension of a slice; sliced: whether it is a slice.
     """
 
     dtype: DType
@@ -137,7 +146,7 @@ class TensorFrame:
 
     @classmethod
     def from_buffer(cls, entry: dict[str, Any]) -> TensorFrame:
-        """Make one of a header's entry."""
+        """Create one from a header entry."""
         shape = list(entry["shape"])
         strides = [1] * len(shape)
         for at in range(len(shape) - 2, -1, -1):
@@ -170,7 +179,7 @@ class TensorFrame:
 
 
 class FileFrames(Mapping[str, TensorFrame]):
-    """{name: TensorFrame} of one file, by offset; a frame is made when it is asked for."""
+    """{name: TensorFrame} of one file, by offset; frames are created on demand."""
 
     def __init__(self, model: Model, header_length: int) -> None:
         """Read the names."""
@@ -210,14 +219,14 @@ class FileFrames(Mapping[str, TensorFrame]):
 
 
 class LoaderFrames(Mapping[str, TensorFrame]):
-    """The frames of several files; of a name in two of them, the last one's."""
+    """The frames of several files. If two files have a name, the last one counts."""
 
     def __init__(self) -> None:
-        """Begin without files."""
+        """Start without files."""
         self._files: list[FileFrames] = []
 
     def add(self, frames: FileFrames) -> None:
-        """Add a file's."""
+        """Add a file's frames."""
         self._files.append(frames)
 
     def __getitem__(self, name: str) -> TensorFrame:
@@ -241,13 +250,15 @@ class LoaderFrames(Mapping[str, TensorFrame]):
 class SafeTensorsMetadata:
     """A file's header.
 
-    tensors: {name: TensorFrame} by offset; metadata: the file's own, "" where it has none;
-    header_length: bytes before the data section; size_bytes: of the file; src: its path;
-    aligned: whether the data section begins at a multiple of 8 bytes.
+    For programs written for fastsafetensors 0.5.
+
+    tensors: {name: TensorFrame} by offset; metadata: the file's, or ""; header_length: bytes before
+    the data section; size_bytes: of the file; src: its path; aligned: whether the data section
+    starts at a multiple of 8 bytes.
     """
 
     def __init__(self, model: Model, src: str, framework: Any = None) -> None:
-        """Read what an opened model of one file knows."""
+        """Take the header of an open model with one file."""
         self.framework = framework
         _, self.size_bytes, self.header_length, _, _ = model.file(0)
         self.src = src
@@ -257,7 +268,7 @@ class SafeTensorsMetadata:
         self.model = model
 
     def _check_bytes(self) -> None:
-        """Refuse what looks at the file's own bytes where these are compressed."""
+        """Refuse functions that access the file's own bytes if these are compressed."""
         if self.model.is_compressed:
             raise RuntimeError(
                 f"{self.src} is compressed: its bytes are not those of its tensors, and only the "
@@ -283,17 +294,16 @@ class SafeTensorsMetadata:
     def from_buffer(
         cls, buf: int, buffer_len: int, filename: str, framework: Any = None
     ) -> SafeTensorsMetadata:
-        """Read a header from memory at an address, which holds the whole file."""
+        """Read a header from memory that contains the whole file."""
         data = (ctypes.c_char * buffer_len).from_address(buf)
         return cls(model_of_bytes(data), filename, framework)
 
     def select_byte_ranges(
         self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096
     ) -> list[tuple[int, int]]:
-        """Return [(begin, end)] from the start of the file that hold what is to be kept.
+        """Return [(begin, end)] from the start of the file with the selected tensors.
 
-        Ranges at most merge_gap bytes apart are one. Of a compressed file there are none:
-        RuntimeError.
+        Ranges at most merge_gap bytes apart are merged. RuntimeError for a compressed file.
         """
         self._check_bytes()
         ranges: list[tuple[int, int]] = []
@@ -315,15 +325,15 @@ class SafeTensorsMetadata:
         dtype: DType = DType.AUTO,
         owner: Any = None,
     ) -> dict[str, Any]:
-        """Return {name: TensorBase} over a buffer that a reader of the caller's has filled.
+        """Return {name: TensorBase} over a buffer that the caller's reader has filled.
 
-        copy_start_offset: the byte of the file that lies at the buffer's begin. The tensors are
-        views of the buffer and keep `owner`, else `gbuf`; with a dtype, floats are converted.
-        RuntimeError for a compressed file, whose bytes are no tensors'.
+        copy_start_offset: file offset of the buffer's first byte. The tensors are views of the
+        buffer and keep `owner`, or else `gbuf`, alive; with a dtype, floats are converted.
+        RuntimeError for a compressed file.
         """
         self._check_bytes()
         if self.framework is None:
-            raise ValueError("the metadata were read without a framework")
+            raise ValueError("the metadata was read without a framework")
         views = self.framework.iter_buffer_views(
             self, gbuf, device, copy_start_offset, self.tensors.names, owner
         )
@@ -334,9 +344,10 @@ class SafeTensorsMetadata:
         }
 
     def digest(self) -> str:
-        """Return a digest of the header: equal for equal files, wherever they lie."""
+        """Return a digest of the header, equal for equal files at any path."""
         try:
-            with open(self.src, "rb") as file:  # a compressed file's own header is another one
+            # the stored header of a compressed file is another one
+            with open(self.src, "rb") as file:
                 length = file.read(8)
                 header = file.read(min(int.from_bytes(length, "little"), 100_000_000))
                 return hashlib.blake2b(length + header, digest_size=16).hexdigest()
@@ -349,7 +360,7 @@ class SafeTensorsMetadata:
 
 
 def open_model(path: str, shown: str | None = None) -> Model:
-    """Open one file as the 0.5 loaders do: leniently, with the fault's name in the message."""
+    """Open one file like the 0.5 loaders: leniently, with the error's name in the message."""
     try:
         return open_files([path], lenient=True)
     except error_class() as error:
@@ -363,8 +374,32 @@ def open_model(path: str, shown: str | None = None) -> Model:
         raise raised from None
 
 
+# Files are reopened while a save replaces them, for at least two seconds.
+_TRIES = 40
+
+
+def check_one_save(open_all: Callable[[], Collection[SafeTensorsMetadata]]) -> None:
+    """Open files until they belong to one save.
+
+    open_all: opens all files and returns their headers. It is called again while a save replaces
+    some of them.
+
+    Raises:
+        SafetensorError: the files were replaced at each attempt, or a save of them was left
+            unfinished.
+    """
+    for tries in range(_TRIES):
+        try:
+            check_save([metadata.model for metadata in open_all()])
+            return
+        except error_class() as error:
+            if getattr(error, "tag", None) != "FileChanged" or tries == _TRIES - 1:
+                raise
+        time.sleep(min(0.001 * 2**tries, 0.064))
+
+
 def device_of(device: Any) -> Device:
-    """Return our Device of anything that names one; an error for a GPU that is not there."""
+    """Convert anything that names a device to a Device. Raises an error for a missing GPU."""
     found = Device.of(device)
     if not found.is_cpu and not is_gpu_found():
         raise RuntimeError(

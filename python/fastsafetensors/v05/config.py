@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of AutoLoader: a JSON file, named by the environment or in the working folder."""
+"""Settings of AutoLoader: a JSON file named by the environment, or in the working folder.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ DEFAULT_CONFIG_PATH = "./fastsafetensors.json"
 
 _logger = logging.getLogger(__name__)
 
-# Groups whose entries are settings of their own.
+# Groups of settings.
 _FLATTENED = ("parallel", "debug")
 # Common settings that no loader's section repeats.
 _COMMON = ("framework", "debug_log", "set_numa", "disable_cache")
@@ -27,7 +30,10 @@ _DEFAULT_SECTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class LoaderConfig:
-    """What AutoLoader does."""
+    """What AutoLoader does.
+
+    For programs written for fastsafetensors 0.5.
+    """
 
     loader: str = "base"
     framework: str = "pytorch"
@@ -45,7 +51,7 @@ class LoaderConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> LoaderConfig:
-        """Make one of a JSON object. Unknown keys are ignored; a wrong type is a ValueError."""
+        """Create one from a JSON object. Unknown keys are ignored; a wrong type is a ValueError."""
         if not isinstance(data, dict):
             raise ValueError(f"the configuration must be an object, not {type(data).__name__}")
         flat: dict[str, Any] = {}
@@ -98,7 +104,7 @@ class LoaderConfig:
 
 
 def _check_type(key: str, default: Any, value: Any) -> None:
-    """A setting has its default's type, where None stands for a number."""
+    """Check that a setting has its default's type; None stands for a number."""
     wanted: type = int if default is None else type(default)
     if default is None and value is None:
         return
@@ -107,7 +113,10 @@ def _check_type(key: str, default: Any, value: Any) -> None:
 
 
 def load_config() -> LoaderConfig:
-    """Return the settings of the file that is named or found; the defaults without one."""
+    """Return the settings from the named or default file, or the defaults.
+
+    For programs written for fastsafetensors 0.5.
+    """
     named = os.environ.get(CONFIG_ENV_VAR)
     if named:
         if not os.path.exists(named):

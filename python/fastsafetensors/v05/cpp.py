@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-level names of fastsafetensors 0.5's extension, for scripts that call them directly.
 
-A shim for old code on CPU memory: reads with the system's own calls, on threads. New programs use
-the loaders, which read faster and say what went wrong. Addresses are plain integers.
+For old code on CPU memory: reads with system calls on threads. New programs should use the loaders,
+which are faster and report errors. Addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 _logger = logging.getLogger("fastsafetensors.cpp")
 
-# Blocks of a read that go to different threads.
+# Block size for distributing a read over threads.
 _BLOCK = 16 << 20
 _PAGE = 4096
 
 
 class _Allocations:
-    """Memory given out by cpu_malloc, by address."""
+    """Memory returned by cpu_malloc, by address."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,31 +46,31 @@ _allocations = _Allocations()
 
 
 def load_library_functions(cudart_lib_name: str = "") -> None:
-    """Do nothing: libraries are looked for where they are needed."""
+    """Do nothing, because libraries are loaded on demand."""
 
 
 def is_cuda_found() -> bool:
-    """Tell whether this shim drives CUDA: it does not, the loaders move tensors."""
+    """Tell whether this module uses CUDA: no, only the loaders do."""
     return False
 
 
 def is_hip_found() -> bool:
-    """Tell whether this shim drives HIP: it does not."""
+    """Tell whether this module uses HIP: no."""
     return False
 
 
 def is_cufile_found() -> bool:
-    """Tell whether this shim drives cuFile: it does not."""
+    """Tell whether this module uses cuFile: no."""
     return False
 
 
 def is_fgds_found() -> bool:
-    """Tell whether libfgds can be used: it can't."""
+    """Tell whether libfgds is available: no."""
     return False
 
 
 def is_gds_supported(device_id: int) -> int:
-    """-1 for a device that can't be one, 0 where direct reads into it are not possible."""
+    """-1 for an invalid device, 0 if direct reads into it are not possible."""
     return -1 if device_id < 0 else 0
 
 
@@ -85,12 +85,12 @@ def close_gds() -> int:
 
 
 def get_alignment_size() -> int:
-    """Bytes that direct reads are aligned to."""
+    """Alignment of direct reads in bytes."""
     return _PAGE
 
 
 def set_debug_log(enabled: bool) -> None:
-    """Turn the messages of this module's logger on or off."""
+    """Enable or disable the log messages of this module."""
     _logger.setLevel(logging.DEBUG if enabled else logging.NOTSET)
 
 
@@ -104,53 +104,53 @@ def set_gil_release(enabled: bool) -> None:
 
 
 def set_numa_node(node: int) -> int:
-    """Return 0: threads are placed by the loads themselves, never process-wide."""
+    """Return 0, because loads place their own threads."""
     return 0
 
 
 def cpu_malloc(size: int) -> int:
-    """Address of `size` bytes, page-aligned; free with cpu_free."""
+    """Address of `size` bytes, page-aligned; free it with cpu_free."""
     return _allocations.add(size)
 
 
 def cpu_free(address: int) -> None:
-    """Free what cpu_malloc gave; unknown addresses are ignored."""
+    """Free memory from cpu_malloc; unknown addresses are ignored."""
     _allocations.drop(address)
 
 
 def gpu_malloc(size: int) -> int:
-    """Raise RuntimeError: device memory comes from the framework."""
-    raise RuntimeError("gds: no GPU memory from this shim; allocate with your framework")
+    """Raise RuntimeError, because device memory comes from the framework."""
+    raise RuntimeError("gds: this shim can't allocate GPU memory. Allocate with the framework")
 
 
 def gpu_free(address: int) -> None:
     """Raise RuntimeError, as gpu_malloc does."""
-    raise RuntimeError("gds: no GPU memory from this shim; free with your framework")
+    raise RuntimeError("gds: this shim can't free GPU memory. Free with the framework")
 
 
 def read_buffer(address: int, size: int) -> bytes:
-    """Copy of `size` bytes at an address."""
+    """Copy `size` bytes from an address."""
     return ctypes.string_at(address, size)
 
 
 class cpp_metrics:  # noqa: N801  0.5's name
     """Counters of the readers of this module."""
 
-    bounce_buffer_bytes = 0  # reads go to their place
+    bounce_buffer_bytes = 0  # reads go directly to their destination
 
 
 def get_cpp_metrics() -> cpp_metrics:
-    """Counters: nothing is bounced."""
+    """Counters; there are no bounce buffers."""
     return cpp_metrics()
 
 
 class gds_device_buffer:  # noqa: N801
-    """A range of memory that reads go to; owns nothing."""
+    """A range of memory as the target of reads. Does not own it."""
 
     def __init__(self, base_address: int, length: int, use_cuda: bool) -> None:
-        """Keep address and length. RuntimeError for device memory."""
+        """Store address and length. RuntimeError for device memory."""
         if use_cuda:
-            raise RuntimeError("gds: this shim reads to CPU memory only; use the loaders")
+            raise RuntimeError("gds: this shim only reads to CPU memory. Use the loaders")
         self._base, self._length = base_address, length
 
     def get_base_address(self) -> int:
@@ -162,7 +162,7 @@ class gds_device_buffer:  # noqa: N801
         return self._length
 
     def cufile_register(self, offset: int, length: int) -> int:
-        """Return 0: CPU memory needs no registration."""
+        """Return 0, because CPU memory needs no registration."""
         return 0
 
     def cufile_deregister(self, offset: int) -> int:
@@ -185,13 +185,13 @@ class gds_device_buffer:  # noqa: N801
 
 
 class gds_file_handle:  # noqa: N801
-    """An open file; closed when it goes."""
+    """An open file, closed when garbage-collected."""
 
     def __init__(self, path: str, o_direct: bool, use_cuda: bool) -> None:
-        """Open for reading. RuntimeError names the system's error."""
+        """Open for reading. RuntimeError with the system's error."""
         self._fd = -1
         try:
-            # Through the page cache whatever o_direct says: edges here need no alignment.
+            # Always through the page cache, because ranges may be unaligned.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise RuntimeError(
@@ -233,7 +233,7 @@ class _Reader:
         self._waiting: dict[int, tuple[list[Future[int]], int, int, int]] = {}
 
     def __del__(self) -> None:
-        """Wait for reads under way: they write to memory that may be freed next."""
+        """Wait for running reads, which write to memory that may be freed next."""
         pool = getattr(self, "_pool", None)
         if pool is not None:
             pool.shutdown(wait=True)
@@ -252,10 +252,10 @@ class _Reader:
         return number
 
     def _wait(self, number: int) -> tuple[int, int]:
-        """(bytes read, address) of a read; 0 bytes when it failed or the file is too short."""
+        """(bytes read, address) of a read; 0 bytes if it failed or the file is too short."""
         with self._lock:
             if number not in self._waiting:
-                raise IndexError(f"no read has the number {number}")
+                raise IndexError(f"unknown read number {number}")
             parts, length, base, offset = self._waiting.pop(number)
         try:
             count = sum(part.result() for part in parts)
@@ -282,11 +282,13 @@ class nogds_file_reader(_Reader):  # noqa: N801
         self, fd: int, dst: gds_device_buffer, offset: int, length: int, ptr_off: int,
         track_progress: bool = False,
     ) -> int:
-        """Begin to read `length` bytes of the file at `offset` to dst + ptr_off: a number."""
+        """Start reading `length` bytes of the file at `offset` to dst + ptr_off; return its
+        number.
+        """
         return self._submit(fd, dst, offset, length, ptr_off)
 
     def wait_read(self, request: int) -> int:
-        """Address of the bytes read, 0 when they could not be read whole."""
+        """Address of the bytes, 0 if they could not be read completely."""
         count, address = self._wait(request)
         return address if count else 0
 
@@ -306,13 +308,13 @@ class gds_file_reader(_Reader):  # noqa: N801
         self, fh: gds_file_handle, dst: gds_device_buffer, offset: int, length: int, ptr_off: int,
         file_length: int, track_progress: bool = False,
     ) -> int:
-        """Begin to read to dst + ptr_off, at most to the end of the file: a number."""
+        """Start reading to dst + ptr_off, at most to the end of the file; return its number."""
         number = self._submit(fh.fileno(), dst, offset, min(length, file_length - offset), ptr_off)
-        self._files[number] = fh  # open until the read has ended
+        self._files[number] = fh  # stays open until the read ends
         return number
 
     def wait_read(self, request: int) -> int:
-        """Bytes read, 0 when it failed."""
+        """Bytes read, 0 if it failed."""
         try:
             return self._wait(request)[0]
         finally:

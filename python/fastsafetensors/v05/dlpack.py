@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory at an address as a DLPack capsule."""
+"""Memory at an address as a DLPack capsule.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ _ROCM = 10
 
 
 
-# ---- the C structs, for programs that read capsules by themselves ----
+# ---- the C structs, for programs that parse capsules ----
 
 
 class DLDevice(ctypes.Structure):
-    """Where memory is."""
+    """A device."""
 
     kDLCPU, kDLCUDA, kDLROCM = 1, 2, 10  # noqa: N815 - DLPack's names
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int))
 
 
 class c_DLDataType(ctypes.Structure):  # noqa: N801 - the name that programs know
-    """What elements are."""
+    """An element type."""
 
     # noqa below: DLPack's names, as 0.5 has them. STDataToDL: (type_code, bits, lanes).
     kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLBool = 0, 1, 2, 4, 6  # noqa: N815
@@ -41,7 +44,7 @@ class c_DLDataType(ctypes.Structure):  # noqa: N801 - the name that programs kno
 
 
 class DLTensor(ctypes.Structure):
-    """Memory as a tensor."""
+    """A tensor description."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -55,7 +58,7 @@ class DLTensor(ctypes.Structure):
 
 
 class DLManagedTensor(ctypes.Structure):
-    """A tensor and who lets go of it."""
+    """A tensor and its deleter."""
 
     _fields_ = (
         ("dl_tensor", DLTensor),
@@ -74,9 +77,9 @@ def from_cuda_buffer(
 ) -> Any:
     """Return a "dltensor" capsule of memory at an address, on the CPU or a GPU.
 
-    shape and strides count elements. owner is kept until the consumer lets go; without one the
-    memory must outlive it. F4 and F8_E8M0 come as bytes; KeyError for other 8-bit floats, which
-    this form of DLPack has no word for.
+    shape and strides count elements. owner is kept alive until the consumer frees the tensor;
+    without it the memory must outlive the tensor. F4 and F8_E8M0 are exported as bytes; KeyError
+    for other 8-bit floats, which this DLPack version lacks.
     """
     if dtype in (DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ):
         raise KeyError(dtype)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert parallelism: which experts a rank owns, and a filter that keeps only those."""
+"""Expert parallelism: which experts a rank owns, and a filter for them.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ DEFAULT_EXPERT_PATTERN = re.compile(r"\.experts\.(\d+)\.")
 
 
 def owned_expert_range(num_experts: int, ep_size: int, ep_rank: int) -> tuple[int, int]:
-    """Return (first, end) of a rank's experts: consecutive, the remainder to the lowest ranks.
+    """Return (first, end) of a rank's experts: consecutive, with the remainder on the lowest ranks.
+
+    For programs written for fastsafetensors 0.5.
 
     10 experts over 4 ranks: 3, 3, 2, 2.
     """
@@ -30,7 +35,9 @@ def expert_parallel_filter(
     ep_rank: int,
     pattern: re.Pattern[str] = DEFAULT_EXPERT_PATTERN,
 ) -> Callable[[str], bool]:
-    """Return a filter of names: it keeps a rank's experts, and everything that is no expert.
+    """Return a filter that keeps a rank's experts, and all names that are not experts.
+
+    For programs written for fastsafetensors 0.5.
 
     pattern: its first group is the expert's number.
     """
@@ -66,11 +73,13 @@ def _world() -> tuple[int, int]:
 
 
 def expert_parallel_filter_from_env() -> Callable[[str], bool] | None:
-    """Make the filter that the environment asks for; None where it asks for none.
+    """Create the filter configured by the environment; None if it is not enabled.
 
-    FASTSAFETENSORS_EP_SLICE=1 switches it on; FASTSAFETENSORS_EP_NUM_EXPERTS is the number of
-    experts; FASTSAFETENSORS_EP_SIZE and _EP_RANK default to torch.distributed's world, else to
-    WORLD_SIZE and RANK.
+    For programs written for fastsafetensors 0.5.
+
+    FASTSAFETENSORS_EP_SLICE=1 enables it. FASTSAFETENSORS_EP_NUM_EXPERTS is the number of experts.
+    FASTSAFETENSORS_EP_SIZE and _EP_RANK default to torch.distributed's world, else to WORLD_SIZE
+    and RANK.
     """
     if os.environ.get("FASTSAFETENSORS_EP_SLICE") != "1":
         return None

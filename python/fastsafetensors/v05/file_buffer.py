@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FilesBufferOnDevice: what a loader has loaded, by name, on all ranks."""
+"""FilesBufferOnDevice: the tensors of a loader by name, on all ranks.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from typing import Any
 from .._agreement import Agreement, named
 from .._core import error_class
 from .._errors import unknown_tensor
-from .._load import OpenLoad
+from .._load import OpenLoad, close_load
 from .._rank_parts import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
 
 STRATEGIES = ("auto", "slice", "broadcast", "scatter")
 
-# Tensors up to this size are given whole to all ranks, which take their part.
+# Tensors up to this size are sent whole to all ranks, which keep their part.
 _SMALL_BYTES = 1 << 20
 
 
@@ -26,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _summary(stats: dict[str, Any]) -> str:
-    """One line on a load."""
+    """A summary of a load in one line."""
     seconds = stats["total_ns"] / 1e9
     return (
         f"{stats['tensor_count']} tensors, {stats['bytes_requested']} bytes in {seconds:.3f} s by "
@@ -35,31 +38,31 @@ def _summary(stats: dict[str, Any]) -> str:
 
 
 class LoadedFile:
-    """One rank's file: its header, and on the rank that reads it, its tensors."""
+    """One rank's file: its header and, on the rank that reads it, its tensors."""
 
     def __init__(self, metadata: Any, rank: int, names: list[str]) -> None:
-        """Describe a file of which `names` were asked for."""
+        """Describe a file from which `names` were requested."""
         self.metadata = metadata
         self.rank = rank
         self.names = names
-        self.loader: Any = None  # a load in progress or finished, of our own pipeline
+        self.loader: Any = None  # a load in progress or finished, of the library's pipeline
         self._indices = dict(zip(names, range(len(names)), strict=True))
         self.raws: dict[str, Any] = {}
         self.tensors: dict[str, TensorBase] = {}
         self.dtype = DType.AUTO
         self.closed = False
         self.log_level = logging.DEBUG
-        self.goes_far = False  # to a device, by the library's own pipeline
+        self.is_on_gpu = False  # on a device, loaded by the library's pipeline
 
     def raw(self, name: str, framework: FrameworkOpBase) -> Any:
-        """Return a tensor of the framework, made when it is first asked for, the same ever after.
+        """Return a framework tensor, created on first access and the same afterwards.
 
-        Of threads that ask at once one makes what all get.
+        With concurrent access one thread creates the tensor for all.
         """
         found = self.raws.get(name)
         if found is not None:
             return found
-        if name in self.tensors:  # from a reader of the caller's own
+        if name in self.tensors:  # from a custom reader
             return self.tensors[name].get_raw()
         loader = self.loader
         if loader is None:
@@ -69,12 +72,15 @@ class LoadedFile:
     def read(
         self, name: str, box: tuple[list[int], list[int]] | None, framework: FrameworkOpBase
     ) -> Any:
-        """Read a tensor, or the box [begin, end) of it, by itself. Of files not read beforehand."""
+        """Read a tensor, or the part [begin, end) of it, separately.
+
+        For files that are not read beforehand.
+        """
         if self.closed:
             raise error_class()("the buffer is closed")
         item = name if box is None else (name, *box)
-        wish = None if self.dtype is DType.AUTO else self.dtype.value
-        with OpenLoad(self.metadata.model, [item], mode="load", dtype=wish) as loader:
+        requested = None if self.dtype is DType.AUTO else self.dtype.value
+        with OpenLoad(self.metadata.model, [item], mode="load", dtype=requested) as loader:
             return framework.make(loader, 0)
 
     def get(self, name: str, framework: FrameworkOpBase) -> TensorBase:
@@ -88,23 +94,24 @@ class LoadedFile:
             found = self.tensors.setdefault(name, framework.adopt(raw, dtype))
         return found
 
-    def _tell_gds(self) -> None:
-        """Say once why files are not read straight to a GPU, where that was wished for."""
-        if self.goes_far and self.loader is not None:
-            from .._gpu import tell_gds
+    def _report_gds(self) -> None:
+        """Log once why files are not read by GPUDirect Storage, if that was requested."""
+        if self.is_on_gpu and self.loader is not None:
+            from .._gpu import report_gds
 
-            tell_gds(self.loader.stats()["reason"])
+            report_gds(self.loader.stats()["reason"])
 
     def close(self) -> None:
-        """Let go of the load and its tensors; those handed out stay valid."""
+        """Free the load and its tensors. Returned tensors stay valid."""
         self.closed = True
-        with contextlib.suppress(error_class(), RuntimeError):  # abandoned, or another process's
+        # abandoned, or of the parent process
+        with contextlib.suppress(error_class(), RuntimeError):
             if self.loader is not None and _logger.isEnabledFor(self.log_level):
                 stats = _summary(self.loader.stats())
                 _logger.log(self.log_level, "%s: %s", self.metadata.src, stats)
-            self._tell_gds()
+            self._report_gds()
         if self.loader is not None:
-            self.loader.close()
+            close_load(self.loader)
         self.loader = None
         self.tensors = {}
         self.raws = {}
@@ -119,10 +126,12 @@ def _to_dtype(dtype: Any, framework: FrameworkOpBase) -> DType:
 
 
 class FilesBufferOnDevice:
-    """Loaded files. Tensors own their memory: closing this never invalidates one.
+    """Loaded files. Tensors own their memory, so closing this never invalidates them.
 
-    key_to_rank_lidx: {name: (rank, index of the rank's file)}. In a group, all ranks call the same
-    functions in the same order.
+    For programs written for fastsafetensors 0.5.
+
+    key_to_rank_lidx: {name: (rank, index of the rank's file)}. In a group, all ranks must make the
+    same calls in the same order.
     """
 
     def __init__(
@@ -156,9 +165,9 @@ class FilesBufferOnDevice:
                     self._check_unique(file.names)
                 self.key_to_rank_lidx.update(dict.fromkeys(file.names, (rank, index)))
         goes_there = self.device.is_cpu or bool(framework.load_options(self.device, "off"))
-        # Where the framework's tensors are made: on the device, if loads go there.
+        # The device on which the framework's tensors are created, if loads go there.
         self._home = self.device if goes_there else Device.from_str("cpu")
-        # In a group of one a tensor is handed out as the loader made it.
+        # In a group of one, tensors are returned as the loader created them.
         self._plain = pg.size() == 1 and goes_there
 
     def _check_unique(self, names: list[str]) -> None:
@@ -176,11 +185,11 @@ class FilesBufferOnDevice:
         return found[0], self.rank_loaders[found[0]][found[1]]
 
     def get_filename(self, tensor_name: str) -> str:
-        """Return the path of the file that holds a tensor."""
+        """Return the path of the file that contains a tensor."""
         return str(self._file(tensor_name)[1].metadata.src)
 
     def get_shape(self, tensor_name: str) -> list[int]:
-        """Return a tensor's shape, as the file has it."""
+        """Return a tensor's shape in the file."""
         return list(self._file(tensor_name)[1].metadata.tensors[tensor_name].shape)
 
     def _place(self, tensor: TensorBase, device: Any, dtype: Any) -> TensorBase:
@@ -194,9 +203,9 @@ class FilesBufferOnDevice:
         )
 
     def settle(self, failure: Exception | None = None) -> None:
-        """Wait until this rank's bytes are there, and know that the other ranks' are.
+        """Wait until the bytes of this rank and of all other ranks have been read.
 
-        failure: what this rank could not do. An error on any rank is one on all; the buffer is then
+        failure: this rank's error. An error on any rank is an error on all; the buffer is then
         closed.
         """
         if self._settled:
@@ -216,7 +225,7 @@ class FilesBufferOnDevice:
     def _begin(
         self, what: str, prepare: Callable[[], tuple[int, TensorBase | None]]
     ) -> tuple[int, TensorBase | None]:
-        """Prepare this rank's side of a collective, and know that all ranks could."""
+        """Prepare this rank's side of a collective, and check that all ranks could."""
         if self._closed:
             raise error_class()("FilesBufferOnDevice is closed")
         self.settle()
@@ -229,7 +238,7 @@ class FilesBufferOnDevice:
         return prepared
 
     def _side(self, name: str) -> tuple[int, TensorBase]:
-        """Return (owner, the tensor there, memory for it elsewhere)."""
+        """Return (owner, its tensor, memory for it on other ranks)."""
         owner, file = self._file(name)
         if self.pg.rank() == owner:
             return owner, file.get(name, self.framework).contiguous()
@@ -239,7 +248,10 @@ class FilesBufferOnDevice:
         )
 
     def _everywhere(self, name: str, what: str) -> TensorBase:
-        """Return a tensor on every rank, broadcast by its owner; `what` is what all must ask."""
+        """Return a tensor on every rank, broadcast by its owner.
+
+        All ranks must pass the same `what`.
+        """
         if self.pg.size() == 1:
             return self._file(name)[1].get(name, self.framework)
         owner, tensor = self._begin(what, lambda: self._side(name))
@@ -250,9 +262,10 @@ class FilesBufferOnDevice:
         return tensor
 
     def begin_run(self, names: list[str]) -> Callable[[], Iterable[Any]]:
-        """Begin to give tensors of one file to all ranks, by one collective where that is possible.
+        """Start sending tensors of one file to all ranks, by one collective if possible.
 
-        The result waits and returns them. In a group of one they are made as the caller iterates.
+        The returned function waits and returns them. In a group of one they are created on
+        iteration.
         """
         if self.pg.size() == 1:
             return lambda: map(self.get_tensor, names)
@@ -295,13 +308,16 @@ class FilesBufferOnDevice:
         return self._place(tensor, device, dtype)
 
     def get_tensor(self, tensor_name: str, device: Any = None, dtype: Any = DType.AUTO) -> Any:
-        """Return a tensor of the framework. ValueError names an unknown one."""
+        """Return a framework tensor. ValueError for an unknown name."""
         if self._plain and device is None and dtype is DType.AUTO:
             return self._file(tensor_name)[1].raw(tensor_name, self.framework)
         return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
 
     def _part(self, name: str, dim: int) -> TensorBase:
-        """Return this rank's block of ceil(size / ranks) along a dimension; -1: all of it."""
+        """Return this rank's block of ceil(size / ranks) along a dimension; -1:
+
+        the whole tensor.
+        """
         what = f"get_sharded({name!r}, {dim})"
         if dim == -1 or self.pg.size() == 1:
             return self._everywhere(name, what)
@@ -315,17 +331,20 @@ class FilesBufferOnDevice:
         return self._scatter(name, dim, what)
 
     def _is_small(self, name: str) -> bool:
-        """Tell whether "auto" gives a tensor whole to all: one message instead of many."""
+        """Tell whether "auto" sends a tensor whole to all ranks, as one message."""
         if self._strategy == "scatter":
             return False
         found = self.key_to_rank_lidx.get(name)
         if found is None:
-            return True  # the error comes from there
+            return True  # the error is raised there
         file = self.rank_loaders[found[0]][found[1]]
         return bool(file.metadata.tensor_bytes(name) <= _SMALL_BYTES)
 
     def _block(self, name: str, dim: int, rank: int) -> tuple[slice, ...]:
-        """Return a rank's block along a dimension as an index. ValueError for no such dimension."""
+        """Return a rank's block along a dimension as an index.
+
+        ValueError for a missing dimension.
+        """
         shape = self._file(name)[1].metadata.tensors[name].shape
         if not 0 <= dim < len(shape):
             raise ValueError(f"get_sharded: {name} has no dimension {dim}")
@@ -401,7 +420,8 @@ class FilesBufferOnDevice:
 
         def prepare() -> tuple[int, TensorBase | None]:
             if not 0 <= dst_rank < self.pg.size():
-                raise ValueError(f"push_tensor: rank {dst_rank} of a group of {self.pg.size()}")
+                raise ValueError(f"push_tensor: rank {dst_rank} is not in the group of "
+                                 f"{self.pg.size()}")
             owner, _ = self._file(tensor_name)
             return self._side(tensor_name) if rank in (owner, dst_rank) else (owner, None)
 
@@ -439,11 +459,11 @@ class FilesBufferOnDevice:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Let go of everything that nobody holds."""
+        """Free everything that is not in use."""
         self.close()
 
     def close(self) -> None:
-        """Let go of everything that nobody holds; twice is fine."""
+        """Free everything that is not in use. Repeated calls are harmless."""
         if self._closed:
             return
         self._closed = True

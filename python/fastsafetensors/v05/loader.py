@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SafeTensorsFileLoader in both its forms, and fastsafe_open."""
+"""SafeTensorsFileLoader in both its forms, and fastsafe_open.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from .._agreement import Agreement
 from .._core import Model, error_class
 from .._load import load_from, open_load
+from .._representation import format_contents, format_model, format_paths
 from .._types import Paths
 from .._verify import open_files
-from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, device_of
+from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, check_one_save, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
@@ -28,13 +32,13 @@ __all__ = ["BaseSafeTensorsFileLoader", "SafeTensorsFileLoader", "fastsafe_open"
 _MAX_BLOCK = 16 * 1024**3
 _logger = logging.getLogger(__name__)
 
-# What FASTSAFETENSORS_ODIRECT asks for.
+# Values of FASTSAFETENSORS_ODIRECT.
 _ENGINES = {"0": "pread", "1": "direct"}
 
 
 @cache
 def _warn_of_rejection() -> None:
-    """Exist once: its cache says whether the warning was given."""
+    """A cached function, so that the warning is issued once."""
 
 
 def _warn_once(path: str, error: Exception) -> None:
@@ -44,12 +48,12 @@ def _warn_once(path: str, error: Exception) -> None:
 
 
 class _PathLoader:
-    """Load a model eagerly: every byte is read, into aligned memory that the tensors own.
+    """Load a model eagerly into aligned, owned memory.
 
         tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
 
     path: a file, an index, a folder, or a list of files (a name in two of them is an error).
-    num_threads: a wish; a load uses no more threads than it has work for.
+    num_threads: maximum number of threads; small loads use fewer.
     """
 
     def __init__(self, path: Paths, num_threads: int = 8, **others: Any) -> None:
@@ -62,8 +66,13 @@ class _PathLoader:
         if num_threads <= 0:
             raise ValueError(f"num_threads must be positive, not {num_threads}")
         self._threads = num_threads
+        self._path = path
         self._model: Model | None = open_files(path)
         self._stats: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        """Return the path, the number of tensors and their dtypes."""
+        return format_model("SafeTensorsFileLoader", self._path, self._model)
 
     def load(self) -> dict[str, Any]:
         """Read all tensors: {name: torch.Tensor} in file order, valid after close()."""
@@ -79,7 +88,7 @@ class _PathLoader:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What the last load() did and why; empty before the first."""
+        """The statistics of the last load(); empty before the first."""
         return dict(self._stats)
 
     def close(self) -> None:
@@ -103,14 +112,14 @@ class _PathLoader:
 
 
 class BaseSafeTensorsFileLoader:
-    """Load files into a FilesBufferOnDevice, by a reader of any registered type.
+    """Load files into a FilesBufferOnDevice, with a reader of any registered type.
 
-    pg: a process group, SingleGroup() or None. In a group, all ranks make the same calls in the
-    same order; a rank that fails, or calls something else, is a RankError on the others. timeout:
-    seconds to wait for other ranks, None: the group's own. strategy: how get_sharded() gets a part
-    in a group: "slice", each rank reads its own from the file; "broadcast" or "scatter", the file's
-    rank reads it all and gives it to the others whole or in parts; "auto": scatter, but small
-    tensors whole. Extra keywords go to the reader's factory.
+    pg: a process group, SingleGroup() or None. In a group, all ranks must make the same calls in
+    the same order; if a rank fails or calls something else, the others raise RankError. timeout:
+    seconds to wait for other ranks; None: the group's own. strategy: how get_sharded() gets a part
+    in a group: "slice": each rank reads its own from the file; "broadcast" or "scatter": the file's
+    rank reads it and sends it whole or in parts; "auto": scatter, but small tensors whole. Extra
+    keywords are passed to the reader's factory.
     """
 
     def __init__(
@@ -125,7 +134,7 @@ class BaseSafeTensorsFileLoader:
         strategy: str = "auto",
         **kwargs: Any,
     ) -> None:
-        """Check the settings; nothing is read yet."""
+        """Check the settings, without reading."""
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
         self.strategy = strategy
@@ -167,13 +176,14 @@ class BaseSafeTensorsFileLoader:
             raise error_class()(f"{type(self).__name__} is closed")
 
     def add_filenames(self, filenames: Mapping[int, Any]) -> None:
-        """Add {rank: [paths]} and read the headers; the same path twice counts once."""
+        """Add {rank: [paths]} and read the headers. Repeated paths count once."""
         self._check_open()
         try:
             self._add_all(filenames)
         except Exception as error:
             self._failure = error
-            # The error leads back here by its frames: files must not wait for the collector.
+            # The error's traceback refers to this frame, and files must not stay open until a
+            # collection.
             self.meta.clear()
             self.frames = LoaderFrames()
             self.agreement.agree("the files", error=error)
@@ -183,25 +193,39 @@ class BaseSafeTensorsFileLoader:
             if not 0 <= rank < self.pg.size():
                 raise ValueError(f"rank {rank} is not in the group of {self.pg.size()}")
             if isinstance(paths, (str, bytes, os.PathLike)):
-                raise TypeError(f"a list of paths is expected for rank {rank}, not one path")
-        # Round-robin over the ranks, as they read at the same time.
+                raise TypeError(f"expected a list of paths for rank {rank}, not one path")
+        # Round-robin over the ranks, because they read in parallel.
         queues = {rank: list(paths) for rank, paths in sorted(filenames.items())}
+        added: list[tuple[Any, int]] = []
         while any(queues.values()):
             for rank, queue in queues.items():
                 if queue:
-                    self._add(queue.pop(0), rank)
+                    path = queue.pop(0)
+                    if os.fsdecode(path) not in self._paths:
+                        self._paths.add(os.fsdecode(path))
+                        added.append((path, rank))
+        known = [(path, rank) for path, (_, rank) in self.meta.items()]
+        if added:
+            check_one_save(partial(self._open_all, known, added))
+
+    def _open_all(
+        self, known: list[tuple[Any, int]], added: list[tuple[Any, int]]
+    ) -> list[SafeTensorsMetadata]:
+        """Open files; a second call also reopens earlier ones, so that all belong to one save."""
+        if len(self.meta) > len(known):
+            self.meta, self.frames = {}, LoaderFrames()
+        for path, rank in added if len(self.meta) == len(known) else known + added:
+            self._add(path, rank)
+        return [metadata for metadata, _ in self.meta.values()]
 
     def _add(self, path: Any, rank: int) -> None:
-        spelled = os.fsdecode(path)
-        if spelled in self._paths:
-            return
-        self._paths.add(spelled)
+        """Open one file. A separate function, so that an error's frame keeps no other file open."""
         metadata = SafeTensorsMetadata.from_file(path, self.framework)
         self.meta[path] = (metadata, rank)
         self.frames.add(metadata.tensors)
 
     def set_tensor_filter(self, keep_tensor: Callable[[str], bool] | None) -> None:
-        """Load only names that `keep_tensor` says yes to; None: all."""
+        """Load only names for which `keep_tensor` returns True; None: all."""
         self._filter = keep_tensor
 
     def _keeps(self, name: str) -> bool:
@@ -227,8 +251,8 @@ class BaseSafeTensorsFileLoader:
             files.setdefault(rank, []).append(LoadedFile(metadata, rank, names))
         return files
 
-    def _start(self, file: LoadedFile, wish: str | None) -> None:
-        """Begin to read a file with our own pipeline."""
+    def _start(self, file: LoadedFile, requested: str | None) -> None:
+        """Start reading a file with the library's pipeline."""
         whole = file.names is file.metadata.tensors.names
         names = None if whole else file.names
         model, limit = file.metadata.model, self.max_threads
@@ -236,18 +260,18 @@ class BaseSafeTensorsFileLoader:
         engine = _ENGINES.get(os.environ.get("FASTSAFETENSORS_ODIRECT", ""), "auto")
         file.log_level = logging.INFO if self.debug_log else logging.DEBUG
         options = {"mode": "load", **self.framework.load_options(self.device, self.gds)}
-        file.goes_far = "device" in options
+        file.is_on_gpu = "device" in options
         try:
             file.loader = open_load(
-                model, names, dtype=wish, threads=threads, engine=engine, **options)
+                model, names, dtype=requested, threads=threads, engine=engine, **options)
         except RuntimeError as error:
             if engine != "direct" or "gds" in str(error):
                 raise
             _warn_once(file.metadata.src, error)
-            file.loader = open_load(model, names, dtype=wish, threads=threads, **options)
+            file.loader = open_load(model, names, dtype=requested, threads=threads, **options)
 
     def _read(self, file: LoadedFile, dtype: DType, register: bool, block: int) -> None:
-        """Begin to read a file of this rank's; a reader of the caller's own finishes here."""
+        """Start reading a file of this rank; a custom reader finishes here."""
         if not file.names:
             return
         if is_built_in(self.copier_type):
@@ -268,10 +292,11 @@ class BaseSafeTensorsFileLoader:
         allow_inflight: bool = False,
         borrowed_tensors: bool = False,
     ) -> FilesBufferOnDevice:
-        """Read this rank's files; return the buffer of all ranks' files.
+        """Read this rank's files; return the buffer with all ranks' files.
 
-        dtype: what floats become on the way; other tensors stay. allow_inflight: return at once,
-        get_tensor() then waits for its own bytes. Blocks until all is read otherwise.
+        dtype: convert floats to this dtype while loading; other tensors are unchanged.
+        allow_inflight: return at once, and wait in get_tensor(); otherwise block until everything
+        is read.
         """
         self._check_open()
         if self._failure is not None:
@@ -305,7 +330,7 @@ class BaseSafeTensorsFileLoader:
         return buffer
 
     def _describe(self, dtype: DType) -> list[str]:
-        """What all ranks must have in common before they read."""
+        """Properties on which all ranks must agree before reading."""
         if self.pg.size() == 1:
             return []
         lines = [f"dtype {dtype.value}", f"strategy {self.strategy}"]
@@ -321,14 +346,22 @@ class BaseSafeTensorsFileLoader:
 
     copy_file_to_device = copy_files_to_device
 
+    def __repr__(self) -> str:
+        """Return the paths, the number of tensors and their dtypes."""
+        if self._closed:
+            return f"<{type(self).__name__}: closed>"
+        dtypes = (frame.dtype for frame in self.frames.values())
+        contents = format_contents(str(getattr(dtype, "value", dtype)) for dtype in dtypes)
+        return f"<{type(self).__name__} {format_paths(list(self.meta))}: {contents}>"
+
     def reset(self) -> None:
-        """Forget the files; the loader can be used again."""
+        """Remove the files, so that the loader can be used again."""
         self.meta = {}
         self._paths = set()
         self.frames = LoaderFrames()
 
     def close(self) -> None:
-        """Forget the files; buffers and tensors stay valid. Twice is fine."""
+        """Remove the files. Buffers and tensors stay valid. Repeated calls are harmless."""
         self.reset()
         self._closed = True
 
@@ -360,13 +393,11 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         buffer = loader.copy_files_to_device()
         tensor = buffer.get_tensor("weight")
 
-    nogds=False reads files straight to a GPU (GPUDirect Storage) where a probe shows that this is
-    real; with strict=True, where it is not, the load is a RuntimeError with "gds" in its text.
-    use_fgds, bbuf_size_kb, set_numa and disable_cache are wishes of earlier versions: the library
-    picks the fastest way by itself, and sizes its own buffers. max_threads limits its threads.
-    debug_log (and FASTSAFETENSORS_DEBUG=true for all loaders) logs what each load did at INFO
-    instead of DEBUG.
-    FASTSAFETENSORS_ODIRECT=0 reads through the page cache, 1 past it.
+    nogds=False uses GPUDirect Storage if a probe shows that it works; with strict=True, a load
+    without it is a RuntimeError with "gds" in its text. use_fgds, bbuf_size_kb, set_numa and
+    disable_cache have no effect, because the library chooses engines and buffer sizes. max_threads
+    limits its threads. debug_log (and FASTSAFETENSORS_DEBUG=true for all loaders) logs each load at
+    INFO instead of DEBUG. FASTSAFETENSORS_ODIRECT=0 reads through the page cache, 1 bypasses it.
     """
 
     def __init__(
@@ -385,9 +416,9 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         strategy: str = "auto",
         strict: bool = False,
     ) -> None:
-        """Check the settings; nothing is read yet."""
+        """Check the settings, without reading."""
         if strict and nogds:
-            raise ValueError("strict asks for GPUDirect Storage, nogds forbids it")
+            raise ValueError("strict requires GPUDirect Storage, but nogds disables it")
         if bbuf_size_kb <= 0 or max_threads <= 0:
             raise ValueError(
                 f"bbuf_size_kb and max_threads must be positive, not {bbuf_size_kb}, {max_threads}"
@@ -403,10 +434,10 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
 
 
 class _EitherLoader(type):
-    """One name for two classes: objects of both are SafeTensorsFileLoaders."""
+    """One name for two classes: instances of both are SafeTensorsFileLoaders."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Tell whether an object was made by SafeTensorsFileLoader()."""
+        """Tell whether SafeTensorsFileLoader() created an object."""
         if cls is SafeTensorsFileLoader:
             return isinstance(instance, (_PathLoader, _GroupLoader))
         return super().__instancecheck__(instance)
@@ -419,7 +450,9 @@ def _is_path(first: Any) -> bool:
 
 
 class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
-    """Load files: by path, or in the manner of fastsafetensors 0.5.
+    """Load files: by path, or with the API of fastsafetensors 0.5.
+
+    For programs written for fastsafetensors 0.5. New ones use load_file() or open_stream().
 
         tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
 
@@ -429,12 +462,12 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
         tensor = buffer.get_tensor("weight")
         loader.close()
 
-    The first argument is a path (or a list of them), or a process group (None, SingleGroup() or
-    the framework's own). Tensors own their memory: closing loader or buffer is not needed, and
-    never invalidates one.
+    The first argument is a path (or a list of them), or a process group (None, SingleGroup() or a
+    framework group). Tensors own their memory: loader or buffer need not be closed, and closing
+    never invalidates tensors.
     """
 
-    # What 0.5's programs look at: the parameters of the form that they use.
+    # Programs for 0.5 inspect the signature of its form.
     __signature__ = inspect.signature(_GroupLoader)
 
     if TYPE_CHECKING:
@@ -447,7 +480,7 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
         def __new__(cls, pg: Any, *args: Any, **kwargs: Any) -> SafeTensorsFileLoader: ...
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a loader of paths, or one of a process group."""
+        """Create a loader of paths, or one of a process group."""
         first = args[0] if args else kwargs.get("path", kwargs.get("pg"))
         if cls is SafeTensorsFileLoader and _is_path(first):
             return _PathLoader(*args, **kwargs)
@@ -457,12 +490,14 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
 class fastsafe_open:  # noqa: N801 - the name that programs know
     """Load files at once and read their tensors by name.
 
+    For programs written for fastsafetensors 0.5. New ones use safe_open().
+
         with fastsafe_open(filenames=["model.safetensors"], device="cpu") as f:
             for name in f.keys():
                 tensor = f.get_tensor(name)
 
-    filenames: a path, a list of paths, or {rank: [paths]}. Usable without `with`; tensors outlive
-    it. metadata(): {filename: its metadata}.
+    filenames: a path, a list of paths, or {rank: [paths]}. Usable without `with`; tensors stay
+    valid afterwards. metadata(): {filename: its metadata}.
     """
 
     def __init__(
@@ -493,6 +528,10 @@ class fastsafe_open:  # noqa: N801 - the name that programs know
         self.loader.add_filenames(filenames)
         self.fb = self.loader.copy_files_to_device(max_copy_block_size=max_copy_block_size)
 
+    def __repr__(self) -> str:
+        """Return the paths, the number of tensors and their dtypes."""
+        return repr(self.loader).replace(type(self.loader).__name__, type(self).__name__, 1)
+
     def keys(self) -> list[str]:
         """Names of all tensors."""
         return list(self.fb.key_to_rank_lidx)
@@ -500,7 +539,7 @@ class fastsafe_open:  # noqa: N801 - the name that programs know
     get_keys = keys
 
     def get_tensor(self, name: str) -> Any:
-        """Return a tensor of the framework."""
+        """Return a framework tensor."""
         return self.fb.get_tensor(name)
 
     def get_tensor_wrapped(self, name: str) -> Any:
@@ -524,11 +563,11 @@ class fastsafe_open:  # noqa: N801 - the name that programs know
         return iter(self.keys())
 
     def __getitem__(self, name: str) -> Any:
-        """Return a tensor of the framework."""
+        """Return a framework tensor."""
         return self.get_tensor(name)
 
     def close(self) -> None:
-        """Close loader and buffer; tensors stay valid. Twice is fine."""
+        """Close loader and buffer. Tensors stay valid. Repeated calls are harmless."""
         self.fb.close()
         self.loader.close()
 

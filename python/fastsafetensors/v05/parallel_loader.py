@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ParallelLoader: a model's tensors one by one, while the next files are being read.
+"""ParallelLoader: iterates over a model's tensors while the next files are being read.
 
-The reading ahead is the C library's: a batch is a load that runs in the background, so there is no
+For programs written for fastsafetensors 0.5.
+
+The C library does the readahead: a batch is a load that runs in the background, so there is no
 Python thread, and leaving the loop at any point stops everything.
 """
 
@@ -21,8 +23,9 @@ from typing import Any
 from .._agreement import Agreement
 from .._core import error_class, keep_memory
 from .._progress import BatchBar, enable_tqdm
+from .._representation import format_contents, format_paths
 from .batch_plan import Batch, BudgetInfeasibleError, Planner, PlanRules
-from .common import SafeTensorsMetadata, device_of
+from .common import SafeTensorsMetadata, check_one_save, device_of
 from .copier.registry import is_built_in
 from .file_buffer import FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
@@ -55,7 +58,7 @@ class FileBatch:
 
 
 def _check_options(options: dict[str, Any], ranks: int) -> None:
-    """Raise ValueError for settings that can't go together."""
+    """Raise ValueError for settings that exclude each other."""
     limited = options["max_batch_bytes"] is not None or options["device_memory_budget"] is not None
     if options["max_concurrent_producers"] != 1:
         raise ValueError("max_concurrent_producers must be 1")
@@ -81,9 +84,9 @@ def _check_options(options: dict[str, Any], ranks: int) -> None:
 
 
 class PipelineParallel:
-    """Iterate over (name, tensor) of files, n at a time in a group of n, reading ahead.
+    """Iterate over (name, tensor) of files with readahead, n files at a time in a group of n.
 
-    loader: a SafeTensorsFileLoader (of a group) that says device, framework and reader.
+    loader: a SafeTensorsFileLoader (of a group) with device, framework and reader.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class PipelineParallel:
         borrowed_tensors: bool = False,
         all_local: bool = False,
     ) -> None:
-        """Check the settings; with a limit, read the headers and plan."""
+        """Check the settings; with a memory limit, read the headers and plan."""
         self.loader = loader
         self.pg = loader.pg
         self.need_clone = False  # tensors own their memory
@@ -127,7 +130,7 @@ class PipelineParallel:
             resident_tensor or (lambda name: True))
         copier = loader.copier_class
         if isinstance(hf_weights_files, (str, bytes, os.PathLike)):
-            raise TypeError("hf_weights_files is a list of files; of one file: [path]")
+            raise TypeError("hf_weights_files must be a list of files, such as [path]")
         paths = [os.fsdecode(path) for path in hf_weights_files]
         self._rules = PlanRules(
             ranks=1 if self._local else self.pg.size(),
@@ -147,17 +150,30 @@ class PipelineParallel:
         self._open: deque[tuple[Batch, FilesBufferOnDevice]] = deque()
         self._closed = False
         self._running: Any = None
-        # The run whose collective has begun and is not yet handed out.
+        # The run whose collective has started and that is not returned yet.
         self._sent: tuple[list[str], Callable[[], Iterable[Any]]] | None = None
         if self._limited:
             self._plan()
+
+    def __repr__(self) -> str:
+        """Return the files, and the tensors and dtypes once the headers are read."""
+        files = [path for batch in self.weight_files_batches for path in batch]
+        state = "headers not read yet"
+        if self._closed:
+            state = "closed"
+        elif self._metadata:
+            frames = [frame for metadata in self._metadata.values()
+                      for frame in metadata.tensors.values()]
+            state = format_contents(str(getattr(frame.dtype, "value", frame.dtype))
+                                    for frame in frames)
+        return f"<{type(self).__name__} {format_paths(files)}: {state}>"
 
     def _names(self, metadata: SafeTensorsMetadata) -> list[str]:
         names = metadata.tensors.names
         return names if self._filter is None else [name for name in names if self._filter(name)]
 
     def _plan(self) -> list[Batch]:
-        """Read all headers and cut the batches, the same ones on all ranks."""
+        """Read all headers and divide them into batches, the same on all ranks."""
         if self._batches is None:
             try:
                 self._batches = self._make_batches()
@@ -168,7 +184,7 @@ class PipelineParallel:
         return self._batches
 
     def _describe(self) -> list[str]:
-        """What all ranks must have in common before they read."""
+        """Properties on which all ranks must agree before reading."""
         if self._local:
             return []
         lines = [f"runs of {self._run_bytes} bytes, {self._run_tensors} tensors"]
@@ -182,16 +198,22 @@ class PipelineParallel:
             lines.append(f"a batch of {parts}")
         return lines
 
+    def _open_all(self) -> list[SafeTensorsMetadata]:
+        """Open all files."""
+        self._metadata = {
+            path: SafeTensorsMetadata.from_file(path, self.loader.framework)
+            for files in self.weight_files_batches for path in files
+        }
+        return list(self._metadata.values())
+
     def _make_batches(self) -> list[Batch]:
-        """Read all headers and cut the batches."""
+        """Read all headers and divide them into batches."""
+        check_one_save(self._open_all)
         groups = []
         for files in self.weight_files_batches:
-            group = {}
-            for rank, path in enumerate(files):
-                metadata = SafeTensorsMetadata.from_file(path, self.loader.framework)
-                self._metadata[path] = metadata
-                group[rank] = (path, metadata, self._names(metadata))
-            groups.append(group)
+            headers = [(path, self._metadata[path]) for path in files]
+            groups.append({rank: (path, metadata, self._names(metadata))
+                           for rank, (path, metadata) in enumerate(headers)})
         planner = Planner(self._rules)
         batches = planner.plan(groups)
         self.queue_size = planner.queue_size
@@ -201,7 +223,7 @@ class PipelineParallel:
         return batches
 
     def _start(self, batch: Batch) -> FilesBufferOnDevice:
-        """Begin to read a batch in the background."""
+        """Start reading a batch in the background."""
         files: dict[int, list[LoadedFile]] = {}
         for rank, (path, names) in batch.parts.items():
             owner = self.pg.rank() if self._local else rank
@@ -239,7 +261,7 @@ class PipelineParallel:
         return buffer
 
     def _fill(self, waiting: deque[Batch]) -> None:
-        """Keep as many batches on their way as the queue allows."""
+        """Keep as many batches in progress as the queue allows."""
         depth = 1 if self.queue_size < 0 else self.queue_size + 2
         while waiting and len(self._open) < depth:
             batch = waiting[0]
@@ -251,7 +273,7 @@ class PipelineParallel:
             self._open.append((waiting.popleft(), buffer))
 
     def _batch_runs(self, batch: Batch) -> Iterator[list[str]]:
-        """Neighbours in a file that share a collective; a whole file in a group of one."""
+        """Neighbouring tensors that share a collective; in a group of one a whole file."""
         single = self._local or self.pg.size() == 1
         for path, names in batch.parts.values():
             if single:
@@ -277,7 +299,7 @@ class PipelineParallel:
         )
 
     def _tensors(self, batch: Batch, buffer: FilesBufferOnDevice) -> Iterator[tuple[str, Any]]:
-        """(name, tensor) of a batch; in a group the next run is sent while one is handed out."""
+        """(name, tensor) of a batch; in a group the next run is sent while one is returned."""
         for run in self._batch_runs(batch):
             before, self._sent = self._sent, (run, buffer.begin_run(run))
             if before is not None:
@@ -293,8 +315,8 @@ class PipelineParallel:
     def iterate_weights(self) -> Generator[tuple[str, Any], None, None]:
         """Iterate over (name, tensor), files in list order, tensors by offset.
 
-        Tensors own their memory and stay valid. Leaving the loop stops the reading. A second call
-        begins anew, once the first one has ended. SafetensorError once closed.
+        Tensors own their memory and stay valid. Leaving the loop stops reading. A second call
+        starts again, after the first one has ended. SafetensorError once closed.
         """
         if self._closed:
             raise error_class()(f"{type(self).__name__} is closed")
@@ -302,7 +324,7 @@ class PipelineParallel:
 
     def _iterate(self) -> Generator[tuple[str, Any], None, None]:
         if self._running is not None:
-            raise RuntimeError("an iteration over the weights is already under way")
+            raise RuntimeError("an iteration over the weights is already running")
         self._running = True
         bar = None
         try:
@@ -340,12 +362,12 @@ class PipelineParallel:
         return self.iterate_weights()
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
-        """Iterate over (name, tensor) without blocking the event loop while bytes come."""
+        """Iterate over (name, tensor) without blocking the event loop during reads."""
         weights = self.iterate_weights()
         step: asyncio.Future[list[tuple[str, Any]]] | None = None
         try:
             while True:
-                step = asyncio.ensure_future(asyncio.to_thread(_take_some, weights))
+                step = asyncio.ensure_future(asyncio.to_thread(_take_batch, weights))
                 items = await asyncio.shield(step)
                 if not items:
                     break
@@ -358,7 +380,7 @@ class PipelineParallel:
             weights.close()
 
     def _leave(self, why: str) -> None:
-        """Tell the other ranks, once, that this one does not go on."""
+        """Notify the other ranks, once, that this one stops."""
         if self._running is None or self._local:
             return
         self._running = None
@@ -367,11 +389,11 @@ class PipelineParallel:
             if sent is not None:
                 sent[1]()  # all ranks are in this collective
             self._agreement.leave(why)
-        except RuntimeError as error:  # the group may be gone, and so may the other ranks
+        except RuntimeError as error:  # the group or the other ranks may be gone
             _logger.debug("could not tell the other ranks: %s", error)
 
     def _cancel(self) -> None:
-        """Make whoever waits for bytes get an error soon."""
+        """Make waiting callers fail soon."""
         for loader in self._loads():
             loader.cancel()
 
@@ -380,7 +402,7 @@ class PipelineParallel:
         return [file.loader for part in files for file in part if file.loader is not None]
 
     def _abandon(self) -> None:
-        """Wait for no read that is in flight."""
+        """Do not wait for reads in flight."""
         for loader in self._loads():
             loader.abandon()
 
@@ -389,7 +411,7 @@ class PipelineParallel:
             self._open.popleft()[1].close()
 
     def close(self) -> None:
-        """Stop and let go of everything; tensors handed out stay valid. Twice is fine."""
+        """Stop and free everything. Returned tensors stay valid. Repeated calls are harmless."""
         self._closed = True
         self._leave("it closed its loader")
         self._stop()
@@ -401,16 +423,16 @@ class PipelineParallel:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Stop and let go of everything."""
+        """Stop and free everything."""
         self.close()
 
 
-# Tensors that an asynchronous loop gets in one turn of a thread: as many as come within this time.
+# Time limit for collecting tensors for an asynchronous loop in one thread call.
 _TURN_SECONDS = 0.005
 
 
-def _take_some(weights: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return what comes next, and what comes soon after it; nothing at the end."""
+def _take_batch(weights: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the next tensors that arrive soon after each other; nothing at the end."""
     until = time.monotonic() + _TURN_SECONDS
     items: list[tuple[str, Any]] = []
     for item in weights:
@@ -421,7 +443,7 @@ def _take_some(weights: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 async def _settle(step: asyncio.Future[Any]) -> None:
-    """Wait for a thread that has been told to stop, whatever it says, and however often we are."""
+    """Wait for a thread that was asked to stop, ignoring its result and repeated cancellation."""
     while not step.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([step])
@@ -432,20 +454,22 @@ async def _settle(step: asyncio.Future[Any]) -> None:
 class ParallelLoader(PipelineParallel):
     """Iterate over the tensors of a model's files while the next ones are being read.
 
+    For programs written for fastsafetensors 0.5. New ones use open_stream().
+
         loader = ParallelLoader(SingleGroup(), sorted_files, device="cpu")
         for name, tensor in loader.iterate_weights():
             ...
         loader.close()
 
-    pg: a process group, SingleGroup() or None (alone, also in a distributed job). In a group of n,
-    n files are read at a time, and every rank gets every tensor.
-    queue_size: -1 one batch at a time; n: up to n + 2 in memory.
-    tensor_filter: name -> bool, which are read; all_local: each rank reads all that it keeps.
-    max_batch_bytes: batches are runs of tensors of at most that many bytes. device_memory_budget:
-    batches shrink, and the queue, until all fits; BudgetInfeasibleError if it can't.
-    timeout: seconds to wait for other ranks, None: as long as the group does. A rank that fails, or
-    leaves the loop, is a RankError on the others.
-    accumulate_resident, resident_tensor: which tensors stay in memory once handed out.
+    pg: a process group, SingleGroup() or None (a single process, also in a distributed job). In a
+    group of n, n files are read at a time, and every rank gets every tensor.
+    queue_size: -1: one batch at a time; n: up to n + 2 in memory.
+    tensor_filter: name -> bool, which to read; all_local: each rank reads everything it keeps.
+    max_batch_bytes: batches are runs of tensors of at most this size. device_memory_budget: batches
+    and queue are reduced until everything fits; BudgetInfeasibleError if it cannot.
+    timeout: seconds to wait for other ranks; None: the group's own. If a rank fails, or leaves the
+    loop, the others raise RankError.
+    accumulate_resident, resident_tensor: which tensors stay in memory after they were returned.
     """
 
     def __init__(
@@ -476,7 +500,7 @@ class ParallelLoader(PipelineParallel):
         borrowed_tensors: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Check the settings; with a limit, read the headers and plan."""
+        """Check the settings; with a memory limit, read the headers and plan."""
         device_of(device)
         loader = _GroupLoader(
             pg, device, bbuf_size_kb, max_threads, nogds, set_numa,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded saves in the manner of fastsafetensors 0.5: balanced shards, filled in place.
+"""Sharded saves with the API of fastsafetensors 0.5: balanced shards, filled in place.
 
     saver = ParallelSaver(num_shards=4)
     paths = saver.save(model.state_dict(), "checkpoint/model", metadata={"format": "pt"})
 
-Shards are ``{base}-00001-of-00004.safetensors``, published as a set: at every instant the old one
-is there or the new one, whole. As long as it takes an index lies beside them; it stays where one
-was before.
+Shards are named ``{base}-00001-of-00004.safetensors`` and published atomically: at every instant
+the complete old or new model is there. While publishing, an index is next to them; an existing
+index is kept up to date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from .._agreement import Agreement, RankError
 from .._core import Writer
 from .._dtypes import NAMES
-from .._publish import SetPlace, publish_together
+from .._publish import SetTarget, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
-    """Before anything is made."""
+    """Check before anything is created."""
     needed: dict[str, int] = {}
     for plan in plans:
         folder = os.path.dirname(plan.path) or "."
@@ -97,7 +97,7 @@ def _open_writer(plan: ShardPlan, addresses: Mapping[str, int] | None, fsync: bo
 
 
 class _Buffers:
-    """The files' own memory as buffers for a fill, and a check that it lets go of them."""
+    """The files' mapped memory as buffers for a fill, with a check that it releases them."""
 
     def __init__(self, plans: Sequence[ShardPlan], writers: Sequence[Writer]) -> None:
         rows = [
@@ -120,56 +120,56 @@ class _Buffers:
                     view.release()
 
     def find_kept(self) -> WriteEntry | None:
-        """Return an entry whose buffer is still held by somebody."""
+        """Return an entry whose buffer is still referenced."""
         alone = [(ctypes.c_char * 1)()]
         for index, entry in enumerate(self._entries):
-            # More references than an array has that nobody but a list holds.
+            # More references than an array has that only a list holds.
             if sys.getrefcount(self._arrays[index]) > sys.getrefcount(alone[0]):
                 return entry
         return None
 
 
 def _fill_in_place(plans: Sequence[ShardPlan], writers: list[Writer], fill: Fill) -> None:
-    """Let the caller fill the files' own memory."""
+    """Let the caller fill the files' mapped memory."""
     buffers = _Buffers(plans, writers)
     try:
         buffers.run(fill)
     finally:
         kept = buffers.find_kept()
         if kept is not None:
-            # The memory must stay while somebody can write to it: its files never get a name.
+            # The memory must stay mapped while it can be written; its files are never published.
             _held.append(list(writers))
             writers.clear()
     if kept is not None:
-        raise ValueError(f"fill kept a view of {kept.name}: it must let go of all buffers")
+        raise ValueError(f"fill kept a view of {kept.name}. It must release all buffers")
 
 
-# Writers whose memory a fill has kept: their mappings must outlive it.
+# Writers whose memory a fill has kept, so their mappings must stay.
 _held: list[list[Writer]] = []
 
 
-def _set_place(paths: Sequence[str], durable: bool) -> SetPlace | None:
-    """Where paths are those of a set of several files; None where they are not."""
+def _set_target(paths: Sequence[str], durable: bool) -> SetTarget | None:
+    """The target if the paths form a sharded model; else None."""
     base = os.fspath(paths[0]).removesuffix(f"-00001-of-{len(paths):05d}.safetensors")
     folder, stem = os.path.split(base)
     if len(paths) < 2 or stem[:1] in ("", ".") or list(paths) != shard_paths(base, len(paths)):
         return None
-    return SetPlace(folder or ".", stem, durable, without_index=True)
+    return SetTarget(folder or ".", stem, durable, without_index=True)
 
 
 def _publisher(
     pg: ProcessGroupBase, agreement: Agreement, every: Sequence[str], numbers: list[int],
     durable: bool,
 ) -> Callable[[list[Writer], Exception | None], None]:
-    """Make what gives this rank's files, which are those `numbers` of every, their names."""
-    place = _set_place(every, durable)
+    """Return a function that writes this rank's files, which are `numbers` of all files."""
+    place = _set_target(every, durable)
 
     def publish(writers: list[Writer], error: Exception | None) -> None:
         if place is not None:
-            own = dict(zip(numbers, writers, strict=False))  # none after an error
+            own = dict(zip(numbers, writers, strict=False))  # empty after an error
             publish_together(pg, agreement, own, place, error)
             return
-        # Files of any names are nobody's set: each comes into place by itself.
+        # Files with other names do not form a model, so each is published separately.
         agreement.agree("the end of writing", error=error)
         for writer in writers:
             writer.commit()
@@ -187,7 +187,7 @@ def _write(
     threads: int,
     publish: Callable[[list[Writer], Exception | None], None],
 ) -> list[str]:
-    """publish: called when all is written, or with what went wrong, to give files their names."""
+    """publish: called when everything is written, or with the error, to publish the files."""
     writers: list[Writer] = []
     try:
         try:
@@ -213,9 +213,9 @@ def write_shards(
 ) -> list[str]:
     """Write planned shards; return their paths.
 
-    fill([(memoryview, entry), ..]) is called once, largest entry first: it writes every buffer and
-    keeps no view; its exception comes through and no file is left. min_free_bytes: how much of the
-    disk must stay free. fsync: wait until the bytes are on the device.
+    fill([(memoryview, entry), ...]) is called once, largest entry first. It must write every buffer
+    and keep no view; its exception is raised, and no file is left behind. min_free_bytes: free disk
+    space to leave. fsync: wait until the bytes are on the device.
     """
     pg = SingleProcessGroup()
     every = [plan.path for plan in plans]
@@ -226,7 +226,7 @@ def write_shards(
 def per_entry_fill(
     fn: Callable[[memoryview, WriteEntry], None], num_threads: int = 8
 ) -> Fill:
-    """Make a fill of a function of one entry, run by several threads."""
+    """Create a fill from a function of one entry, run by several threads."""
     if num_threads <= 0:
         raise ValueError("num_threads must be positive")
 
@@ -262,7 +262,7 @@ def _copy_source(view: memoryview, entry: WriteEntry, framework: str) -> None:
 
 
 def tensor_fill(num_threads: int = 8, *, framework: str = "pytorch") -> Fill:
-    """Make a fill that copies each entry's source, a tensor of the framework."""
+    """Create a fill that copies each entry's source, a framework tensor."""
     _torch_name(framework)
     return per_entry_fill(
         lambda view, entry: _copy_source(view, entry, framework), num_threads
@@ -270,14 +270,14 @@ def tensor_fill(num_threads: int = 8, *, framework: str = "pytorch") -> Fill:
 
 
 def _paddle_dtype(tensor: Any) -> DType:
-    name = str(tensor.dtype).rpartition(".")[2]  # its words are numpy's
+    name = str(tensor.dtype).rpartition(".")[2]  # its names are numpy's
     if name not in NAMES:
         raise ValueError(f"the format has no dtype {tensor.dtype}")
     return DType(NAMES[name])
 
 
 def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteEntry:
-    """Describe a tensor as it is. Dense ones only (see fastsafetensors.torch.save_file)."""
+    """Describe a tensor unchanged. Only dense ones (see fastsafetensors.torch.save_file)."""
     _torch_name(framework)
     if framework == "paddle":
         array = tensor.numpy()
@@ -325,13 +325,15 @@ def save_sharded(
 
 
 class ParallelSaver:
-    """Save state dicts as a fixed number of shards of about the same size, written at once.
+    """Save state dicts as a fixed number of shards of similar size, written in parallel.
 
-    num_threads: how many shards (or entries, with a fill) are worked on at a time.
+    For programs written for fastsafetensors 0.5. New ones use save_on_ranks().
+
+    num_threads: number of shards (or entries, with a fill) processed in parallel.
     shard_metadata, fill, min_free_bytes, fsync: as in plan_shards and write_shards.
-    group: a torch.distributed group whose ranks save together: each passes the tensors that it has,
-    and writes shards of its own (RANK, RANK + ranks, ..); files get their names when all ranks have
-    written, and an error on one is one on all. timeout: seconds to wait for other ranks.
+    group: a torch.distributed group whose ranks save together: each passes its own tensors and
+    writes shards of its own (RANK, RANK + ranks, ...). Files are published when all ranks have
+    finished, and an error on one rank is an error on all. timeout: seconds to wait for other ranks.
     """
 
     def __init__(
@@ -347,7 +349,7 @@ class ParallelSaver:
         group: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """Check and keep the settings; nothing is written yet."""
+        """Check and store the settings, without writing."""
         if num_shards <= 0:
             raise ValueError("num_shards must be positive")
         if num_threads <= 0:
@@ -376,7 +378,7 @@ class ParallelSaver:
         shard0_metadata: Mapping[str, str] | None = None,
         header_align: int = 8,
     ) -> list[str]:
-        """Save {name: tensor}; return the paths. Shared and unpacked tensors are written out."""
+        """Save {name: tensor}; return the paths. Shared and unpacked tensors are copied."""
         try:
             entries = [plain_entry(name, tensor, framework=self.framework)
                        for name, tensor in tensors.items()]
@@ -400,7 +402,7 @@ class ParallelSaver:
         shard0_metadata: Mapping[str, str] | None = None,
         header_align: int = 8,
     ) -> list[str]:
-        """Save entries: by the fill, or, without one, from their sources."""
+        """Save entries: with the fill, or else from their sources."""
         rank, ranks = self._pg.rank(), self._pg.size()
         every = shard_paths(base, self.num_shards)
         try:
@@ -415,7 +417,7 @@ class ParallelSaver:
             self._agreement.agree("a parallel save", error=error)
             raise
         self._agreement.agree(
-            "a parallel save",  # hosts may see the folder under other names
+            "a parallel save",  # hosts may see the folder under other paths
             [f"{self.num_shards} shards called {os.path.basename(os.fspath(base))!r}",
              f"metadata {metadata}, {shard0_metadata}"],
         )
@@ -432,13 +434,13 @@ class ParallelSaver:
         return every
 
     def _exchange_names(self, names: list[str], error: Exception | None) -> list[Any]:
-        """Tell the ranks what this one saves, or why it can't; return what all have said."""
+        """Exchange with all ranks what each one saves, or its error."""
         failure = "" if error is None else f"{type(error).__name__}: {error}"
         own = json.dumps([uuid.uuid4().hex, names, failure])
         return [json.loads(text) for text in self._pg.exchange_texts(own, "the names to save")]
 
     def _number(self, names: list[str], rank: int, ranks: int) -> Numbering:
-        """Return this rank's shards. ValueError for a name that two ranks have."""
+        """Return this rank's shards. ValueError for a name on two ranks."""
         said = self._exchange_names(names, None)
         for other, (_, _, failure) in enumerate(said):
             if failure:
@@ -447,12 +449,13 @@ class ParallelSaver:
         for other, (_, names, _) in enumerate(said):
             for name in names:
                 if seen.setdefault(name, other) != other:
-                    raise ValueError(f"{name!r} is on rank {seen[name]} and on rank {other}")
+                    raise ValueError(
+                        f"duplicate tensor {name!r} on ranks {seen[name]} and {other}")
         return Numbering(list(range(rank, self.num_shards, ranks)), self.num_shards, said[0][0])
 
 
 def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:
-    """Where the bytes of torch sources are; owners keeps them there."""
+    """Addresses of the bytes of torch sources; owners keeps them alive."""
     from .._tensor_memory import address_of
     from .._torch_state import plain
 
@@ -471,7 +474,7 @@ def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[
 def validate_shard_set(metas: Sequence[Any]) -> None:
     """Raise ShardSetError unless these are all shards of one save, in order.
 
-    metas: SafeTensorsMetadata of each shard, in the order in which they are to be used.
+    metas: SafeTensorsMetadata of each shard, in the order of use.
     """
     if not metas:
         raise ShardSetError("no shards")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensor goes to which shard, and where in it: what the savers write by."""
+"""Assigns tensors to shards and offsets, for the savers.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ _RESERVED_KEYS = (KEY_SHARD_INDEX, KEY_SHARD_COUNT, KEY_SHARD_SET)
 
 
 class ShardSetError(ValueError):
-    """Shards that do not belong together, or not in that order."""
+    """Shards that do not belong together, or are in the wrong order."""
 
 
 @dataclass
 class WriteEntry:
-    """A tensor to write; source is the caller's own.
+    """A tensor to write; source is defined by the caller.
 
-    The shape counts elements of the format: of F4, elements of half a byte, so its last dimension
-    is even.
+    The shape counts the format's elements. Elements of F4 are half a byte, so its last dimension is
+    even.
     """
 
     name: str
@@ -39,7 +42,7 @@ class WriteEntry:
 
 @dataclass
 class ShardPlan:
-    """A shard to write: its path, entries in file order, header bytes and where each entry lies.
+    """A shard to write: path, entries in file order, header bytes, and the offset of each entry.
 
     offsets: {name: (begin, end)} from the start of the file.
     """
@@ -58,7 +61,7 @@ ShardMetadata = Callable[[Sequence[WriteEntry]], Mapping[str, str]]
 
 
 def shard_paths(base: str | os.PathLike[str], num_shards: int) -> list[str]:
-    """Return the paths of a set: {base}-00001-of-0000N.safetensors and so on."""
+    """Return the paths of a sharded model: {base}-00001-of-0000N.safetensors and so on."""
     return [
         f"{os.fspath(base)}-{index + 1:05d}-of-{num_shards:05d}.safetensors"
         for index in range(num_shards)
@@ -96,7 +99,7 @@ def _check_metadata(*maps: Mapping[str, str] | None) -> None:
 
 
 def _balance(entries: Iterable[WriteEntry], count: int) -> list[list[WriteEntry]]:
-    """Largest first into the emptiest shard."""
+    """Assign the largest first, to the emptiest shard."""
     import heapq
 
     shards: list[list[WriteEntry]] = [[] for _ in range(count)]
@@ -111,7 +114,7 @@ def _balance(entries: Iterable[WriteEntry], count: int) -> list[list[WriteEntry]
 def make_rows(
     entries: Sequence[WriteEntry], addresses: Mapping[str, int] | None = None
 ) -> list[Any]:
-    """Rows of entries for the extension; without addresses their bytes come later."""
+    """Rows of entries for the extension. Rows without addresses get their bytes later."""
     return [
         (
             entry.name,
@@ -133,11 +136,11 @@ def plan_shards(
     shard_metadata: ShardMetadata | None = None,
     header_align: int = 8,
 ) -> list[ShardPlan]:
-    """Decide which entry goes where: one plan for each path, also for empty ones.
+    """Assign entries to shards: one plan for each path, including empty ones.
 
-    metadata goes to all shards, shard0_metadata to the first, shard_metadata(entries) to each; they
-    come last in the header, with index, count and a number that is the set's own. The data section
-    begins at a multiple of header_align bytes.
+    metadata is for all shards, shard0_metadata for the first, shard_metadata(entries) for each.
+    They are last in the header, with index, count and a number unique to the save. The data section
+    starts at a multiple of header_align bytes.
     """
     numbering = Numbering(list(range(len(paths))), len(paths), uuid.uuid4().hex)
     return plan_numbered(
@@ -147,7 +150,7 @@ def plan_shards(
 
 @dataclass
 class Numbering:
-    """The shards of a set that are planned: their numbers, how many there are, the set's number."""
+    """The planned shards: their numbers, the total number, and the save's number."""
 
     indices: list[int]
     count: int
@@ -163,7 +166,7 @@ def plan_numbered(
     shard_metadata: ShardMetadata | None,
     header_align: int,
 ) -> list[ShardPlan]:
-    """Plan some shards of a set; the rest as in plan_shards."""
+    """Plan some shards of a model; otherwise like plan_shards."""
     if header_align <= 0 or header_align % 8:
         raise ValueError("header_align must be a positive multiple of 8")
     if not paths:

@@ -11,7 +11,7 @@ from .._dtypes import bits_of, converted_dtype
 
 
 class DType(Enum):
-    """An element type: the values are the format's names. AUTO: as the file has it."""
+    """An element type with the format's name as its value. AUTO: the file's dtype."""
 
     AUTO = "AUTO"
     BOOL = "BOOL"
@@ -38,7 +38,7 @@ class DType(Enum):
     U64 = "U64"
 
 
-# Bytes of one element; half a byte for F4.
+# Size of an element; half a byte for F4.
 DTYPE_SIZES: dict[DType, float] = {
     dtype: bits_of(dtype.value) / 8 if bits_of(dtype.value) % 8 else bits_of(dtype.value) // 8
     for dtype in DType
@@ -47,7 +47,7 @@ DTYPE_SIZES: dict[DType, float] = {
 
 
 class DeviceType(Enum):
-    """A kind of device. GPU is what paddle calls cuda."""
+    """A kind of device. GPU is paddle's name for cuda."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -56,7 +56,7 @@ class DeviceType(Enum):
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its kind and, where given, its number."""
+    """A device: its kind and optionally its index."""
 
     type: DeviceType = DeviceType.CPU
     index: int | None = None
@@ -82,7 +82,7 @@ class Device:
 
     @classmethod
     def of(cls, device: Any) -> Device:
-        """Make one of a Device, a string, a number (of a GPU) or a framework's own device."""
+        """Create one from a Device, a string, a number (of a GPU) or a framework device."""
         if isinstance(device, Device):
             return device
         if isinstance(device, int) and not isinstance(device, bool):
@@ -101,5 +101,5 @@ class Device:
 
 
 def converted(source: DType, wanted: DType) -> DType:
-    """Return the dtype that a load with a wish makes of a tensor's, for ranks that only receive."""
+    """Return a tensor's dtype after a load with a requested dtype, for ranks that only receive."""
     return source if wanted is DType.AUTO else DType(converted_dtype(source.value, wanted.value))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0.5's stop watch, for programs that time with it."""
+"""The timer of 0.5, for programs that use it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _log = logging.getLogger("fastsafetensors.parallel_loader")
 
 
 def parse_time(timestamp_ms: float) -> str:
-    """Return a moment as "2026-01-31 12:00:00.000", in UTC. Its unit is seconds, as 0.5 has it."""
+    """Format a time as "2026-01-31 12:00:00.000", in UTC. The unit is seconds, as in 0.5."""
     moment = datetime.datetime.fromtimestamp(timestamp_ms, datetime.timezone.utc)
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
 
 
 class TimingContext:
-    """Times a block: `elapsed_ms` afterwards, and a line to the logger.
+    """Times a block: `elapsed_ms` afterwards, and a log line.
 
-    logger: called with the line; None: the package's own, at INFO. batch_id begins the line. Blocks
-    shorter than threshold_ms are not told of.
+    logger: called with the line; None: the package's own, at INFO. batch_id starts the line. Blocks
+    shorter than threshold_ms are not logged.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TimingContext:
         threshold_ms: float = 0,
         log_on_exit: bool = True,
     ) -> None:
-        """Keep the settings; nothing is timed yet."""
+        """Store the settings."""
         self.name = name
         self.logger = logger
         self.batch_id = batch_id
@@ -42,12 +42,12 @@ class TimingContext:
         self.elapsed_ms: float = 0
 
     def __enter__(self) -> TimingContext:
-        """Begin."""
+        """Start."""
         self.start_time = time.time()
         return self
 
     def __exit__(self, exc_type: object, exc_val: object, exc_tb: object) -> None:
-        """End; an exception goes on."""
+        """Stop. Exceptions are not suppressed."""
         self.elapsed_ms = (time.time() - (self.start_time or 0)) * 1000
         if not self.log_on_exit or self.elapsed_ms < self.threshold_ms:
             return

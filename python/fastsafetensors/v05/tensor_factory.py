@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LazyTensorFactory: one file by one reader, as programs for fastsafetensors 0.5 drive it."""
+"""LazyTensorFactory: one file with one reader, as programs for fastsafetensors 0.5 use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LazyTensorFactory:
         framework: FrameworkOpBase,
         disable_cache: bool = True,
     ) -> None:
-        """Keep what is to be read; nothing is read yet."""
+        """Store the file to read."""
         self.metadata = metadata
         self.device = device
         self.rank = rank
@@ -47,7 +47,7 @@ class LazyTensorFactory:
         max_copy_block_size: int = 1 << 34,
         allow_inflight: bool = False,
     ) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.gbuf = self.copier.submit_io(use_buf_register, max_copy_block_size)
 
     def wait_io(
@@ -57,7 +57,7 @@ class LazyTensorFactory:
         self.tensors = self.copier.wait_io(self.gbuf, dtype, noalign)
         self.copier.finish_io()
 
-    # In a group, all ranks call these in the same order; `rank` is the one that has the tensors.
+    # In a group, all ranks must call these in the same order; `rank` is the one with the tensors.
 
     def _side(self, pg: ProcessGroupBase, tensor_name: str) -> TensorBase:
         """This rank's tensor, or memory for it."""
@@ -81,7 +81,7 @@ class LazyTensorFactory:
         return tensor if pg.rank() == dst_rank else None
 
     def shuffle(self, pg: ProcessGroupBase, tensor_name: str, dim: int) -> TensorBase:
-        """Return this rank's block of a tensor along a dimension; -1: all of it."""
+        """Return this rank's block of a tensor along a dimension; -1: the whole tensor."""
         tensor = self._side(pg, tensor_name)
         if pg.size() > 1 and tensor.get_nbytes():
             pg.broadcast(tensor, self.rank)
@@ -99,10 +99,10 @@ class LazyTensorFactory:
         return self.framework.concat_tensors(parts, max(dim, 0))
 
     def free_dev_ptrs(self) -> None:
-        """Let go of the reader's buffer; tensors hold their memory."""
+        """Free the reader's buffer. Tensors own their memory."""
         self.gbuf = None
 
     def close(self) -> None:
-        """Let go of the tensors; those handed out stay valid."""
+        """Free the tensors. Returned ones stay valid."""
         self.tensors = {}
         self.gbuf = None

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from 3FS through its reader package, where that is installed."""
+"""Loads from 3FS through its reader package, if it is installed.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ class ParallelThreeFSLoader(PipelineParallel):
         framework: str = "pytorch",
         **kwargs: Any,
     ) -> None:
-        """Prepare the load; keywords are PipelineParallel's, mount_point is the reader's."""
+        """Prepare the load.
+
+        Keywords are those of PipelineParallel; mount_point is for the reader.
+        """
         mount_point = kwargs.pop("mount_point", "/mnt/3fs")
         loader = ThreeFSLoader(pg, device, mount_point, debug_log, framework=framework)
         super().__init__(

@@ -22,8 +22,11 @@ import torch
 
 from fastsafetensors import SafetensorError, lazy
 
+# The engines' compiled kernels are not built here. On a CPU with AMX they would be called.
+torch.cpu._is_amx_tile_supported = lambda: False
+
 STATS: list[dict[str, int]] = []
-# Of parameters before a load: what is left of it was not loaded.
+# The value of parameters before a load: what remains was not loaded.
 UNTOUCHED = -77
 
 

@@ -51,7 +51,7 @@ def make_config(scenario: dict[str, Any], load_format: str, extra: dict[str, Any
 
 
 def initialize(config: VllmConfig) -> Any:
-    """A model whose weights nobody has loaded."""
+    """A model without loaded weights."""
     with set_default_torch_dtype(torch.bfloat16):
         model = initialize_model(vllm_config=config)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
     before = addresses(model)
     with set_current_vllm_config(config):
         def again(folder: str) -> Any:
-            if scenario.get("second"):  # what is cut off comes behind the model's own files
+            if scenario.get("second"):  # the truncated file follows the model's own files
                 model.secondary_weights = [DefaultModelLoader.Source(folder, None)]
                 folder = scenario["reload"]
             return reload_weights(config, model, None, folder, True)

@@ -5,58 +5,117 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
+#include "fastsafetensors/experimental/terminal_text.h"
 #include "check.h"
 
-TEST(error_message_has_everything)
+TEST(error_message_has_all_fields)
 {
     fst_error error;
-    fsti_error_place place = {.file = "dir/a.safetensors",
-                              .tensor = "w\x1b[31m\n",
-                              .tensor_size = 7,
-                              .byte_offset = 77,
-                              .os_errno = EIO};
-    CHECK_INT(fsti_error_set(&error, FST_E_IO, place, "read %d failed", 3), FST_E_IO);
+    fsti_error_location location = {.file = "dir/a.safetensors",
+                                    .tensor = "w\x1b[31m\n",
+                                    .tensor_size = 7,
+                                    .byte_offset = 77,
+                                    .os_errno = EIO};
+    CHECK_INT(fsti_error_set(&error, FST_E_IO, location, "read %d failed", 3), FST_E_IO);
     CHECK_INT(error.byte_offset, 77);
     CHECK_INT(error.os_errno, EIO);
     CHECK_TEXT(error.tensor, "w?[31m?"); // nothing that drives a terminal
-    CHECK_TEXT(error.message, "read 3 failed, tensor `w?[31m?`, at byte 77, in dir/a.safetensors: "
+    CHECK_TEXT(error.message, "dir/a.safetensors: read 3 failed, tensor `w?[31m?`, at byte 77: "
                               "Input/output error");
-    CHECK_INT(fsti_error_set(NULL, FST_E_IO, place, "x"), FST_E_IO);
+    CHECK_TEXT(fsti_error_text(&error), "read 3 failed, tensor `w?[31m?`, at byte 77: "
+                                        "Input/output error");
+    CHECK_INT(fsti_error_set(NULL, FST_E_IO, location, "x"), FST_E_IO);
+    CHECK_INT(fsti_error_set(&error, FST_E_IO, FSTI_NO_LOCATION, "x: y"), FST_E_IO);
+    CHECK_TEXT(fsti_error_text(&error), "x: y"); // without a file, all of it
 }
 
-TEST(error_message_drives_no_terminal)
+TEST(error_message_is_escaped_for_terminals)
 {
     fst_error error;
     // What a message quotes comes from files, too; C1 controls are two bytes of UTF-8.
-    CHECK_INT(
-        fsti_error_set(&error, FST_E_IO, FSTI_NOWHERE, "bad `%s`", "\x1b[31m\xc2\x9b\xc3\xa9\n"),
-        FST_E_IO);
-    CHECK_TEXT(error.message, "bad `?[31m??\xc3\xa9?`");
+    CHECK_INT(fsti_error_set(&error, FST_E_IO, FSTI_NO_LOCATION, "bad `%s`",
+                             "\x1b[31m\xc2\x9b\xc3\xa9\n"),
+              FST_E_IO);
+    CHECK_TEXT(error.message, "bad `?[31m?\xc3\xa9?`");
 }
 
-TEST(error_message_is_cut_not_overrun)
+static int columns_of(const char *text) {
+    uint32_t code;
+    int columns;
+    size_t size = strlen(text);
+    return fsti_text_step(text, size, &code, &columns) == size ? columns : -9;
+}
+
+TEST(text_that_a_terminal_may_be_shown)
+{
+    static const char *const hidden[] = {"\x01",
+                                         "\x1b",
+                                         "\r",
+                                         "\n",
+                                         "\t",
+                                         "\x7f",
+                                         "\xc2\x80",
+                                         "\xc2\x9b",
+                                         "\xc2\xad",
+                                         "\xd8\x9c",
+                                         "\xe2\x80\x8b",
+                                         "\xe2\x80\x8d",
+                                         "\xe2\x80\x8e",
+                                         "\xe2\x80\x8f",
+                                         "\xe2\x80\xa8",
+                                         "\xe2\x80\xa9",
+                                         "\xe2\x80\xaa",
+                                         "\xe2\x80\xae",
+                                         "\xe2\x81\xa0",
+                                         "\xe2\x81\xa6",
+                                         "\xe2\x81\xa9",
+                                         "\xef\xbb\xbf",
+                                         "\xf3\xa0\x81\x81",
+                                         "\xef\xb8\x8f"};
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
+        CHECK_INT(columns_of(hidden[i]), -1);
+    CHECK_INT(columns_of("a"), 1);
+    CHECK_INT(columns_of(" "), 1);
+    CHECK_INT(columns_of("\xc3\xa9"), 1);         // e with an acute accent
+    CHECK_INT(columns_of("\xcc\x81"), 0);         // a combining acute accent
+    CHECK_INT(columns_of("\xe5\xb1\x82"), 2);     // a Chinese character
+    CHECK_INT(columns_of("\xf0\x9f\x98\x80"), 2); // an emoji
+    // What is not UTF-8: a byte at a time.
+    static const char *const invalid[] = {"\x80",         "\xff",         "\xc0\x80",
+                                          "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                                          "\xe2\x80",     "\xf0\x9f\x98"};
+    for (size_t i = 0; i < sizeof invalid / sizeof *invalid; i++) {
+        uint32_t code;
+        int columns;
+        CHECK_INT(fsti_text_step(invalid[i], strlen(invalid[i]), &code, &columns), 1);
+        CHECK_INT(columns, -1);
+        CHECK(code == FST_TEXT_INVALID);
+    }
+}
+
+TEST(error_message_is_truncated_to_its_buffer)
 {
     char name[4096];
     memset(name, 'n', sizeof name);
     fst_error error;
-    fsti_error_place place = {.tensor = name, .tensor_size = sizeof name, .byte_offset = 1};
-    CHECK_INT(fsti_error_set(&error, FST_E_IO, place, "%.4000s", name), FST_E_IO);
+    fsti_error_location location = {.tensor = name, .tensor_size = sizeof name, .byte_offset = 1};
+    CHECK_INT(fsti_error_set(&error, FST_E_IO, location, "%.4000s", name), FST_E_IO);
     CHECK_INT(strlen(error.message), sizeof error.message - 1);
     CHECK_INT(strlen(error.tensor), sizeof error.tensor - 1);
 }
 
-TEST(a_place_can_be_added_later)
+TEST(location_can_be_added_later)
 {
     fst_error error;
-    fsti_error_place file = {.file = "a", .byte_offset = FST_NO_OFFSET};
-    fsti_error_place place = {.tensor = "t", .tensor_size = 1, .byte_offset = 9};
+    fsti_error_location file = {.file = "a", .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.tensor = "t", .tensor_size = 1, .byte_offset = 9};
     CHECK_INT(fsti_error_set(&error, FST_E_FILE_CHANGED, file, "changed"), FST_E_FILE_CHANGED);
-    fsti_error_locate(&error, &place);
-    CHECK_TEXT(error.message, "changed, in a, tensor `t`, at byte 9");
+    fsti_error_locate(&error, &location);
+    CHECK_TEXT(error.message, "a: changed, tensor `t`, at byte 9");
     CHECK_TEXT(error.tensor, "t");
     CHECK_INT(error.byte_offset, 9);
-    fsti_error_locate(NULL, &place);
+    fsti_error_locate(NULL, &location);
 }
 
 TEST(errno_picks_the_status)

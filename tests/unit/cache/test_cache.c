@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The cache on disk under many threads: a server of a thread of its own, and readers of the same
-/// object through several entries. For sanitizers above all; python/tests/test_remote_cache.py has
-/// the rest.
+/// The disk cache with many threads: a server thread, and readers of the same object through
+/// several entries. Mainly for the sanitizers; python/tests/test_remote_cache.py has the other
+/// tests.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 #define READ_COUNT 40
 
 static int listener;
-static atomic_uint_fast64_t sent_bytes;
+static atomic_uint_fast64_t sent_bytes, largest_answer;
 static uint16_t port; ///< of the server; 0: it is not there yet
 
 /// Answers range requests of one connection, until it ends.
@@ -48,6 +48,7 @@ static void *serve(void *context) {
                      "\r\nContent-Range: bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64 "\r\n\r\n",
                      end - begin, begin, end - 1, OBJECT_BYTES);
         atomic_fetch_add(&sent_bytes, end - begin);
+        if (end - begin > atomic_load(&largest_answer)) atomic_store(&largest_answer, end - begin);
         if (send(fd, head, (size_t)size, MSG_NOSIGNAL) != size) break;
         for (uint64_t done = 0; done < end - begin;) {
             ssize_t put = send(fd, body + done, end - begin - done, MSG_NOSIGNAL);
@@ -111,7 +112,7 @@ static void *read_here_and_there(void *context) {
     return NULL;
 }
 
-TEST(threads_and_entries_share_what_comes)
+TEST(threads_and_entries_share_fetched_blocks)
 {
     char reason[160], url[64];
     if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
@@ -135,8 +136,13 @@ TEST(threads_and_entries_share_what_comes)
     }
     for (int i = 0; i < READER_COUNT; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < READER_COUNT; i++) CHECK(readers[i].is_good);
-    // Two openings may both have brought the first block.
-    CHECK(atomic_load(&sent_bytes) <= OBJECT_BYTES + 65536);
+    // Two openings may both have brought the first block. On a busy machine the module also repeats
+    // requests whose answers are late.
+    fsti_net_counts counts[2] = {{0}, {0}};
+    for (int i = 0; i < 2; i++) fsti_cache_counts(opened[i].entry, &counts[i]);
+    uint64_t repeated = counts[0].hedges + counts[1].hedges + counts[0].retries + counts[1].retries;
+    CHECK(atomic_load(&sent_bytes) <=
+          OBJECT_BYTES + 65536 + repeated * atomic_load(&largest_answer));
     for (int i = 0; i < 2; i++) {
         fsti_cache_close(opened[i].entry);
         fsti_object_unref(opened[i].object);
@@ -199,7 +205,7 @@ static uint64_t count_blocks(const fsti_cache_entry *entry, uint64_t first, uint
 }
 
 /// Numbers that change behind the head of a map are who brings blocks, and these do not.
-TEST(who_gives_no_sign_is_passed_over)
+TEST(stalled_process_is_not_waited_for)
 {
     char reason[160];
     if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
@@ -212,17 +218,17 @@ TEST(who_gives_no_sign_is_passed_over)
     CHECK_INT(fsti_cache_pwrite(fd, numbers, sizeof numbers, 2048), 0);
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 16, .l_len = 150};
     CHECK_INT(fcntl(fd, F_OFD_SETLK, &range), 0);
-    fsti_cache_beat_period(10000000);
+    fsti_cache_heartbeat_period(10000000);
     CHECK(read_all(&opened));
-    CHECK_INT(opened.entry->silent_number, 7);
-    // Whoever it is may still write its blocks: nobody else has.
+    CHECK_INT(opened.entry->stalled_process, 7);
+    // The process may still write its blocks: no other process has them.
     CHECK_INT(count_blocks(opened.entry, 16, 166), 0);
     CHECK_INT(count_blocks(opened.entry, 0, opened.entry->block_count),
               opened.entry->block_count - 150);
     close(fd);
     CHECK(read_all(&opened));
     CHECK_INT(count_blocks(opened.entry, 0, opened.entry->block_count), opened.entry->block_count);
-    fsti_cache_beat_period(0);
+    fsti_cache_heartbeat_period(0);
     close_entry(&opened);
 }
 
@@ -239,7 +245,7 @@ static void *read_whole(void *context) {
     return NULL;
 }
 
-TEST(who_gives_signs_is_waited_for)
+TEST(process_with_heartbeats_is_waited_for)
 {
     char reason[160];
     if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
@@ -248,7 +254,7 @@ TEST(who_gives_signs_is_waited_for)
     cache_claim claim;
     pthread_t thread;
     uint64_t number = 0, before = 0;
-    fsti_cache_beat_period(10000000);
+    fsti_cache_heartbeat_period(10000000);
     CHECK(open_entry("alive", &holder) && open_entry("alive", &waiter));
     CHECK(fsti_cache_claim(holder.entry, 16, 40, &claim));
     whole_read read = {.opened = &waiter};
@@ -259,18 +265,18 @@ TEST(who_gives_signs_is_waited_for)
         CHECK_INT(fsti_cache_pread(holder.entry->map_fd, &number, sizeof number, 2048 + 16 * 8), 0);
     }
     CHECK(!atomic_load(&read.is_done));
-    CHECK_INT(waiter.entry->silent_number, 0);
+    CHECK_INT(waiter.entry->stalled_process, 0);
     fsti_cache_unclaim(holder.entry, &claim);
     pthread_join(thread, NULL);
     CHECK(read.is_good);
-    fsti_cache_beat_period(0);
+    fsti_cache_heartbeat_period(0);
     close_entry(&holder);
     close_entry(&waiter);
 }
 
 /// The folder is cleared and begun anew by others between a check and its end: what they have begun
 /// is not what was checked.
-TEST(what_was_not_checked_is_not_made_whole)
+TEST(unverified_blocks_are_not_sealed)
 {
     char reason[160], name[CACHE_NAME_BYTES], part[300], map[300], data[300];
     if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Literals of zstd frames: what libzstd makes is decoded without it, to the same bytes; damage is
-/// refused or gives some bytes of the right number, within bounds.
+/// Literals of zstd frames: output of libzstd is decoded without it, to the same bytes. Damaged
+/// input is rejected or gives the right number of bytes, within bounds.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ static size_t make_frame(size_t size) {
     return zstd->ZSTD_compress2(context, frame, 2 * SIZE_MAX_BYTES, plain, size);
 }
 
-/// Bytes whose number of values, and how often the most frequent one comes, are told.
+/// Random bytes with a given number of values and frequency of the most frequent one.
 static void fill(size_t size, uint32_t values, uint32_t skew) {
     for (size_t i = 0; i < size; i++) {
         uint32_t value = next_random() % values;
@@ -122,7 +122,7 @@ TEST(frames_of_literals_need_no_library)
     CHECK(done > 8 * others);
 }
 
-TEST(frames_with_matches_are_left_to_the_library)
+TEST(frames_with_matches_use_libzstd)
 {
     if (!have_library()) return;
     fill(5000, 200, 0);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// GPUDirect Storage by stand-ins for its libraries: used where it is real, refused where it is
-/// not, and never in the way.
+/// GPUDirect Storage with fake libraries: used if it works, otherwise replaced by normal reads.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fixture.h"
 #include "gpu/gpu.h"
@@ -22,11 +21,11 @@ static void find_library(const char *name) {
     gpu_find_hook(handle, "fake_gds_set", &set);
     gpu_find_hook(handle, "fake_gds_get", &get);
     fsti_gds_fake_module("/proc/self"); // as if nvidia-fs were loaded
-    fsti_gds_forget_verdicts();
+    fsti_gds_clear_verdicts();
 }
 
 /// A file on a file system that takes O_DIRECT, not in the page cache, whose tensors begin at
-/// `place` modulo 16 (8 or 0); NULL where there is none.
+/// `place` modulo 16 (8 or 0); NULL if no tensor fits.
 static fst_model *cold_model_at(size_t place) {
     // At places that kernels like: others are scattered, which is not for reads straight there.
     char json[1200] = "{";
@@ -48,7 +47,7 @@ static fst_model *cold_model_at(size_t place) {
 }
 static fst_model *cold_model(void) { return cold_model_at(0); }
 
-TEST(absent_bytes_go_straight_to_the_device)
+TEST(absent_bytes_are_read_by_gpudirect)
 {
     static const char *const names[] = {"libcufile.so.0", "libhipfile.so"};
     for (size_t k = 0; k < 2; k++) {
@@ -61,14 +60,14 @@ TEST(absent_bytes_go_straight_to_the_device)
             fst_load_options options = gpu_options_on(driver->kind, 0);
             fst_load_stats stats;
             long reads = get("reads");
-            options.gds = (fst_gds)way;
+            options.tuning = fixture_gds((fst_gds)way);
             CHECK(gpu_same_load(model, &options, &stats));
             if (way == FST_GDS_OFF) {
                 CHECK_INT(stats.gds_bytes, 0);
                 CHECK(strstr(stats.reason, "gds: switched off") != NULL);
                 CHECK_INT(get("reads"), reads);
             } else {
-                // But for the bytes beside whole pages, all of it.
+                // All of it, except for the bytes outside whole pages.
                 CHECK(stats.gds_bytes >= 24000000 - 8192);
                 CHECK(stats.device_bytes <= 8192 && stats.device_copies <= 2);
                 CHECK(strstr(stats.engine, "gds") != NULL);
@@ -81,7 +80,7 @@ TEST(absent_bytes_go_straight_to_the_device)
     }
 }
 
-TEST(cached_bytes_take_the_ring)
+TEST(cached_bytes_use_the_staging_ring)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -90,7 +89,7 @@ TEST(cached_bytes_take_the_ring)
     if (model == NULL) return;
     fixture_warm(fixture_path("cold"));
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
-    options.gds = FST_GDS_AUTO;
+    options.tuning = fixture_gds(FST_GDS_AUTO);
     fst_load_stats stats;
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK_INT(stats.gds_bytes, 0);
@@ -105,17 +104,17 @@ TEST(compatibility_mode_is_refused)
     find_library("libcufile.so.0");
     for (long mode = 1; mode <= 3; mode += 2) {
         set("mode", mode);
-        fsti_gds_forget_verdicts();
+        fsti_gds_clear_verdicts();
         fst_model *model = cold_model();
         if (model == NULL) return;
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
-        options.gds = FST_GDS_AUTO;
+        options.tuning = fixture_gds(FST_GDS_AUTO);
         fst_load_stats stats;
         long reads = get("reads"), allocations = driver->get("alloc_calls");
         CHECK(gpu_same_load(model, &options, &stats));
         long each = driver->get("alloc_calls") - allocations;
         for (int round = 0; round < 3; round++) {
-            // What was found out once is known: also of other files beside it.
+            // The verdict is cached, also for other files on the same file system.
             fst_model *again = cold_model();
             CHECK(gpu_same_load(again, &options, &stats));
             fst_model_close(again);
@@ -125,8 +124,8 @@ TEST(compatibility_mode_is_refused)
         CHECK_INT(driver->get("alloc_calls") - allocations, 4 * each);
         CHECK_INT(each, 1);
         CHECK_INT(stats.gds_bytes, 0);
-        CHECK(strstr(stats.reason, mode == 1 ? "compatibility" : "refuses the file") != NULL);
-        options.gds = FST_GDS_STRICT;
+        CHECK(strstr(stats.reason, mode == 1 ? "compatibility" : "rejects the file") != NULL);
+        options.tuning = fixture_gds(FST_GDS_STRICT);
         fst_loader *loader = NULL;
         fst_error error;
         CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
@@ -160,7 +159,7 @@ static void take_memory(void *context, void *pointer, size_t size) {
     }
 }
 
-TEST(memory_of_a_framework_is_read_to)
+TEST(framework_memory_is_a_gpudirect_target)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -172,9 +171,12 @@ TEST(memory_of_a_framework_is_read_to)
     CHECK_INT(fsti_device_get((fst_device){FST_DEVICE_CUDA, 0}, &device, NULL), FST_OK);
     CHECK_INT(fsti_buffer_device(device, 4096, &buffers[0], NULL), FST_OK); // tells which device
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
-    fst_allocator allocator = {.context = buffers, .allocate = give_memory, .release = take_memory};
+    fst_allocator allocator = {.struct_size = sizeof allocator,
+                               .context = buffers,
+                               .allocate = give_memory,
+                               .release = take_memory};
     options.allocator = &allocator;
-    options.gds = FST_GDS_STRICT;
+    options.tuning = fixture_gds(FST_GDS_STRICT);
     fst_load_stats stats;
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK(stats.gds_bytes >= 24000000 - 8192);
@@ -184,7 +186,7 @@ TEST(memory_of_a_framework_is_read_to)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(what_has_to_be_taken_apart_is_refused_where_it_was_demanded)
+TEST(scattered_tensors_are_refused_with_gds_required)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -195,19 +197,19 @@ TEST(what_has_to_be_taken_apart_is_refused_where_it_was_demanded)
     fst_loader *loader = NULL;
     fst_load_stats stats;
     fst_error error;
-    options.gds = FST_GDS_STRICT;
+    options.tuning = fixture_gds(FST_GDS_STRICT);
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
     CHECK(loader == NULL);
-    CHECK_CONTAINS(error.message, "gds (GPUDirect Storage) can't be used: no bytes lie");
-    options.gds = FST_GDS_AUTO;
+    CHECK_CONTAINS(error.message, "gds (GPUDirect Storage) can't be used: no bytes have");
+    options.tuning = fixture_gds(FST_GDS_AUTO);
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK_INT(stats.gds_bytes, 0);
-    CHECK_CONTAINS(stats.reason, "gds: no bytes lie");
+    CHECK_CONTAINS(stats.reason, "gds: no bytes have");
     fst_model_close(model);
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(others_who_read_decide_nothing)
+TEST(concurrent_readers_do_not_change_the_verdict)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -217,30 +219,30 @@ TEST(others_who_read_decide_nothing)
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
         fst_load_stats stats;
         set("mode", mode);
-        options.gds = FST_GDS_AUTO;
+        options.tuning = fixture_gds(FST_GDS_AUTO);
         set("noisy", 1000);
-        fsti_gds_forget_verdicts();
+        fsti_gds_clear_verdicts();
         CHECK(gpu_same_load(model, &options, &stats));
         CHECK_INT(stats.gds_bytes, 0);
-        CHECK_CONTAINS(stats.reason, "other threads read");
+        CHECK_CONTAINS(stats.reason, "reads of other threads");
         // It was no verdict; and of some noise the rest is quiet enough.
         fixture_evict(fixture_path("cold"));
         set("noisy", 5);
         CHECK(gpu_same_load(model, &options, &stats));
         CHECK_INT(stats.gds_bytes > 0, mode == 0);
-        CHECK_CONTAINS(stats.reason, mode == 0 ? "went straight to" : "compatibility");
+        CHECK_CONTAINS(stats.reason, mode == 0 ? "went directly to" : "compatibility");
         fixture_evict(fixture_path("cold"));
         CHECK(gpu_same_load(model, &options, &stats)); // as is remembered now
-        CHECK_CONTAINS(stats.reason, mode == 0 ? "went straight to" : "compatibility");
+        CHECK_CONTAINS(stats.reason, mode == 0 ? "went directly to" : "compatibility");
         fst_model_close(model);
     }
     set("mode", 0);
     set("noisy", 0);
-    fsti_gds_forget_verdicts();
+    fsti_gds_clear_verdicts();
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(without_the_module_nothing_is_touched)
+TEST(cufile_is_not_loaded_without_nvidia_fs)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -249,7 +251,7 @@ TEST(without_the_module_nothing_is_touched)
     fst_model *model = cold_model();
     if (model == NULL) return;
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
-    options.gds = FST_GDS_AUTO;
+    options.tuning = fixture_gds(FST_GDS_AUTO);
     fst_load_stats stats;
     long opens = get("opens"), reads = get("reads");
     CHECK(gpu_same_load(model, &options, &stats));
@@ -261,7 +263,7 @@ TEST(without_the_module_nothing_is_touched)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(reads_that_fail_or_come_short)
+TEST(failed_and_short_gpudirect_reads)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
@@ -269,7 +271,7 @@ TEST(reads_that_fail_or_come_short)
         fst_model *model = cold_model();
         if (model == NULL) return;
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
-        options.gds = FST_GDS_AUTO;
+        options.tuning = fixture_gds(FST_GDS_AUTO);
         fst_load_stats stats;
         set("short_at", nth);
         CHECK(gpu_same_load(model, &options, &stats)); // goes on where the read ended
@@ -279,10 +281,10 @@ TEST(reads_that_fail_or_come_short)
         set("fail_at", nth);
         CHECK(gpu_same_load(model, &options, &stats)); // the rest through the ring
         CHECK(stats.gds_bytes < 24000000 - 8192 && stats.device_bytes > 1000000);
-        CHECK(strstr(stats.reason, "gds: given up: a read failed: Input/output error") != NULL);
+        CHECK(strstr(stats.reason, "gds: stopped: a read failed: Input/output error") != NULL);
         fixture_evict(fixture_path("cold"));
         set("fail_at", nth);
-        options.gds = FST_GDS_STRICT;
+        options.tuning = fixture_gds(FST_GDS_STRICT);
         fst_loader *loader = NULL;
         fst_error error = {0};
         fst_status status = fst_loader_open(model, &options, &loader, &error);
@@ -300,7 +302,7 @@ TEST(reads_that_fail_or_come_short)
 static int meet_library(const char *expected) {
     if (getenv("MEET_NO_MODULE") == NULL) fsti_gds_fake_module("/proc/self");
     if (getenv("MEET_NO_MODULE") != NULL) fsti_gds_fake_module("/nonexistent");
-    fst_engine_info infos[16] = {0};
+    fst_engine_info infos[16] = {FST_STRUCT_INIT(fst_engine_info)};
     size_t count = 0;
     const char *path = fixture_tensors("any", 1, 100000);
     if (fst_engines_probe(path, infos, 16, &count, NULL) != FST_OK || count != 9) return 1;
@@ -323,11 +325,11 @@ static bool meets(const char *name, const char *value, const char *expected) {
     return met;
 }
 
-TEST(verdicts_give_their_reasons)
+TEST(gpudirect_verdicts_have_reasons)
 {
     CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no driver: libcuda.so.1 was not found"));
     CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no cuda device"));
-    CHECK(meets("FAKE_GDS_MODE", "2", "does not start (error 5001)"));
+    CHECK(meets("FAKE_GDS_MODE", "2", "could not be started (error 5001)"));
     CHECK(meets("MEET_NO_MODULE", "1", "nvidia-fs is not loaded"));
     CHECK(meets("FAKE_GPU_INIT_CODE", "100", "CUDA_VISIBLE_DEVICES"));
     CHECK(meets("FAKE_GPU_MEMORY", "1000", "out of device memory"));
@@ -336,5 +338,5 @@ TEST(verdicts_give_their_reasons)
     if (model == NULL) return;
     fst_model_close(model);
     CHECK(meets("FAKE_GDS_MODE", "1", "compatibility mode"));
-    CHECK(meets("FAKE_GDS_MODE", "0", "went straight to the device"));
+    CHECK(meets("FAKE_GDS_MODE", "0", "went directly to the device"));
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads to GPUs by stand-ins for their drivers: right bytes whatever the way, and no copy that is
-/// not waited for.
+/// Loads to GPUs with fake drivers: every route gives the right bytes, and every copy is waited
+/// for.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "gpu/gpu.h"
 #include "fixture.h"
 #include "gpu_fixture.h"
 
-TEST(whole_models_arrive)
+TEST(models_load_to_the_device)
 {
     static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD, FST_ENGINE_DIRECT,
                                          FST_ENGINE_URING, FST_ENGINE_MMAP};
@@ -21,7 +21,9 @@ TEST(whole_models_arrive)
         fst_model *model = gpu_open_model(fixture_tensors("tensors", 12, 3000000));
         for (size_t e = 0; e < sizeof engines / sizeof *engines; e++) {
             fst_load_options options = gpu_options_on(driver->kind, 1);
-            options.engine = engines[e];
+            fst_load_tuning tuning = *options.tuning;
+            tuning.engine = engines[e];
+            options.tuning = &tuning;
             if (e % 2 == 0) fixture_evict(fixture_path("tensors"));
             fst_load_stats stats = {.struct_size = sizeof stats};
             fst_loader *loader;
@@ -43,7 +45,7 @@ TEST(whole_models_arrive)
     }
 }
 
-TEST(every_dtype_slice_and_conversion_arrives)
+TEST(every_dtype_slice_and_conversion_loads)
 {
     for (size_t k = 0; k < 2; k++) {
         const gpu_fake *driver = gpu_fake_of(k);
@@ -55,7 +57,7 @@ TEST(every_dtype_slice_and_conversion_arrives)
     }
 }
 
-TEST(conversions_are_those_of_the_processors)
+TEST(device_conversions_equal_cpu_conversions)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     size_t pairs = 0;
@@ -76,7 +78,7 @@ TEST(conversions_are_those_of_the_processors)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(slow_devices_lose_nothing)
+TEST(slow_device_gets_every_byte)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     driver->set("delay_us", 2000);
@@ -131,7 +133,7 @@ static void fake_release(void *context, void *pointer, size_t size) {
     released++;
 }
 
-TEST(callers_memory_and_stream_are_respected)
+TEST(caller_memory_and_stream_are_used)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     fsti_device *device;
@@ -148,11 +150,13 @@ TEST(callers_memory_and_stream_are_respected)
     CHECK_INT(create(&stream, 0), 0);
     // Work of the caller's that still writes to the memory when the load begins.
     driver->fill(stream, 50000, memory->data, 0x11, 3000000);
-    fst_request_item item = {
-        .tensor_index = 1, .destination = memory->data, .destination_bytes = 3000000};
+    fst_part item = {.struct_size = sizeof item,
+                     .tensor_index = 1,
+                     .destination = memory->data,
+                     .destination_bytes = 3000000};
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, -1); // the thread's current
-    options.items = &item;
-    options.item_count = 1;
+    options.parts = &item;
+    options.part_count = 1;
     options.stream = (uintptr_t)stream;
     fst_loader *loader;
     fst_tensor *tensor;
@@ -168,7 +172,10 @@ TEST(callers_memory_and_stream_are_respected)
     fsti_device_leave(device);
     fsti_buffer_unref(memory);
     options = gpu_options_on(FST_DEVICE_CUDA, 1);
-    fst_allocator allocator = {.context = device, .allocate = fake_memory, .release = fake_release};
+    fst_allocator allocator = {.struct_size = sizeof allocator,
+                               .context = device,
+                               .allocate = fake_memory,
+                               .release = fake_release};
     options.allocator = &allocator;
     options.stream = 1; // the default stream
     CHECK(gpu_same_load(model, &options, NULL));
@@ -176,7 +183,7 @@ TEST(callers_memory_and_stream_are_respected)
     fst_model_close(model);
 }
 
-TEST(loads_do_not_grow)
+TEST(repeated_loads_do_not_leak)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));
@@ -184,7 +191,7 @@ TEST(loads_do_not_grow)
     for (unsigned round = 0; round < CHECK_ROUNDS(200); round++) {
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, round % 2);
         CHECK(gpu_same_load(model, &options, NULL));
-        fsti_device_settle();
+        fsti_device_wait_released();
         if (round == 10) {
             locked = driver->get("locked_bytes");
             allocated = driver->get("allocated_bytes");
@@ -217,7 +224,7 @@ TEST(shared_and_locked_memory)
     CHECK_INT(fst_loader_wait(loader, -1, &error), FST_OK);
     CHECK(driver->get("locked_bytes") >= 8445894);
     fst_tensor *tensor;
-    CHECK_INT(fst_loader_item(loader, 0, -1, &tensor, &error), FST_OK);
+    CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &tensor, &error), FST_OK);
     CHECK_INT(gpu_view_of(tensor).device.kind, FST_DEVICE_PINNED);
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
@@ -227,7 +234,7 @@ TEST(shared_and_locked_memory)
     // Through memory that is not locked: slower, but right, and said.
     options = gpu_options_on(FST_DEVICE_CUDA, 0);
     CHECK(gpu_same_load(model, &options, &stats));
-    CHECK(strstr(stats.reason, "not all of them locked") != NULL);
+    CHECK(strstr(stats.reason, "not all of them pinned") != NULL);
     driver->set("no_lock", 0);
     fst_model_close(model);
     CHECK(gpu_is_clean(driver));
@@ -302,7 +309,7 @@ TEST(devices_have_names)
     CHECK_INT(fst_device_count((fst_device_kind)9), 0);
     fst_error error;
     CHECK_INT(fst_device_info_get((fst_device){FST_DEVICE_CUDA, 7}, &info, &error), FST_E_ARGUMENT);
-    CHECK(strstr(error.message, "cuda:7 does not exist: there are 2") != NULL);
+    CHECK(strstr(error.message, "cuda:7 does not exist (there are 2") != NULL);
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     options.mode = FST_MODE_MAP;
     fst_model *model = gpu_open_model(fixture_tensors("little", 8, 300000));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a load to a GPU does before its first copy: little, and as much for a large model as for a
-/// small one. Questions to the page cache are counted by way of the linker (--wrap=syscall).
+/// The work of a load to a GPU before its first copy: little, and independent of the model's size.
+/// Queries of the page cache are counted by the linker's --wrap=syscall.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <stdarg.h>
@@ -51,7 +51,7 @@ static fst_model *large_model(void) {
     return gpu_open_model(folder);
 }
 
-TEST(the_first_copy_comes_soon)
+TEST(first_copy_is_early)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     void (*on_first_copy)(void (*hook)(void));

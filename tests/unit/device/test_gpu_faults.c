@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What goes wrong with GPUs, by stand-ins for their drivers: every failure is an error that says
-/// what and leaves nothing behind.
+/// Failures of GPUs, with fake drivers: every failure is an error with its reason, and nothing
+/// leaks.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fixture.h"
 #include "gpu/gpu.h"
 #include "gpu_fixture.h"
 
-TEST(full_device_says_what_it_needs)
+TEST(full_device_error_has_sizes)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     fst_memory_trim();
@@ -78,27 +78,27 @@ TEST(every_call_may_fail)
 /// Sends half a slot, asks whether it has arrived, and writes to the slot as soon as a call of
 /// these has failed. True when none did.
 static bool send_and_reuse(fsti_device *device, uint64_t target) {
-    fsti_ring *ring = NULL;
+    fsti_staging_ring *ring = NULL;
     char *data = NULL;
     bool arrived = false;
-    fsti_ring_parcel parcel = {.copy_count = 1};
+    fsti_copy_list parcel = {.copy_count = 1};
     parcel.copies[0].target = target;
     parcel.copies[0].size = 1 << 20;
-    if (fsti_ring_take(device, &ring, NULL) != FST_OK) abort();
-    if (fsti_ring_slot(ring, 0, &data, NULL) != FST_OK) abort();
+    if (fsti_staging_acquire(device, &ring, NULL) != FST_OK) abort();
+    if (fsti_staging_slot(ring, 0, &data, NULL) != FST_OK) abort();
     memset(data, 1, 1 << 20);
-    fst_status status = fsti_ring_send(ring, 0, &parcel, NULL);
-    if (status == FST_OK) status = fsti_ring_arrived(ring, 0, false, &arrived, NULL);
-    if (status == FST_OK) status = fsti_ring_arrived(ring, 0, true, &arrived, NULL);
+    fst_status status = fsti_staging_send(ring, 0, &parcel, NULL);
+    if (status == FST_OK) status = fsti_staging_arrived(ring, 0, false, &arrived, NULL);
+    if (status == FST_OK) status = fsti_staging_arrived(ring, 0, true, &arrived, NULL);
     memset(data, 2, 1 << 20);
-    fsti_ring_drain(ring);
-    fsti_ring_give(ring);
+    fsti_staging_drain(ring);
+    fsti_staging_release(ring);
     return status == FST_OK;
 }
 
 /// The device may still read a slot when a question whether it has done so fails, or what was
 /// queued last. The stand-in counts copies whose source was written to before they were done.
-TEST(slots_of_calls_that_failed_are_not_read_any_more)
+TEST(staging_buffers_of_failed_calls_are_not_read)
 {
     static const char *const calls[] = {"cuEventQuery", "cuEventRecord", "cuEventSynchronize"};
     const gpu_fake *driver = gpu_fake_of(0);
@@ -122,7 +122,7 @@ TEST(slots_of_calls_that_failed_are_not_read_any_more)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(a_device_that_is_refused_once_keeps_nothing)
+TEST(refused_device_keeps_no_memory)
 {
     static const char *const calls[] = {"cuCtxPushCurrent", "hipGetDevice", "hipSetDevice"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -224,7 +224,7 @@ TEST(cancelling_and_closing_in_flight)
     CHECK(gpu_is_clean(driver));
 }
 
-// ---- drivers that are not as they should be: each in a process of its own ----
+// ---- unusable drivers, each in its own process ----
 
 /// What the new process finds; its exit status.
 static int meet_driver(const char *expected) {
@@ -266,13 +266,13 @@ static bool meets(const char *name, const char *value, const char *expected) {
     return met;
 }
 
-TEST(drivers_that_can_not_be_used)
+TEST(unusable_drivers)
 {
     CHECK(meets("LD_LIBRARY_PATH", "/nonexistent", "no driver: libcuda.so.1 was not found"));
     CHECK(meets("FAKE_GPU_VERSION", "10010", "too old"));
     CHECK(meets("FAKE_GPU_INIT_CODE", "100", "sees no device"));
     CHECK(meets("FAKE_GPU_DEVICES", "0", "CUDA_VISIBLE_DEVICES"));
-    CHECK(meets("FAKE_GPU_INIT_CODE", "999", "does not start: a fake error (999)"));
+    CHECK(meets("FAKE_GPU_INIT_CODE", "999", "could not be started: a fake error (999)"));
     CHECK(meets("FAKE_GPU_INTEGRATED", "1", "unified"));
     CHECK(meets("FAKE_GPU_NO_KERNELS", "1", "host"));
     setenv("MEET_HIP", "1", 1);

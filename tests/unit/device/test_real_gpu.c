@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The same loads on a real GPU, where there is one; skipped elsewhere. Conversions are compared
-/// with the processors', which python/tests compares with torch's, bit by bit.
+/// The same loads on a real GPU; skipped without one. Conversions are compared with those of the
+/// CPU, which python/tests compares with torch's bit by bit.
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <pthread.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "gpu/gpu.h"
 #include "fixture.h"
@@ -32,7 +32,7 @@ static uint64_t memory_free(void) {
     return info.memory_free;
 }
 
-TEST(real_device_says_what_it_is)
+TEST(real_device_info)
 {
     if (!has_gpu()) return;
     fst_device_info info = {.struct_size = sizeof info};
@@ -43,7 +43,7 @@ TEST(real_device_says_what_it_is)
     CHECK(info.memory_bytes > 0 && info.name[0] != '\0');
 }
 
-TEST(real_whole_models_arrive)
+TEST(real_models_load)
 {
     if (!has_gpu()) return;
     fst_model *model = gpu_open_model(fixture_tensors("tensors", MANY, 3000000));
@@ -54,7 +54,7 @@ TEST(real_whole_models_arrive)
         if (round == 3) options.tuning = &small_staging;
         fst_load_stats stats;
         CHECK(gpu_same_load(model, &options, &stats));
-        CHECK(strstr(stats.reason, "not all of them locked") == NULL);
+        CHECK(strstr(stats.reason, "not all of them pinned") == NULL);
     }
     fst_model_close(model);
 }
@@ -195,11 +195,13 @@ TEST(real_stream_of_the_caller)
         // Much work of the caller's, the last of it on the tensor's place.
         for (int i = 0; i < 20; i++)
             CHECK_INT(fill((uintptr_t)memory->data, (unsigned char)i, size, stream), 0);
-        fst_request_item item = {
-            .tensor_index = 1, .destination = memory->data, .destination_bytes = 3000000};
+        fst_part item = {.struct_size = sizeof item,
+                         .tensor_index = 1,
+                         .destination = memory->data,
+                         .destination_bytes = 3000000};
         fst_load_options options = gpu_options_on(real.kind, 0);
-        options.items = &item;
-        options.item_count = 1;
+        options.parts = &item;
+        options.part_count = 1;
         options.stream = (uintptr_t)stream;
         fst_loader *loader;
         fst_tensor *tensor;

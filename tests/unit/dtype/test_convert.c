@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Conversions: every set of kernels gives the scalar one's bits, over all inputs of 16 bits and
-/// fewer and a dense sample of the others, at every alignment; and known values are right.
-/// (Against torch's conversions: python/tests/test_convert.py.)
+/// Conversions: every set of kernels gives the same bits as the scalar one, for all inputs of up to
+/// 16 bits, a dense sample of the others, and every alignment. Known values are right.
+/// (python/tests/test_convert.py compares with torch.)
 #include <math.h>
 
 #include "check.h"
@@ -128,7 +128,7 @@ TEST(known_values)
     CHECK_INT(nibbles[3], 0x64);
 }
 
-TEST(which_pairs_convert)
+TEST(supported_conversions)
 {
     CHECK(fsti_dtype_convertible(FST_DTYPE_F64, FST_DTYPE_F4));
     CHECK(fsti_dtype_convertible(FST_DTYPE_BF16, FST_DTYPE_F32));

@@ -28,7 +28,7 @@ TEST(files_are_unique_and_in_order)
     fsti_index_clear(&index);
 }
 
-TEST(paths_that_leave_the_folder)
+TEST(paths_outside_the_folder_are_refused)
 {
     static const char *const bad[] = {"/etc/passwd", "../x", "a/../../x", "..",
                                       "a/..",        "",     "x\\u0000y", "./../x"};
@@ -39,7 +39,7 @@ TEST(paths_that_leave_the_folder)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         snprintf(json, sizeof json, "{\"weight_map\":{\"a\":\"%s\"}}", bad[i]);
         CHECK_INT(parse(json, &index, &error), FST_E_PATH_ESCAPES);
-        CHECK_CONTAINS(error.message, "PathEscapes");
+        CHECK_CONTAINS(error.message, "outside the model's folder");
     }
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         snprintf(json, sizeof json, "{\"weight_map\":{\"a\":\"%s\"}}", good[i]);
@@ -67,7 +67,7 @@ TEST(faults)
         fsti_index index;
         fst_error error;
         CHECK_INT(parse(bad[i], &index, &error), FST_E_INDEX_JSON);
-        CHECK_CONTAINS(error.message, "JsonError");
+        CHECK_CONTAINS(error.message, "invalid index file: ");
         CHECK(error.byte_offset <= strlen(bad[i]));
     }
     CHECK_INT(fsti_alloc_live(), live);

@@ -56,13 +56,18 @@ static void read_everywhere(const fsti_io_engine *engine) {
 
 /// A mapping that can't be made present is no reason to refuse the file: its bytes come when they
 /// are touched. Here a page of it is away, which is ENOMEM.
-TEST(pages_that_can_not_be_made_present_are_read)
+static fst_status map_whole(fsti_file *file, void **out) {
+    fsti_map_range range = {0, fsti_file_size(file), false};
+    return fsti_file_map_private(file, &range, out, NULL);
+}
+
+TEST(pages_that_cannot_be_prefaulted_are_read)
 {
     fsti_file *file = open_pattern("pattern");
     void *mapping;
     uint64_t page = fsti_page_bytes();
     fixture_evict(fsti_file_path(file));
-    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK_INT(map_whole(file, &mapping), FST_OK);
     CHECK_INT(munmap((char *)mapping + page, page), 0);
     CHECK_INT(fsti_file_populate(file, mapping, 0, 3 * page, NULL), FST_OK);
     CHECK_INT(fsti_file_populate(file, mapping, page, FILE_BYTES, NULL), FST_OK);
@@ -87,7 +92,7 @@ TEST(mmap_reads)
     read_everywhere(&fsti_io_engine_mmap);
 }
 
-TEST(refuses_what_is_no_regular_file)
+TEST(irregular_files_are_refused)
 {
     fsti_file *file;
     fst_error error;
@@ -102,7 +107,7 @@ TEST(refuses_what_is_no_regular_file)
     CHECK_CONTAINS(error.message, "device");
     const char *secret = fixture_file("secret", "x", 1);
     chmod(secret, 0);
-    // Root reads everything: be nobody for a moment.
+    // Root can read everything, so become "nobody" for this test.
     uid_t user = geteuid();
     if (user != 0 || seteuid(65534) == 0) {
         CHECK_INT(fsti_file_open(secret, &file, &error), FST_E_PERMISSION);
@@ -161,7 +166,7 @@ static int stream_halves(const char *path, uint64_t *read_count) {
     return evicts ? is_read && bytes == STREAM_BYTES : -1;
 }
 
-TEST(streams_bring_files_into_the_page_cache)
+TEST(streams_fill_the_page_cache)
 {
     static const unsigned hidden[] = {0, FSTI_IO_HIDE_PROC, FSTI_IO_HIDE_AHEAD};
     const char *path = fixture_tensors("stream", 1, STREAM_BYTES);
@@ -176,13 +181,13 @@ TEST(streams_bring_files_into_the_page_cache)
         if (result < 0) SKIP("this file system does not evict on request");
         CHECK_INT(result, 1);
         CHECK_INT(read_count, STREAM_BYTES >> 18);
-        // Where nobody reads ahead the kernel is told of the whole half before it is read.
+        // Without readahead the kernel is advised of the whole half before it is read.
         if (hidden[i] == FSTI_IO_HIDE_AHEAD) CHECK_INT(resident_ahead, 1 << 20);
     }
 }
 
 /// A part of a file costs its own bytes, whatever window the device is read ahead by.
-TEST(streams_bring_nothing_behind_their_end)
+TEST(streams_do_not_read_past_their_end)
 {
     enum { MIB = 1 << 20 };
     const char *path = fixture_tensors("part", 1, 64 * MIB);
@@ -214,7 +219,7 @@ static int next_descriptor(void) {
     return fd;
 }
 
-TEST(streams_open_no_file_again_where_that_drops_what_is_cached)
+TEST(streams_do_not_reopen_cache_dropping_files)
 {
     if (access("/dev/shm", W_OK) != 0) SKIP("no /dev/shm");
     char memory[] = "/dev/shm/fst-test-XXXXXX";
@@ -236,7 +241,7 @@ TEST(streams_open_no_file_again_where_that_drops_what_is_cached)
     unlink(memory);
 }
 
-TEST(residency_by_either_call)
+TEST(residency_by_cachestat_and_mincore)
 {
     fsti_file *file = open_pattern("resident");
     for (int hidden = 0; hidden < 2; hidden++) {
@@ -270,7 +275,7 @@ static int ask_as_stranger(void *context) {
     return 0;
 }
 
-TEST(residency_is_unknown_to_strangers)
+TEST(residency_of_other_users_files_is_unknown)
 {
     fsti_file *file = open_pattern("foreign");
     uint64_t bytes;
@@ -313,13 +318,13 @@ TEST(guard_survives_a_file_that_shrinks)
     fsti_file *file = open_pattern("shrinking");
     void *mapping;
     CHECK(fsti_io_guard_ready());
-    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK_INT(map_whole(file, &mapping), FST_OK);
     CHECK(fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES));
     CHECK_INT(truncate(fixture_path("shrinking"), 4096), 0);
     CHECK(!fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES));
     CHECK(!fsti_io_guarded(touch_last_page, mapping, mapping, FILE_BYTES)); // and once more
     fst_error error;
-    // An emulator may ignore the advice; whoever populates checks the file afterwards as well.
+    // An emulator may ignore the advice; populating threads also check the file afterwards.
     fst_status status = fsti_file_populate(file, mapping, 0, FILE_BYTES, &error);
     if (status == FST_OK) status = fsti_file_check(file, &error);
     CHECK_INT(status, FST_E_FILE_CHANGED);
@@ -327,7 +332,7 @@ TEST(guard_survives_a_file_that_shrinks)
     fsti_file_unref(file);
 }
 
-TEST(guard_holds_where_a_thread_blocks_the_signal)
+TEST(guard_works_with_a_blocked_signal)
 {
 #ifdef __SANITIZE_THREAD__
     SKIP("the thread sanitizer does not support jumps out of its signal handlers");
@@ -337,7 +342,7 @@ TEST(guard_holds_where_a_thread_blocks_the_signal)
     sigset_t blocked, now;
     static char first_bytes[FILE_BYTES]; // no mapping of the file: nothing is lost
     CHECK(fsti_io_guard_ready());
-    CHECK_INT(fsti_file_map_private(file, false, &mapping, NULL), FST_OK);
+    CHECK_INT(map_whole(file, &mapping), FST_OK);
     CHECK_INT(truncate(fixture_path("blocked"), 4096), 0);
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGBUS);
@@ -386,7 +391,7 @@ static int send_to_child(void (*before)(int)) {
     return waitpid(child, &status, 0) == child ? status : -1;
 }
 
-TEST(guard_passes_on_signals_that_were_sent)
+TEST(guard_forwards_sent_signals)
 {
 #ifdef __SANITIZE_THREAD__
     SKIP("the thread sanitizer handles signals itself");

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads on a system whose pages are of 64 KiB, as some kernels of aarch64 have them: what the
-/// kernel is asked about mappings begins at such a page, or it would be refused there. And memory
-/// that goes back to the system holds nobody up.
+/// Loads on a system with 64 KiB pages, as on some aarch64 kernels: addresses passed to the kernel
+/// must be aligned to such pages. Releasing memory must not block other threads.
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -89,19 +88,20 @@ static fst_status load(const char *path, fst_load_mode mode, fst_cache cache, fs
     fst_tensor *tensor = NULL;
     options.mode = mode;
     options.cache = cache;
-    options.engine = engine;
-    options.map_populate = mode == FST_MODE_MAP;
-    fst_request_item items[ASKED_COUNT] = {
-        {.tensor_index = 3}, {.tensor_index = 4}, {.tensor_index = 17}};
-    options.items = items;
-    options.item_count = ASKED_COUNT;
+    options.tuning = mode == FST_MODE_MAP ? fixture_populate() : fixture_engine(engine);
+    static const size_t wanted[ASKED_COUNT] = {3, 4, 17};
+    fst_part items[ASKED_COUNT];
+    for (size_t i = 0; i < ASKED_COUNT; i++)
+        items[i] = (fst_part){.struct_size = sizeof *items, .tensor_index = wanted[i]};
+    options.parts = items;
+    options.part_count = ASKED_COUNT;
     fst_status status = fst_model_open(path, NULL, &model, NULL);
     if (status == FST_OK) status = fst_loader_open(model, &options, &loader, NULL);
     if (status == FST_OK) status = fst_loader_wait(loader, -1, NULL);
     for (size_t i = 0; status == FST_OK && i < ASKED_COUNT; i++) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         uint64_t at = items[i].tensor_index * TENSOR_BYTES;
-        status = fst_loader_item(loader, i, -1, &tensor, NULL);
+        status = fst_loader_tensor_at(loader, i, -1, &tensor, NULL);
         if (status != FST_OK) break;
         status = fst_tensor_view_get(tensor, &view, NULL);
         if (status == FST_OK && !fixture_matches(view.data, at, TENSOR_BYTES))
@@ -113,7 +113,7 @@ static fst_status load(const char *path, fst_load_mode mode, fst_cache cache, fs
     return status;
 }
 
-TEST(mappings_are_asked_about_by_whole_pages)
+TEST(mincore_is_called_with_whole_pages)
 {
     static const fst_load_mode modes[] = {FST_MODE_AUTO, FST_MODE_MAP, FST_MODE_LOAD};
     const char *path = fixture_tensors("model", TENSOR_COUNT, TENSOR_BYTES);
@@ -160,7 +160,7 @@ int __wrap_munmap(void *address, size_t size) {
     return __real_munmap(address, size);
 }
 
-TEST(memory_that_goes_back_holds_nobody_up)
+TEST(munmap_does_not_block_other_threads)
 {
     fsti_buffer *buffer = NULL;
     fsti_arena_keep_max(UINT64_MAX);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Buffers, kept arenas, NUMA policies over fake topologies, and systems without huge pages.
+/// Buffers, kept arenas, NUMA policies with fake topologies, and systems without huge pages.
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +43,7 @@ TEST(absurd_size_is_out_of_memory)
     CHECK_INT(fsti_buffer_arena((uint64_t)1 << 60, &buffer, NULL), FST_E_NO_MEMORY);
 }
 
-TEST(arenas_are_kept_up_to_the_limit)
+TEST(arenas_are_cached_up_to_the_limit)
 {
     fsti_buffer *buffer;
     fsti_arena_keep_max(16 << 20);
@@ -63,7 +63,7 @@ TEST(arenas_are_kept_up_to_the_limit)
     fsti_arena_keep_max(0);
 }
 
-TEST(kept_memory_without_pages_is_still_to_be_had)
+TEST(cached_arenas_without_pages_count_as_available)
 {
     fsti_buffer *buffer;
     fsti_arena_keep_max(64 << 20);
@@ -117,8 +117,8 @@ static void check_choice(uint64_t cost_ns, const char *flag, unsigned count) {
     munmap(data, 32 << 20);
 }
 
-/// A system without huge pages refuses to be told of them.
-TEST(pages_are_what_costs_less)
+/// A system without huge pages rejects advice about them.
+TEST(cheaper_page_size_is_chosen)
 {
     char *data = fsti_pages_map(4 << 20);
     bool has_huge = fixture_mapping_has(data, "hg");
@@ -160,8 +160,8 @@ static void check_rest(unsigned count, const char *flag, bool is_urgent) {
     fsti_buffer_unref(buffer);
 }
 
-/// Huge pages that were there at first, and then are dear, are left to others.
-TEST(pages_that_become_dear)
+/// If huge pages become slow to get, they are no longer requested.
+TEST(slow_huge_pages_are_abandoned)
 {
     char *data = fsti_pages_map(4 << 20);
     bool has_huge = fixture_mapping_has(data, "hg");
@@ -255,7 +255,7 @@ TEST(limits_of_groups_above_count)
     tree_file("pod/cpu.max", "100000 100000\n");
     tree_file("pod/box/cpu.max", "max 100000\n");
     CHECK_INT(fsti_cpu_count(), 1);
-    // Version 1 beside it, its line behind many others.
+    // Also with version 1, on a late line.
     char list[4096] = "";
     for (int i = 12; i > 2; i--)
         snprintf(list + strlen(list), sizeof list - strlen(list),
@@ -282,7 +282,7 @@ TEST(limits_of_groups_above_count)
     fsti_cgroup_fake(NULL, NULL);
 }
 
-TEST(promised_memory_is_summed)
+TEST(reserved_memory_is_summed)
 {
     // Each of them fits alone; nothing of them has been touched.
     fsti_buffer *buffers[4] = {NULL};
@@ -294,7 +294,7 @@ TEST(promised_memory_is_summed)
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[0], &error), FST_OK);
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[1], &error), FST_OK);
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[2], &error), FST_E_NO_MEMORY);
-    CHECK_CONTAINS(error.message, "12582912 promised");
+    CHECK_CONTAINS(error.message, "12582912 reserved");
     // What is in use is the system's to count.
     fsti_buffer_use(buffers[0], 6 << 20);
     fsti_buffer_use(buffers[0], 6 << 20);
@@ -305,7 +305,7 @@ TEST(promised_memory_is_summed)
     fsti_cgroup_fake(NULL, NULL);
 }
 
-TEST(many_small_buffers_are_held_against_the_limit)
+TEST(many_small_buffers_count_towards_the_limit)
 {
     enum { COUNT = 200 };
     static fsti_buffer *buffers[COUNT];
@@ -321,12 +321,12 @@ TEST(many_small_buffers_are_held_against_the_limit)
     fsti_cgroup_fake(NULL, NULL);
 }
 
-TEST(no_more_is_promised_than_the_machine_has)
+TEST(reservations_never_exceed_physical_memory)
 {
     // The system would grant each of them, and end the process when their pages are touched.
     enum { COUNT = 12 };
     fsti_buffer *buffers[COUNT] = {NULL};
-    uint64_t whole = fsti_memory_machine(), granted = 0;
+    uint64_t whole = fsti_memory_total(), granted = 0;
     if (whole == UINT64_MAX) SKIP("the machine does not tell");
     for (size_t i = 0; i < COUNT; i++) {
         fst_error error;
@@ -403,7 +403,7 @@ TEST(numa_policies_over_fake_topologies)
         CHECK_INT(fsti_numa_node_count(), machines[i].count);
         for (int policy = FST_NUMA_DEFAULT; policy < FST_NUMA_COUNT; policy++) {
             memset(&seen, 0, sizeof seen);
-            bool placed = fsti_numa_place(&seen, 4096, (fst_numa)policy);
+            bool placed = fsti_numa_set_policy(&seen, 4096, (fst_numa)policy);
             bool expected = machines[i].count > 1 && policy != FST_NUMA_DEFAULT;
             CHECK_INT(placed, expected);
             CHECK_INT(seen.calls, expected);
@@ -411,9 +411,9 @@ TEST(numa_policies_over_fake_topologies)
                 CHECK_INT(seen.first_word, machines[i].mask);
         }
     }
-    seen.result = -1; // refused: the memory is used as it is
+    seen.result = -1; // refused: the memory is used unchanged
     fixture_file("online", "0-3", 3);
-    CHECK(!fsti_numa_place(&seen, 4096, FST_NUMA_LOCAL));
+    CHECK(!fsti_numa_set_policy(&seen, 4096, FST_NUMA_LOCAL));
     fsti_numa_fake(NULL, NULL);
     CHECK(fsti_numa_node_count() >= 1);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Making files, and comparing what loads of them give: see packed_fixture.h.
+/// Creates files and compares loads of them; see packed_fixture.h.
 #include "packed_fixture.h"
 
 #include <stdio.h>
@@ -42,7 +42,8 @@ const char *make_plain(void) {
         size_t size = 40000u * fst_dtype_bits(dtype) / 8;
         snprintf(names[i], sizeof names[i], "of.%s", fst_dtype_name(dtype));
         data[i] = make_weights(dtype, size);
-        tensors[i] = (fst_save_tensor){.name = names[i],
+        tensors[i] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                       .name = names[i],
                                        .name_size = SIZE_MAX,
                                        .dtype = dtype,
                                        .rank = 1,
@@ -52,17 +53,20 @@ const char *make_plain(void) {
     data[FST_DTYPE_COUNT] = make_weights(FST_DTYPE_BF16, ROWS * COLUMNS * 2);
     data[FST_DTYPE_COUNT + 1] = make_weights(FST_DTYPE_F32, 4);
     data[FST_DTYPE_COUNT + 2] = make_weights(FST_DTYPE_F32, 4);
-    tensors[FST_DTYPE_COUNT] = (fst_save_tensor){.name = "matrix",
+    tensors[FST_DTYPE_COUNT] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                                 .name = "matrix",
                                                  .name_size = SIZE_MAX,
                                                  .dtype = FST_DTYPE_BF16,
                                                  .rank = 2,
                                                  .shape = shape,
                                                  .data = data[FST_DTYPE_COUNT]};
-    tensors[FST_DTYPE_COUNT + 1] = (fst_save_tensor){.name = "scalar",
+    tensors[FST_DTYPE_COUNT + 1] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                                     .name = "scalar",
                                                      .name_size = SIZE_MAX,
                                                      .dtype = FST_DTYPE_F32,
                                                      .data = data[FST_DTYPE_COUNT + 1]};
-    tensors[FST_DTYPE_COUNT + 2] = (fst_save_tensor){.name = "empty",
+    tensors[FST_DTYPE_COUNT + 2] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                                     .name = "empty",
                                                      .name_size = SIZE_MAX,
                                                      .dtype = FST_DTYPE_F32,
                                                      .rank = 2,
@@ -107,8 +111,8 @@ fst_status load_and_compare(fst_model *model, const fst_load_options *options,
     fst_status status = fst_loader_open(model, options, &loader, error);
     if (status != FST_OK) return status;
     while ((status = fst_loader_next(loader, -1, &tensor, error)) == FST_OK) {
-        fst_tensor_view view;
-        fst_tensor_info info;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
         size_t index;
         bool good = fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
                     fst_model_find(model, view.name, view.name_size, &index, NULL) == FST_OK &&

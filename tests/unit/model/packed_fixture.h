@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A plain file of every dtype, the same compressed, and loads that are held against it.
+/// A plain file of every dtype, the same compressed, and comparison of loads.
 #ifndef PACKED_FIXTURE_H
 #define PACKED_FIXTURE_H
 
 #include <fastsafetensors.h>
 #include <stdlib.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fixture.h"
 #include "format/format.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Files of other kinds: what is said of each.
+/// The messages for files of other formats.
 #include <string.h>
 
 #include "check.h"
-#include "model/model.h"
+#include "model/open_model.h"
 
 typedef struct sample {
     const char *bytes;
@@ -15,15 +15,17 @@ typedef struct sample {
 
 static const sample samples[] = {
     S("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 90868376\n",
-      "git-lfs pointer; the file itself has 90868376 bytes"),
-    S("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git-lfs pointer: run"),
+      "git-lfs pointer for a file of 90868376 bytes"),
+    S("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git-lfs pointer. Run"),
     S("<!DOCTYPE html><html>", "web page"),
     S("\xef\xbb\xbf \r\n<HTML lang=\"en\">", "web page"),
     S("<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code>", "XML"),
-    S("{\"error\":\"Repository not found\"}", "server's answer in JSON"),
+    S("{\"error\":\"Repository not found\"}", "server's JSON response"),
     S("{\"metadata\":{}, \"weight_map\":{\"a\":\"b\"}}", "index of shards"),
-    S("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", "without the 8 bytes"),
-    S("{\"architectures\": [\"Bert\"]}", "JSON text"),
+    S("{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", "without the 8-byte"),
+    S("{\n  \"metadata\": {},\n  \"weight_map\": {}\n}", "index of shards"),
+    S("\n {\r\n\t\"architectures\": [\"Bert\"]}", "JSON file"),
+    S("{\"architectures\": [\"Bert\"]}", "JSON file"),
     S("GGUF\3\0\0\0", "GGUF"),
     S("PK\3\4\0\0\0\0archive/data.pkl", "torch.save"),
     S("PK\3\4\0\0\0\0weights.npy", ".npz"),
@@ -40,16 +42,16 @@ static const sample samples[] = {
       "ELF\2\1\1\0",
       "ELF"),
     S("\0\0\0\0\0\0\0\0\0\0\0\0", "zeros"),
-    S("Entry not found", "a text that begins with 'Entry not found'"),
+    S("Entry not found", "a text file that begins with 'Entry not found'"),
     S("", "empty"),
-    // Nothing is told by these: a header with a fault, and noise.
+    // No kind is recognised in a header with a fault, or in noise.
     S("\x10\0\0\0\0\0\0\0{\"a\":", NULL),
     S("\x1f\x8b\0\0\0\0\0\0{\"a\":", NULL),
     S("\x9a\x01\xff\xee\xdd\xcc\xbb\xaa\x99", NULL),
     S("short", NULL),
 };
 
-TEST(each_kind_is_told)
+TEST(each_file_kind_is_recognized)
 {
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
         char text[200] = "";
@@ -62,7 +64,7 @@ TEST(each_kind_is_told)
 }
 
 /// Every beginning of every sample, in memory of exactly that size.
-TEST(beginnings_are_never_read_past)
+TEST(file_kind_never_reads_past_the_buffer)
 {
     for (size_t i = 0; i < sizeof samples / sizeof *samples; i++)
         for (size_t size = 0; size <= samples[i].size; size++) {

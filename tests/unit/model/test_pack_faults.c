@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Compressing and decompressing files while something fails: all of the target, or none of it.
+/// Compression and decompression with faults: the target is complete or does not exist.
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static bool is_whole_or_absent(bool compress, const char *target, bool may_lack)
     return is_whole;
 }
 
-TEST(writing_survives_every_allocation_that_fails)
+TEST(compression_survives_every_failed_allocation)
 {
     fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
     options.compress = FST_COMPRESS_ALL;
@@ -63,7 +63,7 @@ static int cancel_some(void *context, uint64_t bytes_done, uint64_t bytes_total,
     return cancel_after-- == 0;
 }
 
-TEST(writing_that_is_cancelled_leaves_nothing)
+TEST(cancelled_compression_leaves_no_file)
 {
     fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
     options.compress = FST_COMPRESS_ALL;
@@ -93,7 +93,7 @@ static int change_source(void *context, uint64_t bytes_done, uint64_t bytes_tota
     return 0;
 }
 
-TEST(a_source_that_changes_is_told)
+TEST(changed_source_is_an_error)
 {
     fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
     options.compress = FST_COMPRESS_ALL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Compressing where there is little room: what fits is written, and asked for as it grows; what
-/// does not leaves nothing behind, and is told with how far it came.
+/// Compression with little disk space: space is reserved as the file grows. If it does not fit,
+/// nothing is left behind, and the error has the size reached.
 #include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -57,7 +57,7 @@ int __wrap_fstatvfs64(int fd, struct statvfs64 *out) {
     if (result != 0 || atomic_load(&disk) == DISK_REAL || fstat64(fd, &info) != 0) return result;
     uint64_t taken = (uint64_t)info.st_blocks * 512, all = atomic_load(&disk_bytes);
     out->f_frsize = 512;
-    out->f_bavail = (taken < all ? all - taken : 0) / 512;
+    out->f_bavail = out->f_bfree = (taken < all ? all - taken : 0) / 512;
     return result;
 }
 
@@ -75,7 +75,8 @@ static const char *make_source(void) {
         uint32_t exponent = 0x7a - (uint32_t)__builtin_ctz(some | 64);
         data[i] = (some & 0x80) << 24 | exponent << 23 | (some & 0x7f) << 16;
     }
-    fst_save_tensor tensor = {.name = "weights",
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "weights",
                               .name_size = SIZE_MAX,
                               .dtype = FST_DTYPE_F32,
                               .rank = 1,
@@ -121,7 +122,7 @@ static uint64_t packed_size(void) {
     return make_packed() == NULL ? 0 : compress_on(DISK_REAL, 0, &error);
 }
 
-TEST(room_is_asked_for_as_the_file_grows)
+TEST(space_is_reserved_as_the_file_grows)
 {
     fst_error error = {.status = FST_OK};
     uint64_t size = packed_size();
@@ -133,7 +134,7 @@ TEST(room_is_asked_for_as_the_file_grows)
         CHECK_INT(compress_on(kind, size + ((uint64_t)1 << 18), &error), size);
 }
 
-TEST(a_full_disk_leaves_nothing_and_is_told)
+TEST(full_disk_is_an_error_and_leaves_no_file)
 {
     uint64_t size = packed_size();
     if (size == 0) return;
@@ -146,7 +147,7 @@ TEST(a_full_disk_leaves_nothing_and_is_told)
         }
 }
 
-TEST(a_limit_of_file_sizes_counts_what_comes)
+TEST(file_size_limit_counts_compressed_bytes)
 {
     struct rlimit old, limit;
     fst_error error = {.status = FST_OK};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Compressed files: they show and give what they were made from, read what is asked for, and
-/// whatever is changed in them is refused or does no harm.
+/// Compressed files: they report and load the original tensors, read only what is needed, and
+/// modified files are rejected or cause no harm.
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "packed_fixture.h"
 
-TEST(a_file_comes_back_byte_for_byte)
+TEST(compressed_file_round_trips)
 {
     const char *path = make_packed(), *back = fixture_path("back.safetensors");
     if (path == NULL) return;
@@ -24,7 +24,7 @@ TEST(a_file_comes_back_byte_for_byte)
     CHECK(same && smaller);
 }
 
-TEST(every_way_of_loading_gives_the_same_bytes)
+TEST(every_load_mode_gives_the_same_bytes)
 {
     static const fst_engine engines[] = {FST_ENGINE_AUTO, FST_ENGINE_PREAD};
     static const uint64_t budgets[] = {0, (uint64_t)32 << 20};
@@ -36,7 +36,7 @@ TEST(every_way_of_loading_gives_the_same_bytes)
     for (size_t i = 0; i < 16; i++) {
         fst_load_options options = FST_STRUCT_INIT(fst_load_options);
         options.mode = i % 2 == 0 ? FST_MODE_AUTO : FST_MODE_LOAD;
-        options.engine = engines[i / 2 % 2];
+        options.tuning = fixture_engine(engines[i / 2 % 2]);
         options.budget_bytes = budgets[i / 4 % 2];
         options.thread_count = i / 8 == 0 ? 0 : 1;
         options.cache = i == 13 ? FST_CACHE_BYPASS : FST_CACHE_AUTO;
@@ -57,14 +57,14 @@ static void watch_direct(fsti_io_op *op) {
     if (atomic_load(&fault) != 0) op->result = -atomic_load(&fault);
 }
 
-/// Direct reads of a load of what is not cached; -1 when its bytes are wrong.
+/// The direct reads of an uncached load; -1 if its bytes are wrong.
 static int count_direct(fst_cache cache, fst_engine engine, const file_bytes *plain) {
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     fst_model *model;
     fst_error error;
     options.mode = FST_MODE_LOAD;
     options.cache = cache;
-    options.engine = engine;
+    options.tuning = fixture_engine(engine);
     if (fst_model_open(make_packed(), NULL, &model, &error) != FST_OK) return -1;
     fixture_evict(make_packed()); // what opening has brought, with what the kernel read beyond it
     atomic_store(&direct_reads, 0);
@@ -75,7 +75,7 @@ static int count_direct(fst_cache cache, fst_engine engine, const file_bytes *pl
     return status == FST_OK ? atomic_load(&direct_reads) : -1;
 }
 
-TEST(what_is_absent_is_read_around_the_cache)
+TEST(absent_chunks_are_read_directly)
 {
     fsti_file *file;
     fsti_io_facts facts;
@@ -84,7 +84,7 @@ TEST(what_is_absent_is_read_around_the_cache)
     file_bytes plain = read_bytes(make_plain());
     CHECK_INT(fsti_file_open(make_packed(), &file, NULL), FST_OK);
     fixture_evict(make_packed());
-    fsti_io_probe(file, &(fsti_io_wish){.guard_allowed = true}, &facts);
+    fsti_io_probe(file, &(fsti_io_request){.guard_allowed = true}, &facts);
     bool can = facts.has_direct && fsti_file_resident(file, 0, fsti_file_size(file), &resident) &&
                resident == 0;
     fsti_file_unref(file);
@@ -112,14 +112,14 @@ TEST(engines_that_need_a_file_and_views_are_refused)
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
     CHECK_CONTAINS(error.message, "compressed");
     options.mode = FST_MODE_LOAD;
-    options.engine = FST_ENGINE_URING;
+    options.tuning = fixture_engine(FST_ENGINE_URING);
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
     fst_model_close(model);
 }
 
-TEST(opening_costs_one_read_more_and_plain_files_none)
+TEST(opening_a_compressed_file_takes_one_more_read)
 {
-    fst_file_info plain, packed;
+    fst_file_info plain = FST_STRUCT_INIT(fst_file_info), packed = FST_STRUCT_INIT(fst_file_info);
     fst_model *model;
     if (make_packed() == NULL) return;
     CHECK_INT(fst_model_open(make_plain(), NULL, &model, NULL), FST_OK);
@@ -149,15 +149,15 @@ TEST(stored_entries_are_shown_when_asked_for)
 }
 
 /// An outer slice reads the chunks that it touches, and no other.
-TEST(slices_read_their_chunks_alone)
+TEST(slices_read_only_their_chunks)
 {
     uint64_t begin[] = {ROWS / 8, 0}, end[] = {ROWS / 4, COLUMNS};
     fst_model *model;
     fst_loader *loader;
     fst_tensor *tensor;
-    fst_tensor_info info;
-    fst_tensor_view view;
-    fst_request_item item = {.slice_begin = begin, .slice_end = end};
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    fst_part item = {.struct_size = sizeof item, .begin = begin, .end = end};
     fst_load_stats stats = FST_STRUCT_INIT(fst_load_stats);
     if (make_packed() == NULL) return;
     file_bytes plain = read_bytes(make_plain());
@@ -165,8 +165,8 @@ TEST(slices_read_their_chunks_alone)
     CHECK_INT(fst_model_find(model, "matrix", SIZE_MAX, &item.tensor_index, NULL), FST_OK);
     CHECK_INT(fst_model_tensor_info(model, item.tensor_index, &info, NULL), FST_OK);
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
-    options.items = &item;
-    options.item_count = 1;
+    options.parts = &item;
+    options.part_count = 1;
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);
     CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
@@ -189,7 +189,7 @@ TEST(a_load_reads_each_chunk_once)
 {
     fst_model *model;
     fst_loader *loader;
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     if (make_packed() == NULL) return;
     for (uint32_t threads = 1; threads <= 4; threads++) {
         CHECK_INT(fst_model_open(make_packed(), NULL, &model, NULL), FST_OK);
@@ -250,35 +250,35 @@ typedef struct lie {
     const char *words;
 } lie;
 
-TEST(lies_of_a_directory_are_told)
+TEST(inconsistent_directories_are_reported)
 {
     static const lie lies[] = {
-        {0, 0, 'X', FST_E_CORRUPT, "does not begin as one"},
+        {0, 0, 'X', FST_E_CORRUPT, "no valid magic number"},
         {0, 8, 2, FST_E_UNSUPPORTED, "version"},
         {0, 12, 1, FST_E_UNSUPPORTED, "version"},
-        {0, 18, 0x7f, FST_E_CORRUPT, "another size"},
-        {0, 16, 1, FST_E_CORRUPT, "add up"},
-        {0, 24, 200, FST_E_CORRUPT, "add up"},
+        {0, 18, 0x7f, FST_E_CORRUPT, "wrong size"},
+        {0, 16, 1, FST_E_CORRUPT, "inconsistent"},
+        {0, 24, 200, FST_E_CORRUPT, "inconsistent"},
         {0, 28, 1, FST_E_UNSUPPORTED, "coder"},
-        {0, 39, 0xff, FST_E_CORRUPT, "add up"},
+        {0, 39, 0xff, FST_E_CORRUPT, "inconsistent"},
         {0, 47, 0x10, FST_E_CORRUPT, "64 times"},
         {0, 40, 1, FST_E_METADATA_INCOMPLETE_BUFFER, ""},
         {0, 60, 1, FST_E_CORRUPT, "reserved"},
         {1, 0, 0, FST_E_CORRUPT, "original header"},
         {1, 1, 9, FST_E_UNSUPPORTED, "layout"},
         {1, 2, 2, FST_E_UNSUPPORTED, "coder"},
-        {1, 3, 15, FST_E_CORRUPT, "can't have"},
-        {1, 3, 21, FST_E_CORRUPT, "can't have"},
-        {1, 4, 1, FST_E_CORRUPT, "can't have"},
+        {1, 3, 15, FST_E_CORRUPT, "impossible"},
+        {1, 3, 21, FST_E_CORRUPT, "impossible"},
+        {1, 4, 1, FST_E_CORRUPT, "impossible"},
         {1, 15, 1, FST_E_CORRUPT, "original header"},
-        {1, 16, 1, FST_E_CORRUPT, "other chunks"},
-        {1, 28, 1, FST_E_CORRUPT, "can't have"},
-        {2, 3, 0x80, FST_E_CORRUPT, "can't have"},
-        {2, 2, 0xff, FST_E_CORRUPT, "can't have"},
-        {2, 0, 1, FST_E_CORRUPT, "can't have"},
+        {1, 16, 1, FST_E_CORRUPT, "number of chunks"},
+        {1, 28, 1, FST_E_CORRUPT, "impossible"},
+        {2, 3, 0x80, FST_E_CORRUPT, "impossible"},
+        {2, 2, 0xff, FST_E_CORRUPT, "impossible"},
+        {2, 0, 1, FST_E_CORRUPT, "impossible"},
         {2, 1, 1, FST_E_CORRUPT, ""},
         {3, 8, 'x', FST_E_INVALID_HEADER_JSON, ""},
-        {3, 0, 3, FST_E_CORRUPT, "another length"},
+        {3, 0, 3, FST_E_CORRUPT, "a different length"},
     };
     if (make_packed() == NULL) return;
     file_bytes file = read_bytes(make_packed());
@@ -301,15 +301,15 @@ TEST(lies_of_a_directory_are_told)
 }
 
 /// Entries that say something else than the directory.
-TEST(lies_of_entries_are_told)
+TEST(inconsistent_entries_are_reported)
 {
     static const struct {
         const char *from, *to, *words;
-    } lies[] = {{"__packed__.matrix", "__packed__.matri_", "no tensor of an entry's name"},
+    } lies[] = {{"__packed__.matrix", "__packed__.matri_", "an entry's name is not a tensor"},
                 {"__packed__.matrix", "__pakced__.matrix", "no packed entry"},
-                {"\"scalar\"", "\"sca_ar\"", "no tensor of an entry's name"},
-                {"__packed__.of.BF16", "__packed__.of.BF66", "no tensor of an entry's name"},
-                {"__packed__.of.U16", "__packed__.of.F16", "twice"}};
+                {"\"scalar\"", "\"sca_ar\"", "an entry's name is not a tensor"},
+                {"__packed__.of.BF16", "__packed__.of.BF66", "an entry's name is not a tensor"},
+                {"__packed__.of.U16", "__packed__.of.F16", "duplicate tensor"}};
     if (make_packed() == NULL) return;
     file_bytes file = read_bytes(make_packed());
     file.bytes[file.size] = '\0';
@@ -350,7 +350,7 @@ TEST(a_wrong_crc_names_tensor_file_and_byte)
 }
 
 /// One bit anywhere in the header, the directory or packed bytes: an error, or the right bytes.
-TEST(flipped_bits_are_noticed_or_harmless)
+TEST(flipped_bits_are_detected_or_harmless)
 {
     uint64_t state = 3;
     unsigned errors = 0, rounds = CHECK_ROUNDS(10000);
@@ -383,7 +383,7 @@ TEST(flipped_bits_are_noticed_or_harmless)
     CHECK(errors > rounds * 9 / 10);
 }
 
-TEST(no_allocation_that_fails_leaves_anything_behind)
+TEST(failed_allocations_do_not_leak)
 {
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     options.thread_count = 1;
@@ -410,7 +410,7 @@ TEST(no_allocation_that_fails_leaves_anything_behind)
 }
 
 /// Bytes between a tensor's last chunk and the next entry are zero, or the file is damaged.
-TEST(an_entry_that_does_not_end_in_zeros_is_told)
+TEST(nonzero_padding_is_reported)
 {
     fst_error error = {.status = FST_OK};
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
@@ -429,7 +429,7 @@ TEST(an_entry_that_does_not_end_in_zeros_is_told)
         fst_status status = open_bytes(&file, &model, &error);
         CHECK_INT(status, FST_OK);
         CHECK_INT(load_and_compare(model, &options, &plain, &error), FST_E_CORRUPT);
-        CHECK_CONTAINS(error.message, "its end is not zero");
+        CHECK_CONTAINS(error.message, "its padding is not zero");
         CHECK(error.tensor[0] != '\0');
         // Where the last chunk fills the entry, the zeros are its own.
         filled += error.byte_offset == (uint64_t)(last - file.bytes);
@@ -442,7 +442,7 @@ TEST(an_entry_that_does_not_end_in_zeros_is_told)
 }
 
 /// One that was cut off can't be rescued: it is said, and not advised either.
-TEST(a_file_that_was_cut_off_is_told)
+TEST(truncated_compressed_file_is_reported)
 {
     fst_error error = {.status = FST_OK};
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
@@ -457,8 +457,8 @@ TEST(a_file_that_was_cut_off_is_told)
     source.data = file.bytes;
     source.size_bytes = file.size;
     CHECK_INT(fst_model_open_source(&source, &options, &model, &error), FST_E_UNSUPPORTED);
-    CHECK_CONTAINS(error.message, "cut off");
-    // Before its directory's end there is nothing to be told.
+    CHECK_CONTAINS(error.message, "truncated");
+    // Without a complete directory nothing can be reported.
     source.size_bytes = find_places(&file).records;
     CHECK_INT(fst_model_open_source(&source, &options, &model, &error), FST_OK);
     CHECK_INT(fst_model_tensor_count(model), 0);
@@ -466,8 +466,8 @@ TEST(a_file_that_was_cut_off_is_told)
     free(file.bytes);
 }
 
-/// What can't be compressed stays as it is: the target is the source, byte for byte.
-TEST(what_saves_nothing_is_copied)
+/// Incompressible data stays unchanged: the target equals the source.
+TEST(incompressible_tensors_are_copied)
 {
     const char *source = fixture_tensors("noise", 3, 100000);
     char *target = strdup(fixture_path("noise.packed"));

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where a store's secret key lies while models are saved and loaded with it: in no page that a
-/// core dump would take.
+/// The secret key during saves and loads: it is only in pages that core dumps exclude.
 #include <fastsafetensors.h>
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "net/net.h"
 #include "net/store.h"
@@ -16,7 +15,7 @@
 #define PIECE_BYTES ((size_t)1 << 20)
 #define AREA_BYTES_MAX ((uint64_t)1 << 28) ///< larger ones hold nothing of ours
 
-/// A byte of the key, which is nowhere in the program as it is.
+/// A byte of the key, which the program does not contain as plain text.
 static volatile size_t step = 7;
 
 static char key_byte(size_t i) { return (char)('A' + (i * step + 3) % 26); }
@@ -87,7 +86,8 @@ static fst_status configure(void) {
 static fst_status save(const char *address) {
     uint64_t shape[] = {1000};
     char data[1000] = {1};
-    fst_save_tensor tensor = {.name = "a",
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "a",
                               .name_size = 1,
                               .dtype = FST_DTYPE_U8,
                               .shape = shape,
@@ -100,7 +100,7 @@ static fst_status save(const char *address) {
     return status;
 }
 
-TEST(secret_memory_is_left_out_of_dumps_and_counted)
+TEST(secret_memory_is_excluded_from_dumps)
 {
     long live = fsti_alloc_live();
     char *block = fsti_secret_alloc(KEY_BYTES);
@@ -118,7 +118,7 @@ TEST(secret_memory_is_left_out_of_dumps_and_counted)
     fsti_alloc_fail_after(-1);
 }
 
-TEST(a_secret_key_is_in_no_dump_while_it_is_used)
+TEST(secret_key_in_use_is_in_no_dump)
 {
     char reason[160];
     if (CHECK_SANITIZED) SKIP("a sanitizer keeps what was freed, and much of its own");

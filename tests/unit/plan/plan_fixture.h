@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Headers to plan for, and plain rules to do it by.
+/// Headers for plans, and a simple planner to compare with.
 #ifndef PLAN_FIXTURE_H
 #define PLAN_FIXTURE_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Plans: every byte asked for arrives at its place, no more is read than allowed, and pages agree.
-/// A plan is carried out in memory and compared with plain loops over the indices.
+/// Plans: every requested byte arrives at its destination, and no more than necessary is read. A
+/// plan is executed in memory and compared with plain loops over the indices.
 #include "check.h"
 #include "fixture.h"
 #include "plan_fixture.h"
@@ -291,7 +291,7 @@ TEST(wide_gaps_are_worth_twice_the_bytes)
     }
 }
 
-TEST(half_of_a_matrix)
+TEST(slice_of_half_a_matrix)
 {
     model m;
     init_model(&m, 4096);
@@ -312,7 +312,7 @@ TEST(half_of_a_matrix)
     fsti_plan_clear(&plan);
 }
 
-TEST(what_is_wanted_several_times_is_read_in_as_few_reads)
+TEST(repeated_requests_share_reads)
 {
     enum { SAME_COUNT = 4, MANY = 5000 };
     model m;
@@ -388,7 +388,7 @@ TEST(order_and_batches)
     fsti_plan_clear(&plan);
 }
 
-TEST(wrong_requests)
+TEST(invalid_requests)
 {
     model m;
     init_model(&m, 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Plans of odd sizes and many pieces: what is chosen, what is refused, how pieces are cut.
+/// Plans with unusual sizes and many pieces: choices, errors, and splitting.
 #include "check.h"
 #include "fixture.h"
 #include "plan_fixture.h"
@@ -15,9 +15,9 @@ TEST(selection)
     fsti_plan_selection any = {0}, by_glob = {.globs = globs, .glob_count = 2};
     fsti_plan_selection by_both = {
         .globs = globs, .glob_count = 2, .predicate = keeps_large, .predicate_context = &limit};
-    fst_tensor_info weight = {.name = "a.b.weight", .size_bytes = 9};
-    fst_tensor_info head = {.name = "head2.x", .size_bytes = 10};
-    fst_tensor_info other = {.name = "head3.x", .size_bytes = 10};
+    fst_tensor_info weight = {.struct_size = sizeof weight, .name = "a.b.weight", .size_bytes = 9};
+    fst_tensor_info head = {.struct_size = sizeof head, .name = "head2.x", .size_bytes = 10};
+    fst_tensor_info other = {.struct_size = sizeof other, .name = "head3.x", .size_bytes = 10};
     CHECK(fsti_plan_selects(&any, &other));
     CHECK(fsti_plan_selects(&by_glob, &weight) && fsti_plan_selects(&by_glob, &head));
     CHECK(!fsti_plan_selects(&by_glob, &other));
@@ -36,7 +36,7 @@ TEST(sizes_do_not_wrap)
     fst_error error;
     CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, &error),
               FST_E_VALIDATION_OVERFLOW);
-    // Several, of which each alone could be told.
+    // Several errors, each of which could be reported.
     init_model(&m, 8);
     fsti_plan_want wants[5] = {0};
     for (uint32_t i = 0; i < 5; i++) {
@@ -44,14 +44,14 @@ TEST(sizes_do_not_wrap)
         wants[i].tensor = i;
     }
     CHECK_INT(make_plan(headers, wants, 5, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
-    // A slice of what is counted in bits.
+    // A slice of a sub-byte tensor.
     uint64_t begin = 0, end = 1;
     fsti_plan_want slice = {.slice_begin = &begin, .slice_end = &end};
     CHECK_INT(make_plan(headers, &slice, 1, &plain_rules, &plan, &error),
               FST_E_VALIDATION_OVERFLOW);
 }
 
-/// Memory is taken for what is wanted, not for what lies between; and limits hold for that.
+/// Memory is allocated for the requested bytes, not for gaps; limits apply to the requested bytes.
 TEST(small_tensors_take_little_memory)
 {
     enum { COUNT = 32 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Policy as a table: what is asked and what is so, and what is to come of it.
+/// The policy as a table: requests and conditions, and the expected decision.
 #include "check.h"
 #include "plan/plan.h"
 
@@ -25,15 +25,18 @@ static void check_kinds(const kind_case *cases, size_t count) {
     }
 }
 
-TEST(kinds_of_loads)
+TEST(load_modes)
 {
     static const kind_case cases[] = {
         // The default gives views, and leaves a warm cache where that fits.
         {{.mode = AUTO, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "it fits"},
         {{.mode = AUTO, .bytes = GIB, .available_bytes = UINT64_MAX}, MAP, true, "it fits"},
-        {{.mode = AUTO, .bytes = 3 * GIB, .available_bytes = 4 * GIB}, MAP, false, "touched"},
+        {{.mode = AUTO, .bytes = 3 * GIB, .available_bytes = 4 * GIB},
+         MAP,
+         false,
+         "read on first access"},
         {{.mode = AUTO, .bytes = GIB, .available_bytes = 0}, MAP, false, "does not fit"},
-        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it is little"},
+        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it is small"},
         {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as asked"},
         // Where views can't be what is asked for.
         {{.mode = AUTO, .to_device = true, .bytes = GIB, .available_bytes = 4 * GIB},
@@ -43,69 +46,76 @@ TEST(kinds_of_loads)
         {{.mode = AUTO, .to_device = true, .bytes = 3 * GIB, .available_bytes = 4 * GIB},
          LOAD,
          false,
-         "around"},
+         "bypassing"},
         {{.mode = AUTO, .has_destinations = true, .bytes = GIB, .available_bytes = 99 * GIB},
          LOAD,
          false,
-         "the caller gives the memory"},
+         "the caller provides the memory"},
         {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
         {{.mode = AUTO, .budget_bytes = 1}, LOAD, true, "budget"},
         // An engine that was asked for does with the cache what it always does.
-        {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: by"},
-        {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: by"},
-        {{.mode = LOAD, .engine = FST_ENGINE_DIRECT}, LOAD, false, "around the page cache: by"},
+        {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: with"},
+        {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: with"},
+        {{.mode = LOAD, .engine = FST_ENGINE_DIRECT}, LOAD, false, "the page cache: with"},
         // Views are made by none, whatever was asked for.
         {{.mode = MAP, .engine = FST_ENGINE_DIRECT, .bytes = GIB, .available_bytes = 4 * GIB},
          MAP,
          true,
          "it fits"},
-        {{.mode = AUTO, .view_refused = true}, LOAD, true, "no view can be had"},
+        {{.mode = AUTO, .view_refused = true}, LOAD, true, "no view is possible"},
         {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as asked"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
 
-TEST(kinds_of_loads_by_what_can_be_had)
+TEST(load_modes_by_available_memory)
 {
     static const kind_case cases[] = {
         // What would be copied out of a map anyway; where there is memory for it.
         {{.mode = AUTO,
           .bytes = GIB,
-          .own_bytes = GIB,
-          .apart_bytes = GIB / 2 + 1,
+          .loaded_bytes = GIB,
+          .unmappable_bytes = GIB / 2 + 1,
           .available_bytes = 4 * GIB},
          LOAD,
          false,
-         "can be no view"},
+         "can't be views"},
         {{.mode = AUTO,
           .bytes = GIB,
-          .own_bytes = GIB,
-          .apart_bytes = GIB / 2,
+          .loaded_bytes = GIB,
+          .unmappable_bytes = GIB / 2,
           .available_bytes = 4 * GIB},
          MAP,
          true,
          "it fits"},
-        {{.mode = AUTO, .bytes = GIB, .own_bytes = GIB, .apart_bytes = GIB, .available_bytes = GIB},
+        {{.mode = AUTO,
+          .bytes = GIB,
+          .loaded_bytes = GIB,
+          .unmappable_bytes = GIB,
+          .available_bytes = GIB},
          MAP,
          false,
-         "touched"},
-        {{.mode = MAP, .bytes = GIB, .own_bytes = GIB, .apart_bytes = GIB}, MAP, false, "as asked"},
+         "read on first access"},
+        {{.mode = MAP, .bytes = GIB, .loaded_bytes = GIB, .unmappable_bytes = GIB},
+         MAP,
+         false,
+         "as asked"},
         {{.mode = MAP, .verifies = true, .cache = FST_CACHE_BYPASS},
          MAP,
          false,
-         "as it is verified"},
+         "for verification"},
         // Of what the program or a server gives there is no page cache to speak of.
         {{.mode = LOAD, .lacks_cache = true}, LOAD, true, "load: as asked"},
         // What is asked of the cache is done, whatever fits.
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
          LOAD,
          false,
-         "left alone"},
+         "is bypassed"},
         {{.mode = MAP, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
          MAP,
          false,
-         "touched"},
+         "read on first access"},
         {{.mode = AUTO, .cache = FST_CACHE_KEEP, .bytes = 9 * GIB, .available_bytes = GIB},
          MAP,
          true,
@@ -113,46 +123,46 @@ TEST(kinds_of_loads_by_what_can_be_had)
         {{.mode = AUTO, .to_device = true, .engine = FST_ENGINE_URING, .bytes = 9},
          LOAD,
          false,
-         "by the engine"},
+         "with the requested engine"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
 
-TEST(memory_of_ones_own_and_the_page_cache)
+TEST(owned_memory_and_the_page_cache)
 {
     static const kind_case cases[] = {
         // Memory of one's own holds what the page cache keeps once more: where both fit.
-        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .available_bytes = GIB / 2},
+        {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 8, .available_bytes = GIB / 2},
          LOAD,
          true,
-         "it fits twice"},
-        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
+         "it fits in memory twice"},
+        {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 8, .available_bytes = GIB * 3 / 8},
          LOAD,
          false,
-         "does not fit the memory that is left twice"},
-        {{.mode = LOAD, .bytes = GIB / 2, .own_bytes = GIB / 2, .available_bytes = 2 * GIB},
+         "does not fit in the available memory twice"},
+        {{.mode = LOAD, .bytes = GIB / 2, .loaded_bytes = GIB / 2, .available_bytes = 2 * GIB},
          LOAD,
          true,
-         "fits twice"},
+         "fits in memory twice"},
         {{.mode = LOAD,
           .bytes = GIB / 2 + 1,
-          .own_bytes = GIB / 2 + 1,
+          .loaded_bytes = GIB / 2 + 1,
           .available_bytes = 99 * GIB},
          LOAD,
          false,
-         "much twice"},
-        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .available_bytes = 0},
+         "a second copy"},
+        {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .available_bytes = 0},
          LOAD,
          true,
-         "it is little"},
+         "it is small"},
         // A part of a large model, nearly all of one, a part of a small one.
-        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 8, .model_bytes = GIB},
+        {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 8, .model_bytes = GIB},
          LOAD,
          false,
          "part of a large model"},
         {{.mode = LOAD,
           .bytes = GIB / 4 - 1,
-          .own_bytes = GIB / 4 - 1,
+          .loaded_bytes = GIB / 4 - 1,
           .model_bytes = GIB / 2,
           .available_bytes = 99 * GIB},
          LOAD,
@@ -160,24 +170,24 @@ TEST(memory_of_ones_own_and_the_page_cache)
          "part of a large model"},
         {{.mode = LOAD,
           .bytes = GIB / 4,
-          .own_bytes = GIB / 4,
+          .loaded_bytes = GIB / 4,
           .model_bytes = GIB / 2,
           .available_bytes = 99 * GIB},
          LOAD,
          true,
-         "fits twice"},
-        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB / 8},
+         "fits in memory twice"},
+        {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB / 8},
          LOAD,
          true,
-         "it is little"},
-        {{.mode = AUTO, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB},
+         "it is small"},
+        {{.mode = AUTO, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB},
          MAP,
          true,
-         "it is little"},
+         "it is small"},
         {{.mode = LOAD,
           .cache = FST_CACHE_KEEP,
           .bytes = 1000,
-          .own_bytes = 1000,
+          .loaded_bytes = 1000,
           .model_bytes = GIB},
          LOAD,
          true,
@@ -186,31 +196,31 @@ TEST(memory_of_ones_own_and_the_page_cache)
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
 
-TEST(what_is_little_and_what_grows)
+TEST(small_and_growing_requests)
 {
     static const kind_case cases[] = {
-        {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000, .own_bytes = 1000},
+        {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000, .loaded_bytes = 1000},
          LOAD,
          false,
          "as asked"},
         // What is little is not worth looking for ways around it.
-        {{.mode = LOAD, .bytes = 1000, .own_bytes = 1000, .model_bytes = GIB},
+        {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB},
          LOAD,
          true,
-         "little"},
-        {{.mode = LOAD, .bytes = (1 << 20) + 1, .own_bytes = 1, .model_bytes = GIB},
+         "small"},
+        {{.mode = LOAD, .bytes = (1 << 20) + 1, .loaded_bytes = 1, .model_bytes = GIB},
          LOAD,
          false,
          "part of a large model"},
         // What becomes larger on its way has to fit as it becomes.
-        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 2, .available_bytes = GIB},
+        {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 2, .available_bytes = GIB},
          LOAD,
          false,
-         "left twice"},
-        {{.mode = LOAD, .bytes = GIB / 8, .own_bytes = GIB / 4, .available_bytes = GIB},
+         "available memory twice"},
+        {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 4, .available_bytes = GIB},
          LOAD,
          true,
-         "it fits twice"},
+         "it fits in memory twice"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
@@ -232,8 +242,8 @@ TEST(routes)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_INT(fsti_policy_route(&cases[i].facts), cases[i].route);
     // Files that go straight to a device keep the route that was found for the rest of them.
-    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_FAR, true), FSTI_ROUTE_RING);
-    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_FAR, false), FSTI_ROUTE_RING);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_GDS, true), FSTI_ROUTE_RING);
+    CHECK_INT(fsti_policy_demote(FSTI_ROUTE_GDS, false), FSTI_ROUTE_RING);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, true), FSTI_ROUTE_DIRECT);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_RING, false), FSTI_ROUTE_CACHE);
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_DIRECT, true), FSTI_ROUTE_CACHE);
@@ -241,32 +251,32 @@ TEST(routes)
     CHECK_INT(fsti_policy_demote(FSTI_ROUTE_MAPPING, false), FSTI_ROUTE_CACHE);
 }
 
-TEST(straight_to_a_device)
+TEST(gpudirect_policy)
 {
     static const struct {
-        fsti_far_facts facts;
-        fsti_far_way way;
+        fsti_gds_facts facts;
+        fsti_gds_decision way;
         const char *reason;
     } cases[] = {
-        {{FST_GDS_AUTO, false, false, false, true}, FSTI_FAR_IF_PROBED, NULL},
-        {{FST_GDS_AUTO, false, false, true, true}, FSTI_FAR_NO, "page cache"},
-        {{FST_GDS_AUTO, false, false, false, false}, FSTI_FAR_NO, "too small"},
-        {{FST_GDS_AUTO, true, true, false, false}, FSTI_FAR_YES, NULL},
-        {{FST_GDS_AUTO, true, false, false, false}, FSTI_FAR_NO, NULL},
-        {{FST_GDS_STRICT, false, false, true, true}, FSTI_FAR_IF_PROBED, NULL},
-        {{FST_GDS_STRICT, false, false, true, false}, FSTI_FAR_NO, "too small"},
-        {{FST_GDS_STRICT, true, false, false, false}, FSTI_FAR_NO, NULL},
-        {{FST_GDS_OFF, true, true, false, true}, FSTI_FAR_NO, "switched off"},
+        {{FST_GDS_AUTO, false, false, false, true}, FSTI_GDS_IF_PROBED, NULL},
+        {{FST_GDS_AUTO, false, false, true, true}, FSTI_GDS_NO, "page cache"},
+        {{FST_GDS_AUTO, false, false, false, false}, FSTI_GDS_NO, "too small"},
+        {{FST_GDS_AUTO, true, true, false, false}, FSTI_GDS_YES, NULL},
+        {{FST_GDS_AUTO, true, false, false, false}, FSTI_GDS_NO, NULL},
+        {{FST_GDS_STRICT, false, false, true, true}, FSTI_GDS_IF_PROBED, NULL},
+        {{FST_GDS_STRICT, false, false, true, false}, FSTI_GDS_NO, "too small"},
+        {{FST_GDS_STRICT, true, false, false, false}, FSTI_GDS_NO, NULL},
+        {{FST_GDS_OFF, true, true, false, true}, FSTI_GDS_NO, "switched off"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *reason;
-        CHECK_INT(fsti_policy_far(&cases[i].facts, &reason), cases[i].way);
+        CHECK_INT(fsti_policy_gds(&cases[i].facts, &reason), cases[i].way);
         CHECK_INT(reason == NULL, cases[i].reason == NULL);
         if (reason != NULL && cases[i].reason != NULL) CHECK_CONTAINS(reason, cases[i].reason);
     }
 }
 
-TEST(ways_of_saves)
+TEST(save_methods)
 {
     static const struct {
         fsti_save_facts facts;
@@ -280,7 +290,7 @@ TEST(ways_of_saves)
          FSTI_ROUTE_CACHE,
          "small"},
         {{FST_SAVE_ENGINE_AUTO, false, (uint64_t)1 << 40, true, true}, FSTI_ROUTE_CACHE, "faster"},
-        {{FST_SAVE_ENGINE_BUFFERED, true, 1, true, true}, FSTI_ROUTE_CACHE, "asked for"},
+        {{FST_SAVE_ENGINE_BUFFERED, true, 1, true, true}, FSTI_ROUTE_CACHE, "requested"},
         {{FST_SAVE_ENGINE_DIRECT, false, 1, true, true}, FSTI_ROUTE_DIRECT, NULL},
         {{FST_SAVE_ENGINE_URING, false, 1, true, true}, FSTI_ROUTE_RING, NULL},
     };
@@ -292,28 +302,28 @@ TEST(ways_of_saves)
     }
 }
 
-TEST(ways_of_views)
+TEST(page_in_methods)
 {
     const uint64_t MIB = 1 << 20;
     const struct {
-        fsti_view_facts facts;
-        fsti_view_way way;
+        fsti_page_in_facts facts;
+        fsti_page_in_method way;
     } cases[] = {
-        {{0, 64 * MIB, 64 * MIB, false, false}, FSTI_VIEW_BY_HUGE_PAGES},
-        {{0, 64 * MIB, 64 * MIB, false, true}, FSTI_VIEW_BY_READING},
-        {{0, 64 * MIB, 64 * MIB, true, false}, FSTI_VIEW_BY_MAPPING},
-        {{0, 64 * MIB, 64 * MIB, true, true}, FSTI_VIEW_BY_MAPPING},
+        {{0, 64 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
+        {{0, 64 * MIB, 64 * MIB, false, true}, FSTI_PAGE_IN_BY_READING},
+        {{0, 64 * MIB, 64 * MIB, true, false}, FSTI_PAGE_IN_BY_MAPPING},
+        {{0, 64 * MIB, 64 * MIB, true, true}, FSTI_PAGE_IN_BY_MAPPING},
         // A whole file, whatever its size: nothing lies behind it.
-        {{100, 3 * MIB, 3 * MIB, false, false}, FSTI_VIEW_BY_HUGE_PAGES},
-        {{MIB, 3 * MIB, 3 * MIB, false, false}, FSTI_VIEW_BY_READING},
+        {{100, 3 * MIB, 3 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
+        {{MIB, 3 * MIB, 3 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
         // A tensor in the middle of one, with a page of its neighbours at most.
-        {{4 * MIB - 4096, 12 * MIB, 64 * MIB, false, false}, FSTI_VIEW_BY_READING},
-        {{4 * MIB - 4096, 20 * MIB, 64 * MIB, false, false}, FSTI_VIEW_BY_HUGE_PAGES},
-        {{4 * MIB, 12 * MIB + 4096, 64 * MIB, false, false}, FSTI_VIEW_BY_READING},
-        {{4 * MIB, 12 * MIB - MIB / 2, 64 * MIB, false, false}, FSTI_VIEW_BY_HUGE_PAGES},
+        {{4 * MIB - 4096, 12 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
+        {{4 * MIB - 4096, 20 * MIB, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
+        {{4 * MIB, 12 * MIB + 4096, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_READING},
+        {{4 * MIB, 12 * MIB - MIB / 2, 64 * MIB, false, false}, FSTI_PAGE_IN_BY_HUGE_PAGES},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(fsti_policy_view(&cases[i].facts), cases[i].way);
+        CHECK_INT(fsti_policy_page_in(&cases[i].facts), cases[i].way);
 }
 
 TEST(gaps)
@@ -351,11 +361,11 @@ TEST(threads)
         {{.processor_count = 8, .chunk_count = 100, .any_ring = true}, 8, 2},
         {{.processor_count = 1, .chunk_count = 100, .any_blocking = true}, 4, 0},
         {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .any_blocking = true}, 4, 1},
-        {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .reads_far = true}, 8, 0},
+        {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .reads_by_gds = true}, 8, 0},
         {{.processor_count = 1, .chunk_count = 3, .any_blocking = true}, 3, 0},
         {{.wanted = 1, .chunk_count = 100, .any_ring = true}, 1, 1},
         {{.wanted = 999, .chunk_count = 1000}, 64, 0},
-        // A limit of address space: a thread takes 72 MiB, and all of them half of what is left.
+        // A limit of address space: a thread needs 72 MiB, and all threads get half of the rest.
         {{.processor_count = 8, .chunk_count = 9, .is_limited = true, .address_bytes = 9 * GIB},
          8,
          0},
@@ -396,7 +406,7 @@ TEST(batches)
     }
 }
 
-TEST(kinds_of_memory)
+TEST(memory_kinds)
 {
     static const struct {
         fsti_load_facts facts;
@@ -408,8 +418,8 @@ TEST(kinds_of_memory)
         {{.mode = LOAD, .to_device = true, .has_device = true}, FSTI_MEMORY_DEVICE},
         // Locked memory that the caller gives is the processors' alone.
         {{.mode = LOAD, .to_device = true, .has_destinations = true}, FSTI_MEMORY_ARENA},
-        {{.mode = LOAD, .to_device = true, .has_device = true, .locks_memory = true},
-         FSTI_MEMORY_LOCKED},
+        {{.mode = LOAD, .to_device = true, .has_device = true, .pins_memory = true},
+         FSTI_MEMORY_PINNED},
         {{.mode = LOAD, .has_allocator = true}, FSTI_MEMORY_CALLERS},
         {{.mode = LOAD, .has_allocator = true, .has_device = true}, FSTI_MEMORY_CALLERS},
     };
@@ -420,7 +430,7 @@ TEST(kinds_of_memory)
     }
 }
 
-TEST(what_comes_by_way_of_a_cache_that_is_to_be_left_alone_is_dropped)
+TEST(bypassed_cache_is_cleared_after_buffered_reads)
 {
     static const struct {
         fsti_load_facts facts;
@@ -439,25 +449,25 @@ TEST(what_comes_by_way_of_a_cache_that_is_to_be_left_alone_is_dropped)
     }
 }
 
-TEST(who_does_the_work)
+TEST(executor_policy)
 {
     enum { KIB = 1 << 10, MIB = 1 << 20 };
     static const struct {
-        fsti_who_facts facts;
-        fsti_who who;
+        fsti_executor_facts facts;
+        fsti_executor who;
     } cases[] = {
-        {{.bytes = 0, .may_wait = true}, FSTI_WHO_CALLER},
-        {{.bytes = 64 * KIB, .may_wait = true}, FSTI_WHO_CALLER},
-        {{.bytes = 64 * KIB}, FSTI_WHO_CALLER_IF_CACHED},
-        {{.bytes = 64 * KIB + 1, .may_wait = true}, FSTI_WHO_CALLER_IF_CACHED},
-        {{.bytes = MIB}, FSTI_WHO_CALLER_IF_CACHED},
-        {{.bytes = MIB + 1}, FSTI_WHO_THREADS},
-        {{.bytes = 1, .has_budget = true, .may_wait = true}, FSTI_WHO_THREADS},
-        {{.bytes = 16 * MIB, .is_mere_view = true}, FSTI_WHO_CALLER_IF_CACHED},
-        {{.bytes = 16 * MIB + 1, .is_mere_view = true}, FSTI_WHO_THREADS},
+        {{.bytes = 0, .may_wait = true}, FSTI_EXECUTOR_CALLER},
+        {{.bytes = 64 * KIB, .may_wait = true}, FSTI_EXECUTOR_CALLER},
+        {{.bytes = 64 * KIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = 64 * KIB + 1, .may_wait = true}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = MIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = MIB + 1}, FSTI_EXECUTOR_THREADS},
+        {{.bytes = 1, .has_budget = true, .may_wait = true}, FSTI_EXECUTOR_THREADS},
+        {{.bytes = 16 * MIB, .is_view_only = true}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = 16 * MIB + 1, .is_view_only = true}, FSTI_EXECUTOR_THREADS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(fsti_policy_who(&cases[i].facts), cases[i].who);
+        CHECK_INT(fsti_policy_executor(&cases[i].facts), cases[i].who);
     CHECK(fsti_policy_is_small(MIB, false) && !fsti_policy_is_small(MIB + 1, false));
     CHECK(!fsti_policy_is_small(1, true)); // budgets are for threads to keep
 }

@@ -6,7 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/primitives.h"
 #include "codec/codec.h"
+#include "fixture.h"
 
 #define TENSOR_COUNT 4u
 /// Enough for blocks that an edit can share, and to be compressed.
@@ -16,7 +18,7 @@
 static fst_status edit_model(const char *path, char value, fst_save_promise promise,
                              const char *manifest, fst_error *error) {
     const char text[] = {value, '\0'};
-    fst_metadata_entry entry = {"value", SIZE_MAX, text, SIZE_MAX, {0}};
+    fst_metadata_entry entry = {"value", SIZE_MAX, text, SIZE_MAX};
     fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
     options.promise = promise;
     options.metadata = &entry;
@@ -126,6 +128,16 @@ bool can_save(uint32_t file_count) {
 
 bool is_file(uint32_t files) { return files == EDIT || FILE_COUNT(files) == 0; }
 
+static fst_status save_async(const char *path, const fst_save_tensor *tensors,
+                             const fst_save_options *save_options, fst_error *error) {
+    fst_async_options options = {.struct_size = sizeof options, .save = save_options};
+    fst_async_save *save;
+    FST_TRY(fst_async_save_start(path, tensors, TENSOR_COUNT, &options, &save, error));
+    fst_status status = fst_async_save_wait(save, -1, error);
+    fst_async_save_close(save);
+    return status;
+}
+
 fst_status save_model(const char *path, uint32_t file_count, char value, fst_save_promise promise,
                       fst_error *error) {
     static const uint64_t shape[] = {TENSOR_BYTES};
@@ -135,7 +147,8 @@ fst_status save_model(const char *path, uint32_t file_count, char value, fst_sav
     fst_save_tensor tensors[TENSOR_COUNT];
     for (uint32_t i = 0; i < TENSOR_COUNT; i++)
         tensors[i] =
-            (fst_save_tensor){.name = names[i],
+            (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                              .name = names[i],
                               .name_size = 1,
                               .dtype = FST_DTYPE_U8,
                               .rank = 1,
@@ -155,6 +168,7 @@ fst_status save_model(const char *path, uint32_t file_count, char value, fst_sav
     if ((file_count & PARTS) != 0) return save_parts(path, tensors, &options, error);
     if ((file_count & (RANKS | RANKS_NO_INDEX)) != 0)
         return save_ranks(path, tensors, &options, (file_count & RANKS_NO_INDEX) != 0, error);
+    if ((file_count & ASYNC) != 0) return save_async(path, tensors, &options, error);
     return fst_save(path, tensors, TENSOR_COUNT, &options, NULL, error);
 }
 
@@ -163,13 +177,13 @@ int model_at(const char *path) {
     fst_loader *loader;
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     options.mode = FST_MODE_LOAD;
-    options.engine = FST_ENGINE_PREAD;
+    options.tuning = fixture_engine(FST_ENGINE_PREAD);
     options.thread_count = 1;
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return NO_MODEL;
     int found = fst_model_tensor_count(model) == TENSOR_COUNT ? NO_MODEL : NOT_WHOLE;
     if (fst_loader_open(model, &options, &loader, NULL) != FST_OK) found = NOT_WHOLE;
     for (fst_tensor *tensor; found != NOT_WHOLE;) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         fst_status status = fst_loader_next(loader, -1, &tensor, NULL);
         if (status == FST_END) break;
         if (status != FST_OK || fst_tensor_view_get(tensor, &view, NULL) != FST_OK)
@@ -184,7 +198,7 @@ int model_at(const char *path) {
     fst_loader_close(loader);
     fst_metadata_entry entry;
     if (found == OLD_MODEL && fst_model_metadata(model, 0, 0, &entry, NULL) == FST_OK)
-        found = (unsigned char)entry.value[0]; // an edit leaves the tensors as they are
+        found = (unsigned char)entry.value[0]; // an edit leaves the tensors unchanged
     fst_model_close(model);
     return found;
 }

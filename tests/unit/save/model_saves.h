@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every way to save a small model, and a look at what lies there afterwards.
+/// Every way to save a small model, and checks of the resulting files.
 #ifndef MODEL_SAVES_H
 #define MODEL_SAVES_H
 
@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "fastsafetensors.h"
+#include "fastsafetensors/experimental.h"
 
 /// As a number of files: an edit of the one that is there.
 #define EDIT UINT32_MAX
@@ -22,6 +23,8 @@
 #define COPY 0x20000u
 /// An edit of the file that is there, and a manifest.
 #define LISTED_EDIT (0x40000u | MANIFEST)
+/// With a number of files: they are saved asynchronously, and waited for.
+#define ASYNC 0x80000u
 /// From the folder of the target.
 #define SOURCE "../source"
 #define FILE_COUNT(files) ((files) & 0xfffu)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every system call of a save fails once, for good, or is the last one of the process; with every
-/// error that it can have, in every kind of save. Whatever happens: opening the path gives the old
-/// model, whole, or the new one, whole, or (where there was none) an error; the status says which;
-/// and the next save leaves just its own files.
+/// Every system call of a save fails once, fails permanently, or is the last one of the process,
+/// with every possible error and in every kind of save. Afterwards, opening the path gives the
+/// complete old model, the complete new one, or an error if there was no old one. The status says
+/// which. The next save deletes the leftovers.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fastsafetensors.h"
 #include "fault_calls.h"
@@ -49,7 +49,7 @@ static int entry_count(const char *path) {
 
 // ---- kinds of saves ----
 
-/// What was there, and what is saved: file counts as for save_model().
+/// The old and the new model: file counts as for save_model().
 typedef struct save_kind {
     const char *name;
     int old_files; ///< -1: nothing
@@ -146,6 +146,10 @@ static const save_kind kinds[] = {
     {"a file compressed over another", 0, COPY, make_source, 1},
     {"parts over nothing", -1, PARTS | 3, NULL, 4},
     {"parts over a set of the same names", 3, PARTS | 3, NULL, 4},
+    {"an asynchronous file over a file", 0, ASYNC, NULL, 1},
+    {"an asynchronous set over a set of the same names", 3, ASYNC | 3, NULL, 4},
+    {"an asynchronous set with a manifest over one of more files", MANIFEST | 3,
+     ASYNC | MANIFEST | 2, NULL, 4},
     {"a file with a manifest over nothing", -1, MANIFEST, NULL, 2},
     {"a file with a manifest over one with its own", MANIFEST, MANIFEST, NULL, 2},
     {"a file over one with a manifest", MANIFEST, 0, NULL, 1},
@@ -218,11 +222,28 @@ typedef struct fault_case {
 
 static long case_count, new_count, old_count, none_count;
 
+#if defined(__SANITIZE_THREAD__)
+#define CAN_FORK_AFTER_THREADS false ///< its children may have no threads
+#else
+#define CAN_FORK_AFTER_THREADS true
+#endif
+
+/// Waits until this is the only thread: that of a finished asynchronous save runs on for an
+/// instant. The address sanitizer holds locks while a thread ends, which a child of fork() would
+/// inherit.
+static void await_other_threads(void) {
+    for (int i = 0; i < 5000 && entry_count("/proc/self/task") > 1; i++) usleep(1000);
+}
+
 /// Saves under the fault; the status, or -1 of a killed process.
 static int save_under_fault(const fault_case *fault, fault_report *report, fst_error *error) {
     const char *path = target_of(fault->kind);
     uint32_t files = fault->kind->new_files;
-    pid_t child = fault->plan.kind == FAULT_KILL ? fork() : -1;
+    pid_t child = -1;
+    if (fault->plan.kind == FAULT_KILL) {
+        if (CAN_FORK_AFTER_THREADS) await_other_threads();
+        child = fork();
+    }
     if (child > 0) {
         int status;
         waitpid(child, &status, 0);
@@ -268,8 +289,8 @@ static const char *judge(const fault_case *fault, int status, const fst_error *e
     if (status == FST_OK && found != NEW_MODEL) return "saved, but the new model is not there";
     if (status > FST_OK && (error->message[0] == '\0' || error->file[0] == '\0'))
         return "an error without words or file";
-    // Two failures, the second while taking back: the message tells, and the new one is whole.
-    bool could_not_undo = status > FST_OK && strstr(error->message, "taking back") != NULL;
+    // Two failures, the second while undoing: the message says so, and the new model is complete.
+    bool could_not_undo = status > FST_OK && strstr(error->message, "undoing the save") != NULL;
     if (status > FST_OK && found == NEW_MODEL && !could_not_undo)
         return "an error, but the old model is gone";
     if (could_not_undo && fault->plan.kind == FAULT_ONCE && !systems[fault->system].no_links)
@@ -373,11 +394,16 @@ static void drop_root(void) {
     rmdir(root);
 }
 
+static bool starts_threads(const save_kind *kind) {
+    return kind->new_files != EDIT && (kind->new_files & ASYNC) != 0;
+}
+
 static void try_all(fault_kind how) {
     make_root();
     case_count = new_count = old_count = none_count = 0;
     for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {
         if (!can_save(kinds[k].new_files)) continue;
+        if (how == FAULT_KILL && starts_threads(&kinds[k]) && !CAN_FORK_AFTER_THREADS) continue;
         if (!make_old(&kinds[k])) check_fail(__FILE__, __LINE__, "%s: no old model", kinds[k].name);
         for (size_t s = 0; s < SYSTEM_COUNT && !check_failed; s++)
             for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT && !check_failed; promise++)
@@ -407,13 +433,15 @@ static const save_kind *acting_kind;
 
 static void save_another(void) {
     fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
-    (void)!save_model(target_of(acting_kind), acting_kind->new_files, NEW_MODEL, FST_SAVE_QUICK,
-                      NULL);
+    // By this thread: an asynchronous save would wait for the one that is under way.
+    uint32_t files = acting_kind->new_files;
+    if (files != EDIT) files &= ~ASYNC;
+    (void)!save_model(target_of(acting_kind), files, NEW_MODEL, FST_SAVE_QUICK, NULL);
     fsti_io_hide(0);
 }
 
 /// Opens while a whole save happens before the n-th call of opening.
-TEST(a_set_that_is_replaced_while_it_is_opened)
+TEST(model_replaced_during_open)
 {
     make_root();
     for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {
@@ -436,7 +464,7 @@ TEST(a_set_that_is_replaced_while_it_is_opened)
 }
 
 /// Saves while a whole save of others happens before the n-th call of the first.
-TEST(another_save_of_the_same_target_at_the_same_time)
+TEST(concurrent_save_of_the_same_target)
 {
     make_root();
     for (size_t k = 0; k < KIND_COUNT && !check_failed; k++) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Saves under faults: failing writes, missing memory, missing features. Every run ends with the
-/// new file or the old one, whole, and with nothing beside it.
+/// Saves with faults: failing writes, missing memory, missing features. Every run ends with the
+/// complete new or old file, and without leftovers.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fastsafetensors.h"
 #include "fixture.h"
@@ -29,7 +29,8 @@ static fst_status save_to(const char *path, fst_save_engine engine, uint32_t fil
     fst_save_tensor tensors[COUNT];
     static const char *const names[COUNT] = {"t0", "t1", "t2", "t3", "t4"};
     for (uint32_t i = 0; i < COUNT; i++)
-        tensors[i] = (fst_save_tensor){.name = names[i],
+        tensors[i] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                       .name = names[i],
                                        .name_size = SIZE_MAX,
                                        .dtype = FST_DTYPE_U8,
                                        .rank = 1,
@@ -48,7 +49,7 @@ static void note_use(void *context, const fst_leftover *leftover) {
     *(int *)context = leftover->in_use;
 }
 
-TEST(what_is_kept_for_a_way_back_is_in_use)
+TEST(rollback_copy_is_locked)
 {
     char *kept;
     int lock, in_use = -1;
@@ -72,7 +73,7 @@ static int reads_back(const char *path) {
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return 0;
     if (fst_loader_open(model, NULL, &loader, NULL) != FST_OK) return 0;
     for (fst_tensor *tensor; fst_loader_next(loader, -1, &tensor, NULL) == FST_OK;) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         if (fst_tensor_view_get(tensor, &view, NULL) == FST_OK)
             right += fixture_matches(view.data, (uint64_t)(view.name[1] - '0') * BYTES, BYTES);
         fst_tensor_unref(tensor);
@@ -165,11 +166,12 @@ static void refuse_once(fsti_io_op *op) {
         op->result = -EINVAL;
 }
 
-TEST(a_direct_write_that_fails_is_the_last)
+TEST(failed_direct_write_switches_to_buffered)
 {
     uint64_t shape[] = {(uint64_t)96 << 20};
     char *data = calloc(1, shape[0]);
-    fst_save_tensor tensor = {.name = "t",
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "t",
                               .name_size = SIZE_MAX,
                               .dtype = FST_DTYPE_U8,
                               .rank = 1,
@@ -185,11 +187,11 @@ TEST(a_direct_write_that_fails_is_the_last)
     unlink(fixture_path("demoted"));
     free(data);
     if (strcmp(stats.engine, "uring") != 0) SKIP("no ring here");
-    CHECK_CONTAINS(stats.reason, "then buffered, as a direct write failed");
+    CHECK_CONTAINS(stats.reason, "then buffered, because a direct write failed");
     CHECK(stats.bytes_direct <= (uint64_t)8 * (2 << 20)); // what was in flight
 }
 
-TEST(without_memory_at_any_point_nothing_is_lost)
+TEST(every_failed_allocation_keeps_the_old_file)
 {
     CHECK_INT(mkdir(fixture_path("memory"), 0700), 0);
     for (uint32_t file_count = 0; file_count <= 2; file_count += 2)
@@ -218,7 +220,7 @@ TEST(without_memory_at_any_point_nothing_is_lost)
     CHECK_INT(entries("memory/set"), 3);
 }
 
-TEST(what_the_system_lacks_is_done_without)
+TEST(missing_system_features_are_optional)
 {
     static const unsigned hidden[] = {FSTI_IO_HIDE_TMPFILE, FSTI_IO_HIDE_URING, FSTI_IO_HIDE_DIRECT,
                                       FSTI_IO_HIDE_TMPFILE | FSTI_IO_HIDE_DIRECT};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Faults by chance, seeded: reads and writes that come short, are interrupted, slow, out of order
-/// or fail; files that shrink, change or are replaced; no descriptors, no threads, a ring that
-/// dies. Each run ends right or with an error, hands out no wrong byte, and leaves nothing behind.
+/// Random faults from a seed: short, interrupted, slow, reordered or failing reads and writes;
+/// files that shrink, change or are replaced; no descriptors, no threads, a failing ring. Each run
+/// ends with the right bytes or an error, and without leftovers.
 #include <dirent.h>
 #include <errno.h>
 #include <fastsafetensors.h>
@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fixture.h"
 #include "io/io.h"
@@ -101,7 +101,7 @@ static bool stream_is_right(fst_model *model, const fst_load_options *options, f
     for (size_t i = 0; *status == FST_OK; i++) {
         *status = fst_loader_next(loader, -1, &tensor, NULL);
         if (*status != FST_OK) break;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         right = right && fst_tensor_view_get(tensor, &view, NULL) == FST_OK && is_tensor(&view, i);
         fst_tensor_unref(tensor);
     }
@@ -111,10 +111,10 @@ static bool stream_is_right(fst_model *model, const fst_load_options *options, f
 
 static fst_load_options chosen_options(uint64_t seed) {
     fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
-    options.engine = (fst_engine)(seed / 7 % FST_ENGINE_GDS);
     options.thread_count = (uint32_t)(seed % 5);
     options.budget_bytes = seed % 3 == 0 ? 4 << 20 : 0;
     static fst_load_tuning tuning = FST_STRUCT_INIT(fst_load_tuning);
+    tuning.engine = (fst_engine)(seed / 7 % FST_ENGINE_COUNT);
     tuning.ring = (fst_ring)(seed % FST_RING_COUNT);
     options.tuning = &tuning;
     options.convert = seed % 4 == 1; // bytes to 16-bit integers, on the way
@@ -163,9 +163,10 @@ static fst_status save_copy(fst_model *model, const char *path, uint64_t seed) {
     for (; status == FST_OK && count < COUNT; count++) {
         status = fst_loader_next(loader, -1, &held[count], NULL);
         if (status != FST_OK) break;
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         status = fst_tensor_view_get(held[count], &view, NULL);
-        rows[count] = (fst_save_tensor){.name = view.name,
+        rows[count] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                        .name = view.name,
                                         .name_size = view.name_size,
                                         .dtype = view.dtype,
                                         .rank = view.rank,
@@ -246,7 +247,7 @@ static void hold_until_disturbed(fsti_io_op *op) {
     for (int i = 0; i < 60000 && !atomic_load(&is_disturbed); i++) usleep(1000);
 }
 
-TEST(files_that_shrink_change_or_are_replaced)
+TEST(shrinking_changed_and_replaced_files)
 {
     size_t good = 0, failed = 0;
     for (uint64_t seed = 0; seed < CHECK_ROUNDS(60); seed++) {
@@ -270,8 +271,8 @@ TEST(files_that_shrink_change_or_are_replaced)
         bool right = status != FST_OK || seed % 3 != 1;
         for (size_t i = 0; status == FST_OK && i < COUNT && seed % 3 == 1; i++) {
             fst_tensor *tensor;
-            fst_tensor_view view;
-            right = fst_loader_item(loader, i, -1, &tensor, NULL) == FST_OK &&
+            fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+            right = fst_loader_tensor_at(loader, i, -1, &tensor, NULL) == FST_OK &&
                     fst_tensor_view_get(tensor, &view, NULL) == FST_OK &&
                     fixture_matches(view.data, i * BYTES, BYTES);
             fst_tensor_unref(tensor);
@@ -290,7 +291,7 @@ TEST(files_that_shrink_change_or_are_replaced)
     CHECK(good > 0 && (failed > 0 || atomic_load(&reads_held) == 0));
 }
 
-TEST(no_more_descriptors)
+TEST(out_of_descriptors)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     char copy[256];
@@ -345,7 +346,7 @@ long __wrap_syscall(long number, ...) {
     if (number == SYS_io_uring_enter && atomic_load(&ring_calls_left) >= 0 &&
         atomic_fetch_sub(&ring_calls_left, 1) <= 0) {
         atomic_store(&ring_calls_left, 0);
-        // Waiting for what was submitted still works: the kernel has it.
+        // Waiting for submitted reads still works: the kernel has them.
         if (values[1] > 0) {
             errno = atomic_load(&ring_errno);
             return -1;
@@ -369,7 +370,7 @@ TEST(threads_that_do_not_start)
         atomic_store(&threads_left, -1);
         fst_model_close(model);
         CHECK(right);
-        // One thread does the work of all; without any, whoever waits does.
+        // One thread does the work of all; without any, the waiting thread does.
         CHECK_INT(status, FST_END);
         CHECK(nothing_left(descriptors));
     }
@@ -383,15 +384,15 @@ static bool is_polled_to_its_end(fst_loader *loader) {
     return status == FST_OK;
 }
 
-/// A limit whose nanoseconds fit no number is none, not what is left of them.
-TEST(limits_beyond_all_clocks)
+/// A limit whose nanoseconds overflow means no limit.
+TEST(timeouts_beyond_clock_range)
 {
     const int64_t beyond_ms = INT64_C(18446744073710); // 2^64 ns and 0.4 ms
     fst_model *model;
     fst_loader *loader = NULL;
     fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
     CHECK_INT(fst_model_open(fixture_tensors("sweep", COUNT, BYTES), NULL, &model, NULL), FST_OK);
-    atomic_store(&threads_left, 0); // whoever waits keeps the time himself
+    atomic_store(&threads_left, 0); // the waiting thread checks the time itself
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     fst_status status = fst_loader_wait(loader, beyond_ms, NULL);
     atomic_store(&threads_left, -1);
@@ -400,7 +401,7 @@ TEST(limits_beyond_all_clocks)
     fst_model_close(model);
 }
 
-TEST(no_thread_at_all)
+TEST(loads_without_threads)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     for (int views = 0; views < 2; views++) {
@@ -409,7 +410,7 @@ TEST(no_thread_at_all)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         fst_load_options options = {.struct_size = sizeof options,
                                     .mode = views != 0 ? FST_MODE_MAP : FST_MODE_LOAD,
-                                    .map_populate = views};
+                                    .tuning = views != 0 ? fixture_populate() : NULL};
         fixture_evict(path);
         atomic_store(&threads_left, 0);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
@@ -418,15 +419,15 @@ TEST(no_thread_at_all)
         CHECK(good);
         for (size_t i = 0; i < COUNT; i++) {
             fst_tensor *tensor;
-            fst_tensor_view view;
-            CHECK_INT(fst_loader_item(loader, i, 0, &tensor, NULL), FST_OK);
+            fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+            CHECK_INT(fst_loader_tensor_at(loader, i, 0, &tensor, NULL), FST_OK);
             CHECK_INT(fst_tensor_view_get(tensor, &view, NULL), FST_OK);
             CHECK(is_tensor(&view, i));
             fst_tensor_unref(tensor);
         }
         fst_load_stats stats = {.struct_size = sizeof stats};
         CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
-        // Views of what is there are made by the caller anyway.
+        // The caller creates views of cached tensors in any case.
         if (views == 0 || stats.chunks_resident < stats.chunk_count)
             CHECK_CONTAINS(stats.reason, "no thread can be started");
         CHECK_INT(stats.thread_count, 1);
@@ -446,15 +447,15 @@ static void *wait_for_half(void *context) {
     self->good = true;
     for (size_t i = self->first; i < COUNT; i += 2) {
         fst_tensor *tensor = NULL;
-        fst_tensor_view view;
-        self->good &= fst_loader_item(self->loader, i, -1, &tensor, NULL) == FST_OK &&
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        self->good &= fst_loader_tensor_at(self->loader, i, -1, &tensor, NULL) == FST_OK &&
                       fst_tensor_view_get(tensor, &view, NULL) == FST_OK && is_tensor(&view, i);
         fst_tensor_unref(tensor);
     }
     return NULL;
 }
 
-TEST(two_who_wait_share_the_work)
+TEST(two_waiters_share_the_work)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     fst_model *model;
@@ -477,7 +478,7 @@ TEST(two_who_wait_share_the_work)
 
 /// A ring that only ever asks to come again: a load goes on without it, and one that was to use it
 /// ends.
-TEST(a_ring_that_never_has_room)
+TEST(io_uring_always_full)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     for (long calls = 0; calls < 4; calls++) {
@@ -486,7 +487,7 @@ TEST(a_ring_that_never_has_room)
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
         fst_load_options options = {
             .struct_size = sizeof options, .mode = FST_MODE_LOAD, .cache = FST_CACHE_BYPASS};
-        if (is_forced) options.engine = FST_ENGINE_URING;
+        if (is_forced) options.tuning = fixture_engine(FST_ENGINE_URING);
         fixture_evict(path);
         atomic_store(&ring_errno, EAGAIN);
         atomic_store(&ring_calls_left, calls / 2 * 3);
@@ -502,7 +503,7 @@ TEST(a_ring_that_never_has_room)
     }
 }
 
-TEST(a_ring_that_dies)
+TEST(io_uring_fails_midway)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     size_t failed = 0;
@@ -510,8 +511,9 @@ TEST(a_ring_that_dies)
         int descriptors = open_descriptors();
         fst_model *model;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
-        fst_load_options options = {
-            .struct_size = sizeof options, .mode = FST_MODE_LOAD, .engine = FST_ENGINE_URING};
+        fst_load_options options = {.struct_size = sizeof options,
+                                    .mode = FST_MODE_LOAD,
+                                    .tuning = fixture_engine(FST_ENGINE_URING)};
         atomic_store(&ring_calls_left, calls);
         fst_status status;
         bool right = stream_is_right(model, &options, &status);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads under faults: short reads, interrupted reads, errors, missing memory. Every run ends with
-/// the right bytes or with an error, and nothing stays behind.
+/// Loads with faults: short reads, interrupted reads, errors, missing memory. Every run ends with
+/// the right bytes or with an error, and nothing leaks.
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fastsafetensors.h"
 #include "fastsafetensors/experimental.h"
@@ -38,7 +38,7 @@ static fst_model *open_model(void) {
 
 /// Tensor `index` of the fixture lies at a known place.
 static int tensor_is_right(const fst_tensor *tensor, size_t index) {
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     return fst_tensor_view_get(tensor, &view, NULL) == FST_OK && view.size_bytes == TENSOR_BYTES &&
            fixture_matches(view.data, index * TENSOR_BYTES, TENSOR_BYTES);
 }
@@ -67,8 +67,9 @@ static fst_status load_all(const fst_load_options *options, fst_load_stats *stat
 }
 
 static fst_load_options options_of(fst_engine engine) {
-    return (fst_load_options){
-        .struct_size = sizeof(fst_load_options), .mode = FST_MODE_LOAD, .engine = engine};
+    return (fst_load_options){.struct_size = sizeof(fst_load_options),
+                              .mode = FST_MODE_LOAD,
+                              .tuning = fixture_engine(engine)};
 }
 
 static bool works(fst_engine engine) {
@@ -96,12 +97,13 @@ TEST(every_engine_reads_every_byte_once)
     }
 }
 
-TEST(ring_reads_to_place_or_through_slots)
+TEST(io_uring_reads_directly_or_through_staging)
 {
     if (!works(FST_ENGINE_URING)) SKIP("io_uring or O_DIRECT does not work here");
     for (int ring = FST_RING_PLACE; ring <= FST_RING_SLOTS; ring++) {
         fst_load_options options = options_of(FST_ENGINE_URING);
-        fst_load_tuning tuning = {.struct_size = sizeof tuning, .ring = (fst_ring)ring};
+        fst_load_tuning tuning = *options.tuning;
+        tuning.ring = (fst_ring)ring;
         options.tuning = &tuning;
         fst_load_stats stats = {.struct_size = sizeof stats};
         CHECK_INT(load_all(&options, &stats, NULL), FST_OK);
@@ -109,29 +111,29 @@ TEST(ring_reads_to_place_or_through_slots)
     }
 }
 
-TEST(ring_is_chosen_by_measurement)
+TEST(io_uring_placement_is_measured)
 {
     char text[128];
-    fsti_ring_forget();
+    fsti_uring_clear_choices();
     // A device is tried both ways in turns, and the faster one is kept.
     for (uint64_t device = 1; device <= 2; device++) {
         int seen[FST_RING_COUNT] = {0};
         for (int i = 0; i < 40; i++) {
-            fst_ring way = fsti_ring_choose(device);
+            fst_ring way = fsti_uring_choose(device);
             seen[way]++;
             bool slow = (way == FST_RING_SLOTS) == (device == 1);
-            fsti_ring_measured(device, way, 8 << 20, slow ? 4000000 : 2000000);
+            fsti_uring_measured(device, way, 8 << 20, slow ? 4000000 : 2000000);
         }
         CHECK(seen[FST_RING_PLACE] >= 3 && seen[FST_RING_SLOTS] >= 3);
-        CHECK_INT(fsti_ring_choose(device), device == 1 ? FST_RING_PLACE : FST_RING_SLOTS);
-        fsti_ring_explain(device, text, sizeof text);
+        CHECK_INT(fsti_uring_choose(device), device == 1 ? FST_RING_PLACE : FST_RING_SLOTS);
+        fsti_uring_explain(device, text, sizeof text);
         CHECK_CONTAINS(text, device == 1 ? "to place measured" : "slots measured");
     }
-    fsti_ring_explain(3, text, sizeof text);
+    fsti_uring_explain(3, text, sizeof text);
     CHECK_TEXT(text, "");
     for (uint64_t device = 10; device < 100; device++) // more devices than are remembered
-        CHECK(fsti_ring_choose(device) != FST_RING_AUTO);
-    fsti_ring_forget();
+        CHECK(fsti_uring_choose(device) != FST_RING_AUTO);
+    fsti_uring_clear_choices();
 }
 
 static atomic_int fault_kind, fault_countdown;
@@ -347,10 +349,11 @@ static void give_memory(void *context, void *pointer, size_t size_bytes) {
     free(pointer);
 }
 
-/// Memory that has its pages, and memory that is somebody else's, is left as it is.
+/// Populated memory, and the caller's memory, is left unchanged.
 TEST(fresh_memory_of_loads_has_its_pages_chosen)
 {
-    fst_allocator allocator = {.allocate = take_memory, .release = give_memory};
+    fst_allocator allocator = {
+        .struct_size = sizeof allocator, .allocate = take_memory, .release = give_memory};
     fst_load_options options = options_of(FST_ENGINE_PREAD), foreign = options;
     fst_load_options views = {.struct_size = sizeof views, .mode = FST_MODE_MAP};
     foreign.allocator = &allocator;
@@ -380,7 +383,7 @@ static void check_loaded_memory(uint64_t cost_ns, const char *flag) {
     fst_model *model = NULL;
     fst_loader *loader = NULL;
     fst_tensor *tensor = NULL;
-    fst_tensor_view view;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     huge_cost_ns = cost_ns;
     CHECK_INT(fst_model_open(fixture_tensors("one", 1, (uint64_t)64 << 20), NULL, &model, NULL),
               FST_OK);
@@ -407,10 +410,10 @@ TEST(memory_of_loads_asks_for_the_cheaper_pages)
     fsti_pages_fake(NULL);
 }
 
-TEST(both_regimes_in_one_file)
+TEST(cached_and_absent_chunks_in_one_file)
 {
     fst_model *model = open_model();
-    fst_file_info info;
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     CHECK_INT(fst_model_file_info(model, 0, &info, NULL), FST_OK);
     fixture_evict(info.path);
     fsti_file *file;
@@ -439,7 +442,7 @@ TEST(both_regimes_in_one_file)
     CHECK_INT(stats.bytes_read, TENSOR_COUNT * TENSOR_BYTES);
 }
 
-TEST(views_come_in_huge_pages_unless_these_are_dear)
+TEST(views_use_huge_pages_unless_slow)
 {
     enum { COUNT = 48, BYTES = 1 << 20 };
     enum { WAY_COUNT = 3 };
@@ -466,7 +469,7 @@ TEST(views_come_in_huge_pages_unless_these_are_dear)
         CHECK_INT(stats[i].bytes_read, stats[i].cache_bytes);
     }
     CHECK_CONTAINS(stats[0].reason, "; in huge pages");
-    CHECK_CONTAINS(stats[1].reason, "; in streams of reads, as huge pages are dear");
+    CHECK_CONTAINS(stats[1].reason, "; in streams of reads, because huge pages are slow");
     CHECK(strstr(stats[2].reason, "; in ") == NULL);
     // A call a huge page; or, after the two that proved dear (and others that were begun by then),
     // a read for every 256 KiB.
@@ -478,13 +481,14 @@ TEST(views_come_in_huge_pages_unless_these_are_dear)
 
 /// Loads views of the file's first tensors, which the page cache holds.
 static void view_first(const char *path, size_t tensor_count, fst_load_stats *stats) {
-    fst_request_item items[24] = {0};
-    for (size_t i = 0; i < tensor_count; i++) items[i].tensor_index = i;
+    fst_part items[24];
+    for (size_t i = 0; i < tensor_count; i++)
+        items[i] = (fst_part){.struct_size = sizeof *items, .tensor_index = i};
     fst_load_options options = {.struct_size = sizeof options,
                                 .thread_count = 4,
-                                .map_populate = 1,
-                                .items = items,
-                                .item_count = tensor_count};
+                                .tuning = fixture_populate(),
+                                .parts = items,
+                                .part_count = tensor_count};
     fst_model *model;
     fst_loader *loader;
     *stats = (fst_load_stats){.struct_size = sizeof *stats};
@@ -498,7 +502,7 @@ static void view_first(const char *path, size_t tensor_count, fst_load_stats *st
     fst_model_close(model);
 }
 
-TEST(a_few_views_that_are_there_need_no_thread)
+TEST(small_resident_views_need_no_thread)
 {
     const char *path = fixture_tensors("few_views", 24, 1 << 20);
     fst_load_stats few, many;
@@ -517,7 +521,7 @@ TEST(copy_is_exact_at_every_alignment)
         for (int to = 0; to < 70; to += 9)
             for (size_t size = SIZE - 65; size <= SIZE; size += 13) {
                 memset(target, 0x5a, SIZE + 256);
-                fsti_copy(target + to + 1, source + from, size);
+                fsti_copy_bytes(target + to + 1, source + from, size);
                 CHECK(memcmp(target + to + 1, source + from, size) == 0);
                 CHECK(target[to] == 0x5a && target[to + 1 + (int)size] == 0x5a);
             }

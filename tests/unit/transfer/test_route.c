@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Routes of real files: what is probed, and what policy makes of it.
+/// I/O routes of real files: the probed facts, and the policy's decision.
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ TEST(routes_fall_back_step_by_step)
     if (!all) SKIP("io_uring or O_DIRECT does not work here");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_file_route route;
-        load_route_wish wish = {.guard_allowed = true};
+        load_route_request wish = {.guard_allowed = true};
         fsti_io_hide(cases[i].hidden);
         file = open_file(); // probes are kept per file
         CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
@@ -50,24 +50,24 @@ TEST(routes_fall_back_step_by_step)
     fsti_io_hide(0);
 }
 
-TEST(routes_follow_what_is_wished)
+TEST(routes_follow_the_request)
 {
     fsti_file_route route;
     fsti_file *file = open_file();
-    load_route_wish wish = {.guard_allowed = false};
+    load_route_request wish = {.guard_allowed = false};
     CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, true) == &fsti_io_engine_pread); // no guard, no mapping
-    wish = (load_route_wish){.guard_allowed = true, .keeps_cache = true};
+    wish = (load_route_request){.guard_allowed = true, .keeps_cache = true};
     CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_mmap);
-    CHECK_CONTAINS(route.reason, "stay in the page cache");
+    CHECK_CONTAINS(route.reason, "kept in the page cache");
     wish.guard_allowed = false;
     CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
-    wish = (load_route_wish){.guard_allowed = true, .is_small = true};
+    wish = (load_route_request){.guard_allowed = true, .is_small = true};
     CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
-    wish = (load_route_wish){.guard_allowed = true, .engine = FST_ENGINE_MMAP};
+    wish = (load_route_request){.guard_allowed = true, .engine = FST_ENGINE_MMAP};
     CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_mmap);
     fsti_file_unref(file);
@@ -83,7 +83,7 @@ static void count_direct(fsti_io_op *op) {
     if (is_direct) atomic_fetch_add(&direct_reads[in_memory], 1);
 }
 
-/// A file of one tensor "m" on the file system in memory; false where there is none.
+/// A file of one tensor "m" on tmpfs; false without one.
 static bool make_in_memory(char *path, size_t size) {
     static char bytes[8 + HEADER_BYTES + FAR_BYTES];
     const uint64_t length = HEADER_BYTES;
@@ -99,7 +99,7 @@ static bool make_in_memory(char *path, size_t size) {
     return file != NULL && fclose(file) == 0 && is_made;
 }
 
-/// Loads both files past the page cache; 9999 for a wrong byte.
+/// Loads both files with direct I/O; 9999 for a wrong byte.
 static fst_status load_both(const char *const paths[2]) {
     fst_load_options options = {
         .struct_size = sizeof options, .mode = FST_MODE_LOAD, .cache = FST_CACHE_BYPASS};
@@ -109,7 +109,7 @@ static fst_status load_both(const char *const paths[2]) {
     fst_status status = fst_model_open_files(paths, 2, NULL, &model, NULL);
     if (status == FST_OK) status = fst_loader_open(model, &options, &loader, NULL);
     while (status == FST_OK && (status = fst_loader_next(loader, -1, &tensor, NULL)) == FST_OK) {
-        fst_tensor_view view;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
         if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK ||
             !fixture_matches(view.data, 0, FAR_BYTES))
             status = (fst_status)9999;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every system call and every allocation of what makes and checks manifests, lists and signatures
-/// fails, once or for good. What is made is the old text, whole, or a new one that holds, and
-/// nothing lies beside it; a folder with a flipped bit is never found good.
+/// Every system call and allocation of manifests, lists and signatures fails once or permanently.
+/// The result is the complete old text or a valid new one, without leftovers. A folder with a
+/// flipped bit never passes a check.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "base/primitives.h"
 #include "check.h"
 #include "fastsafetensors.h"
 #include "fault_calls.h"
@@ -84,7 +84,7 @@ static const verify_kind kinds[] = {{make_manifest, check_list},
                                     {keep_signed, check_bundle}};
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
-/// A folder of a model and what was made of it before; what is made lies outside of it.
+/// A folder with a model and its old results; new results are outside it.
 static bool make_folder(void) {
     char command[4096];
     const char *source = fixture_tensors("faults", 3, 50000);
@@ -108,7 +108,7 @@ static bool make_folder(void) {
     return good;
 }
 
-/// Files beside what is made, which are removed.
+/// Leftover files next to the result, which are deleted.
 static unsigned count_leftovers(void) {
     char path[600];
     unsigned count = 0;
@@ -225,7 +225,7 @@ TEST(an_allocation_fails_while_it_is_made)
     }
 }
 
-TEST(a_flipped_bit_is_never_good_whatever_fails)
+TEST(flipped_bit_is_never_accepted_after_any_failure)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -254,7 +254,7 @@ TEST(a_flipped_bit_is_never_good_whatever_fails)
     }
 }
 
-TEST(a_good_folder_is_not_called_bad_for_want_of_memory)
+TEST(failed_allocation_never_reports_damage)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -273,7 +273,7 @@ TEST(a_good_folder_is_not_called_bad_for_want_of_memory)
     }
 }
 
-/// A check of what is good, in which something fails.
+/// A check of a valid model with a fault.
 static void check_failing(size_t k, const fault_plan *plan, fault_report *out) {
     fst_error error = {0};
     long live = fsti_alloc_live();
@@ -290,7 +290,7 @@ static void check_failing(size_t k, const fault_plan *plan, fault_report *out) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(a_good_folder_is_good_or_the_error_names_a_file)
+TEST(intact_folder_passes_or_error_names_a_file)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -308,7 +308,7 @@ static void add_model(void) {
     if (system(command) != 0) abort();
 }
 
-TEST(a_model_that_is_not_listed_is_never_good_whatever_fails)
+TEST(unlisted_model_is_never_accepted_after_any_failure)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -337,10 +337,11 @@ TEST(a_model_that_is_not_listed_is_never_good_whatever_fails)
 static const char *load_list;   ///< NULL: what lies there
 static const char *load_bundle; ///< a signed one, by whose list the model is loaded; or NULL
 
-/// Loads the model held against that: how many tensors were handed out.
+/// Loads the model verified with that, and returns the number of tensors returned.
 static fst_status load_verified(size_t *handed_out, fst_error *error) {
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
-    fst_load_options wish = {.struct_size = sizeof wish, .engine = FST_ENGINE_PREAD};
+    fst_load_options wish = {.struct_size = sizeof wish,
+                             .tuning = fixture_engine(FST_ENGINE_PREAD)};
     fst_model *opened;
     fst_loader *loader;
     fst_tensor *tensor;
@@ -411,17 +412,17 @@ static void sweep_source(const char *what) {
     flip_bit();
 }
 
-TEST(loads_hand_out_nothing_that_differs_whatever_fails)
+TEST(loads_never_return_damaged_bytes_after_any_failure)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     load_list = target;
     for (size_t k = 0; k <= 2; k += 2) {
         CHECK_INT(kinds[k].make(NULL), FST_OK);
-        sweep_source(k == 0 ? "manifest" : "list of sums");
+        sweep_source(k == 0 ? "manifest" : "checksum list");
     }
 }
 
-TEST(what_lies_first_is_not_passed_over_whatever_fails)
+TEST(first_digest_source_is_never_skipped_after_any_failure)
 {
     char sums[700], others[700];
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
@@ -462,7 +463,7 @@ static void digest_model(fst_digest digest, char *hex) {
     for (size_t i = 0; i < size; i++) snprintf(hex + 2 * i, 3, "%02x", made[i]);
 }
 
-/// `hash --write`'s file beside the model.
+/// The file of `hash --write` next to the model.
 static void put_sidecar(char path[700]) {
     char hex[65];
     digest_model(FST_DIGEST_XXH3_64, hex);
@@ -484,7 +485,7 @@ static void put_in_hub(void) {
     if (rename(model, blob) != 0 || symlink(blob, model) != 0) abort();
 }
 
-TEST(what_else_says_something_of_files_is_held_to_whatever_fails)
+TEST(other_digest_sources_are_enforced_after_any_failure)
 {
     char sidecar[700];
     if (!make_folder()) SKIP("no openssl command that makes keys");
@@ -509,7 +510,7 @@ static fst_status sign_path(const char *path, fst_error *error) {
     return fst_bundle_sign(&files, NULL, error);
 }
 
-/// `depth` folders, one in the other, the first of them below `top`.
+/// `depth` nested folders, the first of them below `top`.
 static void nest_folders(const char *top, unsigned depth) {
     char path[1024];
     snprintf(path, sizeof path, "%s", top);
@@ -525,7 +526,7 @@ static void remove_nested(const char *top) {
     if (system(command) != 0) abort();
 }
 
-TEST(folders_may_nest_63_deep)
+TEST(folders_nest_up_to_63_levels)
 {
     fst_error error = {0};
     if (!make_folder()) SKIP("no openssl command that makes keys");
@@ -534,7 +535,7 @@ TEST(folders_may_nest_63_deep)
     nest_folders(folder, 64);
     CHECK_INT(sign_path(folder, &error), FST_E_ARGUMENT);
     remove_nested(folder);
-    CHECK(strstr(error.message, "more than 64 folders, one in the other") != NULL);
+    CHECK(strstr(error.message, "more than 64 nested folders") != NULL);
     CHECK(strstr(error.message, folder) != NULL);
 }
 
@@ -552,7 +553,7 @@ static void link_folders(const char *top, unsigned levels, unsigned width) {
     }
 }
 
-TEST(a_small_tree_of_links_is_not_followed_for_ever)
+TEST(link_cycles_are_not_followed)
 {
     char path[700];
     fst_error error = {0};
@@ -578,7 +579,7 @@ static void answer_again(fsti_io_op *op) {
     atomic_fetch_add(&again_count, 1);
 }
 
-TEST(a_device_that_answers_again_for_ever_is_an_error)
+TEST(endless_eagain_is_an_error)
 {
     static const int causes[] = {EAGAIN, EINTR};
     if (!make_folder()) SKIP("no openssl command that makes keys");

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader of one's own implements."""
+"""The interface of custom readers.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from ..st_types import DType
 
 
 class DummyDeviceBuffer:
-    """A device buffer that owns nothing: for readers whose tensors hold their own memory."""
+    """A device buffer without memory, for readers whose tensors own theirs."""
 
     def __init__(self) -> None:
-        """Make an empty one."""
+        """Create an empty one."""
 
     def get_base_address(self) -> int:
         """Return 0."""
@@ -26,7 +29,7 @@ class DummyDeviceBuffer:
         return 0
 
     def cufile_register(self, *args: Any) -> int:
-        """Do nothing: there is no memory. Returns 0."""
+        """Do nothing, because there is no memory. Returns 0."""
         return 0
 
     def cufile_deregister(self, *args: Any) -> int:
@@ -41,7 +44,7 @@ class DummyDeviceBuffer:
 def validated_byte_ranges(
     metadata: Any, byte_ranges: Sequence[tuple[int, int]] | None
 ) -> list[tuple[int, int]] | None:
-    """Return ranges of a file, sorted; ValueError for what overlaps or lies outside of it."""
+    """Return sorted ranges of a file; ValueError if they overlap or exceed the file."""
     if byte_ranges is None:
         return None
     ranges = sorted((int(begin), int(end)) for begin, end in byte_ranges)
@@ -56,7 +59,7 @@ def validated_byte_ranges(
 def validated_chunk_allocation_size(
     byte_ranges: Sequence[tuple[int, int]], allocation_size: int | None
 ) -> int:
-    """Return how many bytes to allocate for a chunk; ValueError where it would not fit."""
+    """Return how many bytes to allocate for a chunk; ValueError if it would not fit."""
     needed = max((end for _, end in byte_ranges), default=0) - min(
         (begin for begin, _ in byte_ranges), default=0
     )
@@ -71,7 +74,7 @@ class CopierInterface(ABC):
 
     @abstractmethod
     def submit_io(self, use_buf_register: bool, max_copy_block_size: int) -> Any:
-        """Begin to read; return the device buffer."""
+        """Start reading; return the device buffer."""
 
     @abstractmethod
     def wait_io(
@@ -82,7 +85,7 @@ class CopierInterface(ABC):
     def set_byte_ranges(  # noqa: B027 - may be left out
         self, byte_ranges: Sequence[tuple[int, int]] | None
     ) -> None:
-        """Be told which bytes of the file are wanted; reading all of them is allowed."""
+        """Receive the needed ranges of the file; reading everything is allowed."""
 
     def set_chunk(
         self,
@@ -90,18 +93,18 @@ class CopierInterface(ABC):
         names: Sequence[str],
         allocation_size: int | None = None,
     ) -> None:
-        """Be told to read only these tensors. Readers that can't leave this out."""
-        raise NotImplementedError(f"{type(self).__name__} reads whole files only")
+        """Receive the names to read. Optional for readers."""
+        raise NotImplementedError(f"{type(self).__name__} only reads whole files")
 
     def finish_io(self) -> None:  # noqa: B027 - may be left out
-        """Be told that all tensors were taken."""
+        """Called when all tensors were taken."""
 
     def enable_tensor_readiness(self) -> bool:
         """Tell whether wait_tensor() can give tensors one by one."""
         return False
 
     def prepare_tensors(self, gbuf: Any, owner: Any = None) -> dict[str, TensorBase]:
-        """Return tensors whose bytes may still be on their way."""
+        """Return tensors whose bytes may still be read."""
         raise NotImplementedError
 
     def wait_tensor(self, name: str) -> None:
@@ -115,10 +118,10 @@ class CopierInterface(ABC):
 
     @classmethod
     def chunk_device_overhead(cls, paths: Sequence[str]) -> int:
-        """Return the bytes that a chunk needs beside its tensors."""
+        """Return the memory that a chunk needs in addition to its tensors."""
         return 0
 
     @classmethod
     def fixed_device_overhead(cls, paths: Sequence[str]) -> int:
-        """Return the bytes that the reader holds all the time."""
+        """Return the memory that the reader uses all the time."""
         return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0.5's names of its own readers. All of them are the library's pipeline, which picks the way."""
+"""The names of 0.5's readers. All use the library's pipeline, which chooses the engine."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ __all__ = [
 
 
 class NoGdsFileCopier(CoreCopier):
-    """Reads one file; the reader that 0.5 wants is not needed."""
+    """Reads one file; the reader object that 0.5 requires is not needed."""
 
     def __init__(self, metadata: Any, device: Device, reader: Any, framework: Any) -> None:
-        """Keep what is to be read."""
+        """Store the file to read."""
         super().__init__(metadata, device, framework)
 
 
 class GdsFileCopier(NoGdsFileCopier):
-    """The same, with 0.5's further argument."""
+    """The same, with 0.5's additional argument."""
 
     def __init__(
         self, metadata: Any, device: Device, reader: Any, framework: Any,
         fallback_cache: Any = None,
     ) -> None:
-        """Keep what is to be read."""
+        """Store the file to read."""
         super().__init__(metadata, device, reader, framework)
 
     def set_o_direct(self, enable: bool) -> None:
-        """Do nothing: each load finds out what is faster."""
+        """Do nothing, because each load chooses the fastest engine."""
 
 
 class FgdsFileCopier(NoGdsFileCopier):
-    """The same, with 0.5's further argument."""
+    """The same, with 0.5's additional argument."""
 
     def __init__(
         self, metadata: Any, device: Device, reader: Any, framework: Any, max_threads: int = 16
     ) -> None:
-        """Keep what is to be read."""
+        """Store the file to read."""
         super().__init__(metadata, device, reader, framework)
 
 
@@ -63,17 +63,17 @@ class ThreeFSFileCopier(NoGdsFileCopier):
 
 
 class UnifiedMemCopier(CoreCopier):
-    """The same, where processors and GPU share memory."""
+    """The same for CPU and GPU with shared memory."""
 
     def __init__(
         self, metadata: Any, device: Device, framework: Any, dma_gate: Any = None
     ) -> None:
-        """Keep what is to be read."""
+        """Store the file to read."""
         super().__init__(metadata, device, framework)
 
 
 def init_gds(framework: Any = None) -> None:
-    """Do nothing: the library finds GPUDirect Storage by itself."""
+    """Do nothing, because the library detects GPUDirect Storage."""
 
 
 def init_fgds(framework: Any = None) -> None:
@@ -81,11 +81,11 @@ def init_fgds(framework: Any = None) -> None:
 
 
 def load_library_func(framework: Any = None) -> None:
-    """Do nothing: drivers are opened when a load needs them."""
+    """Do nothing, because drivers are loaded on demand."""
 
 
 def is_unified_memory_system(framework: Any = None) -> bool:
-    """Tell whether processors and the first GPU share memory."""
+    """Tell whether the CPU and the first GPU share memory."""
     from ..._core import device_count, device_info
 
     for kind in ("cuda", "hip"):
@@ -97,7 +97,7 @@ def is_unified_memory_system(framework: Any = None) -> bool:
 def new_nogds_file_copier(
     device: Device, bbuf_size_kb: int = 16 * 1024, max_threads: int = 16, **kwargs: Any
 ) -> Construct:
-    """Return what makes readers: (metadata, device, framework) -> reader."""
+    """Return a constructor of readers: (metadata, device, framework) -> reader."""
     return CoreCopier
 
 
@@ -105,12 +105,12 @@ def new_gds_file_copier(
     device: Device, bbuf_size_kb: int = 16 * 1024, max_threads: int = 16,
     device_memory_budget: int | None = None, **kwargs: Any,
 ) -> Construct:
-    """Return what makes readers."""
+    """Return a constructor of readers."""
     return CoreCopier
 
 
 def new_unified_copier(device: Device, **kwargs: Any) -> Construct:
-    """Return what makes readers."""
+    """Return a constructor of readers."""
     return CoreCopier
 
 
@@ -118,7 +118,7 @@ def new_fgds_file_copier(
     device: Device, framework: Any, bbuf_size_kb: int = 16 * 1024, max_threads: int = 16,
     **kwargs: Any,
 ) -> Construct:
-    """Return what makes readers."""
+    """Return a constructor of readers."""
     return CoreCopier
 
 
@@ -126,5 +126,5 @@ def new_threefs_file_copier(
     device: Device, mount_point: str, entries: int = 64, io_depth: int = 0,
     buffer_size: int = 64 << 20, **kwargs: Any,
 ) -> Construct:
-    """Return what makes readers."""
+    """Return a constructor of readers."""
     return CoreCopier

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers by name."""
+"""Readers by name.
+
+For programs written for fastsafetensors 0.5.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from .base import CopierInterface
 Construct = Callable[[Any, Device, FrameworkOpBase], CopierInterface]
 Factory = Callable[..., Construct]
 
-# All of these are the library's own pipeline, which picks the way by itself.
+# All of these use the library's pipeline, which chooses the engine.
 BUILT_IN = ("gds", "nogds", "unified", "fgds", "3fs")
 
 
 class CoreCopier(CopierInterface):
-    """The library's own pipeline: the device buffer is the running load."""
+    """The library's pipeline; the running load serves as the device buffer."""
 
     def __init__(self, metadata: Any, device: Device, framework: FrameworkOpBase) -> None:
-        """Keep what is to be read."""
+        """Store the file to read."""
         self._metadata = metadata
         self._framework = framework
         self._options = framework.load_options(device, "auto")
@@ -34,7 +37,7 @@ class CoreCopier(CopierInterface):
         self._names = list(names)
 
     def submit_io(self, use_buf_register: bool, max_copy_block_size: int) -> Any:
-        """Begin to read in the background."""
+        """Start reading in the background."""
         names = list(self._metadata.tensors) if self._names is None else self._names
         options = {"mode": "load", "order": "file", **self._options}
         return self._metadata.model.load(names, **options) if names else None
@@ -79,12 +82,12 @@ def _check(copier_type: str) -> None:
 
 
 def is_built_in(copier_type: str) -> bool:
-    """Tell whether a name stands for the library's own pipeline."""
+    """Tell whether a name means the library's pipeline."""
     return copier_type in BUILT_IN and copier_type not in _factories
 
 
 def create_copier_constructor(copier_type: str, device: Device, **kwargs: Any) -> Construct:
-    """Return what makes readers of a type."""
+    """Return the constructor of readers of a type."""
     _check(copier_type)
     if copier_type in _factories:
         return _factories[copier_type](device, **kwargs)
@@ -98,7 +101,7 @@ def get_copier_class(copier_type: str) -> type[CopierInterface]:
 
 
 def copier_class_of(construct: Construct) -> type[CopierInterface]:
-    """Return the class of what a constructor makes, as far as it says."""
+    """Return the class that a constructor returns, if annotated."""
     if isinstance(construct, type) and issubclass(construct, CopierInterface):
         return construct
     found = getattr(construct, "copier_class", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the 0.5-style loaders need of a framework, and the adapters that give it."""
+"""The framework interface of the 0.5 loaders, and its adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TensorBase(ABC):
     """A framework's tensor behind one interface; get_raw() is the tensor itself."""
 
     def __init__(self, device: Device, dtype: DType) -> None:
-        """Keep where it is and what it is made of."""
+        """Store its device and dtype."""
         self.device = device
         self.dtype = dtype
 
@@ -43,11 +43,11 @@ class TensorBase(ABC):
 
     @abstractmethod
     def clone(self) -> TensorBase:
-        """Return a copy with memory of its own."""
+        """Return a copy."""
 
     @abstractmethod
     def detach(self) -> TensorBase:
-        """Return it without history."""
+        """Return it detached from the graph."""
 
     @abstractmethod
     def contiguous(self) -> TensorBase:
@@ -88,7 +88,8 @@ class ProcessGroupBase(ABC):
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message, all of the same size; `what` is for errors.
 
-        A group that can't do this returns its own only: its ranks then do not agree beforehand.
+        A group that does not support this returns only its own, so its ranks do not agree
+        beforehand.
         """
         return [message]
 
@@ -98,15 +99,15 @@ class ProcessGroupBase(ABC):
 
     @abstractmethod
     def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Give rank's dst to all."""
+        """Broadcast rank's dst to all."""
 
     def begin_broadcast(self, dst: TensorBase, rank: int) -> Callable[[], None]:
-        """Begin to give rank's dst to all; the result waits until that is done."""
+        """Start broadcasting rank's dst; the returned function waits for it."""
         self.broadcast(dst, rank)
         return lambda: None
 
     def scatter(self, dst: TensorBase, scatter_list: list[TensorBase], src: int) -> None:
-        """Give each rank its tensor of src's list."""
+        """Scatter src's list of tensors."""
         if self.rank() != src:
             self.recv(dst, src, 0)
             return
@@ -126,7 +127,7 @@ class ProcessGroupBase(ABC):
 
 
 class SingleProcessGroup(ProcessGroupBase):
-    """The group of a program that is alone."""
+    """The group of a single process."""
 
     def size(self) -> int:
         """Return 1."""
@@ -137,35 +138,35 @@ class SingleProcessGroup(ProcessGroupBase):
         return 0
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Do nothing: everybody has it."""
+        """Do nothing, because there are no other ranks."""
 
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
-        """Raise: there is nobody."""
-        raise RuntimeError("a group of one has nobody to send to")
+        """Raise, because there are no other ranks."""
+        raise RuntimeError("a group of one has no rank to send to")
 
     def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
-        """Raise: there is nobody."""
-        raise RuntimeError("a group of one has nobody to receive from")
+        """Raise, because there are no other ranks."""
+        raise RuntimeError("a group of one has no rank to receive from")
 
 
 class FrameworkOpBase(ABC):
-    """What a framework does for the loaders."""
+    """The functions of a framework that the loaders need."""
 
     @abstractmethod
     def get_name(self) -> str:
         """Return "pytorch" or "paddle"."""
 
     def make(self, loader: Any, index: int) -> Any:
-        """Make a tensor of the framework of item `index` of a load, waiting for its bytes."""
+        """Create a framework tensor from item `index` of a load, waiting for its bytes."""
         return self.wrap(loader.item(index)).get_raw()
 
     @abstractmethod
     def adopt(self, raw: Any, dtype: DType) -> TensorBase:
-        """Wrap a tensor that make() made; dtype: the format's."""
+        """Wrap a tensor from make(); dtype: the format's."""
 
     @abstractmethod
     def wrap(self, tensor: Any) -> TensorBase:
-        """Make a tensor of one of ours, on its memory."""
+        """Create a framework tensor that shares the memory of a Tensor."""
 
     def load_options(self, device: Device, gds: str) -> dict[str, Any]:
         """Options of Model.load() that bring tensors to a device; {}: to the CPU, from where they
@@ -174,18 +175,18 @@ class FrameworkOpBase(ABC):
 
     @abstractmethod
     def wrap_tensor(self, tensor: Any) -> TensorBase:
-        """Wrap one of the framework's own."""
+        """Wrap a framework tensor."""
 
     @abstractmethod
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
-        """Return a group for None, a SingleGroup or the framework's own.
+        """Return a group for None, a SingleGroup or a framework group.
 
-        timeout: seconds that a rank waits for others, None: as long as the group itself does.
+        timeout: seconds that a rank waits for others; None: the group's own.
         """
 
     @abstractmethod
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TensorBase:
-        """Return a tensor of undefined values; the shape counts the format's elements."""
+        """Return an uninitialised tensor; the shape counts the format's elements."""
 
     @abstractmethod
     def concat_tensors(self, tensors: list[TensorBase], dim: int) -> TensorBase:
@@ -197,15 +198,15 @@ class FrameworkOpBase(ABC):
 
     @abstractmethod
     def get_mem_used(self) -> int:
-        """Return the bytes of the loaders' buffers that are not yet freed."""
+        """Return the bytes of the loaders' buffers that are not freed yet."""
 
     def begin_broadcast_run(
         self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
     ) -> Callable[[], list[TensorBase]] | None:
-        """Begin to broadcast tensors of one rank in one collective; None where a framework can't.
+        """Start broadcasting tensors of one rank in one collective; None if the framework cannot.
 
-        owned: src's tensors, None elsewhere; frames say dtype and shape. The result waits, and
-        returns the tensors, which share memory.
+        owned: src's tensors, None elsewhere; frames have dtype and shape. The returned function
+        waits, and returns the tensors, which share memory.
         """
         return None
 
@@ -214,68 +215,68 @@ class FrameworkOpBase(ABC):
         return DTYPE_SIZES[dtype]
 
     def get_device_ptr_align(self) -> int:
-        """Return what a device asks of addresses."""
+        """Return the required address alignment of a device."""
         return 16
 
-    # ---- what 0.5's programs ask a framework ----
+    # ---- functions for programs written for 0.5 ----
 
     def get_device(self, device: Any, pg: ProcessGroupBase) -> Device:
-        """Return our Device of what names one."""
+        """Convert anything that names a device to a Device."""
         return Device.of(device)
 
     def set_device(self, device: Device) -> None:  # noqa: B027 - only GPUs have a current one
-        """Make a GPU the current one."""
+        """Make a GPU current."""
 
     def synchronize(self, device: Device) -> None:  # noqa: B027 - nothing is queued
-        """Wait for a GPU."""
+        """Synchronise a GPU."""
 
     def synchronize_current_stream(self, device: Device) -> None:
-        """Wait for what is queued on a GPU's current stream."""
+        """Synchronise the current stream of a GPU."""
         self.synchronize(device)
 
     def copy_tensor(self, dst: TensorBase, src: TensorBase) -> None:
         """Copy src's values to dst."""
-        raise NotImplementedError(f"{self.get_name()} copies no tensors here")
+        raise NotImplementedError(f"{self.get_name()} does not support copying tensors here")
 
     def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TensorBase:
         """Return normal random values."""
-        raise NotImplementedError(f"{self.get_name()} makes no random tensors here")
+        raise NotImplementedError(f"{self.get_name()} does not support random tensors here")
 
     def get_cuda_ver(self) -> str:
-        """Return what the framework was built for: "12.8", "hip-.." or "0.0"."""
+        """Return the framework's CUDA version: "12.8", "hip-..." or "0.0"."""
         return "0.0"
 
     def support_fp8(self) -> bool:
-        """Tell whether there are 8-bit floats."""
+        """Tell whether 8-bit floats are supported."""
         return False
 
     def broadcast_contiguous_run(
         self, pg: ProcessGroupBase, source_tensors: list[TensorBase], frames: list[Any],
         src_rank: int, device: Device,
     ) -> list[TensorBase] | None:
-        """Broadcast tensors of one rank in one collective; None where a framework can't.
+        """Broadcast tensors of one rank in one collective; None if the framework cannot.
 
-        source_tensors: the rank's own, looked at there alone; frames say dtype and shape. The
-        tensors are on the group's device.
+        source_tensors: the rank's own, used only there; frames have dtype and shape. The tensors
+        are on the group's device.
         """
         owned = list(source_tensors) if pg.rank() == src_rank else None
         wait = self.begin_broadcast_run(pg, owned, frames, src_rank)
         return None if wait is None else wait()
 
     def get_runtime_lib_dirs(self) -> list[str]:
-        """Return folders of libraries that come with the framework."""
+        """Return the folders of libraries that the framework bundles."""
         return []
 
     def get_global_rank(self) -> int:
-        """Return this process's rank among all; 0 alone."""
+        """Return this process's global rank; 0 for a single process."""
         return 0
 
     def get_device_name(self, index: int) -> str:
-        """Return what a GPU is called; "" where there is none."""
+        """Return the name of a GPU, or ""."""
         return ""
 
     def as_workaround_dtype(self, dtype: DType) -> DType:
-        """Return a dtype of the same size that every backend knows: small floats as bytes."""
+        """Return a dtype of the same size that every backend supports: small floats as bytes."""
         if dtype in (DType.F4, DType.F8_E8M0):
             return DType.U8
         return DType.I8 if dtype.value.startswith("F8") else dtype
@@ -283,7 +284,7 @@ class FrameworkOpBase(ABC):
     def get_storage_shape(
         self, dtype: DType, shape: list[int], strides: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Return the shape and strides of what holds a tensor: bytes, of packed elements."""
+        """Return the shape and strides of a tensor's memory: in bytes for packed elements."""
         if dtype is not DType.F4:
             return shape, strides
         return [math.prod(shape) // 2], [1]
@@ -291,9 +292,9 @@ class FrameworkOpBase(ABC):
     def get_native_slices(
         self, dtype: DType, st_shape: list[int], slices: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Return slices of the format's shape as those of the framework's, which counts pairs.
+        """Convert slices of the format's shape to the framework's, which counts pairs.
 
-        ValueError for those that cut a pair in two.
+        ValueError for slices that split a pair.
         """
         if dtype is not DType.F4 or len(slices) < len(st_shape) or not slices:
             return slices
@@ -302,34 +303,34 @@ class FrameworkOpBase(ABC):
             raise ValueError(f"{dtype.value}: {last!r} is one element of a pair")
         begin, end, step = last.indices(st_shape[-1])
         if step != 1 or begin % 2 or end % 2:
-            raise ValueError(f"{dtype.value}: {slices!r} cuts pairs of elements in two")
+            raise ValueError(f"{dtype.value}: {slices!r} splits pairs of elements")
         return (*slices[:-1], slice(begin // 2, end // 2, 1))
 
     def mmap_file_pinned(self, filename: str, length: int, offset: int) -> TensorBase:
-        """Return bytes of a file in memory that is locked for GPUs."""
-        raise NotImplementedError(f"{self.get_name()} locks no memory here")
+        """Read bytes of a file into pinned memory."""
+        raise NotImplementedError(f"{self.get_name()} does not support pinned memory here")
 
-    # ---- for readers of one's own, which fill a buffer and make tensors of it ----
+    # ---- for custom readers, which fill a buffer and create tensors over it ----
 
     def alloc_tensor_memory(self, length: int, dev: Device) -> Any:
-        """Return a buffer of memory on a device, as free_tensor_memory() takes it back."""
+        """Return a buffer of device memory, to be freed with free_tensor_memory()."""
         from ..cpp import cpu_malloc, gds_device_buffer, gpu_malloc
 
         address = cpu_malloc(length) if dev.is_cpu else gpu_malloc(length)
         return gds_device_buffer(address, length, not dev.is_cpu)
 
     def free_tensor_memory(self, gbuf: Any, dev: Device) -> None:
-        """Free a buffer of alloc_tensor_memory(): no tensor may be over it any more."""
+        """Free a buffer from alloc_tensor_memory(). No tensor may use it any more."""
         from ..cpp import cpu_free, gpu_free
 
         (cpu_free if dev.is_cpu else gpu_free)(gbuf.get_base_address())
 
     def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TensorBase:
-        """Make a tensor of a DLPack capsule; dtype: what its elements are."""
-        raise NotImplementedError(f"{self.get_name()} takes no capsules here")
+        """Create a tensor from a DLPack capsule; dtype: its element type."""
+        raise NotImplementedError(f"{self.get_name()} does not support DLPack capsules here")
 
     def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
-        """Return the framework's shape of a tensor of the format's."""
+        """Return the framework's shape for a format shape."""
         return list(st_shape)
 
     def iter_buffer_views(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paddle behind the interface of the 0.5-style loaders."""
+"""The paddle adapter of the 0.5 loaders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
 
 paddle: Any = importlib.import_module("paddle")
 
-# paddle has no unsigned types beyond 8 bits: U16 is what bfloat16's bits come as, U32 and U64 take
-# the signed types of the same width.
+# paddle has no unsigned types beyond 8 bits: U16 holds bfloat16 bits, U32 and U64 use the signed
+# types of the same width.
 dtype_convert: dict[DType, str] = {
     **{DType(name): word for name, word in WORDS.items() if name not in (
         "F4", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")},
@@ -37,14 +37,14 @@ def fst_dtype(dtype: Any) -> DType:
 
 
 def _place(device: Device) -> str:
-    """paddle's name of a device: it says gpu where others say cuda."""
+    """paddle's name of a device: gpu instead of cuda."""
     if device.type is DeviceType.CPU:
         return "cpu"
     return f"gpu:{device.index or 0}"
 
 
 class PaddleTensor(TensorBase):
-    """A paddle tensor with our names of device and dtype."""
+    """A paddle tensor with this API's names of device and dtype."""
 
     def __init__(self, device: Device, dtype: DType, real_tensor: Any) -> None:
         """Wrap a tensor."""
@@ -78,11 +78,11 @@ class PaddleTensor(TensorBase):
         return PaddleTensor(where, fst_dtype(real.dtype), real.to(_place(where)))
 
     def clone(self) -> PaddleTensor:
-        """Return a copy with memory of its own."""
+        """Return a copy."""
         return self._again(self.real_tensor.clone())
 
     def detach(self) -> PaddleTensor:
-        """Return it without history."""
+        """Return it detached from the graph."""
         return self._again(self.real_tensor.detach())
 
     def contiguous(self) -> PaddleTensor:
@@ -126,7 +126,7 @@ class PaddleProcessGroup(ProcessGroupBase):
         return int(self.real_pg.rank)
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Give rank's dst to all."""
+        """Broadcast rank's dst to all."""
         paddle.distributed.broadcast(dst.get_raw(), self.real_pg.ranks[rank], group=self.real_pg)
 
     def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
@@ -139,14 +139,14 @@ class PaddleProcessGroup(ProcessGroupBase):
 
 
 class PaddleOp(FrameworkOpBase):
-    """paddle for the loaders."""
+    """The paddle adapter."""
 
     def get_name(self) -> str:
         """Return "paddle"."""
         return "paddle"
 
     def wrap(self, tensor: Any) -> PaddleTensor:
-        """Make a paddle tensor of one of ours."""
+        """Create a paddle tensor from a Tensor."""
         from ... import numpy as fst_numpy
 
         dtype = DType(tensor.dtype)
@@ -154,14 +154,14 @@ class PaddleOp(FrameworkOpBase):
             raise ValueError(f"{tensor.name}: paddle has no dtype for {dtype.value}")
         array = fst_numpy.wrap(tensor)
         if dtype in (DType.BF16, DType.U16):
-            array = array.view(np.uint16)  # how paddle takes bfloat16
+            array = array.view(np.uint16)  # paddle's form of bfloat16
         elif dtype in (DType.U32, DType.U64):
             array = array.view(np.int32 if dtype is DType.U32 else np.int64)
         real = paddle.to_tensor(array, dtype=dtype_convert[dtype], place="cpu")
         return PaddleTensor(Device.from_str("cpu"), dtype, real)
 
     def adopt(self, raw: Any, dtype: DType) -> PaddleTensor:
-        """Wrap a tensor of make()."""
+        """Wrap a tensor from make()."""
         return PaddleTensor(Device.from_str("cpu"), dtype, raw)
 
     def wrap_tensor(self, tensor: Any) -> PaddleTensor:
@@ -171,7 +171,7 @@ class PaddleOp(FrameworkOpBase):
         return PaddleTensor(device, fst_dtype(tensor.dtype), tensor)
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
-        """Return a group for None, a SingleGroup or paddle's own."""
+        """Return a group for None, a SingleGroup or a paddle group."""
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         if hasattr(pg, "nranks") and hasattr(pg, "ranks"):
@@ -179,7 +179,7 @@ class PaddleOp(FrameworkOpBase):
         raise TypeError("pg must be an instance of paddle.distributed.collective.Group")
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> PaddleTensor:
-        """Return a tensor of undefined values."""
+        """Return an uninitialised tensor."""
         return PaddleTensor(device, dtype, paddle.empty(shape, dtype=dtype_convert[dtype]))
 
     def concat_tensors(self, tensors: list[TensorBase], dim: int) -> PaddleTensor:
@@ -191,7 +191,7 @@ class PaddleOp(FrameworkOpBase):
         return bool(paddle.equal_all(wrapped.get_raw(), real))
 
     def get_mem_used(self) -> int:
-        """Return the bytes of the loaders' buffers that are not yet freed."""
+        """Return the bytes of the loaders' buffers that are not freed yet."""
         return live_buffers()[1]
 
 

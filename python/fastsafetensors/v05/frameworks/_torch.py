@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch behind the interface of the 0.5-style loaders."""
+"""The torch adapter of the 0.5 loaders."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,15 +19,16 @@ from ..._torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
 from ..st_types import Device, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
+from ._peers import describe_lost, own_identity
 
-# torch's dtype for each of ours that this torch has.
+# torch's dtype for each DType that this torch has.
 dtype_convert: dict[DType, torch.dtype] = {
     DType(name): getattr(torch, torch_name)
     for name, torch_name in WORDS.items()
     if hasattr(torch, torch_name)
 }
 _CPU = Device.from_str("cpu")
-# Descriptions of models with a million tensors are far below this.
+# Descriptions of models with a million tensors are far smaller.
 _TEXT_BYTES_MAX = 1 << 30
 _HOST = torch.device("cpu")
 _BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
@@ -47,7 +49,7 @@ def real_dtype(dtype: Any) -> torch.dtype | None:
 
 
 class TorchTensor(TensorBase):
-    """A torch tensor with our names of device and dtype."""
+    """A torch tensor with this API's names of device and dtype."""
 
     def __init__(self, device: Device, dtype: DType, real_tensor: torch.Tensor) -> None:
         """Wrap a tensor."""
@@ -77,11 +79,11 @@ class TorchTensor(TensorBase):
         return self._again(self.real_tensor.to(device=where, dtype=real_dtype(dtype)))
 
     def clone(self) -> TorchTensor:
-        """Return a copy with memory of its own."""
+        """Return a copy."""
         return self._again(self.real_tensor.clone())
 
     def detach(self) -> TorchTensor:
-        """Return it without history."""
+        """Return it detached from the graph."""
         return self._again(self.real_tensor.detach())
 
     def contiguous(self) -> TorchTensor:
@@ -110,10 +112,14 @@ class TorchTensor(TensorBase):
         torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
 
 
+# The identities of a group's processes, by group.
+_identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
+
+
 class TorchProcessGroup(ProcessGroupBase):
     """A torch.distributed group; ranks count within the group.
 
-    Waits end with a RankError that says what was awaited, after `timeout` seconds (None: after the
+    Waits end with a RankError that says what was awaited, after `timeout` seconds (None: the
     group's own timeout).
     """
 
@@ -129,7 +135,7 @@ class TorchProcessGroup(ProcessGroupBase):
 
     @property
     def bytes_device(self) -> torch.device:
-        """Where the backend takes bytes from: a GPU for NCCL, else the CPU."""
+        """The device of the backend's messages: a GPU for NCCL, else the CPU."""
         return self._device
 
     def size(self) -> int:
@@ -148,16 +154,28 @@ class TorchProcessGroup(ProcessGroupBase):
     def _explain(self, error: Exception, what: str) -> Exception:
         from ..._agreement import RankError
 
+        lost = describe_lost(_identities.get(self.real_pg, []))
+        reason = str(error).splitlines()[0]
         return RankError(
-            f"rank {self._number} of {self._count} waited for {what}, and not all ranks came: "
-            f"{str(error).splitlines()[0]}"
+            f"rank {self._number} of {self._count} waited for {what}: "
+            f"{lost or 'not all ranks came'}: {reason}"
         )
 
+    def _introduce(self) -> None:
+        """Exchange the processes' identities once per group, so that errors can name ranks that
+        died.
+        """
+        if self._count == 1 or self.real_pg in _identities:
+            return
+        _identities[self.real_pg] = []
+        _identities[self.real_pg] = self._gather(own_identity(), "the ranks to begin")
+
     def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
-        """Begin a collective; the result waits for it."""
+        """Start a collective; the returned function waits for it."""
         try:
             work = begin()
-        except (RuntimeError, ValueError) as error:  # the group is gone, or its links are
+        # the group was destroyed, or lost its connections
+        except (RuntimeError, ValueError) as error:
             raise self._explain(error, what) from error
 
         def finish() -> None:
@@ -172,19 +190,20 @@ class TorchProcessGroup(ProcessGroupBase):
         return finish
 
     def _wait(self, begin: Callable[[], Any], what: str) -> None:
-        """Begin a collective and wait for it."""
+        """Run a collective and wait for it."""
         self._begin(begin, what)()
 
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message."""
+        self._introduce()
+        return self._gather(message, f"the ranks to agree on {what}")
+
+    def _gather(self, message: bytes, what: str) -> list[bytes]:
         import torch.distributed as dist
 
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         every = [torch.empty_like(mine) for _ in range(self.size())]
-        self._wait(
-            lambda: dist.all_gather(every, mine, group=self.real_pg, async_op=True),
-            f"the ranks to agree on {what}",
-        )
+        self._wait(lambda: dist.all_gather(every, mine, group=self.real_pg, async_op=True), what)
         return [bytes(one.cpu().numpy()) for one in every]
 
     def exchange_texts(self, text: str, what: str) -> list[str]:
@@ -195,17 +214,17 @@ class TorchProcessGroup(ProcessGroupBase):
         if max(sizes) > _TEXT_BYTES_MAX:
             from ..._agreement import RankError
 
-            raise RankError(f"a rank has {max(sizes)} bytes to say of {what}")
+            raise RankError(f"too much data for {what} on one rank: {max(sizes)} bytes")
         padded = self.exchange(data.ljust(max(sizes), b"\0"), what)
         return [message[:size].decode(errors="surrogatepass")
                 for message, size in zip(padded, sizes, strict=True)]
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Give rank's dst to all, as bytes: backends lack some dtypes."""
+        """Broadcast rank's dst to all, as bytes, because backends lack some dtypes."""
         self.begin_broadcast(dst, rank)()
 
     def begin_broadcast(self, dst: TensorBase, rank: int) -> Callable[[], None]:
-        """Begin to give rank's dst to all; the result waits until that is done."""
+        """Start broadcasting rank's dst; the returned function waits for it."""
         import torch.distributed as dist
 
         flat = _bytes(dst)
@@ -258,23 +277,23 @@ def _frame_bytes(frame: Any) -> int:
 
 
 class TorchOp(FrameworkOpBase):
-    """torch for the loaders."""
+    """The torch adapter."""
 
     def get_name(self) -> str:
         """Return "pytorch"."""
         return "pytorch"
 
     def wrap(self, tensor: Any) -> TorchTensor:
-        """Make a torch tensor on the memory of one of ours."""
+        """Create a torch tensor that shares the memory of a Tensor."""
         raw = wrap_core(tensor)
         return TorchTensor(Device.of(raw.device), DType(tensor.dtype), raw)
 
     def make(self, loader: Any, index: int) -> torch.Tensor:
-        """Make a torch tensor of item `index` of a load."""
+        """Create a torch tensor from item `index` of a load."""
         return make_item(loader, index)
 
     def adopt(self, raw: torch.Tensor, dtype: DType) -> TorchTensor:
-        """Wrap a tensor of make()."""
+        """Wrap a tensor from make()."""
         where = _CPU if raw.device == _HOST else Device.of(raw.device)
         return TorchTensor(where, dtype, raw)
 
@@ -287,7 +306,7 @@ class TorchOp(FrameworkOpBase):
         return TorchTensor(Device.of(tensor.device), fst_dtype(tensor.dtype), tensor)
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
-        """Return a group for None, a SingleGroup or torch's own."""
+        """Return a group for None, a SingleGroup or a torch group."""
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         import torch.distributed as dist
@@ -297,7 +316,7 @@ class TorchOp(FrameworkOpBase):
         raise TypeError("pg must be an instance of torch.disributed.ProcessGroup")
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
-        """Return a tensor of undefined values."""
+        """Return an uninitialised tensor."""
         native = list(shape)
         if dtype is DType.F4 and native:
             native[-1] //= 2
@@ -323,11 +342,11 @@ class TorchOp(FrameworkOpBase):
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
     def get_device_name(self, index: int) -> str:
-        """Return what torch calls a GPU; "" where there is none."""
+        """Return torch's name of a GPU, or ""."""
         return torch.cuda.get_device_name(index) if torch.cuda.is_available() else ""
 
     def mmap_file_pinned(self, filename: str, length: int, offset: int) -> TorchTensor:
-        """Read bytes of a file into locked memory; RuntimeError without a GPU."""
+        """Read bytes of a file into pinned memory; RuntimeError without a GPU."""
         real = torch.empty(length, dtype=torch.uint8, pin_memory=True)
         with open(filename, "rb", buffering=0) as file:
             file.seek(offset)
@@ -336,20 +355,22 @@ class TorchOp(FrameworkOpBase):
             while done < length:
                 count = file.readinto(view[done:])
                 if not count:
-                    raise OSError(f"{filename}: {length} bytes from {offset} on are not there")
+                    raise OSError(f"{filename}: the file lacks {length} bytes at offset {offset}")
                 done += count
         return self.wrap_tensor(real)
 
     def begin_broadcast_run(
         self, pg: ProcessGroupBase, owned: list[TensorBase] | None, frames: list[Any], src: int
     ) -> Callable[[], list[TensorBase]] | None:
-        """Begin to broadcast tensors of one rank as the bytes of a buffer that all are views of."""
+        """Start broadcasting tensors of one rank as one buffer; all returned tensors are views
+        of it.
+        """
         sizes = [_frame_bytes(frame) for frame in frames]
         begins, total = [], 0
         for size in sizes:
             begins.append(total)
-            total += -(-size // 16) * 16  # every dtype is aligned
-        # Where the group's backend takes bytes: on the GPU for NCCL.
+            total += -(-size // 16) * 16  # align every dtype
+        # The device of the backend's messages: the GPU for NCCL.
         near = getattr(pg, "bytes_device", _HOST)
         buffer = torch.empty(total, dtype=torch.uint8, device=near)
         for begin, tensor in zip(begins, owned or [], strict=False):
@@ -373,15 +394,15 @@ class TorchOp(FrameworkOpBase):
         return finish
 
     def get_mem_used(self) -> int:
-        """Return the bytes of the loaders' buffers that are not yet freed."""
+        """Return the bytes of the loaders' buffers that are not freed yet."""
         return live_buffers()[1]
 
     def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TorchTensor:
-        """Make a tensor of a DLPack capsule."""
+        """Create a tensor from a DLPack capsule."""
         return TorchTensor(device, dtype, torch.from_dlpack(dl_tensor))
 
     def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
-        """Return torch's shape: of 4-bit floats it counts pairs."""
+        """Return torch's shape, which counts pairs of 4-bit floats."""
         return list(torch_shape(dtype.value, st_shape))
 
     def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TorchTensor:
@@ -395,21 +416,21 @@ class TorchOp(FrameworkOpBase):
         dst.get_raw().copy_(src.get_raw())
 
     def get_cuda_ver(self) -> str:
-        """Return what torch was built for: "12.8", "hip..." or "0.0"."""
+        """Return torch's CUDA version: "12.8", "hip..." or "0.0"."""
         hip = getattr(torch.version, "hip", None)
         return f"hip-{hip}" if hip else str(torch.version.cuda or "0.0")
 
     def support_fp8(self) -> bool:
-        """Tell whether there are 8-bit floats."""
+        """Tell whether 8-bit floats are supported."""
         return DType.F8_E5M2 in dtype_convert
 
     def set_device(self, device: Device) -> None:
-        """Make a GPU the current one."""
+        """Make a GPU current."""
         if not device.is_cpu:
             torch.cuda.set_device(device.as_str())
 
     def synchronize(self, device: Device) -> None:
-        """Wait for a GPU."""
+        """Synchronise a GPU."""
         if not device.is_cpu:
             torch.cuda.synchronize(device.as_str())
 
@@ -420,7 +441,7 @@ def make() -> TorchOp:
 
 
 def get_framework_op() -> FrameworkOpBase:
-    """Return the one adapter of torch."""
+    """Return the only instance of the adapter."""
     from . import get_framework_op as find
 
     return find("pytorch")

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Weight deltas: what changed between two versions of a checkpoint, as a small folder of files.
+/// Reinforcement learning publishes such folders every few minutes; receivers apply them to their
+/// copy of the checkpoint, or to the tensors of a running model.
+///
+///     const char *folders[] = {"weight_v000007", "weight_v000008"};
+///     fst_delta *delta;
+///     if (fst_delta_open(folders, 2, &delta, NULL) != FST_OK) return 1;
+///     fst_status status = fst_delta_apply(delta, "checkpoint", NULL, NULL, &error);
+///     if (status != FST_OK) fprintf(stderr, "%s\n", error.message);
+///     fst_delta_close(delta);
+///
+/// **Format** (SGLang, slime, miles, ModelExpress): a folder with model.safetensors.index.json and
+/// shards. Each changed tensor is one U8 entry that holds one zstd frame: for "xor", old XOR new;
+/// for "overwrite", a count, byte positions and new bytes. The index names the version and the
+/// version that it is based on; each shard holds a checksum of every new tensor. docs/deltas.md has
+/// the details and the limits.
+///
+/// **Threads.** An open fst_delta never changes and may be used by several threads at once.
+/// Functions that take thread_count use that many threads and return when all of them have ended.
+///
+/// **Memory.** Applying to files and making use at most about 64 MiB in addition to the mapped
+/// journal, with frames of zstd level 1; long chains are split for that (see fst_delta_apply()).
+/// Higher levels have windows of up to 8 MiB, of which each thread holds one for each version, so
+/// set thread_count where memory is scarce.
+#ifndef FASTSAFETENSORS_WEIGHT_DELTA_H
+#define FASTSAFETENSORS_WEIGHT_DELTA_H
+
+#include "../loader.h"
+#include "../verify.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// One delta version, or several that follow each other.
+typedef struct fst_delta fst_delta;
+
+/// How a changed tensor is stored.
+typedef enum fst_delta_encoding {
+    FST_DELTA_XOR = 0,       ///< "xor": old XOR new, as many bytes as the tensor has
+    FST_DELTA_OVERWRITE = 1, ///< "overwrite": positions and new bytes; tensors below 4 GiB
+} fst_delta_encoding;
+#define FST_DELTA_ENCODING_COUNT 2
+
+/// A delta. The pointers belong to it.
+typedef struct fst_delta_info {
+    size_t struct_size;          ///< sizeof(fst_delta_info)
+    const char *base_version;    ///< that the first version is based on
+    const char *version;         ///< the last one
+    size_t version_count;        ///< versions of the chain
+    size_t tensor_count;         ///< tensors that any of them changes
+    uint64_t stored_bytes;       ///< compressed bytes of all entries
+    fst_delta_encoding encoding; ///< of the last version
+    fst_digest digest;           ///< checksums of the last version
+} fst_delta_info;
+
+/// A changed tensor. The delta knows neither its dtype nor its shape: those are the base's.
+typedef struct fst_delta_tensor {
+    size_t struct_size; ///< sizeof(fst_delta_tensor)
+    const char *name;   ///< NUL-terminated; belongs to the delta
+    size_t name_size;
+    size_t version_count;  ///< versions that change it
+    uint64_t stored_bytes; ///< of its compressed entries
+} fst_delta_tensor;
+
+/// Opens the versions in `folders` (paths or URLs), oldest first. Indexes and shard headers are
+/// read and checked: known encoding, compression and checksum, names unique and equal in index and
+/// shards, a well-formed checksum for each tensor, each version based on the one before. Compressed
+/// data is not read. FST_E_VERSION where versions do not follow each other, FST_E_ARGUMENT for a
+/// full version, FST_E_INDEX_JSON, FST_E_PATH_ESCAPES, FST_E_DUPLICATE_TENSOR,
+/// FST_E_TENSOR_INVALID_INFO, errors of opening files. *out is NULL after an error.
+FST_API FST_NODISCARD fst_status fst_delta_open(const char *const *folders, size_t folder_count,
+                                                fst_delta **out, fst_error *error);
+
+/// Closes a delta. Changes that were prepared with it stay valid. NULL is allowed.
+FST_API void fst_delta_close(fst_delta *delta);
+
+/// Describes a delta.
+FST_API FST_NODISCARD fst_status fst_delta_info_get(const fst_delta *delta, fst_delta_info *out,
+                                                    fst_error *error);
+
+/// Describes changed tensor `index`; they are sorted by name.
+FST_API FST_NODISCARD fst_status fst_delta_tensor_get(const fst_delta *delta, size_t index,
+                                                      fst_delta_tensor *out, fst_error *error);
+
+/// fst_delta_options.flags: files are on the device when the call returns.
+#define FST_DELTA_DURABLE 1u
+/// A first pass decodes everything and verifies all checksums before anything is changed. It costs
+/// about as much time as applying.
+#define FST_DELTA_CHECK_FIRST 2u
+/// Only that pass: nothing is changed.
+#define FST_DELTA_CHECK_ONLY 4u
+/// Of fst_delta_recover(): go back to the version that the folder had. After
+/// FST_DELTA_NEW_FILES there is nothing to undo: before the renames begin the files are the old
+/// ones, and renames that began are finished, also with this flag.
+#define FST_DELTA_ROLL_BACK 8u
+
+/// For fst_delta_apply(): write new files and rename them over the old ones instead of changing
+/// them in place. Readers that have the old files open keep their bytes. The new files share
+/// unchanged blocks with the old ones if the file system can (XFS, Btrfs); otherwise files are
+/// copied. Links are replaced, not followed.
+#define FST_DELTA_NEW_FILES 16u
+
+/// How to apply a delta. All fields except struct_size may be zero.
+typedef struct fst_delta_options {
+    size_t struct_size;    ///< sizeof(fst_delta_options)
+    uint32_t flags;        ///< FST_DELTA_* or 0
+    uint32_t thread_count; ///< 0: one per processor; fewer where memory would exceed 64 MiB
+    /// The version of a folder that has no note of it (.weight_sync/state.json); NULL: such a
+    /// folder is taken to be what the delta is based on, which the checksums of changed tensors
+    /// then prove. FST_E_VERSION where the folder's own note says something else.
+    const char *version;
+} fst_delta_options;
+
+/// What applying, verifying or making did.
+typedef struct fst_delta_stats {
+    size_t struct_size;     ///< sizeof(fst_delta_stats)
+    size_t tensor_count;    ///< tensors that were changed (verified, made)
+    uint64_t tensor_bytes;  ///< their bytes
+    uint64_t bytes_read;    ///< of tensors, from the checkpoint
+    uint64_t bytes_written; ///< to the checkpoint, or to the delta that was made
+    uint64_t stored_bytes;  ///< compressed bytes of deltas that were read
+    uint64_t bytes_hashed;  ///< for checksums
+    uint32_t thread_count;
+    int recovered; ///< 1: an interrupted application was finished first; 2: it was rolled back
+    uint64_t total_ns;
+} fst_delta_stats;
+
+/// The size of a buffer for the name of a version.
+#define FST_DELTA_VERSION_BYTES 256
+
+/// Reads which version a checkpoint folder has, from .weight_sync/state.json;
+/// `version` is "" if it is unknown, and while an application is interrupted. *is_interrupted: an
+/// application was killed, and its files are of two versions until fst_delta_recover() or
+/// fst_delta_apply() finishes it.
+FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
+                                                   char version[FST_DELTA_VERSION_BYTES],
+                                                   int *is_interrupted, fst_error *error);
+
+/// Applies a delta to the files of a checkpoint folder, in place. All versions of the chain are
+/// folded into one pass over each tensor; the checksum of the last version that names a tensor is
+/// verified. Chains of more than 16 versions, or of both encodings, take several passes, each of
+/// which ends with a complete version: after an error in a later pass the folder has the version
+/// that the pass before it made, and the note names it. FST_DELTA_CHECK_FIRST and
+/// FST_DELTA_CHECK_ONLY take chains of at most 16 versions (FST_E_UNSUPPORTED).
+///
+/// **Killed at any point**, the folder is finished by the next fst_delta_apply() or
+/// fst_delta_recover(), from the journal in .weight_sync and the same delta folders; the checkpoint
+/// is not copied. **An error** (checksum, damaged frame, full disk) rolls back: the folder has the
+/// old version again. Until the call returns the files are of two versions, so an engine must not
+/// load them meanwhile; the lock .weight_sync/lock is held.
+///
+/// A power cut while it runs is not covered: the next call reports it, and the checkpoint has to be
+/// copied again. Files that are symbolic links or have several hard links are FST_E_UNSUPPORTED:
+/// others would see the change.
+///
+/// FST_E_VERSION for a wrong base, a gap or a version that was applied already;
+/// FST_E_TENSOR_NOT_FOUND for a tensor that the checkpoint lacks; FST_E_FILE_CHANGED where files
+/// are not as the last application left them; FST_E_CORRUPT, FST_E_DIGEST; FST_E_TIMEOUT while
+/// another process updates the folder. `options` and `stats` may be NULL.
+FST_API FST_NODISCARD fst_status fst_delta_apply(const fst_delta *delta, const char *checkpoint,
+                                                 const fst_delta_options *options,
+                                                 fst_delta_stats *stats, fst_error *error);
+
+/// Finishes an application that was killed, or with FST_DELTA_ROLL_BACK undoes it; the delta's
+/// folders must still be where they were. FST_OK where nothing was interrupted.
+FST_API FST_NODISCARD fst_status fst_delta_recover(const char *checkpoint,
+                                                   const fst_delta_options *options,
+                                                   fst_delta_stats *stats, fst_error *error);
+
+/// Memory of one tensor, in the checkpoint's layout and dtype. This struct never changes.
+typedef struct fst_delta_memory {
+    const char *name; ///< NUL-terminated
+    void *data;       ///< CPU memory, readable and (for commit) writable
+    uint64_t size_bytes;
+} fst_delta_memory;
+
+/// Changes that are decoded and verified, and not applied yet.
+typedef struct fst_delta_change fst_delta_change;
+
+/// Makes and verifies the new bytes of all tensors that the delta changes, in new memory (as many
+/// bytes as the changed tensors have). The tensors are only read and may be used meanwhile,
+/// but not written to until fst_delta_commit(). Each changed tensor must be among `tensors` and
+/// have the size that it had when the delta was made. Chains have at most 16 versions. Errors as of
+/// fst_delta_apply().
+/// *out is to be ended by fst_delta_commit() or fst_delta_drop().
+FST_API FST_NODISCARD fst_status fst_delta_prepare(const fst_delta *delta,
+                                                   const fst_delta_memory *tensors,
+                                                   size_t tensor_count,
+                                                   const fst_delta_options *options,
+                                                   fst_delta_change **out, fst_error *error);
+
+/// Copies the new bytes into the tensors and frees the change. It cannot fail.
+FST_API void fst_delta_commit(fst_delta_change *change);
+
+/// Frees a change without applying it. NULL is allowed.
+FST_API void fst_delta_drop(fst_delta_change *change);
+
+/// What a patch is made of.
+typedef struct fst_delta_patch_options {
+    size_t struct_size; ///< sizeof(fst_delta_patch_options)
+    const void *old;    ///< the tensor's bytes before the delta
+    uint64_t size_bytes;
+    uint32_t element_bytes; ///< 1, 2, 4 or 8
+    uint32_t index_bytes;   ///< 4 or 8; 4 only where the last element's index is below 2^31
+    int dense;              ///< the whole new tensor instead of changed elements
+} fst_delta_patch_options;
+
+/// The changed elements of one tensor: absolute new values at flat positions, ascending. Ended by
+/// fst_delta_patch_clear().
+typedef struct fst_delta_patch {
+    size_t struct_size; ///< sizeof(fst_delta_patch)
+    void *indices;      ///< element_count of index_bytes; NULL: the patch is dense
+    void *values;       ///< element_count of element_bytes
+    uint64_t element_count;
+} fst_delta_patch;
+
+/// Makes the patch of changed tensor `index`, verified by the delta's checksum. Needs as much
+/// memory as the tensor has while it runs. Chains have at most 16 versions. The caller compares the
+/// version of the checkpoint that `old` is from: fst_delta_version(). Any number of threads at
+/// once.
+FST_API FST_NODISCARD fst_status fst_delta_patch_make(const fst_delta *delta, size_t index,
+                                                      const fst_delta_patch_options *options,
+                                                      fst_delta_patch *out, fst_error *error);
+
+/// Frees the arrays of a patch. NULL is allowed.
+FST_API void fst_delta_patch_clear(fst_delta_patch *patch);
+
+/// Who is to read the index. The shards are the same.
+typedef enum fst_delta_dialect {
+    FST_DELTA_SGLANG = 0,       ///< SGLang, slime and miles: decimal versions
+    FST_DELTA_MODELEXPRESS = 1, ///< ModelExpress: xor and adler32 only; sorted, compact index
+} fst_delta_dialect;
+#define FST_DELTA_DIALECT_COUNT 2
+
+/// What to make. `version`, `base_version` and one new state are required.
+typedef struct fst_delta_make_options {
+    size_t struct_size; ///< sizeof(fst_delta_make_options)
+    /// Names of the new version and of its base; both are required. For FST_DELTA_SGLANG they are
+    /// decimal, and fst_delta_make() demands that the new one is the base's successor.
+    const char *version, *base_version;
+    fst_delta_encoding encoding;
+    fst_digest digest; ///< FST_DIGEST_ADLER32, _XXH3_128 or _BLAKE3
+    fst_delta_dialect dialect;
+    int level;             ///< of zstd, 1 to 19; 0: 1
+    uint32_t thread_count; ///< 0: one per processor, at most 16; each writes one shard
+    uint32_t flags;        ///< FST_DELTA_DURABLE or 0
+    /// The new state; exactly one of: the path of a checkpoint, tensors in memory, or a delta whose
+    /// new state is meant (which converts between encodings and folds a chain into one version).
+    const char *checkpoint;
+    const fst_delta_memory *tensors;
+    size_t tensor_count;
+    const fst_delta *delta;
+} fst_delta_make_options;
+
+/// Makes a delta from the checkpoint at `old` to the new state, in one pass ("overwrite" reads
+/// changed tensors up to three times). Both must have the same tensors with the same sizes; of two
+/// checkpoints, also the same dtypes and shapes (FST_E_TENSOR_INVALID_INFO). Tensors that did not
+/// change are left out. The shards are written first and the index last, each to a temporary name
+/// first. After an error nothing stays in `folder`.
+///
+/// FST_E_ARGUMENT where `folder` holds an index or other files of a model; what a killed call left
+/// there (its mark is making.tmp) is removed. FST_E_VERSION where the note of `old` names another
+/// version than base_version (or than the delta's base), where an application to `old` was
+/// interrupted, or where it has all new values of an overwrite delta already. FST_E_UNSUPPORTED for
+/// tensors of 4 GiB or more with FST_DELTA_OVERWRITE, and for a delta of more than 16 versions.
+/// `stats` may be NULL.
+FST_API FST_NODISCARD fst_status fst_delta_make(const char *old, const char *folder,
+                                                const fst_delta_make_options *options,
+                                                fst_delta_stats *stats, fst_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

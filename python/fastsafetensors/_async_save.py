@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles of saves that run while the program goes on, and the memory that they share."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import _core, _counters
+from ._core import log_drain
+from ._errors import serialization_error
+from ._log import follow_logging
+from ._saving import parse_size
+from ._types import Path
+
+_STAGES = ("copy", "lazy", "none")
+_OVERLAPS = ("order", "supersede")
+_EXITS = ("wait", "cancel")
+
+
+class SaveProgress(NamedTuple):
+    """How far a save is."""
+
+    bytes_written: int
+    bytes_total: int
+    state: str  # "staging", "writing", "done" or "failed"
+
+
+class StagingPool:
+    """Memory that saves copy tensors to, kept between saves.
+
+    Saves of one pool are written one at a time, in the order of their calls.
+    """
+
+    def __init__(self, memory: int | str | None = None, ready: int | str | None = None) -> None:
+        """Open a pool.
+
+        Args:
+            memory: the most that it holds, a number of bytes or "4GiB"; at least 32 MiB. None: what
+                the largest save needs.
+            ready: so much is allocated now, with its pages, rather than inside the first save.
+
+        Raises:
+            ValueError: an invalid size, such as 0.
+            MemoryError: more than the machine has.
+        """
+        limit = 0 if memory is None else parse_size(memory)
+        self._core = _core.StagingPool(limit, 0 if ready is None else parse_size(ready))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds now."""
+        return self._core.nbytes()
+
+    def close(self) -> None:
+        """Give the memory back, when the saves that use it have ended."""
+        self._core.close()
+
+    def __enter__(self) -> StagingPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+        self.close()
+
+
+# The pool of saves that name none, of this process.
+_shared: dict[int, StagingPool] = {}
+_shared_lock = threading.Lock()
+
+
+def _shared_pool() -> StagingPool:
+    with _shared_lock:
+        pool = _shared.get(os.getpid())
+        if pool is None:
+            _shared.clear()  # a fork's parent's
+            pool = _shared[os.getpid()] = StagingPool()
+        return pool
+
+
+def release_staging() -> None:
+    """Free the staging memory that saves without a ``pool`` argument have kept."""
+    with _shared_lock:
+        pool = _shared.pop(os.getpid(), None)
+    if pool is not None:
+        pool.close()
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How an asynchronous save takes the state; the arguments of save_file_async()."""
+
+    stage: str = "copy"
+    memory: int | str | None = None
+    pool: StagingPool | None = None
+    overlap: str = "order"
+    copy_threads: int = 0
+    nice: int = 0
+    at_exit: str = "wait"
+
+    def __post_init__(self) -> None:
+        """Check the words."""
+        for name, words in (("stage", _STAGES), ("overlap", _OVERLAPS), ("at_exit", _EXITS)):
+            value = getattr(self, name)
+            if value not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+        if self.copy_threads < 0:
+            raise ValueError(f"copy_threads must not be negative: {self.copy_threads}")
+        if not 0 <= self.nice <= 19:
+            raise ValueError(f"nice must be 0 to 19, not {self.nice}")
+
+    def settings(self, is_unchanged: Callable[[], bool] | None) -> Any:
+        """Return the settings of the C call."""
+        memory = 0 if self.memory is None else parse_size(self.memory)
+        pool = self.pool or _shared_pool()
+        return (self.stage, self.overlap, self.copy_threads, self.nice, memory, pool._core,
+                is_unchanged)
+
+
+class SaveHandle(ABC):
+    """A save that runs while the program goes on."""
+
+    at_exit = "wait"
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place.
+
+        Args:
+            timeout: seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the save still runs.
+            SafetensorError: it failed; the old files are there. An OSError of its kind as well.
+        """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Make the save end soon, with the old files in place. False: it can't be cancelled.
+
+        True does not say that it was in time: wait() raises RuntimeError if it was.
+        """
+
+    @abstractmethod
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until no tensor of the call is read any more; afterwards they may change.
+
+        Raises:
+            TimeoutError: tensors are still read.
+            SafetensorError: the save has failed.
+        """
+
+    @property
+    @abstractmethod
+    def progress(self) -> SaveProgress:
+        """How far it is."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """What it did: times in nanoseconds, sizes in bytes; complete when it has ended."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Wait for the end; an error that wait() has not raised is logged. Private."""
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Wait for the end and return the error, or None. TimeoutError if it still runs."""
+        try:
+            self.wait(timeout)
+        except TimeoutError as error:
+            if not self.done():
+                raise
+            return error
+        except Exception as error:
+            return error
+        return None
+
+    def before_step(self, *_args: Any) -> None:
+        """Wait until the tensors may change: for optimizer.register_step_pre_hook().
+
+        An error of the save is not raised here: wait() raises it.
+        """
+        with contextlib.suppress(Exception):
+            self.wait_staged()
+
+    def __enter__(self) -> SaveHandle:
+        """Return the handle."""
+        return self
+
+    def __exit__(self, kind: Any, *_rest: object) -> None:
+        """Wait for the end; after an exception, cancel first."""
+        if kind is None:
+            self.wait()
+            return
+        self.cancel()
+        self.exception()
+
+
+def _milliseconds(timeout: float | None) -> int:
+    if timeout is None:
+        return -1
+    if not timeout >= 0:
+        raise ValueError(f"timeout must not be negative: {timeout}")
+    if timeout == math.inf:
+        return -1
+    return min(int(timeout * 1000 + 0.999), 2**62)
+
+
+class FileSave(SaveHandle):
+    """A save by the C library's own threads."""
+
+    def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
+        """Keep a save that was started."""
+        self._core = core
+        self._path = os.fsdecode(path)
+        self._is_counted = False
+        self.at_exit = at_exit
+        running.add(self)
+
+    def __repr__(self) -> str:
+        """Return path and state."""
+        return f"<{type(self).__name__} {self._path}: {self.progress.state}>"
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place."""
+        try:
+            if not self._core.wait(_milliseconds(timeout)):
+                raise TimeoutError(f"{self._path}: the save is not done yet")
+        except OSError as error:
+            if isinstance(error, TimeoutError) and not self.done():
+                raise
+            raise serialization_error(error) from error
+        finally:
+            log_drain()
+        self._core.stage(0)  # lets go of the tensors
+        if _counters.is_on and not self._is_counted:
+            _counters.add_save(self._core.writer_stats())
+            self._is_counted = True
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        return self._core.stats()["state"] in ("done", "failed")
+
+    def cancel(self) -> bool:
+        """Make the save end soon."""
+        self._core.cancel()
+        return True
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until no tensor is read any more."""
+        try:
+            if not self._core.stage(_milliseconds(timeout)):
+                raise TimeoutError(f"{self._path}: the tensors are not staged yet")
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise serialization_error(error) from error
+
+    @property
+    def progress(self) -> SaveProgress:
+        """How far it is."""
+        stats = self._core.stats()
+        return SaveProgress(stats["bytes_written"], stats["bytes_total"], stats["state"])
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Statistics of staging; when the save has ended, of its writer as "writer" as well."""
+        stats = self._core.stats()
+        if stats["state"] in ("done", "failed"):
+            stats["writer"] = self._core.writer_stats()
+        return stats
+
+
+    def end(self) -> None:
+        """Wait for the end at the interpreter's exit; an unheard error is logged."""
+        while not self.done():
+            time.sleep(0.005)
+        self._core.close()
+
+
+class ThreadSave(SaveHandle):
+    """A save whose tensors are copied, and that a thread of Python's does."""
+
+    def __init__(self, work: Callable[[], Any], name: str) -> None:
+        """Start the work. The interpreter waits for its thread at exit."""
+        self._error: BaseException | None = None
+        self._is_told = False
+        self._name = name
+        self.result: Any = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="fastsafetensors save")
+        running.add(self)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            del self._work  # and the copies with it
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place."""
+        self._thread.join(None if timeout == math.inf else timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self._name}: the save is not done yet")
+        self._is_told = True
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        return not self._thread.is_alive()
+
+    def cancel(self) -> bool:
+        """Several processes take part: one can't end it alone."""
+        return False
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Do nothing: the tensors were copied in the call."""
+
+    def end(self) -> None:
+        """Wait for the end; an error that wait() has not raised is logged."""
+        self._thread.join()
+        self.__del__()
+
+    def __del__(self) -> None:
+        """Log an error that wait() has not raised."""
+        if self._error is not None and not self._is_told:
+            import logging
+
+            logging.getLogger("fastsafetensors").warning(
+                "an asynchronous save failed, and its result was never requested: %s", self._error)
+            self._is_told = True
+
+    @property
+    def progress(self) -> SaveProgress:
+        """The state; bytes are not counted."""
+        state = "failed" if self._error is not None else "done" if self.done() else "writing"
+        return SaveProgress(0, 0, state)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"state": self.progress.state}
+
+
+class _Running:
+    """Saves that have not ended: their handles live, and the interpreter's exit ends them."""
+
+    def __init__(self) -> None:
+        self._handles: set[SaveHandle] = set()
+        self._lock = threading.Lock()
+
+    def add(self, handle: SaveHandle) -> None:
+        """Add a save; those that have ended go."""
+        with self._lock:
+            ended = [other for other in self._handles if other.done()]
+            self._handles.difference_update(ended)
+            self._handles.add(handle)
+
+    def forget(self) -> None:
+        """In a fork's child: they are the parent's."""
+        self._lock = threading.Lock()
+        self._handles = set()
+
+    def end(self) -> None:
+        """At the interpreter's exit."""
+        handles, self._handles = self._handles, set()
+        for handle in handles:
+            if handle.at_exit == "cancel":
+                handle.cancel()
+        for handle in handles:
+            handle.end()
+        log_drain()
+
+
+running = _Running()
+atexit.register(running.end)
+os.register_at_fork(after_in_child=running.forget)
+
+
+def start_rows(
+    path: Path,
+    rows: list[Any],
+    metadata: dict[str, str] | None,
+    staging: Staging,
+    is_unchanged: Callable[[], bool] | None = None,
+    **options: Any,
+) -> FileSave:
+    """Start a save of rows; return its handle when the tensors are staged as asked."""
+    follow_logging()
+    try:
+        core = _core.AsyncSave(staging.settings(is_unchanged), path, rows, metadata, **options)
+    except OSError as error:
+        raise serialization_error(error) from error
+    handle = FileSave(core, path, staging.at_exit)
+    if staging.stage != "copy":
+        return handle
+    try:
+        handle.wait_staged()
+    except (KeyboardInterrupt, SystemExit):
+        handle.cancel()
+        handle.exception()
+        raise
+    except Exception:
+        pass  # wait() raises it
+    return handle

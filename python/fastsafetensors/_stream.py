@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorStream: a model's tensors one by one, while the library reads the next ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from ._core import Loader, Tensor
+from ._load import close_load, open_load
+from ._open import check_path
+from ._request import choose_names
+from ._saving import parse_size
+from ._types import Paths
+from ._verify import Verify, open_files
+
+
+class TensorStream(Iterator[tuple[str, Any]]):
+    """(name, tensor) of each tensor, in file order. Made by open_stream().
+
+    Leaving its ``with`` block, or close(), stops the reads. Tensors that were returned stay valid.
+    One thread at a time.
+    """
+
+    def __init__(
+        self,
+        filename: Paths,
+        wrap: Callable[[Tensor], Any],
+        *,
+        memory: int | str = 0,
+        names: Iterable[str] | None = None,
+        filter: Callable[[str], bool] | None = None,
+        verify: Verify | None = None,
+        **options: Any,
+    ) -> None:
+        """Start to read; see open_stream(). options: of open_load()."""
+        check_path(filename)
+        limit = 0 if memory == 0 else parse_size(memory)
+        self._wrap = wrap
+        self._stats: dict[str, Any] = {}
+        self._loader: Loader | None = None
+        with contextlib.closing(open_files(filename, verify)) as model:
+            chosen = choose_names(model, names, filter)
+            self._count = len(model) if chosen is None else len(chosen)
+            if self._count:
+                mode = "load" if limit else "auto"
+                self._loader = open_load(
+                    model, chosen, **{"mode": mode, "budget": limit, **options})
+
+    def __len__(self) -> int:
+        """Return the number of tensors that the stream has in all."""
+        return self._count
+
+    def __next__(self) -> tuple[str, Any]:
+        """Return the next tensor and its name, waiting for its bytes."""
+        if self._loader is None:
+            raise StopIteration
+        try:
+            tensor = next(self._loader)
+        except StopIteration:
+            self.close()
+            raise
+        return tensor.name, self._wrap(tensor)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """What the load did so far, and why: bytes, seconds, mode, engine, reason."""
+        return dict(self._stats) if self._loader is None else self._loader.stats()
+
+    def close(self) -> None:
+        """Stop the reads and close the files; repeated calls are fine."""
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            with contextlib.suppress(RuntimeError):  # of the parent process
+                self._stats = loader.stats()
+            close_load(loader)
+
+    def __enter__(self) -> TensorStream:
+        """Return the stream."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()

@@ -1,0 +1,561 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight deltas: what changed between two versions of a checkpoint, as a small folder of files.
+
+Reads and writes the format of SGLang, slime, miles and ModelExpress (zstd frames of XOR or of
+overwrite lists in safetensors shards), applies it to files or to the tensors of a running model,
+and returns changed elements as vLLM's checkpoint patches want them.
+
+    deltas.make("step6", "step7", "out/weight_v000007", version="000007", base_version="000006")
+    deltas.apply("local/checkpoint", "out/weight_v000007")
+
+The Python code moves no bytes: the C library does, without the GIL. Ctrl-C takes effect when a call
+returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any, NamedTuple, NoReturn
+
+from . import _core
+from ._delta_patches import Patch, PatchMaker, make_ahead
+from ._types import Path
+
+__all__ = [
+    "Change", "Delta", "Patch", "VersionNote", "apply", "convert", "make", "pending", "pull",
+    "reading", "recover", "verify", "version_of",
+]
+
+_DURABLE, _CHECK_FIRST, _CHECK_ONLY, _ROLL_BACK, _NEW_FILES = 1, 2, 4, 8, 16
+# How long pull() waits for another process of the host that updates the same checkpoint.
+_PULL_SECONDS, _PULL_STEP_SECONDS = 600.0, 0.1
+_PULL_VERSIONS = 16
+
+
+class VersionNote(NamedTuple):
+    """Which version a checkpoint folder has."""
+
+    version: str | None
+    """The version, or None where the folder has no note of it, or is interrupted."""
+    interrupted: bool
+    """An application was killed: its files are of two versions until recover() or apply()."""
+
+
+def _encode(path: Path) -> bytes:
+    return os.fsencode(path)
+
+
+class Delta:
+    """One delta version, or several that follow each other, oldest first.
+
+    Opening checks indexes and shard headers; compressed data is read by the other methods. An
+    opened delta is immutable and may be used by several threads.
+
+    Raises:
+        SafetensorError: a file is not what it should be; `tag` "VersionMismatch" where versions do
+            not follow each other.
+        OSError: a file can't be read.
+    """
+
+    def __init__(self, *folders: Path) -> None:
+        """Open the version folders, oldest first. URLs are accepted as everywhere."""
+        if not folders:
+            raise ValueError("no delta folder is given")
+        self._delta = _core.delta_open(tuple(_encode(folder) for folder in folders))
+        self.info: dict[str, Any] = _core.delta_info(self._delta)
+
+    @property
+    def version(self) -> str:
+        """The last version."""
+        return str(self.info["version"])
+
+    @property
+    def base_version(self) -> str:
+        """The version that the first one is based on."""
+        return str(self.info["base_version"])
+
+    def tensors(self) -> list[tuple[str, int, int]]:
+        """Return (name, number of versions that change it, compressed bytes), by name."""
+        return _core.delta_tensors(self._delta)
+
+    def apply(
+        self, checkpoint: Path, *, version: str | None = None, durable: bool = False,
+        check_first: bool = False, new_files: bool = False, threads: int = 0,
+    ) -> dict[str, Any]:
+        """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
+        flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
+        return _core.delta_apply(
+            self._delta, _encode(checkpoint), flags, _check_threads(threads), version)
+
+    def verify(
+        self, checkpoint: Path, *, version: str | None = None, threads: int = 0
+    ) -> dict[str, Any]:
+        """Check lineage, frames and checksums against a checkpoint folder; change no file of it.
+
+        The folder is locked meanwhile, so .weight_sync/lock is made where it is missing.
+        """
+        return _core.delta_apply(
+            self._delta, _encode(checkpoint), _CHECK_ONLY, _check_threads(threads), version)
+
+    def prepare(
+        self, tensors: Any, *, version: str | None = None, threads: int = 0
+    ) -> Change:
+        """Make and verify the new bytes of a running model's tensors.
+
+        The model may be used meanwhile, but not changed until commit(). Needs as much memory as the
+        changed tensors have; tensors on a device or without contiguous memory also need a copy.
+
+        tensors: a mapping of checkpoint names to torch tensors or numpy arrays in the checkpoint's
+            layout, or a torch module whose state has those names.
+        version: the version that the tensors have; SafetensorError if the delta is based on
+            another one. None: not checked, except by the checksums.
+        """
+        if hasattr(tensors, "state_dict"):
+            tensors = tensors.state_dict(keep_vars=True)
+        wanted = [name for name, _, _ in self.tensors()]
+        return Change(self._delta, tensors, wanted, _check_threads(threads), version)
+
+    def patches(
+        self, checkpoint: Path, *, framework: str = "torch", indices: str = "int32",
+        dense: bool = False, nan_is_dense: bool = True,
+    ) -> Iterator[Patch]:
+        """Iterate over the changed elements of each changed tensor.
+
+        Each new tensor is made and verified in memory; the checkpoint, which must have the delta's
+        base version, is only read. Up to two tensors are made ahead.
+
+        framework: "torch" or "numpy" (which has no BF16 and FP8: bytes or uint16 stand for them).
+        indices: "int32" or "int64"; a tensor with 2^31 elements or more has int64.
+        dense: whole tensors instead of changed elements, such as SGLang's loader takes.
+        nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype, becomes
+            dense: vLLM marks unchanged elements by NaN.
+        """
+        if framework not in ("torch", "numpy"):
+            raise ValueError(f"framework must be 'torch' or 'numpy', not {framework!r}")
+        if indices not in ("int32", "int64"):
+            raise ValueError(f"indices must be 'int32' or 'int64', not {indices!r}")
+        _expect(checkpoint, self.base_version)
+        make = PatchMaker(self._delta, checkpoint, framework, indices, dense, nan_is_dense)
+        names = [name for name, _, _ in self.tensors()]
+        return make_ahead(make, names)
+
+    def weights(self, checkpoint: Path) -> Iterator[tuple[str, Any]]:
+        """Iterate over (name, new torch tensor) of the changed tensors, for `load_weights()`."""
+        for patch in self.patches(checkpoint, dense=True):
+            whole = patch.values
+            if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
+                whole = whole.reshape(patch.shape)
+            yield patch.name, whole
+
+
+class Change:
+    """Verified new bytes of a running model's tensors: commit() or drop() it. Not for two threads.
+
+    Use it as a context manager to drop what was not committed.
+    """
+
+    def __init__(
+        self, delta: Any, tensors: Mapping[str, Any], wanted: list[str], threads: int,
+        version: str | None,
+    ) -> None:
+        """See Delta.prepare()."""
+        self._staged: list[tuple[Any, Any]] = []
+        self._kept: list[Any] = []
+        rows = []
+        for name in wanted:
+            if name not in tensors:
+                raise KeyError(f"the delta changes {name!r}, which is not among the tensors")
+            rows.append((name, *self._locate(name, tensors[name])))
+        self._change: Any = _core.delta_prepare(delta, rows, threads, version)
+
+    def _locate(self, name: str, tensor: Any) -> tuple[int, int]:
+        """Address and size of a tensor's memory, or of a copy that commit() copies back."""
+        if hasattr(tensor, "__array_interface__") and not hasattr(tensor, "untyped_storage"):
+            if not (tensor.flags.c_contiguous and tensor.flags.writeable):
+                raise ValueError(f"{name}: the array must be contiguous and writable")
+            self._kept.append(tensor)
+            return tensor.__array_interface__["data"][0], tensor.nbytes
+        if not hasattr(tensor, "untyped_storage"):
+            raise TypeError(f"{name}: a torch tensor or numpy array is needed, not "
+                            f"{type(tensor).__name__}")
+        from ._tensor_memory import address_of, settle
+
+        tensor = settle(tensor).detach()
+        memory = tensor
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            memory = tensor.cpu().contiguous()
+            if memory.data_ptr() == tensor.data_ptr():
+                memory = memory.clone()
+            self._staged.append((tensor, memory))
+        self._kept.append(memory)
+        return address_of(name, memory), memory.nbytes
+
+    def commit(self) -> None:
+        """Copy the new bytes into the tensors. Pause the engine for this call."""
+        change, self._change = self._change, None
+        if change is None:
+            raise ValueError("the change was already committed or dropped")
+        _core.delta_commit(change, True)
+        for tensor, memory in self._staged:
+            tensor.copy_(memory)
+        self._staged, self._kept = [], []
+
+    def drop(self) -> None:
+        """Free the new bytes without using them; repeatable."""
+        change, self._change = self._change, None
+        if change is not None:
+            _core.delta_commit(change, False)
+        self._staged, self._kept = [], []
+
+    def __enter__(self) -> Change:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop what was not committed."""
+        self.drop()
+
+
+def _expect(checkpoint: Path, version: str) -> None:
+    """Refuse a checkpoint whose note names another version, or that is of two versions."""
+    if "://" in os.fsdecode(checkpoint) or not os.path.isdir(checkpoint):
+        return
+    note = version_of(checkpoint)
+    what = ""
+    if note.interrupted:
+        what = ("the application of a delta was interrupted, so the files are of two versions; "
+                "run 'fastsafetensors delta recover' first")
+    elif note.version is not None and _plain(note.version) != _plain(version):
+        what = f"the checkpoint has version {note.version} by its own note, not {version}"
+    if what:
+        _refuse("VersionMismatch", f"{os.fsdecode(checkpoint)}: {what}")
+
+
+def _memory_rows(tensors: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], list[Any]]:
+    """Rows of a state in memory, and the objects that keep it alive (contiguous copies)."""
+    from ._tensor_memory import address_of, settle
+
+    rows, kept = [], []
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "untyped_storage"):
+            memory = settle(tensor).detach().cpu().contiguous()
+            address = address_of(name, memory)
+        else:
+            import numpy
+
+            memory = numpy.ascontiguousarray(tensor)
+            address = memory.__array_interface__["data"][0]
+        kept.append(memory)
+        rows.append((name, address, memory.nbytes))
+    return rows, kept
+
+
+def make(
+    old: Path, new: Path | Mapping[str, Any], folder: Path, *, version: str, base_version: str,
+    encoding: str = "xor", checksum: str = "adler32", dialect: str = "sglang", level: int = 1,
+    threads: int = 0, durable: bool = True,
+) -> dict[str, Any]:
+    """Make a delta version in `folder` from the checkpoint `old` to the state `new`.
+
+    Old and new must have the same tensors with the same sizes; unchanged tensors are left out.
+    Memory stays below 64 MiB at level 1 (higher levels need more): tensors are compared block by
+    block, and each thread writes one shard. The index is written last, so readers see a complete
+    version or none. `folder` must hold no other model's files.
+
+    new: a checkpoint's path, or a mapping of names to torch tensors or numpy arrays. Tensors on a
+        device, or not contiguous, are copied first.
+    encoding: "xor", or "overwrite" (positions and new bytes; not for tensors of 4 GiB or more).
+    checksum: "adler32", "xxh3-128" or "blake3". dialect: "sglang" (also slime and miles: decimal
+    versions, `version` = `base_version` + 1), or "modelexpress" (xor and adler32 only).
+    level: of zstd, 1 to 19. durable: files are on the device when this returns.
+
+    Returns a dict of statistics.
+
+    Raises:
+        SafetensorError: a file or a tensor is not what it should be.
+        ValueError: an argument is wrong, or `folder` holds a version already.
+    """
+    _check_level(level)
+    kept: list[Any] = []
+    source: Any
+    if isinstance(new, (str, bytes, PathLike)):
+        source = _encode(new)
+    else:
+        _check_kinds(old, new)
+        source, kept = _memory_rows(new)
+    try:
+        return _core.delta_make(_encode(old), _encode(folder), source, version, base_version,
+                                encoding, checksum, dialect, level, _check_threads(threads),
+                                durable)
+    finally:
+        del kept
+
+
+def _check_kinds(old: Path, tensors: Mapping[str, Any]) -> None:
+    """Refuse torch tensors of another dtype or shape than the old checkpoint's.
+
+    Bytes (uint8) may stand for any dtype, and numpy arrays are compared by size only: numpy lacks
+    dtypes. Names that the checkpoint lacks are reported later.
+    """
+    known = {name: tensor for name, tensor in tensors.items()
+             if hasattr(tensor, "untyped_storage") and str(tensor.dtype) != "torch.uint8"}
+    if not known:
+        return
+    from ._torch_state import torch_dtype
+
+    model = _core.Model(os.fspath(old))
+    for name in model.names():
+        dtype, shape, *_ = model.info(model.find(name))
+        kind, made = torch_dtype(dtype), known.get(name)
+        if kind is None or made is None:
+            continue
+        if made.dtype != kind or tuple(made.shape) != tuple(shape):
+            _refuse("TensorInvalidInfo",
+                    f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
+                    f"{made.dtype} {list(made.shape)} in the new state; that needs a full version")
+
+
+def _refuse(tag: str, message: str) -> NoReturn:
+    error = _core.error_class()(message)
+    error.tag = tag
+    raise error
+
+
+def _check_level(level: int) -> None:
+    if not 1 <= level <= 19:
+        raise ValueError(f"level must be 1 to 19, not {level!r}")
+
+
+def _check_threads(threads: int) -> int:
+    if not 0 <= threads < 1 << 31:
+        raise ValueError(f"threads must be 0 or a number of threads, not {threads!r}")
+    return threads
+
+
+def convert(
+    delta: Delta | Path, checkpoint: Path, folder: Path, *, encoding: str = "xor",
+    checksum: str = "adler32", dialect: str = "sglang", version: str | None = None,
+    base_version: str | None = None, level: int = 1, threads: int = 0, durable: bool = True,
+) -> dict[str, Any]:
+    """Write a delta, or a chain folded into one version, in another dialect or encoding.
+
+    checkpoint: the base of the delta; it is only read, and needed because an XOR does not say what
+        the new bytes are. version, base_version: the delta's own by default. The other arguments
+        are those of make().
+    """
+    _check_level(level)
+    opened = delta if isinstance(delta, Delta) else Delta(delta)
+    return _core.delta_make(
+        _encode(checkpoint), _encode(folder), opened._delta, version or opened.version,
+        base_version or opened.base_version, encoding, checksum, dialect, level,
+        _check_threads(threads), durable)
+
+
+def apply(
+    checkpoint: Path, *folders: Path, version: str | None = None, durable: bool = False,
+    check_first: bool = False, new_files: bool = False, threads: int = 0,
+) -> dict[str, Any]:
+    """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
+
+    All versions are folded into one pass. After a kill the next call finishes the work; an error
+    rolls back, and the folder has its old version. Engines must not load the folder meanwhile.
+
+    version: of a folder that has no note of it; None: it is taken to be the delta's base.
+    durable: the files are on the device when this returns. check_first: everything is decoded and
+    verified in a first pass. new_files: write new files and rename them over the old ones, for
+    readers that have these open or mapped. They share unchanged blocks where the file system can;
+    elsewhere whole files are copied. Links are replaced.
+
+    Returns a dict of statistics; "recovered" is 1 where an interrupted application was finished
+    first, 2 where it was rolled back.
+
+    Raises:
+        SafetensorError: `tag` "VersionMismatch" for a wrong base, a gap or an older version,
+            "DigestMismatch", "CorruptData" and others.
+        OSError: a file can't be read or written.
+    """
+    return Delta(*folders).apply(
+        checkpoint, version=version, durable=durable, check_first=check_first,
+        new_files=new_files, threads=threads)
+
+
+def verify(checkpoint: Path, *folders: Path, threads: int = 0) -> dict[str, Any]:
+    """Check a chain against a checkpoint folder and change nothing; errors are those of apply()."""
+    return Delta(*folders).verify(checkpoint, threads=threads)
+
+
+def recover(
+    checkpoint: Path, *, roll_back: bool = False, durable: bool = False, threads: int = 0
+) -> dict[str, Any]:
+    """Finish an application that was killed, or undo it; no effect otherwise.
+
+    roll_back: go back to the old version. Of apply(new_files=True) there is nothing to undo: either
+    no file was replaced yet, or the renames are finished. durable: as of apply().
+    """
+    flags = _ROLL_BACK * roll_back | _DURABLE * durable
+    return _core.delta_apply(None, _encode(checkpoint), flags, _check_threads(threads), None)
+
+
+def version_of(checkpoint: Path) -> VersionNote:
+    """Read which version a checkpoint folder has."""
+    version, interrupted = _core.delta_version(_encode(checkpoint))
+    return VersionNote(version or None, interrupted)
+
+
+def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
+    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
+    found = {}
+    for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
+        index = entry / "model.safetensors.index.json"
+        try:
+            metadata = json.loads(index.read_bytes()).get("metadata", {})
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue  # not published yet, or no version
+        if isinstance(metadata, dict) and "delta_encoding" in metadata:
+            base, version = metadata.get("base_version"), metadata.get("version")
+            found[_plain(base)] = (_plain(version), str(entry))
+    return found
+
+
+def _plain(version: Any) -> str:
+    """Return a version in the form that is compared: decimal ones without leading zeros."""
+    text = str(version)
+    return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
+
+
+def pending(checkpoint: Path, source: Path) -> list[str]:
+    """Return the folders in `source` that follow the checkpoint's version, oldest first.
+
+    source: a folder of version folders, such as weight_v000001. Full versions in it are ignored.
+    A checkpoint without a note is the first version's base.
+
+    Raises:
+        SafetensorError: `tag` "VersionMismatch" where nothing follows although `source` has a
+            later decimal version, so one in between is missing.
+    """
+    versions = _read_versions(source)
+    note = version_of(checkpoint)
+    if note.version is not None:
+        current = _plain(note.version)
+    else:
+        made = {version for version, _ in versions.values()}
+        roots = [base for base in versions if base not in made]
+        if len(roots) > 1:
+            raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
+                             "checkpoint has no note of its version")
+        current = roots[0] if roots else ""
+    chain = []
+    while current in versions:
+        current, folder = versions.pop(current)
+        chain.append(folder)
+    later = [made for made, _ in versions.values() if _follows(current, made)]
+    if later and not chain:
+        first = min(later, key=lambda version: (len(version), version))
+        _refuse("VersionMismatch", f"{os.fsdecode(source)}: versions between {current} and {first} "
+                "are missing")
+    return chain
+
+
+def _follows(current: str, version: str) -> bool:
+    """Whether both are decimal and the second one is larger."""
+    if not (current.isdigit() and version.isdigit()):
+        return False
+    return (len(version), version) > (len(current), current)
+
+
+def pull(
+    checkpoint: Path, source: Path, *, durable: bool = False, threads: int = 0,
+    timeout: float = _PULL_SECONDS,
+) -> dict[str, Any] | None:
+    """Apply all versions in `source` that follow the checkpoint's own; see pending().
+
+    Several processes of a host may call this for the same folder: one applies, the others wait, up
+    to `timeout` seconds. An application that was killed is finished first. Returns apply()'s
+    statistics (of the last call that did something), or None where nothing was to be done.
+
+    Raises:
+        TimeoutError: another process still holds the lock.
+        The errors of apply().
+    """
+    end = time.monotonic() + timeout
+    finished: dict[str, Any] | None = None
+    while True:
+        chain: list[str] | None = None
+        try:
+            if version_of(checkpoint).interrupted:
+                stats = recover(checkpoint, durable=durable, threads=threads)
+                finished = stats if stats["recovered"] else finished
+            elif not (chain := pending(checkpoint, source)):
+                return finished
+            else:
+                # In parts, because an opened delta holds a descriptor for each shard.
+                finished = apply(checkpoint, *chain[:_PULL_VERSIONS], durable=durable,
+                                 threads=threads)
+                if len(chain) <= _PULL_VERSIONS:
+                    return finished
+        except TimeoutError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_PULL_STEP_SECONDS)
+        except _core.error_class() as error:
+            # Another process was faster: look again.
+            if (error.tag != "VersionMismatch" or not chain
+                    or pending(checkpoint, source) == chain):
+                raise
+
+
+@contextlib.contextmanager
+def reading(checkpoint: Path) -> Iterator[VersionNote]:
+    """Keep a checkpoint folder from being updated while its files are read.
+
+    Deltas are not applied meanwhile: apply() raises TimeoutError, pull() waits. Makes the folder
+    .weight_sync and its lock; a checkpoint on a medium that cannot be written is not locked,
+    because nothing can be applied to it.
+
+    Raises:
+        OSError: the folder does not exist, or the lock can't be opened.
+        RuntimeError: an application was interrupted, so the files are of two versions.
+    """
+    import fcntl
+
+    held = _open_lock(os.fsdecode(checkpoint))
+    if held is None:
+        yield version_of(checkpoint)
+        return
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        note = version_of(checkpoint)
+        if note.interrupted:
+            raise RuntimeError(
+                f"{os.fsdecode(checkpoint)}: a weight delta was applied in part, so the files are "
+                "of two versions; run 'fastsafetensors delta recover'")
+        yield note
+    finally:
+        # A forked child has the descriptor, too: closing alone would leave the lock to it.
+        fcntl.flock(held, fcntl.LOCK_UN)
+        os.close(held)
+
+
+def _open_lock(checkpoint: str) -> int | None:
+    """Open the lock of a checkpoint folder; None where the folder cannot be written at all."""
+    folder = os.path.join(checkpoint, ".weight_sync")
+    lock = os.path.join(folder, "lock")
+    try:
+        return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        os.stat(checkpoint)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return None
+        raise

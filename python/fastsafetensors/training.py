@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training run: saved in the background, pruned, found again.
+
+    from fastsafetensors.training import CheckpointManager
+
+    with CheckpointManager("checkpoints", every=100, keep_last=3) as manager:
+        start = manager.resume({"model": model, "optimizer": optimizer, "rng": RNG})
+        for step in range(start, steps):
+            ...
+            manager.save(step + 1, {"model": model, "optimizer": optimizer, "rng": RNG})
+
+A checkpoint is a folder ``step-N`` with one set of safetensors files that holds everything, put in
+place in one step when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import math
+import operator
+import os
+import random
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._async_save import SaveHandle, StagingPool
+from ._core import Model
+from ._saving import parse_size
+from ._state_codec import decode_state, encode_state
+from ._torch_installed import torch
+from .fast_loading import save_safetensors_sharded_async
+from .torch import load_file
+
+__all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
+
+_STEP = re.compile(r"step-(\d+)")
+_HIDDEN = re.compile(r"\.step-\d+\.deleted")
+_STEM = "checkpoint"
+# Names that the library gives to files until they are in place.
+_TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
+_log = logging.getLogger("fastsafetensors")
+
+
+class _Rng:
+    """The states of Python's, NumPy's and torch's random number generators."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states."""
+        state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        with contextlib.suppress(ImportError):
+            import numpy
+
+            state["numpy"] = numpy.random.get_state()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the states."""
+        random.setstate(state["python"])
+        torch.set_rng_state(state["torch"].clone())
+        if "numpy" in state:
+            import numpy
+
+            numpy.random.set_state(state["numpy"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([one.clone() for one in state["cuda"]])
+
+
+# The random number generators of this process, as something that has a state.
+RNG = _Rng()
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    metric: float | None
+
+    def load(self, device: Any = "cpu", *, verify: bool = False) -> dict[str, Any]:
+        """Return the state that was saved: {name: what its state_dict() gave}.
+
+        Names that were one tensor in the state are one tensor in the result: clone those that are
+        to be changed apart.
+
+        Args:
+            device: where the tensors go.
+            verify: compare every byte with the manifest that was saved with it.
+
+        Raises:
+            SafetensorError: damaged files; with verify, bytes that differ.
+            ValueError: files that CheckpointManager did not write.
+        """
+        return decode_state(load_file(self.path, device, mode="load", verify=verify or None))
+
+
+def _read_checkpoint(path: Path, step: int) -> Checkpoint:
+    """Return what a folder holds, from the headers of its files. Raises if it is incomplete."""
+    with contextlib.closing(Model(os.fspath(path))) as model:
+        metadata = model.metadata(0) or {}
+    metric = metadata.get("metric")
+    if metadata.get("step") != str(step):
+        raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
+    return Checkpoint(path, step, None if metric is None else float(metric))
+
+
+def _is_cancelled(error: Exception) -> bool:
+    # Other failures have a class of their own, and a path in the text.
+    return type(error) is RuntimeError and str(error) == "cancelled"
+
+
+def _has_visible_files(path: Path) -> bool:
+    return any(not entry.name.startswith(".") for entry in path.iterdir())
+
+
+def _delete_unlocked(path: Path) -> None:
+    """Delete a temporary file, unless the save that writes it runs and holds its lock."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(file)
+
+
+def _clean_folder(path: Path) -> None:
+    """Delete temporary files of killed saves, and the folder if it is then empty.
+
+    Other files stay, also those of other programs: a set without its index can be rescued.
+    """
+    for entry in list(path.iterdir()):
+        if _TEMPORARY.fullmatch(entry.name) and entry.is_file():
+            with contextlib.suppress(OSError):
+                _delete_unlocked(entry)
+    path.rmdir()  # an error where anything is in it
+
+
+def _step_number(step: Any) -> int:
+    """Return a step as an int. TypeError or ValueError if it is not a valid step number."""
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"step must not be negative: {number}")
+    return number
+
+
+class CheckpointManager:
+    """Saves checkpoints into a folder while training goes on, and deletes old ones."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        keep_last: int | None = None,
+        keep_best: int = 0,
+        best: str = "min",
+        durable: bool = True,
+        manifest: bool = True,
+        stage: str = "copy",
+        memory: int | str | None = None,
+        ready: int | str | None = None,
+        overlap: str = "order",
+        at_exit: str = "wait",
+        max_shard_size: int | str = "100GB",
+    ) -> None:
+        """Open a folder of checkpoints, and delete what killed runs have left in it.
+
+        That is: temporary files of saves, and folders step-N with nothing else. Incomplete sets of
+        files and files of other programs stay.
+
+        Args:
+            folder: is made if it is not there. Use one manager at a time: a second one may delete
+                the folder that the first has made for a save and not yet put files in.
+            every: save() does something at multiples of this step.
+            keep_last: after a save, so many checkpoints up to its step are kept, and the one that
+                resume() loaded; None: all. Checkpoints of higher steps and those that latest() or
+                resume() passed over are neither counted nor deleted.
+            keep_best: so many of those with the best metric are kept as well. NaN is no metric.
+            best: "min" or "max": which metric is better.
+            durable: a checkpoint counts as saved when its files are on the device. `folder` itself
+                is not synced: one that was just made may be lost in a power cut.
+            manifest: checkpoints are saved with checksums, for resume(verify=True).
+            stage: "copy" or "lazy", as in fastsafetensors.torch.save_file_async; with "lazy",
+                register before_step() with the optimizer.
+            memory: the most staging memory, as in StagingPool.
+            ready: so much of it is allocated now, as in StagingPool.
+            overlap: "order" or "supersede", as in save_file_async.
+            at_exit: "wait" or "cancel", as in save_file_async.
+            max_shard_size: most bytes of tensors in a file.
+
+        Raises:
+            ValueError: a number or a word that makes no sense.
+            OSError: the folder can't be made or read.
+        """
+        if every < 1 or (keep_last is not None and keep_last < 1) or keep_best < 0:
+            raise ValueError("every and keep_last must be at least 1, and keep_best at least 0")
+        if best not in ("min", "max"):
+            raise ValueError(f"best must be 'min' or 'max', not {best!r}")
+        if stage not in ("copy", "lazy"):
+            raise ValueError(f"stage must be 'copy' or 'lazy', not {stage!r}")
+        parse_size(max_shard_size)
+        self.folder = Path(folder)
+        self.every = every
+        self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
+        self._options: dict[str, Any] = {
+            "durable": durable, "manifest": manifest, "stage": stage, "overlap": overlap,
+            "at_exit": at_exit, "max_shard_size": max_shard_size,
+            "filename_pattern": _STEM + "{suffix}.safetensors"}
+        self._pool = StagingPool(memory, ready)
+        self._lock, self._pruning = threading.Lock(), threading.Lock()
+        self._handle: SaveHandle | None = None
+        self._failure: Exception | None = None
+        self._threads: list[threading.Thread] = []
+        self._saving: set[int] = set()
+        self._passed_over: set[int] = set()
+        self._resumed: int | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clean()
+
+    # ---- saving ----
+
+    def should_save(self, step: int) -> bool:
+        """Whether save() does something at a step."""
+        return step % self.every == 0
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metric: float | None = None,
+        *,
+        force: bool = False,
+    ) -> SaveHandle | None:
+        """Start to save a checkpoint; the state is that at the call.
+
+        Args:
+            step: its number, an integer of at least 0.
+            state: {name: what has a state_dict(), or nested dicts, lists, tensors and numbers}.
+            metric: for keep_best.
+            force: save although `every` does not ask for it.
+
+        Returns:
+            The handle, or None where nothing was to be saved.
+
+        Raises:
+            SafetensorError: the checkpoint before this one failed; this one was not begun.
+            TypeError: state that can't be saved; a step that is no integer.
+            ValueError: a negative step.
+        """
+        step = _step_number(step)
+        if not force and not self.should_save(step):
+            return None
+        self.check()
+        tensors = encode_state({name: _state_of(value) for name, value in state.items()})
+        metadata = {"format": "pt", "step": str(step)}
+        if metric is not None:
+            metadata["metric"] = repr(float(metric))
+        place = self.folder / f"step-{step}"
+        with self._lock:
+            self._saving.add(step)
+        try:
+            handle = save_safetensors_sharded_async(
+                tensors, place, metadata=metadata, pool=self._pool, **self._options)
+        except BaseException:
+            with self._lock:
+                self._saving.discard(step)
+            raise
+        self._handle = handle
+        self._watch(handle, step)
+        return handle
+
+    def _watch(self, handle: SaveHandle, step: int) -> None:
+        """Let a thread wait for the end, note a failure, and delete what is not kept."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        # The interpreter's exit joins threads that are no daemons before it cancels saves.
+        thread = threading.Thread(target=self._finish, args=(handle, step),
+                                  name="fastsafetensors checkpoints",
+                                  daemon=handle.at_exit == "cancel")
+        thread.start()
+        self._threads.append(thread)
+
+    def _finish(self, handle: SaveHandle, step: int) -> None:
+        error = handle.exception()
+        with self._lock:
+            self._saving.discard(step)
+            if error is not None:
+                # A failed save leaves an empty folder at most.
+                with contextlib.suppress(OSError):
+                    (self.folder / f"step-{step}").rmdir()
+                if not _is_cancelled(error):
+                    self._failure = error
+                    _log.warning("the checkpoint of step %d failed: %s", step, error)
+                return
+            self._passed_over.discard(step)
+        try:
+            with self._pruning:
+                self._prune(step)
+        except OSError as refused:
+            _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
+
+    def before_step(self, *_args: Any) -> None:
+        """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
+        if self._handle is not None:
+            self._handle.before_step()
+
+    def check(self) -> None:
+        """Raise what went wrong with a checkpoint, once."""
+        with self._lock:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are saved and old ones deleted; raise what went wrong."""
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self.check()
+
+    def close(self) -> None:
+        """Wait, and give the staging memory back."""
+        try:
+            self.wait()
+        finally:
+            self._handle = None
+            self._pool.close()
+
+    def __enter__(self) -> CheckpointManager:
+        """Return the manager."""
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Wait; a failure of a checkpoint does not hide an exception."""
+        try:
+            self.close()
+        except Exception as failure:
+            if kind is None:
+                raise
+            _log.warning("a checkpoint failed: %s", failure)
+
+    # ---- what is there ----
+
+    def _steps(self) -> list[tuple[int, Path]]:
+        found = []
+        for path in self.folder.iterdir():
+            match = _STEP.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append((int(match[1]), path))
+        return sorted(found)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the complete checkpoints, the oldest first."""
+        found = []
+        for step, path in self._steps():
+            with contextlib.suppress(Exception):  # whatever is wrong with it: not complete
+                found.append(_read_checkpoint(path, step))
+        return found
+
+    def latest(self, *, verify: bool = False) -> Checkpoint | None:
+        """Return the complete checkpoint of the highest step, or None.
+
+        One that can't be read is passed over, with a warning.
+
+        Args:
+            verify: one whose bytes differ from its manifest, or that has no manifest, is passed
+                over as well. A save that was killed after its files were in place has none.
+
+        Raises:
+            FileNotFoundError: with verify, no checkpoint is right, and one has no manifest.
+        """
+        unverified: FileNotFoundError | None = None
+        for step, path in reversed(self._steps()):
+            if not _has_visible_files(path):  # a save that runs, or has failed
+                continue
+            try:
+                checkpoint = _read_checkpoint(path, step)
+                if verify:
+                    checkpoint.load(verify=True)
+            except Exception as error:
+                if isinstance(error, FileNotFoundError) and verify:
+                    unverified = unverified or error
+                _log.warning("%s is passed over: %s", path, error)
+                self._passed_over.add(step)
+                continue
+            return checkpoint
+        if unverified is not None:
+            raise unverified
+        return None
+
+    def best(self) -> Checkpoint | None:
+        """Return the complete checkpoint with the best metric, or None."""
+        rated = self._by_metric(self.checkpoints())
+        return rated[0] if rated else None
+
+    def _by_metric(self, found: list[Checkpoint]) -> list[Checkpoint]:
+        """Return those that have a metric, the best first."""
+        sign = 1 if self._best == "min" else -1
+        rated = [(sign * one.metric, -one.step, one) for one in found
+                 if one.metric is not None and not math.isnan(one.metric)]
+        return [one for *_, one in sorted(rated, key=lambda row: row[:2])]
+
+    def resume(self, state: Mapping[str, Any], *, verify: bool = False) -> int:
+        """Load the latest complete checkpoint into what is given; return its step, 0 without one.
+
+        Args:
+            state: {name: what has a load_state_dict()}, names as in save(). Names that the
+                checkpoint has beyond these are left.
+            verify: compare every byte with the manifest first; a damaged checkpoint is passed over.
+
+        Raises:
+            KeyError: the checkpoint lacks a name; nothing was changed.
+        """
+        checkpoint = self.latest(verify=verify)
+        if checkpoint is None:
+            return 0
+        loaded = checkpoint.load()
+        missing = sorted(state.keys() - loaded.keys())
+        if missing:
+            raise KeyError(f"{checkpoint.path} has no state of {', '.join(missing)}")
+        self._resumed = checkpoint.step
+        for name, target in state.items():
+            target.load_state_dict(loaded[name])
+        return checkpoint.step
+
+    # ---- deleting ----
+
+    def _delete(self, step: int, path: Path) -> None:
+        """Rename first: a folder that is half deleted is no checkpoint."""
+        hidden = self.folder / f".step-{step}.deleted"
+        shutil.rmtree(hidden, ignore_errors=True)
+        with self._lock:  # save() waits for the renaming, not for the deletion
+            if step in self._saving:
+                return
+            path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def _prune(self, saved: int) -> None:
+        """Delete what keep_last and keep_best do not keep, after a save of a step.
+
+        Only a checkpoint that is known to be readable may push out another one. Higher steps belong
+        to a run before this one, which has begun again at a lower step.
+        """
+        if self._keep_last is None:
+            return
+        counted = [one for one in self.checkpoints()
+                   if one.step <= saved and one.step not in self._passed_over]
+        kept = {one.step for one in counted[-self._keep_last:]}
+        kept |= {one.step for one in self._by_metric(counted)[: self._keep_best]}
+        kept.add(saved)
+        if self._resumed is not None:
+            kept.add(self._resumed)
+        for one in counted:
+            if one.step not in kept:
+                self._delete(one.step, one.path)
+
+    def _clean(self) -> None:
+        """Delete what killed runs have left: temporary files, and folders of nothing else."""
+        for path in self.folder.iterdir():
+            if _HIDDEN.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        for _, path in self._steps():
+            with contextlib.suppress(OSError):
+                _clean_folder(path)
+
+
+def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
+    """Return a transformers.TrainerCallback that saves with a manager.
+
+    It saves the model, optimizer, scheduler, random number generators and the trainer's state at
+    the end of steps that the manager's ``every`` asks for, and waits at the end of the training.
+    Set save_strategy="no" in the TrainingArguments. To go on:
+    ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``.
+
+    Args:
+        manager: where to save; its stage may be "lazy".
+        more: further state, {name: what has a state_dict()}.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    from transformers import TrainerCallback
+
+    class SaveCheckpoints(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        """Saves checkpoints while the training goes on."""
+
+        def _save(self, state: Any, parts: Mapping[str, Any], force: bool) -> None:
+            named = {"model": parts["model"], "optimizer": parts.get("optimizer"),
+                     "scheduler": parts.get("lr_scheduler"), "rng": RNG, **more}
+            metric = next((entry["eval_loss"] for entry in reversed(state.log_history)
+                           if "eval_loss" in entry), None)
+            given = {name: value for name, value in named.items() if value is not None}
+            given["trainer"] = {"global_step": state.global_step, "epoch": state.epoch}
+            manager.save(state.global_step, given, metric, force=force)
+
+        def on_pre_optimizer_step(self, *_args: Any, **_parts: Any) -> None:
+            manager.before_step()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            if manager.should_save(state.global_step):
+                self._save(state, parts, force=False)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            if not manager.should_save(state.global_step):
+                self._save(state, parts, force=True)
+            manager.wait()
+
+    return SaveCheckpoints()

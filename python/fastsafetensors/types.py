@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of arguments and results, for annotations in programs.
+
+Path: a path in any form that os.fsencode() takes. Paths: one model, a path or a list of files.
+Progress: what a `progress` argument is called with: bytes done, all bytes, tensors done, all
+tensors. Verify: the values of `verify`. The classes are made by functions of this package.
+"""
+
+from __future__ import annotations
+
+from ._open import PrefetchLoader, TensorMeta, TensorSlice
+from ._progress import Progress
+from ._stream import TensorStream
+from ._types import Path, Paths
+from ._verify import Verify
+
+__all__ = ["Path", "Paths", "PrefetchLoader", "Progress", "TensorMeta", "TensorSlice",
+           "TensorStream", "Verify"]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks of a group on this host have exited or are stopped.
+
+For programs written for fastsafetensors 0.5.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+IDENTITY_BYTES = 128
+
+
+def _stat_of(pid: int) -> tuple[str, int] | None:
+    """Return (state, start time) of a process, or None if it does not exist."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        return fields[0].decode(), int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def own_identity() -> bytes:
+    """Return the identity of this process and host: IDENTITY_BYTES bytes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        host = ""
+    stat = _stat_of(os.getpid())
+    text = f"{host} {os.getpid()} {stat[1] if stat else 0}"
+    return text.encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b" ")
+
+
+def _state_of(identity: bytes, host: bytes) -> str:
+    """Describe the problem of a process on this host; "" if it has none that is known."""
+    words = identity.split()
+    if len(words) != 3 or words[0] != host:
+        return ""
+    stat = _stat_of(int(words[1]))
+    if stat is None or stat[1] != int(words[2]) or stat[0] in "ZX":
+        return "has ended"
+    return "is stopped" if stat[0] in "Tt" else ""
+
+
+def describe_lost(identities: list[bytes]) -> str:
+    """Name the ranks of this host that have exited or are stopped; "" if none are known."""
+    words = own_identity().split()
+    host = words[0] if len(words) == 3 else b""
+    found = [f"rank {rank} {state} (process {int(identity.split()[1])})"
+             for rank, identity in enumerate(identities) if (state := _state_of(identity, host))]
+    return ", ".join(found)

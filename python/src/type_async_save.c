@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+/// AsyncSave: a save that runs while the program goes on; StagingPool: the memory that is kept
+/// between such saves.
+#include "save_request.h"
+
+#include <string.h>
+
+/// How often a wait looks for Ctrl-C.
+#define SIGNAL_CHECK_MS 50
+
+// ---- StagingPool ----
+
+typedef struct pool_object {
+    PyObject_HEAD fst_staging_pool *pool; ///< NULL: closed
+} pool_object;
+
+static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"limit", "ready", NULL};
+    unsigned long long limit = 0, ready = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|KK:StagingPool", names, &limit, &ready))
+        return NULL;
+    PyObject *self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self == NULL) return NULL;
+    pool_object *object = (pool_object *)self;
+    fst_error error;
+    fst_status status;
+    Py_BEGIN_ALLOW_THREADS status = fst_staging_open(limit, ready, &object->pool, &error);
+    Py_END_ALLOW_THREADS if (status != FST_OK) {
+        fstpy_raise(fstpy_state(type), &error);
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
+static PyObject *pool_close(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_staging_pool *pool = ((pool_object *)self)->pool;
+    ((pool_object *)self)->pool = NULL;
+    Py_BEGIN_ALLOW_THREADS fst_staging_close(pool);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+static PyObject *pool_nbytes(PyObject *self, PyObject *none) {
+    (void)none;
+    return PyLong_FromUnsignedLongLong(fst_staging_bytes(((pool_object *)self)->pool));
+}
+
+static void pool_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    fst_staging_close(((pool_object *)self)->pool);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef pool_methods[] = {
+    {"close", pool_close, METH_NOARGS, "Give the memory back when the saves that use it end."},
+    {"nbytes", pool_nbytes, METH_NOARGS, "Bytes that the pool holds."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot pool_slots[] = {
+    {Py_tp_new, (void *)pool_new},
+    {Py_tp_dealloc, (void *)pool_dealloc},
+    {Py_tp_methods, pool_methods},
+    {Py_tp_doc, "Staging memory that is kept between asynchronous saves."},
+    {0, NULL},
+};
+
+PyType_Spec fstpy_pool_spec = {"fastsafetensors._core.StagingPool", sizeof(pool_object), 0,
+                               Py_TPFLAGS_DEFAULT, pool_slots};
+
+// ---- AsyncSave ----
+
+typedef struct async_object {
+    PyObject_HEAD fst_async_save *save; ///< NULL: closed
+    PyObject *owners;                   ///< keeps the tensors' memory until it is staged
+    PyObject *is_unchanged;             ///< callable or NULL
+    int uses, is_closed;
+} async_object;
+
+/// Called by a thread of the library's without the GIL, once: asks the program.
+static int ask_unchanged(void *context) {
+    const async_object *object = context;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallFunction(object->is_unchanged, NULL);
+    int is_good = answer != NULL && PyObject_IsTrue(answer) == 1;
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(object->is_unchanged);
+    Py_XDECREF(answer);
+    PyGILState_Release(gil);
+    return is_good;
+}
+
+static fst_async_save *begin_use(PyObject *self) {
+    async_object *object = (async_object *)self;
+    if (object->is_closed) {
+        PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "AsyncSave is closed");
+        return NULL;
+    }
+    object->uses++;
+    return object->save;
+}
+
+static void close_unused(async_object *object) {
+    fst_async_save *save = object->save;
+    if (!object->is_closed || object->uses > 0) return;
+    object->save = NULL;
+    // Without the GIL: the tensors may still be asked for.
+    Py_BEGIN_ALLOW_THREADS fst_async_save_close(save);
+    Py_END_ALLOW_THREADS Py_CLEAR(object->owners);
+    Py_CLEAR(object->is_unchanged);
+}
+
+static void end_use(PyObject *self) {
+    ((async_object *)self)->uses--;
+    close_unused((async_object *)self);
+}
+
+/// `settings`: (stage, overlap, threads, nice, memory, pool or None, callable or None).
+static int read_settings(const module_state *state, PyObject *settings, fst_async_options *options,
+                         async_object *object) {
+    static const char *const stages[] = {"copy", "lazy", "none"};
+    static const char *const overlaps[] = {"order", "supersede"};
+    const char *stage, *overlap;
+    PyObject *pool, *is_unchanged;
+    unsigned long long memory;
+    if (!PyArg_ParseTuple(settings, "ssIIKOO", &stage, &overlap, &options->thread_count,
+                          &options->nice, &memory, &pool, &is_unchanged))
+        return 0;
+    int stage_at = fstpy_find_word(stage, stages, FST_STAGE_COUNT, "stage");
+    int overlap_at =
+        stage_at < 0 ? -1 : fstpy_find_word(overlap, overlaps, FST_OVERLAP_COUNT, "overlap");
+    if (overlap_at < 0) return 0;
+    options->stage = (fst_stage)stage_at;
+    options->overlap = (fst_overlap)overlap_at;
+    options->memory_bytes = memory;
+    options->start_timeout_ms = SIGNAL_CHECK_MS;
+    if (pool != Py_None) {
+        if (!PyObject_TypeCheck(pool, state->pool_type)) {
+            PyErr_SetString(PyExc_TypeError, "pool must be a StagingPool");
+            return 0;
+        }
+        options->pool = ((pool_object *)pool)->pool;
+        if (options->pool == NULL) {
+            PyErr_SetString(PyExc_ValueError, "the StagingPool is closed");
+            return 0;
+        }
+    }
+    if (is_unchanged == Py_None) return 1;
+    object->is_unchanged = Py_NewRef(is_unchanged);
+    options->is_unchanged = ask_unchanged;
+    options->context = object;
+    return 1;
+}
+
+static int start_save(PyTypeObject *type, async_object *object, PyObject *settings,
+                      const char *path, save_request *request) {
+    fst_async_options options = {.struct_size = sizeof options, .save = &request->options};
+    fst_error error;
+    fst_status status;
+    // What fails before the save has begun leaves nothing to close.
+    object->is_closed = 1;
+    if (!read_settings(fstpy_state(type), settings, &options, object)) return 0;
+    Py_BEGIN_ALLOW_THREADS status = fst_async_save_start(
+        path, request->tensors, request->tensor_count, &options, &object->save, &error);
+    Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+    if (status != FST_OK) fstpy_raise(fstpy_state(type), &error);
+    return status == FST_OK;
+}
+
+/// AsyncSave(settings, path, rows, metadata, ...): behind the settings Writer's arguments.
+static PyObject *async_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    module_state *state = fstpy_state(type);
+    save_request request = {0};
+    save_arguments arguments;
+    PyObject *path = NULL, *self = NULL, *settings = PyTuple_GetItem(args, 0);
+    PyObject *rest = settings == NULL ? NULL : PyTuple_GetSlice(args, 1, PyTuple_Size(args));
+    if (rest == NULL) return NULL;
+    if (!PyTuple_Check(settings))
+        PyErr_SetString(PyExc_TypeError, "settings must be a tuple");
+    else if (fstpy_save_request_read(state, rest, kwargs, &arguments, &request) &&
+             PyUnicode_FSConverter(arguments.path, &path))
+        self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self != NULL) {
+        async_object *object = (async_object *)self;
+        object->owners = Py_NewRef(arguments.owners);
+        if (!start_save(type, object, settings, PyBytes_AsString(path), &request)) Py_CLEAR(self);
+    }
+    Py_XDECREF(path);
+    Py_DECREF(rest);
+    fstpy_save_request_clear(&request);
+    return self;
+}
+
+static int async_traverse(PyObject *self, visitproc visit, void *arg) {
+    async_object *object = (async_object *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(object->owners);
+    Py_VISIT(object->is_unchanged);
+    return 0;
+}
+
+static int async_clear(PyObject *self) {
+    ((async_object *)self)->is_closed = 1;
+    close_unused((async_object *)self);
+    return 0;
+}
+
+static void async_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    async_clear(self);
+    Py_CLEAR(((async_object *)self)->owners);
+    Py_CLEAR(((async_object *)self)->is_unchanged);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+typedef fst_status (*async_wait)(fst_async_save *save, int64_t timeout_ms, fst_error *error);
+
+/// Waits in pieces, so that Ctrl-C ends the wait (not the save). True, False at the timeout, or an
+/// exception.
+static PyObject *wait_for(PyObject *self, PyObject *timeout_object, async_wait wait) {
+    int64_t left = PyLong_AsLongLong(timeout_object);
+    if (PyErr_Occurred()) return NULL;
+    fst_async_save *save = begin_use(self);
+    if (save == NULL) return NULL;
+    fst_error error;
+    fst_status status;
+    int is_interrupted = 0;
+    do {
+        int64_t piece = left < 0 || left > SIGNAL_CHECK_MS ? SIGNAL_CHECK_MS : left;
+        Py_BEGIN_ALLOW_THREADS status = wait(save, piece, &error);
+        Py_END_ALLOW_THREADS is_interrupted = PyErr_CheckSignals() != 0;
+        if (left > 0) left -= piece;
+    } while (status == FST_E_TIMEOUT && left != 0 && !is_interrupted);
+    PyObject *result = NULL;
+    if (!is_interrupted && (status == FST_OK || status == FST_E_TIMEOUT))
+        result = Py_NewRef(status == FST_OK ? Py_True : Py_False);
+    else if (!is_interrupted)
+        fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    end_use(self);
+    return result;
+}
+
+static PyObject *async_wait_end(PyObject *self, PyObject *timeout) {
+    return wait_for(self, timeout, fst_async_save_wait);
+}
+
+static PyObject *async_stage(PyObject *self, PyObject *timeout) {
+    PyObject *result = wait_for(self, timeout, fst_async_save_stage);
+    if (result == Py_True) { // nothing reads the tensors any more, or asks for them
+        Py_CLEAR(((async_object *)self)->owners);
+        Py_CLEAR(((async_object *)self)->is_unchanged);
+    }
+    return result;
+}
+
+static PyObject *async_cancel(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_async_save *save = begin_use(self);
+    if (save == NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS fst_async_save_cancel(save);
+    Py_END_ALLOW_THREADS end_use(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *async_close(PyObject *self, PyObject *none) {
+    (void)none;
+    async_clear(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *async_stats(PyObject *self, PyObject *none) {
+    (void)none;
+    static const char *const states[] = {"staging", "writing", "done", "failed"};
+    static const char *const stages[] = {"copy", "lazy", "none"};
+    fst_async_save *save = begin_use(self);
+    if (save == NULL) return NULL;
+    fst_error error;
+    fst_async_stats s = {.struct_size = sizeof s};
+    fst_status status;
+    Py_BEGIN_ALLOW_THREADS status = fst_async_save_stats_get(save, &s, &error);
+    Py_END_ALLOW_THREADS end_use(self);
+    if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+#define NUMBER(name) #name, (unsigned long long)s.name
+    return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "state",
+                         states[s.state], "stage", stages[s.stage], NUMBER(blocked_ns),
+                         NUMBER(staged_ns), NUMBER(done_ns), NUMBER(bytes_total),
+                         NUMBER(bytes_written), NUMBER(bytes_staged), NUMBER(memory_limit_bytes),
+                         NUMBER(memory_peak_bytes), NUMBER(memory_wait_count),
+                         NUMBER(memory_wait_ns), NUMBER(thread_count));
+#undef NUMBER
+}
+
+static PyObject *async_writer_stats(PyObject *self, PyObject *none) {
+    (void)none;
+    fst_async_save *save = begin_use(self);
+    if (save == NULL) return NULL;
+    fst_error error;
+    fst_save_stats s = {.struct_size = sizeof s};
+    fst_status status = fst_async_save_writer_stats(save, &s, &error);
+    end_use(self);
+    if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    return fstpy_save_stats(&s);
+}
+
+static PyMethodDef async_methods[] = {
+    {"stage", async_stage, METH_O, "Wait until nothing reads the tensors any more."},
+    {"wait", async_wait_end, METH_O, "Wait for the end; raises what went wrong."},
+    {"cancel", async_cancel, METH_NOARGS, "End soon, unless the files are in place."},
+    {"stats", async_stats, METH_NOARGS, "Statistics of the save."},
+    {"writer_stats", async_writer_stats, METH_NOARGS, "Statistics of its writer."},
+    {"close", async_close, METH_NOARGS, "Give the handle up; the save goes on."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot async_slots[] = {
+    {Py_tp_new, (void *)async_new},
+    {Py_tp_dealloc, (void *)async_dealloc},
+    {Py_tp_traverse, (void *)async_traverse},
+    {Py_tp_clear, (void *)async_clear},
+    {Py_tp_methods, async_methods},
+    {Py_tp_doc, "A save that runs while the program goes on."},
+    {0, NULL},
+};
+
+PyType_Spec fstpy_async_spec = {"fastsafetensors._core.AsyncSave", sizeof(async_object), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, async_slots};

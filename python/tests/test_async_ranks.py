@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous saves of several ranks, and by torch.distributed.checkpoint."""
+
+import ctypes
+import os
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+torch = pytest.importorskip("torch")
+
+RANKS = COMMON + """
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.torch import load_file
+target = f"{folder}/saved"
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=60))
+mine = {f"r{rank}.{c}": torch.full((300000 + rank,), float(rank)) for c in "ab"}
+for step in range(3):
+    handle = save_on_ranks_async(mine, target, side)
+    for tensor in mine.values():
+        tensor.add_(10)
+    # The training's own group is free meanwhile.
+    dist.all_reduce(torch.ones(1))
+    handle.wait()
+    assert handle.done() and handle.exception() is None and handle.result.endswith("index.json")
+    dist.barrier()
+    found = load_file(target, mode="load")
+    assert len(found) == 2 * size
+    for name, tensor in found.items():
+        assert tensor.eq(int(name[1]) + 10 * step).all(), (name, step)
+    dist.barrier()
+assert not handle.cancel()
+bad = {**mine, **({"x": 3} if rank == 1 else {})}
+handle = save_on_ranks_async(bad, target, side)
+error = handle.exception()
+assert isinstance(error, ValueError if rank == 1 else RankError), error
+dist.barrier()
+assert len(load_file(target)) == 2 * size
+save_on_ranks_async(mine, target, side).wait()
+finish()
+"""
+
+DIES = COMMON + """
+from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async
+from fastsafetensors.torch import load_file
+target = f"{folder}/saved"
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=5))
+mine = {f"r{rank}": torch.full((1000,), 1.0)}
+save_on_ranks(mine, target, WORLD)
+dist.barrier()
+if rank == 1:
+    os._exit(0)
+handle = save_on_ranks_async({"r0": torch.full((1000,), 2.0)}, target, side, timeout=5)
+assert handle.exception(120) is not None
+found = load_file(target, mode="load")
+assert len(found) == size and all(tensor.eq(1).all() for tensor in found.values())
+os._exit(0)
+"""
+
+DCP = COMMON + """
+import torch.distributed.checkpoint as dcp
+from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.checkpoint.staging import DefaultStager
+mesh = init_device_mesh("cpu", (size,))
+full = torch.arange(3000.0).reshape(60, 50)
+state = {"model": {"cut": distribute_tensor(full, mesh, [Shard(0)]), "whole": full.clone()}}
+writer = FastSafetensorsWriter(f"{folder}/dcp")
+for step in range(4):
+    saved = dcp.async_save(state, storage_writer=writer)
+    for tensor in state["model"].values():
+        tensor.add_(1)
+    saved.result()
+    found = {"model": {name: torch.zeros_like(t) for name, t in state["model"].items()}}
+    dcp.load(found, storage_reader=FastSafetensorsReader(f"{folder}/dcp"))
+    assert torch.equal(found["model"]["cut"].full_tensor(), full + step), step
+    assert torch.equal(found["model"]["whole"], full + step), step
+    end = time.monotonic() + 60  # the thread drops the copies after the result is there
+    while not writer._copies._free and time.monotonic() < end:
+        time.sleep(0.01)
+    addresses = {name: t.data_ptr() for name, t in writer._copies._free[0]._buffers.items()}
+    assert step == 0 or addresses == before, "the buffers are kept"
+    before = addresses
+# Two at once: the second has copies of its own.
+first = writer.stage(state)
+second = writer.stage(state)
+assert first["model"]["whole"].data_ptr() != second["model"]["whole"].data_ptr()
+writer.close()
+both = writer.stage({"a": {"b": torch.zeros(3)}, "a.b": torch.ones(3)})
+assert both["a"]["b"].sum() == 0 and both["a.b"].sum() == 3
+if size == 1:  # Several in flight, each to its folder; of ranks they would need a group each.
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            time.sleep(0.2)
+            return super().resolve_data(item)
+    many = [dcp.async_save({"x": torch.full((1000,), float(i))}, storage_writer=writer,
+                           checkpoint_id=f"{folder}/many{i}", planner=Planner()) for i in range(4)]
+    for i, saved in enumerate(many):
+        saved.result()
+        found = {"x": torch.zeros(1000)}
+        dcp.load(found, storage_reader=FastSafetensorsReader(f"{folder}/many{i}"))
+        assert found["x"].eq(i).all(), i
+import pickle
+again = pickle.loads(pickle.dumps(writer))
+dcp.save(state, storage_writer=again, checkpoint_id=f"{folder}/again")
+# Another stager may be given.
+saved = dcp.async_save(state, storage_writer=FastSafetensorsWriter(f"{folder}/other"))
+saved.result()
+finish()
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_save_without_stopping(tmp_path, size):
+    """What is saved is the state at the call, on every rank; an error on one is one on all."""
+    run_ranks(RANKS, tmp_path, size)
+
+
+def test_a_rank_that_dies(tmp_path):
+    """An error of the handle within the time limit; the old model stays."""
+    run_ranks(DIES, tmp_path, 2)
+
+
+def test_a_core_writer_is_finished_by_one_call_at_a_time(tmp_path):
+    """Another call meanwhile is refused; it used to crash."""
+    from fastsafetensors._core import Writer
+
+    refused = []
+
+    def progress(*_numbers):
+        for call in (writer.commit, writer.hand_over, writer.paths):
+            with pytest.raises(RuntimeError, match="another thread is finishing this Writer"):
+                call()
+            refused.append(call)
+
+    data = bytearray(1000)
+    memory = (ctypes.c_char * 1000).from_buffer(data)
+    writer = Writer(tmp_path / "a", [("a", "U8", (1000,), ctypes.addressof(memory), 1000)],
+                    progress=progress)
+    writer.commit()
+    assert len(refused) >= 3 and writer.paths() == [str(tmp_path / "a")]
+    writer.close()
+
+
+def test_an_interrupted_call_releases_the_copies(tmp_path, monkeypatch):
+    """Ctrl-C while the tensors are copied: the next call does not wait for it."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors import _ranks_save
+    from fastsafetensors.distributed import save_on_ranks_async
+
+    def interrupt(tensors, metadata):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(_ranks_save, "check_tensors", interrupt)
+        save_on_ranks_async({"a": torch.ones(3)}, tmp_path)
+    assert _ranks_save._copies._free.acquire(blocking=False)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _ranks_save._copies is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    _ranks_save._copies.release()
+    save_on_ranks_async({"a": torch.ones(3)}, tmp_path).wait()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_dcp(tmp_path, size):
+    """dcp.async_save() with our writer stages into buffers that are kept."""
+    run_ranks(DCP, tmp_path, size)

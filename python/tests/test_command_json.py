@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command's JSON output is what docs/command-json.md describes."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fastsafetensors.numpy import save_file
+
+numpy = pytest.importorskip("numpy")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TYPES = {"str": str, "int": int, "bool": bool, "object": dict, "null": type(None)}
+
+
+def schemas():
+    """Return {first words before a block: descriptions}, in the order of the page."""
+    text = (ROOT / "docs/command-json.md").read_text()
+    blocks = re.findall(r"```json\n(.*?)```", text, re.S)
+    names = ["error", "inspect", "show", "verify", "load", "rewrite", "dry_run", "edit", "diff",
+             "hash", "manifest", "sign", "clean", "cache list", "cache prune", "engines", "bench"]
+    assert len(blocks) == len(names)
+    return {name: json.loads(block) for name, block in zip(names, blocks, strict=True)}
+
+
+def is_word(value, word):
+    if word == "any":
+        return True
+    if word in ("int", "number"):
+        wanted = int if word == "int" else (int, float)
+        return isinstance(value, wanted) and not isinstance(value, bool)
+    return isinstance(value, TYPES[word]) if word in TYPES else value == word
+
+
+def compare(value, schema, place):
+    """Fail unless a value has the described form."""
+    if isinstance(schema, str):
+        assert any(is_word(value, word) for word in schema.split("|")), f"{place}: {value!r}"
+    elif isinstance(schema, list):
+        assert isinstance(value, list), place
+        for index, element in enumerate(value):
+            compare(element, schema[0], f"{place}[{index}]")
+    else:
+        assert isinstance(value, dict), place
+        known = {key.rstrip("?"): (key, form) for key, form in schema.items()}
+        missing = {key for key in schema if key[-1] not in "?*"} - set(value)
+        assert not missing, f"{place} lacks {missing}"
+        for key, element in value.items():
+            _, form = known.get(key, known.get("*", (None, None)))
+            assert form is not None, f"{place} has an undescribed key {key}"
+            compare(element, form, f"{place}.{key}")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("json")
+    tensors = {"a": numpy.arange(12, dtype="f4").reshape(3, 4), "b.c": numpy.ones(5, "f8")}
+    save_file(tensors, folder / "m.safetensors", metadata={"k": "v"})
+    save_file({"a": tensors["a"] + 1}, folder / "n.safetensors")
+    (folder / "bad.safetensors").write_bytes(b"\0" * 20)
+    (folder / "signed").mkdir()
+    shutil.copy(folder / "m.safetensors", folder / "signed")
+    (folder / "cache").mkdir(mode=0o700)
+    return folder
+
+
+COMMANDS = [
+    ("inspect", ["inspect", "m.safetensors"]),
+    ("show", ["show", "m.safetensors", "*"]),
+    ("verify", ["verify", "m.safetensors", "n.safetensors"]),
+    ("verify", ["verify", "bad.safetensors"]),
+    ("load", ["load", "m.safetensors"]),
+    ("load", ["load", "--mode", "load", "--repeat", "2", "m.safetensors"]),
+    ("rewrite", ["convert", "--dtype", "F16", "m.safetensors", "h.safetensors"]),
+    ("rewrite", ["extract", "--select", "a", "m.safetensors", "e.safetensors"]),
+    ("rewrite", ["split", "--count", "2", "m.safetensors", "s"]),
+    ("rewrite", ["merge", "m.safetensors", "g.safetensors"]),
+    ("rewrite", ["rescue", "m.safetensors", "r.safetensors"]),
+    ("dry_run", ["convert", "--dry-run", "--dtype", "F16", "m.safetensors", "x.safetensors"]),
+    ("edit", ["edit", "--set", "x=y", "n.safetensors"]),
+    ("diff", ["diff", "m.safetensors", "n.safetensors"]),
+    ("hash", ["hash", "m.safetensors"]),
+    ("manifest", ["hash", "--manifest", "signed"]),
+    ("clean", ["clean", "."]),
+    ("cache list", ["cache", "list", "--cache-dir", "cache"]),
+    ("cache prune", ["cache", "prune", "--max", "1MiB", "--cache-dir", "cache"]),
+    ("engines", ["engines", "m.safetensors"]),
+    ("bench", ["bench", "--repeat", "1", "m.safetensors"]),
+    ("error", ["inspect", "bad.safetensors"]),
+    ("error", ["load", "absent"]),
+    ("error", ["load", "--nonsense"]),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), COMMANDS, ids=[" ".join(w) for _, w in COMMANDS])
+def test_output_is_as_described(command, work, name, words):
+    done = subprocess.run([command, words[0], "--json", *words[1:]], cwd=work, capture_output=True,
+                          text=True)
+    decoder, text, count = json.JSONDecoder(), done.stdout.strip(), 0
+    assert text, done.stderr
+    while text:
+        value, end = decoder.raw_decode(text)
+        compare(value, schemas()[name], name)
+        text, count = text[end:].strip(), count + 1
+    assert count == (2 if {"n.safetensors", "*", "--repeat"} & set(words) and
+                     name not in ("diff", "edit", "bench") else 1)

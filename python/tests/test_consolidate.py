@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets that ranks have written become ordinary folders, with little memory."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.checkpoint import consolidate  # noqa: E402
+from fastsafetensors.torch import load_file, save_file  # noqa: E402
+from fastsafetensors.training import CheckpointManager  # noqa: E402
+
+WRITE = COMMON + """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (size,))
+full = torch.arange(6000.0).reshape(60, 100)
+dcp.save({"rows": distribute_tensor(full, mesh, [Shard(0)]),
+          "columns": distribute_tensor(full.clone(), mesh, [Shard(1)]),
+          "whole": torch.arange(7)}, storage_writer=HuggingFaceStorageWriter(
+              f"{folder}/parts", save_distributed=True))
+finish()
+"""
+
+READ = COMMON + """
+import torch.distributed.checkpoint as dcp
+from fastsafetensors.checkpoint import FastSafetensorsReader
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (size,))
+full = torch.arange(6000.0).reshape(60, 100)
+found = {"rows": distribute_tensor(torch.zeros(60, 100), mesh, [Shard(1)])}
+dcp.load(found, storage_reader=FastSafetensorsReader(f"{folder}/one"))
+assert torch.equal(found["rows"].full_tensor(), full)
+finish()
+"""
+
+
+def test_parts_of_three_ranks(tmp_path):
+    """Rows, columns and copies of three ranks; two read them back."""
+    run_ranks(WRITE, tmp_path, 3)
+    index = consolidate(tmp_path / "parts", tmp_path / "one", 20000, memory=1000, manifest=True)
+    full = torch.arange(6000.0).reshape(60, 100)
+    found = load_file(index, verify=True)
+    assert torch.equal(found["rows"], full) and torch.equal(found["columns"], full)
+    assert torch.equal(found["whole"], torch.arange(7)) and len(found) == 3
+    assert not [path for path in (tmp_path / "one").iterdir() if path.name.startswith(".")]
+    (tmp_path / "store").unlink(missing_ok=True)
+    run_ranks(READ, tmp_path, 2)
+
+
+def test_a_checkpoint_becomes_a_model(tmp_path):
+    """The model of a checkpoint, without optimizer and random numbers; compressed files as well."""
+    model = torch.nn.Linear(300, 50)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"model": model, "more": {"x": torch.ones(3)}})
+    path = consolidate(tmp_path / "run" / "step-1", tmp_path / "hf", prefix="model.", durable=True)
+    assert path.endswith("model.safetensors")
+    found = load_file(path)
+    assert found.keys() == {"weight", "bias"} and torch.equal(found["weight"], model.weight)
+    if subprocess.run([sys.executable, "-c", "import fastsafetensors.torch as t, torch; "
+                       f"t.save_file({{'w': torch.ones(9000, 30)}}, {str(tmp_path / 'c')!r}, "
+                       "compress=True)"]).returncode == 0:
+        assert torch.equal(load_file(consolidate(tmp_path / "c", tmp_path / "plain", memory=1000))[
+            "w"], torch.ones(9000, 30))
+
+
+def test_a_tensor_of_several_names(tmp_path):
+    """It is written under each name, also where the first name lacks the prefix."""
+    tied, own = torch.ones(4, 3), torch.zeros(2)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"ema": {"x": own}, "model": {
+            "embed.weight": tied, "head.weight": tied, "x": own}})
+    found = load_file(consolidate(tmp_path / "run" / "step-1", tmp_path / "hf", prefix="model."))
+    assert found.keys() == {"embed.weight", "head.weight", "x"}
+    assert torch.equal(found["head.weight"], tied) and torch.equal(found["x"], own)
+
+
+@pytest.mark.parametrize(("offsets", "sizes", "good"), [
+    ([0, 1, 5], [3, 2, 1], False), ([0, 3, 5], [3, 2, 1], True), ([3, 0, 5], [2, 3, 1], True)])
+def test_parts_with_gaps(tmp_path, offsets, sizes, good):
+    """The sum of the sizes is right, and yet elements are missing: they are not made up."""
+    (tmp_path / "in").mkdir()
+    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        info = json.dumps({"x": {"saved_offsets": [offset]}})
+        save_file({"x": torch.arange(offset, offset + size)}, tmp_path / f"in/{number}.safetensors",
+                  {"DCP_SHARDING_INFO": info})
+    if good:
+        found = load_file(consolidate(tmp_path / "in", tmp_path / "out"))
+        assert torch.equal(found["x"], torch.arange(6))
+        return
+    with pytest.raises(ValueError, match="do not make up a tensor"):
+        consolidate(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_sources(tmp_path):
+    """No temporary file remains, and the folder is unchanged."""
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="begins with 'model.'"):
+        consolidate(tmp_path / "a.safetensors", tmp_path / "out", prefix="model.")
+    with pytest.raises(ValueError, match="positive"):
+        consolidate(tmp_path / "a.safetensors", tmp_path / "out", memory=0)
+    with pytest.raises(NotImplementedError):
+        consolidate(tmp_path / "a.safetensors", "s3://bucket/x")
+    with pytest.raises(FileNotFoundError):
+        consolidate(tmp_path / "none", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_model_is_never_in_memory(tmp_path):
+    """256 MiB are put together with less than 64 MiB of anonymous memory more."""
+    save_file({f"w{i}": torch.full((1 << 24,), float(i)) for i in range(4)}, tmp_path / "a")
+    program = textwrap.dedent("""
+        import json, resource, sys
+        from fastsafetensors.checkpoint import consolidate
+        limit = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (limit + (64 << 20), resource.RLIM_INFINITY))
+        print(json.dumps(consolidate(sys.argv[1], sys.argv[2], "100MB")))
+        """)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "a"),
+                           str(tmp_path / "out")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = load_file(json.loads(done.stdout))
+    assert all(bool(found[f"w{i}"].eq(i).all()) for i in range(4))

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight deltas after kills, republished, on the wrong base, in subfolders, with gaps."""
+
+import json
+import os
+import subprocess
+import sys
+
+import delta_folders as folders
+import numpy
+import pytest
+from delta_folders import expect, make_states, read_checkpoint, same, write_chain
+from delta_folders import write_checkpoint, write_delta, write_file
+
+from fastsafetensors import deltas
+
+zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package")
+
+
+@pytest.fixture
+def states():
+    return make_states(4)
+
+
+@pytest.fixture
+def local(tmp_path, states):
+    folder = tmp_path / "local"
+    write_checkpoint(folder, states[0])
+    return folder
+
+
+def kill_while_applying(local, *chain):
+    """The kernel kills the process at its first write behind a limit, in the middle of a file."""
+    program = (
+        "import resource, signal, sys; from fastsafetensors import deltas\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "delta = deltas.Delta(*sys.argv[2:])\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
+        "delta.apply(sys.argv[1], threads=1)\n")
+    done = subprocess.run([sys.executable, "-c", program, local, *chain], check=False)
+    assert done.returncode < 0
+    assert deltas.version_of(local).interrupted
+
+
+# ---- recovery ----
+
+def test_a_delta_that_was_replaced_is_not_used_for_recovery(tmp_path, states, local):
+    chain = write_chain(tmp_path, states, shards=1)
+    kill_while_applying(local, chain[0])
+    os.rename(chain[0], tmp_path / "kept")
+    write_delta(chain[0], states[0], states[2], "000001", "000000", shards=1)
+    for roll_back in (False, True):
+        assert "replaced" in expect(
+            "FileChanged", lambda back=roll_back: deltas.recover(local, roll_back=back))
+    os.rename(chain[0], tmp_path / "other")
+    os.rename(tmp_path / "kept", chain[0])
+    assert deltas.recover(local, durable=True)["recovered"] == 1
+    assert same(read_checkpoint(local), states[1])
+
+
+def test_pull_reports_what_it_finished(tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    chain = write_chain(source, states[:2])
+    kill_while_applying(local, *chain)
+    stats = deltas.pull(local, source, durable=True)
+    assert stats is not None and stats["recovered"] == 1
+    assert deltas.pull(local, source) is None
+    assert same(read_checkpoint(local), states[1])
+
+
+def test_pull_raises_what_recovery_raises(tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    chain = write_chain(source, states[:2])
+    kill_while_applying(local, *chain)
+    journal = local / ".weight_sync" / "journal"
+    data = journal.read_bytes()
+    boot = open("/proc/sys/kernel/random/boot_id", "rb").read().strip()
+    assert boot in data
+    journal.write_bytes(data.replace(boot, bytes(reversed(boot))))
+    assert "restarted" in expect("VersionMismatch", lambda: deltas.pull(local, source))
+
+
+def test_recover_removes_copies_that_were_never_renamed(local):
+    path = next(local.glob("*.safetensors"))
+    path.with_name(path.name + ".delta-tmp").write_bytes(b"part")
+    deltas.recover(local)
+    assert not list(local.glob("*.delta-tmp"))
+
+
+# ---- subfolders ----
+
+def write_nested(folder, state):
+    """A checkpoint whose two files lie in a subfolder."""
+    write_checkpoint(folder, state)
+    (folder / "parts").mkdir()
+    index = json.loads((folder / folders.INDEX).read_text())
+    index["weight_map"] = {name: "parts/" + file for name, file in index["weight_map"].items()}
+    (folder / folders.INDEX).write_text(json.dumps(index))
+    for path in list(folder.glob("*.safetensors")):
+        path.rename(folder / "parts" / path.name)
+
+
+@pytest.mark.parametrize("new_files", [False, True])
+def test_shards_in_subfolders(tmp_path, states, new_files):
+    local = tmp_path / "nested"
+    write_nested(local, states[0])
+    for step, folder in enumerate(write_chain(tmp_path, states)):
+        deltas.apply(local, folder, new_files=new_files)
+        assert same(read_checkpoint(local / "parts"), states[step + 1])
+    assert not list(local.glob("**/*.delta-tmp"))
+
+
+def test_a_copy_that_is_missing_is_an_error(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    (local / ".weight_sync").mkdir()
+    name = next(local.glob("*.safetensors")).name
+    (local / ".weight_sync" / "renames").write_text(
+        json.dumps({"version": "000001", "files": {name: [1, 1]}}))
+    with pytest.raises(FileNotFoundError):
+        deltas.apply(local, chain[1])
+    assert deltas.version_of(local).interrupted
+
+
+# ---- making ----
+
+@pytest.mark.parametrize("name", [
+    "model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors.bak",
+    "other.safetensors"])
+def test_make_deletes_no_files_of_others(tmp_path, states, name):
+    write_checkpoint(tmp_path / "old", states[0])
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / name).write_bytes(b"kept")
+    make = lambda: deltas.make(  # noqa: E731
+        tmp_path / "old", states[1], tmp_path / "made", version="1", base_version="0")
+    if name.endswith(".safetensors"):
+        with pytest.raises(ValueError, match="files of a model"):
+            make()
+        assert os.listdir(tmp_path / "made") == [name]
+    else:
+        make()
+    assert (tmp_path / "made" / name).read_bytes() == b"kept"
+
+
+def test_a_make_that_fails_leaves_nothing(tmp_path, states):
+    write_checkpoint(tmp_path / "old", states[0])
+    write_delta(tmp_path / "v2", states[1], states[2], "2", "1")
+    expect("DigestMismatch", lambda: deltas.convert(
+        tmp_path / "v2", tmp_path / "old", tmp_path / "made"))
+    assert os.listdir(tmp_path / "made") == []
+
+
+@pytest.mark.parametrize(("shape", "dtype", "words"), [
+    ((20, 10), "U8", "[10, 20]"), ((10, 10), "BF16", "U8")])
+def test_make_refuses_another_dtype_or_shape(tmp_path, shape, dtype, words):
+    data = numpy.zeros((10, 20), numpy.uint8)
+    write_file(tmp_path / "old.safetensors", {"a": data})
+    made = data.reshape(shape) if dtype == "U8" else data
+    write_file(tmp_path / "new.safetensors", {"a": made}, dtype=dtype)
+    assert words in expect("TensorInvalidInfo", lambda: deltas.make(
+        tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "made",
+        version="1", base_version="0"))
+
+
+def test_make_refuses_torch_tensors_of_another_kind(tmp_path):
+    torch = pytest.importorskip("torch")
+    write_file(tmp_path / "old.safetensors", {"a": numpy.zeros((10, 20), numpy.uint8)},
+               dtype="BF16")
+    for made in (torch.zeros(10, 10, dtype=torch.float16),
+                 torch.zeros(5, 20, dtype=torch.bfloat16)):
+        assert "BF16 [10, 10]" in expect("TensorInvalidInfo", lambda made=made: deltas.make(
+            tmp_path / "old.safetensors", {"a": made}, tmp_path / "made", version="1",
+            base_version="0"))
+    deltas.make(tmp_path / "old.safetensors", {"a": torch.ones(10, 10, dtype=torch.bfloat16)},
+                tmp_path / "made", version="1", base_version="0")
+
+
+def test_make_and_readers_look_at_the_note(tmp_path, states, local):
+    chain = write_chain(tmp_path, states, encoding="overwrite")
+    deltas.apply(local, chain[0])
+    made = tmp_path / "made"
+    calls = [
+        lambda: deltas.make(local, states[2], made, version="000006", base_version="000005"),
+        lambda: deltas.convert(chain[0], local, made),
+        lambda: list(deltas.Delta(chain[0]).patches(local, framework="numpy"))]
+    for call in calls:
+        assert "own note" in expect("VersionMismatch", call)
+    (local / ".weight_sync" / "journal").write_bytes(b"")
+    for call in calls:
+        assert "interrupted" in expect("VersionMismatch", call)
+    assert not made.exists()
+
+
+def test_a_base_that_has_the_new_values_is_refused(tmp_path, states):
+    write_checkpoint(tmp_path / "new", states[1])
+    folder = write_delta(tmp_path / "v", states[0], states[1], "1", "0", encoding="overwrite")
+    assert "all new values" in expect("VersionMismatch", lambda: deltas.convert(
+        folder, tmp_path / "new", tmp_path / "made"))
+
+
+@pytest.mark.parametrize(("base", "version"), [("9", "5"), ("7", "007"), ("", "a"), ("a", "")])
+def test_make_refuses_versions_that_cannot_be_opened(tmp_path, states, base, version):
+    write_checkpoint(tmp_path / "old", states[0])
+    with pytest.raises(ValueError, match="version"):
+        deltas.make(tmp_path / "old", states[1], tmp_path / "made", version=version,
+                    base_version=base, dialect="modelexpress")
+
+
+# ---- patches and live tensors ----
+
+@pytest.mark.parametrize(("dtype", "nan"), [
+    ("BF16", b"\xc0\x7f"), ("F16", b"\x00\xfe"), ("F8_E5M2", b"\x7e"), ("F8_E4M3", b"\xff"),
+    ("F64", b"\0\0\0\0\0\0\xf8\x7f")])
+def test_nans_are_found_by_numpy(tmp_path, dtype, nan):
+    local = tmp_path / "local"
+    local.mkdir()
+    header = json.dumps({"a": {"dtype": dtype, "shape": [64 // len(nan)],
+                               "data_offsets": [0, 64]}}).encode()
+    (local / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(64))
+    old, finite = numpy.zeros(64, numpy.uint8), numpy.zeros(64, numpy.uint8)
+    finite[0] = 1
+    special = old.copy()
+    special[:len(nan)] = numpy.frombuffer(nan, numpy.uint8)
+    for number, (new, is_sparse) in enumerate(((finite, True), (special, False))):
+        folder = write_delta(tmp_path / f"v{number}", {"a": old}, {"a": new}, "1", "0")
+        patch, = deltas.Delta(folder).patches(local, framework="numpy")
+        assert (patch.indices is not None) == is_sparse
+        assert len(patch.values) == (1 if is_sparse else 64 // len(nan))
+
+
+def test_prepare_compares_versions_as_numbers(tmp_path, states):
+    chain = write_chain(tmp_path, states)
+    live = {name: value.copy() for name, value in states[0].items()}
+    with deltas.Delta(chain[0]).prepare(live, version="0") as change:
+        change.commit()
+    assert same(live, states[1])
+    expect("VersionMismatch", lambda: deltas.Delta(chain[1]).prepare(live, version="7"))
+
+
+def test_arguments_that_are_nonsense(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    delta = deltas.Delta(chain[0])
+    for call in (lambda: delta.apply(local, threads=-1), lambda: delta.verify(local, threads=-1),
+                 lambda: delta.prepare({}, threads=-1), lambda: deltas.recover(local, threads=-1),
+                 lambda: deltas.convert(delta, local, tmp_path / "m", threads=-1)):
+        with pytest.raises((ValueError, KeyError), match="threads|not among"):
+            call()
+    for level in (0, 20):
+        with pytest.raises(ValueError, match="level"):
+            deltas.convert(delta, local, tmp_path / "m", level=level)
+    with pytest.raises(TypeError, match="list"):
+        delta.prepare({name: [1, 2] for name in states[0]})
+
+
+# ---- the source, and readers ----
+
+def test_a_gap_in_the_source_is_an_error(tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    chain = write_chain(source, states)
+    deltas.apply(local, chain[0])
+    os.rename(chain[1], tmp_path / "later")
+    assert "missing" in expect("VersionMismatch", lambda: deltas.pull(local, source))
+    os.rename(tmp_path / "later", chain[1])
+    deltas.pull(local, source)
+    assert same(read_checkpoint(local), states[3])
+
+
+def test_pull_applies_a_long_chain_in_parts(tmp_path, monkeypatch):
+    many = make_states(20, share=0.0001)
+    local, source = tmp_path / "local", tmp_path / "source"
+    write_checkpoint(local, many[0])
+    source.mkdir()
+    write_chain(source, many)
+    counts = []
+    apply = deltas.apply
+    monkeypatch.setattr(deltas, "apply", lambda checkpoint, *chain, **options: (
+        counts.append(len(chain)), apply(checkpoint, *chain, **options))[1])
+    assert deltas.pull(local, source) is not None
+    assert counts == [16, 3] and same(read_checkpoint(local), many[19])
+
+
+@pytest.mark.parametrize("text", [
+    '{"metadata": {"delta_encoding": "xor", "version": "' + "9" * 5000 + '", '
+    '"base_version": "' + "8" * 5000 + '"}}', '{"metadata": ' + "[" * 100_000])
+def test_a_bad_index_does_not_stop_others(tmp_path, states, local, text):
+    source = tmp_path / "source"
+    source.mkdir()
+    write_chain(source, states)
+    deltas.apply(local, source / "weight_v000001")
+    (source / "bad").mkdir()
+    (source / "bad" / folders.INDEX).write_text(text)
+    assert deltas.pull(local, source) is not None
+    assert same(read_checkpoint(local), states[3])
+
+
+def test_the_first_load_is_locked_too(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    with deltas.reading(local), pytest.raises(TimeoutError):
+        deltas.apply(local, chain[0])
+    deltas.apply(local, chain[0])
+    with pytest.raises(FileNotFoundError), deltas.reading(tmp_path / "nowhere"):
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_keep_the_lock(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    reader, writer = os.pipe()
+    deltas.apply(local, chain[0])
+    with deltas.reading(local):
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent is done
+            os._exit(0)
+    os.close(reader)
+    try:
+        deltas.apply(local, chain[1])
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
+def test_engine_options_that_do_not_go_together(tmp_path, states, local):
+    pytest.importorskip("torch")
+    import logging
+
+    from fastsafetensors._engine_weights import iterate, split_options
+
+    for more in ({"verify": True}, {"public_key": "key"}):
+        with pytest.raises(ValueError, match="manifest"):
+            split_options({"deltas": "x", **more}, ())
+    with pytest.raises(ValueError, match="local folder"):
+        split_options({"deltas": "s3://bucket/deltas"}, ())
+    options, _ = split_options({"deltas": str(tmp_path / "later"), "progress": False}, ())
+    files = [str(path) for path in local.glob("*.safetensors")]
+    assert len(list(iterate(files, options, logging.getLogger("test"), device="cpu"))) == 5

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failing GPUs through every Python interface: each load ends, with the right error."""
+
+import pytest
+from fake_gpu import run
+from test_gpu import sample  # noqa: F401
+
+# Every front that loads to a GPU, each a function without arguments.
+FRONTS = """
+torch = fake_gpu.give_torch_a_gpu()
+import fastsafetensors as f
+from fastsafetensors.fast_loading import load_safetensors, load_safetensors_mmap
+from fastsafetensors.torch import load_file, load_model
+driver = fake_gpu.library() if {has_driver} else None
+
+def opened():
+    with f.safe_open(path, "pt", device="cuda:0") as g:
+        return g.get_tensor("large")
+def opened_all():
+    with f.safe_open(path, "pt", device="cuda:0") as g:
+        return g.get_tensors()
+def ahead():
+    with f.safe_open(path, "pt", device="cuda:0") as g, g.prefetch({{"large": None}}) as p:
+        return p.take("large")
+def batches():
+    loader = f.ParallelLoader(f.SingleGroup(), [path], device="cuda:0", use_tqdm_on_load=False)
+    try:
+        return [tensor.clone() for _, tensor in loader.iterate_weights()]
+    finally:
+        loader.close()
+def one():
+    loader = f.SafeTensorsFileLoader(f.SingleGroup(), "cuda:0", nogds=True)
+    loader.add_filenames({{0: [path]}})
+    try:
+        return loader.copy_files_to_device().get_tensor("large")
+    finally:
+        loader.close()
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.empty(3000000, device="meta"))
+FRONTS = {{
+    "load_file": lambda: load_file(path, "cuda:0"),
+    "load_file, own": lambda: load_file(path, "cuda:0", allocator="own"),
+    "load_safetensors": lambda: load_safetensors(path, device="cuda:0"),
+    "load_safetensors_mmap": lambda: load_safetensors_mmap(path, device="cuda:0"),
+    "get_tensor": opened, "get_tensors": opened_all, "prefetch": ahead,
+    "ParallelLoader": batches, "SafeTensorsFileLoader": one,
+    "load_model": lambda: load_model(Net(), path, strict=False, device="cuda:0", assign=True),
+    "core": lambda: list(f._core.Model(path).load(device="cuda:0")),
+}}
+def all_end(kind, *words):
+    for name, front in FRONTS.items():
+        try:
+            front()
+        except kind as error:
+            assert any(word in str(error) for word in words), (name, error)
+        else:
+            raise AssertionError(name)
+"""
+
+
+def fronts(code, path, has_driver=True, **environment):
+    """Run code after the fronts."""
+    return run(FRONTS.format(has_driver=has_driver) + code, path, **environment)
+
+
+@pytest.mark.parametrize(("words", "environment"), [
+    ("no driver", {"LD_LIBRARY_PATH": "/nonexistent"}),
+    ("too old", {"FAKE_GPU_VERSION": "10010"}),
+    ("sees no device", {"FAKE_GPU_INIT_CODE": "100"}),
+    ("could not be started", {"FAKE_GPU_INIT_CODE": "999"}),
+], ids=["none", "old", "hidden", "broken"])
+def test_drivers(sample, words, environment):  # noqa: F811
+    """What is wrong with the driver is in the error, of every front."""
+    has_driver = "LD_LIBRARY_PATH" not in environment
+    fronts(f"all_end(RuntimeError, {words!r})", sample, has_driver, **environment)
+
+
+def test_full_memory(sample):  # noqa: F811
+    """A MemoryError that says what is needed."""
+    fronts('all_end(MemoryError, "bytes needed")', sample, FAKE_GPU_MEMORY="4000000")
+
+
+def test_lost_device(sample):  # noqa: F811
+    """After an illegal access every call fails, until the process ends: loads do, at once."""
+    fronts("""
+held = load_file(path, "cuda:0", allocator="own")
+driver.fake_gpu_set(b"sticky", 700)
+all_end(RuntimeError, "700")
+held.clear()
+gc.collect()
+f._core.trim()
+driver.fake_gpu_set(b"sticky", 0)
+assert load_file(path, "cuda:0")["large"][7] == 7
+""", sample)
+
+
+def test_device_lost_during_a_load(sample):  # noqa: F811
+    """The n-th copy fails, and everything after it: an error, and nothing that waits for ever."""
+    fronts("""
+for nth in (1, 3, 6):
+    for name, front in FRONTS.items():
+        driver.fake_gpu_fail(b"cuMemcpyHtoDAsync", ctypes.c_long(nth), ctypes.c_long(700))
+        try:
+            front()
+        except RuntimeError as error:
+            assert "700" in str(error), (name, error)
+        else:
+            assert nth > 1 or driver.fake_gpu_get(b"fail_left") > 0, name
+        driver.fake_gpu_fail(None, ctypes.c_long(0), ctypes.c_long(0))
+""", sample)
+
+
+def test_driver_shut_down(sample):  # noqa: F811
+    """At exit drivers end before the last tensors go: these go quietly."""
+    fronts("""
+held = load_file(path, "cuda:0", allocator="own")
+driver.fake_gpu_set(b"gone", 1)
+all_end(RuntimeError, "error 4")
+held.clear()
+gc.collect()
+print("ended")
+""", sample)
+
+
+def test_a_forked_process(sample):  # noqa: F811
+    """The child of a process that uses the driver is told so; what it inherited goes quietly."""
+    fronts("""
+held = load_file(path, "cuda:0", allocator="own")
+child = os.fork()
+if child == 0:
+    try:
+        all_end(RuntimeError, "fork", "MemoryError")
+        held.clear()
+        gc.collect()
+    except BaseException as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert held["large"][7] == 7
+""", sample)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operator of torch's registry gives the same on a lazy tensor as on a plain one.
+
+The same are values, dtypes, shapes, strides and storage offsets of results, the tensor itself
+afterwards, and errors. Plain is an ordinary tensor of the stored tensor's values, or the same view
+of one.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fastsafetensors.lazy import LazyModel, LazyTensor  # noqa: E402
+from fastsafetensors.torch import save_file  # noqa: E402
+
+MODES = ("auto", "map", "load")
+IS_LONG = os.environ.get("FASTSAFETENSORS_TESTS") == "all"
+SAMPLES = 1000 if IS_LONG else 3
+
+Maker = Callable[[Any], Any]
+
+
+def swap_ends(tensor: Any) -> Any:
+    return tensor.transpose(0, -1)
+
+
+def embed(values: Any, dim: int, before: int, after: int) -> Any:
+    """A larger tensor that holds some values in the middle of a dimension."""
+    sizes = list(values.shape)
+    sizes[dim] += before + after
+    made = torch.full(sizes, 1, dtype=values.dtype)
+    made.narrow(dim, before, values.shape[dim]).copy_(values)
+    return made
+
+
+# How a view's values are stored, and how the view is made of what is stored.
+VIEWS: dict[str, tuple[Maker, Maker]] = {
+    "whole": (lambda x: x, lambda t: t),
+    "rows": (lambda x: embed(x, 0, 2, 1), lambda t: t[2:-1]),
+    "columns": (lambda x: embed(x, -1, 1, 2), lambda t: t[..., 1:-2]),
+    "transposed": (lambda x: embed(swap_ends(x), 0, 1, 1), lambda t: swap_ends(t[1:-1])),
+    "transposed columns": (lambda x: embed(swap_ends(x), -1, 2, 1),
+                           lambda t: swap_ends(t[..., 2:-1])),
+}
+
+# Results of these are undefined, random in a way of their own, or addresses.
+NO_VALUES = ("empty", "resize", "as_strided_partial")
+
+
+def operators() -> list[Any]:
+    registry = pytest.importorskip(
+        "torch.testing._internal.common_methods_invocations",
+        reason="torch's registry of operators needs the package expecttest")
+    return list(registry.op_db)
+
+
+def variants(operator: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "function", operator.op
+    if operator.method_variant is not None:
+        yield "method", operator.method_variant
+    if operator.inplace_variant is not None:
+        yield "in place", operator.inplace_variant
+
+
+def geometry_of(tensor: Any) -> tuple[Any, ...]:
+    kind = (tensor.dtype, tuple(tensor.shape), tensor.layout)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return kind
+    # The stride of a dimension of one element has no meaning, and torch gives it in passing.
+    strides = tuple(stride if size != 1 else None
+                    for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (*kind, strides, tensor.storage_offset(), tensor.is_contiguous(),
+            tensor.is_conj(), tensor.is_neg())
+
+
+def flat(result: Any) -> list[Any]:
+    if isinstance(result, (tuple, list)):
+        return [part for one in result for part in flat(one)]
+    return [result]
+
+
+def same_values(one: Any, other: Any) -> bool:
+    if one.layout is not torch.strided or one.is_nested or one.is_quantized:
+        return True
+    one, other = one.detach(), other.detach()
+    if one.dtype.is_floating_point or one.dtype.is_complex:
+        return bool(torch.allclose(one.resolve_conj(), other.resolve_conj(), rtol=1e-4, atol=1e-5,
+                                   equal_nan=True))
+    return bool(torch.equal(one, other))
+
+
+def call(function: Callable[..., Any], tensor: Any, sample: Any) -> Any:
+    """What comes of a call: results and the tensor afterwards, or the kind of error."""
+    torch.manual_seed(0)
+    args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, sample.args)
+    kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, sample.kwargs)
+    try:
+        return [*flat(function(tensor, *args, **kwargs)), tensor]
+    except Exception as error:
+        return type(error)
+
+
+def differences(plain: Any, lazy: Any, with_values: bool) -> str | None:
+    if isinstance(plain, type) or isinstance(lazy, type):
+        return None if plain is lazy else f"plain {plain}, lazy {lazy}"
+    for one, other in zip(plain, lazy, strict=True):
+        if not isinstance(one, torch.Tensor):
+            if isinstance(one, (int, bool, torch.dtype, torch.Size)) and one != other:
+                return f"plain {one}, lazy {other}"
+            continue
+        if geometry_of(one) != geometry_of(other):
+            return f"plain {geometry_of(one)}, lazy {geometry_of(other)}"
+        if isinstance(other, LazyTensor):
+            other = other.clone()
+        if with_values and not same_values(one, other):
+            return "values differ"
+    return None
+
+
+def samples_of(operator: Any, dtype: Any) -> list[Any]:
+    found = []
+    for sample in operator.sample_inputs("cpu", dtype, requires_grad=False):
+        if isinstance(sample.input, torch.Tensor) and sample.input.layout is torch.strided:
+            found.append(sample)
+        if len(found) == SAMPLES:
+            break
+    return found
+
+
+def stored_of(samples: list[Any]) -> dict[str, Any]:
+    stored = {}
+    for number, sample in enumerate(samples):
+        values = sample.input.detach()
+        for name, (store, _) in VIEWS.items():
+            if values.dim() and values.numel() or name == "whole":
+                made = store(values)
+                stored[f"{number} {name}"] = torch.zeros(made.shape, dtype=made.dtype).copy_(made)
+    return stored
+
+
+def compare(operator: Any, dtype: Any, path: Path) -> list[str]:
+    """Everything in which lazy tensors differ from plain ones."""
+    samples = samples_of(operator, dtype)
+    stored = stored_of(samples)
+    if not stored:
+        return []
+    save_file(stored, path)
+    with_values = not any(part in operator.name for part in NO_VALUES)
+    found = []
+    for mode in MODES:
+        with LazyModel(path, mode=mode) as model:
+            for key, base in stored.items():
+                number, view = key.split(" ", 1)
+                for variant, function in variants(operator):
+                    make = VIEWS[view][1]
+                    plain = call(function, make(base.clone()), samples[int(number)])
+                    lazy = call(function, make(model[key]), samples[int(number)])
+                    difference = differences(plain, lazy, with_values)
+                    if difference is not None:
+                        found.append(f"{operator.formatted_name} ({variant}), sample {number}, "
+                                     f"mode {mode}, {view}: {difference}")
+    return found
+
+
+def walk(dtype: Any, path: Path) -> list[str]:
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for operator in operators():
+            if dtype in operator.dtypes:
+                found += compare(operator, dtype, path)
+    return found
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(["complex64", "int64", "bool"] if IS_LONG else [])])
+def test_every_operator_of_the_registry(dtype: str, tmp_path: Path) -> None:
+    found = walk(getattr(torch, dtype), tmp_path / "m.safetensors")
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
+
+
+# What the registry has not: uses that show how a view lies in the memory of its tensor.
+USES: dict[str, Callable[[Any], Any]] = {
+    "as_strided": lambda t: t.as_strided((3,), (1,), 0),
+    "as_strided after a read": lambda t: (t.sum(), t.as_strided((3,), (1,), 0))[1],
+    "as_strided after a write": lambda t: t.mul_(2).as_strided((3,), (1,), 0)[:1],
+    "as_strided_": lambda t: t.as_strided_((3,), (1,), 0),
+    "as_strided_copy": lambda t: torch.as_strided_copy(t, (3,), (1,), 0),
+    "as_strided_copy by keyword": lambda t: torch.as_strided_copy(input=t, size=(3,), stride=(1,)),
+    "the operator": lambda t: torch.ops.aten.as_strided_copy(t, (3,), (1,), 0),
+    "as_strided_scatter": lambda t: t.as_strided_scatter(torch.full((3,), -1.0), (3,), (1,)),
+    "scatter's memory": lambda t: t.select_scatter(torch.zeros(t.shape[1:]), 0, 0).as_strided(
+        (3,), (1,), 0),
+    "resize_": lambda t: t.resize_(8),
+    "storage": lambda t: t.untyped_storage().nbytes(),
+    "strides after a write": lambda t: (t.mul_(1).stride(), t.storage_offset(), t.is_contiguous()),
+    "strides of what was assigned to": lambda t: (t.__setitem__(0, 1.0), t.stride())[1],
+    "a view after a write": lambda t: t.mul_(1).view(-1),
+    "a view after a read": lambda t: (t.sum(), t.t().stride(), t.t().storage_offset())[1:],
+    "detached after a write": lambda t: t.mul_(1).detach().storage_offset(),
+    "transposed in place": lambda t: t.t_().stride(),
+    "another dtype": lambda t: t.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("use", USES)
+def test_view_layout(use: str, view: str, mode: str, tmp_path: Path) -> None:
+    store, make = VIEWS[view]
+    values = store(torch.arange(24.0).reshape(4, 6)).contiguous()
+    others = {"a": torch.full((7,), -5.0), "z": torch.full((7,), 99.0)}
+    save_file({"w": values.clone(), **others}, tmp_path / "m.safetensors")
+    outcomes = []
+    with LazyModel(tmp_path / "m.safetensors", mode=mode) as model:
+        for tensor in (make(values.clone()), make(model["w"])):
+            try:
+                result = USES[use](tensor)
+                outcomes.append((result.tolist(), geometry_of(result))
+                                if isinstance(result, torch.Tensor) else result)
+            except RuntimeError as error:
+                outcomes.append(type(error))
+    assert outcomes[0] == outcomes[1]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of files while a save replaces their set: every reader gets one save or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fastsafetensors import SafetensorError, numpy, safe_open  # noqa: E402
+from fastsafetensors.fast_loading import save_safetensors_sharded  # noqa: E402
+from fastsafetensors.lazy import LazyModel  # noqa: E402
+from fastsafetensors.loader import SafeTensorsFileLoader, SingleGroup  # noqa: E402
+from fastsafetensors.parallel_loader import ParallelLoader  # noqa: E402
+from fastsafetensors.torch import load_file  # noqa: E402
+from fastsafetensors.v05 import common  # noqa: E402
+
+INDEX = "model.safetensors.index.json"
+
+
+def save(folder: Path, value: float) -> None:
+    tensors = {f"w{i}": torch.full((64, 64), value) for i in range(3)}
+    save_safetensors_sharded(tensors, folder, max_shard_size=20_000)
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(map(str, folder.glob("model-*.safetensors")))
+
+
+def load_lazily(files: list[str]) -> dict[str, Any]:
+    with LazyModel(files) as model:
+        return {name: tensor.clone() for name, tensor in model}
+
+
+def load_from_safe_open(files: list[str]) -> dict[str, Any]:
+    with safe_open(files, "pt") as model:
+        return {name: model.get_tensor(name) for name in model.keys()}  # noqa: SIM118
+
+
+def load_in_group(files: list[str]) -> dict[str, Any]:
+    with SafeTensorsFileLoader(SingleGroup(), "cpu") as loader:
+        loader.add_filenames({0: files[:1]})
+        loader.add_filenames({0: files[1:]})
+        buffer = loader.copy_files_to_device()
+        return {name: buffer.get_tensor(name).clone() for name in loader.get_keys()}
+
+
+def load_in_parallel(files: list[str]) -> dict[str, Any]:
+    with contextlib.closing(ParallelLoader(None, files, use_tqdm_on_load=False)) as loader:
+        return dict(loader.iterate_weights())
+
+
+READERS: dict[str, Callable[[list[str]], dict[str, Any]]] = {
+    "load_file": load_file,
+    "numpy.load_file": lambda files: {name: torch.from_numpy(array.copy())
+                                      for name, array in numpy.load_file(files).items()},
+    "LazyModel": load_lazily,
+    "safe_open": load_from_safe_open,
+    "SafeTensorsFileLoader": lambda files: SafeTensorsFileLoader(files).load(),
+    "SafeTensorsFileLoader of a group": load_in_group,
+    "ParallelLoader": load_in_parallel,
+}
+
+
+def values(tensors: dict[str, Any]) -> set[float]:
+    return {float(part) for tensor in tensors.values() for part in (tensor[0, 0], tensor[-1, -1])}
+
+
+class HalfPublished:
+    """A set whose next save has stopped after the first of its files got its final name."""
+
+    def __init__(self, folder: Path, spare: Path) -> None:
+        save(folder, 1.0)
+        save(spare, 2.0)
+        self.folder, self.spare = folder, spare
+        self.names = [Path(name).name for name in files_of(folder)]
+        self.hidden = {name: f".{name}.{number:016x}.tmp" for number, name in enumerate(self.names)}
+        assert len(self.names) > 1
+
+    def begin(self) -> None:
+        text = (self.spare / INDEX).read_text()
+        for name, hidden in self.hidden.items():
+            os.link(self.spare / name, self.folder / hidden)
+            text = text.replace(name, hidden)
+        (self.folder / "interim").write_text(text)
+        os.replace(self.folder / "interim", self.folder / INDEX)
+        self.place(self.names[:1])
+
+    def place(self, names: list[str]) -> None:
+        for name in names:
+            os.replace(self.spare / name, self.folder / name)
+
+    def end(self) -> None:
+        self.place(self.names[1:])
+        os.replace(self.spare / INDEX, self.folder / INDEX)
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> HalfPublished:
+    return HalfPublished(tmp_path / "set", tmp_path / "spare")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_list_of_an_unfinished_save_is_refused(name: str, half: HalfPublished) -> None:
+    files = files_of(half.folder)
+    assert values(READERS[name](files)) == {1.0}
+    half.begin()
+    with pytest.raises(SafetensorError, match="save of this model did not finish") as caught:
+        READERS[name](files)
+    assert INDEX in str(caught.value)
+    assert values(load_file(half.folder)) == {2.0}  # the index leads to one save all the same
+    half.end()
+    assert values(READERS[name](files)) == {2.0}
+
+
+@pytest.mark.parametrize("name", ["SafeTensorsFileLoader of a group", "ParallelLoader"])
+def test_files_opened_one_by_one_are_opened_again_when_a_save_comes_between(
+    name: str, half: HalfPublished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    from_file = common.SafeTensorsMetadata.from_file.__func__  # type: ignore[attr-defined]
+
+    def open_and_save(kind: Any, path: Any, framework: Any = None) -> Any:
+        made = from_file(kind, path, framework)
+        opened.append(path)
+        if len(opened) == 1:
+            half.begin()
+            half.end()
+        return made
+
+    monkeypatch.setattr(common.SafeTensorsMetadata, "from_file", classmethod(open_and_save))
+    assert values(READERS[name](files_of(half.folder))) == {2.0}
+    assert len(opened) > len(half.names)
+
+
+TRAINER = """
+import os, sys, torch
+from pathlib import Path
+from fastsafetensors.fast_loading import save_safetensors_sharded
+step = 1
+while os.getppid() != 1 and not os.path.exists(sys.argv[2]):
+    tensors = {f"w{i}": torch.full((64, 64), float(step)) for i in range(3)}
+    save_safetensors_sharded(tensors, Path(sys.argv[1]), max_shard_size=20_000)
+    step = step % 250 + 1
+"""
+
+
+@pytest.fixture
+def saved_again_and_again(tmp_path: Path) -> Iterator[Path]:
+    folder, stop = tmp_path / "set", tmp_path / "stop"
+    save(folder, 0.0)
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(folder), str(stop)])
+    yield folder
+    stop.touch()
+    assert trainer.wait(120) == 0
+
+
+def test_readers_of_lists_never_mix_steps_while_a_trainer_saves(
+    saved_again_and_again: Path,
+) -> None:
+    folder = saved_again_and_again
+    end, seen, number = time.monotonic() + 120, set[float](), 0
+    while len(seen) <= 20 and time.monotonic() < end:
+        reader = list(READERS.values())[number % len(READERS)]
+        number += 1
+        try:
+            got = values(reader(files_of(folder)))
+        except (SafetensorError, OSError):
+            continue
+        assert len(got) == 1
+        seen |= got
+    assert len(seen) > 1

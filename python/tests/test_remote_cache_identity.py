@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk cache: its limit, similar names, backfilled chunks, forks, leftovers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy
+import pytest
+from test_remote_cache import BLOCK, MIB, REFUSALS, endings, load, local, make
+from web_server import Answer, Request, web_server
+
+import fastsafetensors
+from fastsafetensors import numpy as fst_numpy
+from fastsafetensors import remote
+from fastsafetensors._core import Model
+
+
+@pytest.fixture
+def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A cache that is configured, and not made yet."""
+    place = tmp_path / "cache"
+    remote.configure(cache_dir=place, retry_base_ms=2)
+    yield place
+    remote.configure()
+
+
+def test_leftovers_of_a_killed_process_are_listed(tmp_path: pathlib.Path, command: str) -> None:
+    """A name that has no size yet, as kill -9 leaves it: listed, and cleared."""
+    place = tmp_path / "cache"
+    place.mkdir(mode=0o700)
+    (place / ("0" * 32 + ".part")).touch(mode=0o600)
+    assert [entry["size_bytes"] for entry in remote.cache_objects(place)] == [0]
+    for words, said in ((["list"], "0 % of it"), (["clear"], "1 object removed")):
+        done = subprocess.run(
+            [command, "cache", *words, "--cache-dir", place], capture_output=True, text=True
+        )
+        assert done.returncode == 0 and said in done.stdout, done
+
+
+def test_objects_that_grow_stay_within_the_limit(
+    tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """Objects of which little was wanted at first: when more comes there has to be room for it."""
+    names = [f"{name}.safetensors" for name in "abcdef"]
+    for name in names:
+        make(tmp_path / name, 2, 1024, ord(name[0]))
+    remote.configure(cache_dir=cache, cache_bytes_max=5 * MIB)
+    with web_server(tmp_path) as server:
+
+        def used() -> int:
+            return sum(entry["disk_bytes"] for entry in remote.cache_objects())
+
+        for name in names:
+            Model(server.url + name).close()  # the header
+        assert len(remote.cache_objects()) == len(names)
+        for name in names:
+            assert load(server.url + name)[0] == local(tmp_path / name)
+            assert used() <= 5 * MIB, name
+        # What is there without room for the rest is read, and the rest is not kept.
+        remote.cache_prune(0)
+        file = tmp_path / names[0]
+        with fastsafetensors.safe_open(server.url + file.name, "numpy") as opened:
+            opened.get_tensor("layer.0.weight")
+        remote.configure(cache_dir=cache, cache_bytes_max=MIB)
+        kept = used()
+        tensors, stats = load(server.url + file.name)
+        assert tensors == local(file) and "No space" in stats["reason"], stats
+        assert stats["disk_cache_bytes"] >= MIB - BLOCK and used() == kept
+        remote.configure(cache_dir=cache, cache_bytes_max=MIB, cache_required=True)
+        with pytest.raises(REFUSALS, match="does not fit in the cache: "):
+            load(server.url + file.name)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_unchanged_date_with_other_bytes(
+    tmp_path: pathlib.Path, cache: pathlib.Path, is_whole: bool
+) -> None:
+    """Two files within a second, of one size, from a server that gives dates alone."""
+    file = tmp_path / "model.safetensors"
+
+    def strip(request: Request, answer: Answer) -> Answer:
+        answer.headers.update({"ETag": None})  # type: ignore[dict-item]
+        return answer
+
+    with web_server(tmp_path, strip) as server:
+        url = server.url + file.name
+        make(file, 3, 500, 1)
+        for _ in range(2):
+            if is_whole:
+                assert load(url)[0] == local(file)
+        with fastsafetensors.safe_open(url, "numpy") as opened:
+            assert opened.get_tensor("layer.2.weight").tobytes() == local(file)["layer.2.weight"]
+        assert endings(cache) == [".data" if is_whole else ".part"]
+        make(file, 3, 500, 2)
+        os.utime(file, ns=(5, 5))
+        for _ in range(2):
+            assert load(url)[0] == local(file)  # nothing of the first one
+
+
+def test_different_urls_are_different_objects(
+    tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """Of a server that numbers versions: one ETag for other content at another address."""
+    files = [tmp_path / "first", tmp_path / "second"]
+    for seed, file in enumerate(files):
+        make(file, 1, 300, seed)
+    pairs = [
+        ("a=1&b=2", "a=1?b=2"),
+        ("policy=first", "policy=second"),
+        ("x-amz-meta=first", "x-amz-meta=second"),
+        ("mysig=1&sr=first", "mysig=1&sr=second"),
+    ]
+    places = {query: file for pair in pairs for query, file in zip(pair, files, strict=True)}
+
+    def choose(request: Request, answer: Answer) -> Answer:
+        headers = {"range": request.headers["range"]}
+        if request.headers.get("if-none-match") == '"1"':
+            return Answer("304 Not Modified", {"ETag": '"1"'})
+        content = server.answer(Request("GET", places[request.query].name, "", headers))
+        content.headers["ETag"] = '"1"'
+        return content
+
+    with web_server(tmp_path, choose) as server:
+        for pair in pairs:
+            for query, file in zip(pair, files, strict=True):
+                assert load(f"{server.url}x?{query}")[0] == local(file), query
+
+
+def test_padding_between_tensors_is_cached_too(
+    tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """A load asks for no block that only pads; the second start brings these and is a local one."""
+    file = tmp_path / "model.safetensors"
+    generator = numpy.random.default_rng(3)
+    tensors = {name: generator.standard_normal(700_001).astype("f4") for name in "abc"}
+    fst_numpy.save_file(tensors, file, alignment=1 << 20)
+    with web_server(tmp_path) as server:
+        url = server.url + file.name
+        assert load(url)[0] == local(file)
+        assert server.sent_bytes < file.stat().st_size - BLOCK  # some was filled up
+        tensors_read, stats = load(url)
+        assert tensors_read == local(file) and server.sent_bytes == file.stat().st_size
+        assert endings(cache) == [".data"] and "completely in the disk cache" in stats["reason"]
+        assert load(url)[1]["network_bytes"] == 0
+        [data] = cache.glob("*.data")
+        assert data.read_bytes() == file.read_bytes()
+
+
+def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """Children of a fork in the middle of an opening do not hold up other processes."""
+    make(tmp_path / "model.safetensors", 2, 100)
+    go, begun = threading.Event(), threading.Event()
+
+    def hold(request: Request, answer: Answer) -> Answer:
+        begun.set()
+        go.wait(300)
+        return answer
+
+    with web_server(tmp_path, hold) as server:
+        url = server.url + "model.safetensors"
+        thread = threading.Thread(target=load, args=(url,))
+        thread.start()
+        assert begun.wait(300)  # the thread has its turn
+        child = os.fork()
+        if child == 0:
+            time.sleep(300)
+            os._exit(0)
+        try:
+            go.set()
+            thread.join()
+            with (cache / "turns").open("r+b") as turns, (cache / "lock").open("r+b") as lock:
+                fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it has it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

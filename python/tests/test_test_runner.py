@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test runner: each failure is listed near the end, and the exit code is right."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+PROGRAM = """
+import pathlib, sys
+sys.path.insert(0, {tools!r})
+import run_tests
+from collections import Counter
+run_tests.COUNTS = pathlib.Path({counts!r})
+xml = pathlib.Path({counts!r}).with_suffix(".xml")
+xml.write_text({report!r})
+run_tests.c_suite = lambda kind: run_tests.count_junit(xml)
+run_tests.python_suite = run_tests.lint_suite = lambda everything: Counter(passed=1)
+sys.argv[1:] = {arguments!r}
+sys.exit(run_tests.main())
+"""
+CASE = ('<testsuites><testsuite><testcase classname="c" name="n">{}</testcase></testsuite>'
+        "</testsuites>")
+
+
+def run(tmp_path, outcome, *arguments):
+    code = PROGRAM.format(tools=str(ROOT / "tools"), counts=str(tmp_path / "counts.json"),
+                          report=CASE.format(outcome), arguments=list(arguments))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_failures_are_named_before_the_last_line(tmp_path):
+    code, lines, err = run(tmp_path, '<failure message="x"/>')
+    assert code == 1, err
+    assert lines[-2:] == ["FAILED c n: x", "2 passed, 1 failed, 0 skipped"]
+    # Summed with a later run: those of both.
+    code, lines, _ = run(tmp_path, '<failure message="x"/>', "--sum", "--only", "c")
+    assert code == 1
+    assert lines[-3:] == ["FAILED c n: x", "FAILED c n: x", "2 passed, 2 failed, 0 skipped"]
+    code, lines, _ = run(tmp_path, "")
+    assert code == 0 and lines == ["3 passed, 0 failed, 0 skipped"]
+
+
+def test_unfinished_test_is_a_failure(tmp_path):
+    (tmp_path / "counts.json").write_text(json.dumps({"failed": 1, "failures": ["the first"]}))
+    code, lines, _ = run(tmp_path, "", "--sum")
+    assert code == 1 and lines[-2:] == ["FAILED the first", "3 passed, 1 failed, 0 skipped"]
+
+
+def test_warnings_of_clang_are_found(tmp_path):
+    if not shutil.which("clang"):
+        pytest.skip("no clang")
+    source = tmp_path / "a.c"
+    command = f"cc -Wall -Wextra -Wconversion -o a.o -c {source}"
+    (tmp_path / "compile_commands.json").write_text(json.dumps(
+        [{"directory": str(tmp_path), "command": command, "file": str(source)}]))
+    # The enumeration is unsigned to clang: gcc says nothing of it.
+    for cast, code in (("", 1), ("(int)", 0)):
+        source.write_text("enum e { A, B };\nenum e get(void);\nint put(int x);\n"
+                          f"int main(void) {{ return put({cast}get()); }}\n")
+        done = subprocess.run([sys.executable, ROOT / "tools/check_clang.py", tmp_path],
+                              capture_output=True, text=True)
+        assert done.returncode == code, done.stdout + done.stderr

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CheckpointManager: retention, resuming, and the remains of killed runs."""
+
+from __future__ import annotations
+
+import fcntl
+import pathlib
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.training import RNG, CheckpointManager, trainer_callback  # noqa: E402
+
+
+def steps_in(folder: pathlib.Path) -> list[int]:
+    """The numbers of the folders, sorted."""
+    return sorted(int(path.name.partition("-")[2]) for path in folder.iterdir())
+
+
+class Run:
+    """A small training."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        self.model = torch.nn.Linear(40, 40)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.state = {"model": self.model, "optimizer": self.optimizer,
+                      "scheduler": self.scheduler, "rng": RNG}
+
+    def step(self) -> None:
+        """One step, with random numbers of all generators."""
+        self.optimizer.zero_grad()
+        scale = random.random() + float(torch.rand(1))
+        self.model(torch.randn(4, 40)).pow(2).mean().mul(scale).backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+
+@pytest.mark.parametrize("stage", ["copy", "lazy"])
+def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage: str) -> None:
+    """Ten steps in one go, and six with a new process's worth of objects after the fourth."""
+    torch.manual_seed(1)
+    random.seed(1)
+    run = Run()
+    with CheckpointManager(tmp_path, every=4, stage=stage) as manager:
+        run.optimizer.register_step_pre_hook(manager.before_step)
+        for number in range(1, 11):
+            run.step()
+            manager.save(number, run.state)
+    assert steps_in(tmp_path) == [4, 8]
+    (tmp_path / "step-8" / "checkpoint.safetensors").unlink()
+    other = Run()
+    manager = CheckpointManager(tmp_path)
+    assert manager.resume(other.state, verify=True) == 4
+    for _ in range(6):
+        other.step()
+    assert torch.equal(run.model.weight, other.model.weight)
+    mine, theirs = run.optimizer.state_dict(), other.optimizer.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert torch.equal(mine["state"][0]["exp_avg_sq"], theirs["state"][0]["exp_avg_sq"])
+    assert run.scheduler.state_dict() == other.scheduler.state_dict()
+    manager.close()
+
+
+def test_what_is_kept(tmp_path: pathlib.Path) -> None:
+    """The last ones, and the best ones."""
+    with CheckpointManager(tmp_path, keep_last=2, keep_best=2) as manager:
+        for number in range(1, 11):
+            manager.save(number, {"a": {"x": torch.ones(3)}}, metric=abs(number - 4))
+        manager.wait()
+        assert steps_in(tmp_path) == [4, 5, 9, 10]
+        best, latest = manager.best(), manager.latest()
+        assert best is not None and latest is not None
+        assert (best.step, best.metric, latest.step) == (4, 0.0, 10)
+    with CheckpointManager(tmp_path, keep_last=1, keep_best=1, best="max") as manager:
+        manager.save(11, {"a": 1}, metric=-1.0)
+    assert steps_in(tmp_path) == [10, 11]
+
+
+def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
+    """Numbers, text, bytes, arrays, tuples; tensors that are one stay one file entry."""
+    numpy = pytest.importorskip("numpy")
+    shared = torch.arange(6.0)
+    state = {"a": {1: (2.5, None, True, "text", b"\x00\xff"), "tensors": [shared, shared]},
+             "b": numpy.arange(5), "c": [float("inf"), -0.0], "d": torch.zeros(0, 2),
+             "e": shared[2:4], "f": torch.tensor(7, dtype=torch.int64), "g": numpy.float32(0.5)}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, state)
+        manager.wait()
+        found = manager.latest()
+        assert found is not None
+        loaded = found.load(verify=True)
+    assert loaded["a"][1] == state["a"][1]
+    assert all(torch.equal(one, shared) for one in loaded["a"]["tensors"])
+    assert (loaded["b"] == state["b"]).all() and loaded["c"] == state["c"]
+    assert loaded["d"].shape == (0, 2) and torch.equal(loaded["e"], shared[2:4])
+    assert loaded["f"] == 7 and loaded["g"] == 0.5
+    with pytest.raises(TypeError, match="a.x: a object can't be saved"), CheckpointManager(
+            tmp_path) as manager:
+        manager.save(2, {"a": {"x": object()}})
+
+
+def test_damage_is_passed_over(tmp_path: pathlib.Path) -> None:
+    """resume() takes the newest complete one; with verify, the newest whose bytes are right."""
+    with CheckpointManager(tmp_path) as manager:
+        for number in (1, 2, 3):
+            manager.save(number, {"a": {"x": torch.full((1000,), float(number))}})
+    path = tmp_path / "step-3" / "checkpoint.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "step-4").mkdir()
+    (tmp_path / "step-4" / ".checkpoint.safetensors.0123456789abcdef.tmp").write_bytes(b"x")
+    (tmp_path / ".step-0.deleted").mkdir()
+    (tmp_path / "step-x").mkdir()
+    manager = CheckpointManager(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-1", "step-2", "step-3", "step-x"]
+    latest, right = manager.latest(), manager.latest(verify=True)
+    assert latest is not None and right is not None and (latest.step, right.step) == (3, 2)
+    path.write_bytes(data[:-8])
+    latest = manager.latest()
+    assert latest is not None and latest.step == 2
+    manager.close()
+    with CheckpointManager(tmp_path / "new", manifest=False) as manager:
+        assert manager.resume({}) == 0 and manager.latest() is None and manager.best() is None
+        manager.save(1, {"a": 1})
+        manager.wait()
+        with pytest.raises(FileNotFoundError, match="no digests to verify against"):
+            manager.latest(verify=True)
+
+
+def test_views_that_look_alike(tmp_path: pathlib.Path) -> None:
+    """A conjugate shares the memory and is another tensor; no name hides the description."""
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"x": x, "y": x.conj(), "z": x.conj().imag, "i": x.imag,
+             "fastsafetensors": {"state": torch.ones(2)}}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, state)
+        manager.wait()
+        found = manager.latest()
+        assert found is not None
+        loaded = found.load()
+    for name in ("x", "y", "z", "i"):
+        assert torch.equal(loaded[name], state[name].resolve_conj().resolve_neg()), name
+    assert torch.equal(loaded["fastsafetensors"]["state"], torch.ones(2))
+
+
+def flip_last_byte(path: pathlib.Path) -> None:
+    """Damage a file in a way that only a checksum shows."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> None:
+    """It does not count for keep_last; the saved and the resumed checkpoint stay."""
+    with CheckpointManager(tmp_path) as manager:
+        for number in (10, 50, 100):
+            manager.save(number, {"a": {"x": torch.full((1000,), float(number))}})
+    flip_last_byte(tmp_path / "step-100" / "checkpoint.safetensors")
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        assert manager.resume({}, verify=True) == 50
+        manager.save(60, {"a": {"x": torch.ones(3)}})
+        manager.wait()
+        assert steps_in(tmp_path) == [50, 60, 100]
+        manager.save(100, {"a": {"x": torch.ones(3)}})
+        manager.wait()
+        assert steps_in(tmp_path) == [50, 100]
+
+
+def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> None:
+    """Checkpoints of higher steps, of a run before, are left alone and push nothing out."""
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        manager.save(1000, {"a": 1})
+    with CheckpointManager(tmp_path, keep_last=2) as manager:
+        for number in (100, 200, 300):
+            manager.save(number, {"a": 1})
+    assert steps_in(tmp_path) == [200, 300, 1000]
+
+
+def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
+    """It is neither the best nor kept as such."""
+    with CheckpointManager(tmp_path, keep_last=1, keep_best=1) as manager:
+        for number, metric in enumerate((float("nan"), 2.0, 3.0, float("nan"))):
+            manager.save(number, {"a": 1}, metric=metric)
+        manager.wait()
+        best = manager.best()
+        assert best is not None and best.step == 1
+    assert steps_in(tmp_path) == [1, 3]
+
+
+@pytest.mark.parametrize("step", [100.0, "1", None, -5])
+def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) -> None:
+    """Its folder would never be found again. A tensor of one integer is one."""
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises((TypeError, ValueError)):
+            manager.save(step, {"a": 1})
+        manager.save(torch.tensor(7), {"a": 1})
+        manager.wait()
+        assert [one.step for one in manager.checkpoints()] == [7]
+
+
+def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
+    """Opening deletes temporary files that no save holds, and folders of nothing else."""
+    others = ["step-1/checkpoint.pt", "step-2/checkpoint/__0_0.distcp", "step-3/checkpoint.distcp",
+              "step-4/checkpoint-00001-of-00002.safetensors", "step-5/.checkpoint.tmp"]
+    leftover = ".checkpoint.safetensors.0123456789abcdef.tmp"
+    held = tmp_path / "step-7" / leftover
+    for name in [*others, f"step-1/{leftover}", f"step-6/{leftover}", f"step-7/{leftover}"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        CheckpointManager(tmp_path).close()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*others, f"step-7/{leftover}"}
+    assert not (tmp_path / "step-6").exists()
+
+
+def test_a_checkpoint_without_its_manifest_is_passed_over(
+        tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A kill between the last file and the manifest leaves one."""
+    with CheckpointManager(tmp_path) as manager:
+        for number in (1, 2):
+            manager.save(number, {"a": 1})
+        manager.wait()
+        (tmp_path / "step-2" / "model.manifest").rename(
+            tmp_path / "step-2" / ".model.manifest.0123456789abcdef.tmp")
+    with CheckpointManager(tmp_path) as manager:
+        assert len(list((tmp_path / "step-2").iterdir())) == 1
+        assert manager.resume({}, verify=True) == 1 and manager.resume({}) == 2
+    assert "step-2 is passed over" in caplog.text
+
+
+def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
+    """At the next save, or by wait(); the loop's own exceptions come first."""
+    with CheckpointManager(tmp_path) as manager:
+        (tmp_path / "step-1").write_text("in the way")
+        manager.save(1, {"a": 1})
+        with pytest.raises(OSError):
+            manager.wait()
+        manager.save(2, {"a": 1})
+        manager.wait()
+        assert [one.step for one in manager.checkpoints()] == [2]
+        manager.save(1, {"a": 1})
+        deadline = time.monotonic() + 60
+        while manager._failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(OSError):
+            manager.save(3, {"a": 1})
+        manager.save(3, {"a": 1})
+    with pytest.raises(KeyError, match="no state of other"), CheckpointManager(
+            tmp_path) as manager:
+        manager.resume({"other": RNG})
+
+
+def test_a_failure_is_told_apart_from_a_cancelled_save(
+        tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the folder is called; and it is logged at once, as nothing may ask for it."""
+    folder = tmp_path / "cancelled"
+    with CheckpointManager(folder) as manager:
+        (folder / "step-1").write_text("in the way")
+        manager.save(1, {"a": 1})
+        with pytest.raises(OSError):
+            manager.wait()
+        assert "the checkpoint of step 1 failed" in caplog.text
+        handle = manager.save(2, {"a": torch.ones(1 << 20)})
+        assert handle is not None
+        handle.cancel()
+        manager.wait()
+
+
+EXIT = """
+import sys, threading, torch
+from fastsafetensors.training import CheckpointManager
+manager = CheckpointManager(sys.argv[1], at_exit=sys.argv[2])
+manager.save(1, {"a": {"x": torch.ones(1 << 26)}})
+print([thread.daemon for thread in threading.enumerate()[1:]])
+"""
+
+
+@pytest.mark.parametrize("at_exit", ["wait", "cancel"])
+def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
+    """Waits for the checkpoint, or cancels it."""
+    done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path), at_exit],
+                          capture_output=True, text=True, timeout=600, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() == f"[{at_exit == 'cancel'}]"
+    if at_exit == "wait":
+        found = CheckpointManager(tmp_path).latest(verify=True)
+        assert found is not None and found.step == 1
+
+
+@pytest.mark.parametrize("options", [
+    {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
+    {"memory": 0}, {"max_shard_size": "x"}])
+def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:
+    """ValueError, and no folder."""
+    with pytest.raises(ValueError):
+        CheckpointManager(tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
+KILLED = textwrap.dedent("""
+    import sys, torch
+    from fastsafetensors.training import CheckpointManager
+    manager = CheckpointManager(sys.argv[1], keep_last=2, max_shard_size=300000, durable=False)
+    target = torch.nn.Linear(200, 200)
+    begin = manager.resume({"m": target})
+    print(begin, flush=True)
+    for step in range(begin + 1, begin + 10000):
+        torch.nn.init.constant_(target.weight, float(step))
+        torch.nn.init.constant_(target.bias, float(step))
+        manager.save(step, {"m": target, "step": {"s": step}, "more": {"x": [
+            torch.full((50000,), float(step)) for _ in range(4)]}})
+    """)
+
+
+def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """kill -9: each run goes on from a complete checkpoint, never an older one than before."""
+    generator = random.Random(6)
+    last = 0
+    for _ in range(6):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)],
+                                   stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        begin = int(process.stdout.readline())
+        assert begin >= last
+        last = begin
+        time.sleep(0.1 + generator.random() * 0.5)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        manager = CheckpointManager(tmp_path)
+        found = manager.latest(verify=True)
+        if found is not None:
+            state = found.load()
+            values = {float(value) for tensor in [*state["m"].values(), *state["more"]["x"]]
+                      for value in tensor.unique()}
+            assert values == {float(found.step)} and state["step"] == {"s": found.step}
+            newest = manager.latest()
+            assert newest is not None and newest.step == found.step  # no complete one is damaged
+        manager.close()
+    assert last > 0
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_transformers_callback(tmp_path: pathlib.Path) -> None:
+    """A Trainer saves by the manager, lazily, and goes on from it."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=64, vocab_size=50)
+    model = transformers.BertForSequenceClassification(config)
+    rows = [{"input_ids": torch.randint(0, 50, (7,)), "labels": torch.tensor(i % 2)}
+            for i in range(40)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), save_strategy="no", report_to=[], max_steps=7,
+        per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True)
+    with CheckpointManager(tmp_path / "saved", every=3, keep_last=2, stage="lazy") as manager:
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows,
+                                       callbacks=[trainer_callback(manager)])
+        trainer.train()
+        assert [one.step for one in manager.checkpoints()] == [6, 7]
+        other = transformers.BertForSequenceClassification(config)
+        assert manager.resume({"model": other}, verify=True) == 7
+        latest = manager.latest()
+        assert latest is not None
+        assert latest.load()["trainer"]["global_step"] == 7
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name])

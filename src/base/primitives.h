@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Interface of the base module: errors, memory, checked arithmetic, text, time, reference counts.
+#ifndef FSTI_PRIMITIVES_H
+#define FSTI_PRIMITIVES_H
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "fastsafetensors/base.h"
+
+/// Returns a failing status to the caller.
+#define FST_TRY(expression)                                                                        \
+    do {                                                                                           \
+        fst_status fst_try_status = (expression);                                                  \
+        if (fst_try_status != FST_OK) return fst_try_status;                                       \
+    } while (0)
+
+// ---- errors: filled once, where they happen ----
+
+const char *fsti_status_name(fst_status status);
+const char *fsti_status_meaning(fst_status status);
+
+/// Where a failure happened. Unknown fields are zero, an unknown byte_offset is FST_NO_OFFSET.
+typedef struct fsti_error_location {
+    const char *file;
+    const char *tensor;
+    size_t tensor_size;
+    uint64_t byte_offset;
+    int os_errno;
+} fsti_error_location;
+
+#define FSTI_NO_LOCATION ((fsti_error_location){.byte_offset = FST_NO_OFFSET})
+
+/// Fills `error` (may be NULL) with "FILE: message, tensor `x`, at byte N: errno's text"; fields
+/// that `place` lacks are left out. Returns `status`.
+__attribute__((format(printf, 4, 5))) fst_status fsti_error_set(fst_error *error, fst_status status,
+                                                                fsti_error_location location,
+                                                                const char *format, ...);
+/// The message without its leading file, for callers that print the file themselves.
+const char *fsti_error_text(const fst_error *error);
+
+/// Adds tensor and position to an error from a lower module, which does not know them.
+void fsti_error_locate(fst_error *error, const fsti_error_location *location);
+
+/// Reports a failed system call on `path`. The status and the text follow from the errno.
+fst_status fsti_error_errno(fst_error *error, int os_errno, const char *path, const char *what);
+
+/// FST_E_NO_MEMORY for `size_bytes` bytes.
+fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes);
+
+/// FST_E_IO: a thread could not be started. The message has the errno and the limit on threads.
+/// `path`: the file or URL that needed the thread.
+fst_status fsti_error_thread(fst_error *error, int os_errno, const char *path);
+
+/// Implements fst_text_step(), the only place that decides which characters a terminal may get.
+size_t fsti_text_step(const char *text, size_t left, uint32_t *code, int *columns);
+/// Replaces each character that fst_text_step() rejects, and each byte that is not UTF-8, by '?' in
+/// place. All messages and log lines pass through here.
+void fsti_text_make_printable(char *text);
+/// Appends as much of `words` as fits into a buffer of `size` bytes.
+void fsti_append(char *text, size_t size, const char *words);
+
+// ---- URLs in place of paths ----
+
+/// Whether a path is a URL, or a URL that went through a path object ("https:/host").
+bool fsti_path_is_url(const char *path);
+/// Copies a URL for messages, without query, user and password. Truncated to `size`.
+void fsti_url_redact(const char *text, char *out, size_t size);
+/// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
+fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error);
+
+// ---- log lines, delivered to the program's callback ----
+
+void fsti_log_set(fst_log_callback callback, void *context, fst_log_level level);
+/// Whether a callback wants lines of that level. Ask before collecting expensive details.
+bool fsti_log_wants(fst_log_level level);
+/// Logs a line, formatted only if a callback wants it. The caller must hold no lock: the callback
+/// may wait for a lock of the program, such as the GIL.
+__attribute__((format(printf, 2, 3))) void fsti_log(fst_log_level level, const char *format, ...);
+
+// ---- memory: the only callers of malloc; tests can make the n-th call fail ----
+
+void *fsti_alloc(size_t size_bytes);
+void *fsti_alloc_zeroed(size_t count, size_t size_bytes);
+void *fsti_realloc(void *pointer, size_t size_bytes);
+void fsti_free(void *pointer);
+char *fsti_string_copy(const char *bytes, size_t size_bytes);
+bool fsti_ends_with(const char *text, const char *ending);
+
+/// The next `countdown` allocations succeed and all later ones fail; negative: never fail.
+void fsti_alloc_fail_after(long countdown);
+/// Whether the injected failure is due. For memory that does not come from malloc.
+bool fsti_alloc_fails(void);
+/// Number of blocks allocated and not yet freed.
+long fsti_alloc_live(void);
+/// Counts blocks that do not come from malloc; a negative number counts freed ones.
+void fsti_alloc_count(long blocks);
+
+/// Zeroed memory for credentials, on separate pages that core dumps exclude. NULL without memory.
+/// (secret.c)
+void *fsti_secret_alloc(size_t size_bytes);
+/// Wipes and frees the block. NULL is allowed.
+void fsti_secret_free(void *block, size_t size_bytes);
+/// Wipes and frees a text that may contain credentials. NULL is allowed.
+void fsti_secret_text_free(char *text);
+
+/// Grows an array, if necessary, so that it has space for one more element. At most `limit`
+/// elements.
+bool fsti_array_reserve(void **array, size_t *capacity, size_t count, size_t element_bytes,
+                        size_t limit);
+
+// ---- checked arithmetic: true when the result fits ----
+
+static inline bool fsti_add(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
+static inline bool fsti_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline uint64_t fsti_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t fsti_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+/// `alignment` is a power of two.
+static inline uint64_t fsti_align_down(uint64_t value, uint64_t alignment) {
+    return value & ~(alignment - 1);
+}
+static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
+    return (value + alignment - 1) & ~(alignment - 1);
+}
+
+/// Registers a process-wide mutex (pthread_mutex_t, never destroyed) so that fork() acquires it
+/// first and the child finds it unlocked. Call it before the first use; repeated calls are
+/// harmless.
+void fsti_fork_lock(void *mutex);
+
+// ---- time ----
+
+/// Monotonic nanoseconds.
+uint64_t fsti_now_ns(void);
+/// The time on the monotonic clock in `timeout_ms`, for waits on a condition with that clock.
+struct timespec fsti_deadline_after(int64_t timeout_ms);
+
+/// The system's page size, a power of two.
+uint64_t fsti_page_bytes(void);
+
+/// CPUs that this process may use, at least 1.
+uint32_t fsti_cpu_count(void);
+/// Free bytes within the cgroup's limit; file pages count as free. UINT64_MAX: no limit.
+uint64_t fsti_memory_available(void);
+/// The same, but at most the free memory of the machine.
+uint64_t fsti_memory_left(void);
+/// Memory and swap of the machine; UINT64_MAX: unknown.
+uint64_t fsti_memory_total(void);
+/// Remaining address space (RLIMIT_AS); UINT64_MAX: unlimited or unknown.
+uint64_t fsti_address_space_left(void);
+/// Reads the first number after `name` in a text file of the kernel. False if the name is missing.
+bool fsti_proc_number(const char *path, const char *name, uint64_t *out);
+/// For tests: replaces the cgroup tree and the list of this process's groups. NULL: the real ones.
+void fsti_cgroup_fake(const char *root, const char *self);
+
+// ---- threads ----
+
+/// pthread_create() for a library thread with all signals blocked except those of faults and of
+/// abort(), so that signals reach the program's threads. Returns 0 or an errno.
+int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context);
+
+// ---- libraries loaded at run time ----
+
+/// A function of a library, and the field that receives its address.
+typedef struct fsti_library_symbol {
+    const char *name; ///< NULL ends the list
+    void *field;
+} fsti_library_symbol;
+
+/// Opens the first library of `names` (NULL-terminated) that has all symbols, for ever. On failure
+/// returns false; *missing is then a symbol that the last library lacks, or unchanged.
+bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
+                       const char **missing);
+
+// ---- reference counts ----
+
+typedef struct fsti_refcount {
+    atomic_uint_fast32_t count;
+} fsti_refcount;
+
+static inline void fsti_refcount_init(fsti_refcount *refs) { atomic_init(&refs->count, 1); }
+static inline void fsti_refcount_ref(fsti_refcount *refs) {
+    atomic_fetch_add_explicit(&refs->count, 1, memory_order_relaxed);
+}
+/// Returns true when it drops the last reference.
+static inline bool fsti_refcount_unref(fsti_refcount *refs) {
+    return atomic_fetch_sub_explicit(&refs->count, 1, memory_order_acq_rel) == 1;
+}
+
+// ---- names: hashing and comparing ----
+
+/// Hashes `size` bytes with a secret key, so that a hostile file cannot cause collisions.
+uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key);
+/// A random key for this process.
+uint64_t fsti_hash_key(void);
+
+typedef struct fsti_name {
+    const char *bytes;
+    size_t size;
+} fsti_name;
+typedef fsti_name (*fsti_name_at)(const void *context, size_t index);
+
+/// A hash table from names to their indices. The underlying names may grow up to `capacity` (below
+/// 2^31).
+typedef struct fsti_name_table {
+    fsti_name_at name_at;
+    const void *context;
+    uint32_t *slots;
+    size_t slot_count;
+    uint64_t key;
+} fsti_name_table;
+
+/// Makes an empty table. False without memory; call fsti_name_table_clear() in any case.
+bool fsti_name_table_make(fsti_name_table *table, fsti_name_at name_at, const void *context,
+                          size_t capacity);
+/// Stores the index of a name. Returns the previous index, which is replaced, or SIZE_MAX.
+size_t fsti_name_table_put(fsti_name_table *table, size_t index);
+/// The index of a name, or SIZE_MAX.
+size_t fsti_name_table_find(const fsti_name_table *table, fsti_name name);
+void fsti_name_table_clear(fsti_name_table *table);
+
+/// Finds the first duplicate among `count` names (below 2^31). *twice is SIZE_MAX if all differ.
+/// False without memory.
+bool fsti_names_twice(fsti_name_at name_at, const void *context, size_t count, size_t *twice);
+
+#endif

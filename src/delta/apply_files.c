@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Applying a chain to a checkpoint's files: which version the folder has, one journal for each
+/// span of the chain, and recovery after a kill or an error.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "apply_job.h"
+#include "new_files.h"
+
+static fst_status refuse_file(const char *path, const char *what, fst_error *error) {
+    fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
+}
+
+/// Opens a file of the checkpoint for changes in place. Others would see these through a second
+/// name, and a link leads to a file that is not this folder's.
+static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_error *error) {
+    struct stat info;
+    const model_file *opened = &job->base->files[file];
+    const char *path = fsti_file_path(opened->file);
+    if (job->descriptors[file] >= 0) return FST_OK;
+    if (opened->packed != NULL)
+        return refuse_file(path,
+                           "a delta cannot be applied to a compressed file; decompress it "
+                           "first ('fastsafetensors rewrite --decompress')",
+                           error);
+    if (job->makes_files) return fsti_new_file_make(path, &job->descriptors[file], error);
+    int flags = is_written ? O_RDWR | O_NOFOLLOW : O_RDONLY;
+    int fd = open(path, flags | O_CLOEXEC);
+    if (fd < 0 && errno == ELOOP)
+        return refuse_file(path,
+                           "the file is a symbolic link, and changing it in place would "
+                           "change another folder's file; copy the checkpoint first",
+                           error);
+    if (fd < 0) return fsti_error_errno(error, errno, path, "opening for changes");
+    job->descriptors[file] = fd;
+    if (fstat(fd, &info) != 0) return fsti_error_errno(error, errno, path, "looking at the file");
+    if (is_written && info.st_nlink > 1)
+        return refuse_file(path,
+                           "the file has several hard links, and a change in place would be "
+                           "seen through all of them; copy the checkpoint first",
+                           error);
+    if ((uint64_t)info.st_size != fsti_file_size(opened->file))
+        return fsti_file_check(opened->file, error);
+    return FST_OK;
+}
+
+static void clear_job(apply_job *job) {
+    for (size_t i = 0; job->descriptors != NULL && i < job->base->file_count; i++)
+        if (job->descriptors[i] >= 0) close(job->descriptors[i]);
+    fsti_free(job->descriptors);
+    fsti_free(job->tensors);
+    fsti_journal_close(&job->journal);
+}
+
+/// Binds the span to the model and opens the files that it changes. *job is to be cleared.
+static fst_status begin_job(apply_job *job, bool is_written, const fst_delta_options *options,
+                            fst_error *error) {
+    job->journal.undo_fd = -1;
+    job->is_written = is_written;
+    job->thread_count =
+        fsti_pool_threads(options->thread_count, fsti_delta_decoders(job->delta, job->span));
+    job->descriptors = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *job->descriptors);
+    if (job->descriptors == NULL) return fsti_error_memory(error, job->base->file_count);
+    for (size_t i = 0; i < job->base->file_count; i++) job->descriptors[i] = -1;
+    FST_TRY(fsti_delta_bind(job->delta, job->span, job->base, &job->tensors, &job->tensor_count,
+                            error));
+    for (size_t i = 0; i < job->tensor_count; i++)
+        FST_TRY(open_file(job, job->tensors[i].file, is_written, error));
+    return FST_OK;
+}
+
+/// Tells whether a journal is about these tensors at these places.
+static uint64_t hash_order(const apply_job *job) {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < job->tensor_count; i++) {
+        const bound_tensor *tensor = &job->tensors[i];
+        uint64_t row[4] = {hash, fsti_hash(tensor->tensor->name, tensor->tensor->name_size, 0),
+                           tensor->offset, tensor->size_bytes};
+        hash = fsti_hash(row, sizeof row, tensor->file);
+    }
+    return hash;
+}
+
+static void count_job(const apply_job *job, fst_delta_stats *stats) {
+    stats->bytes_read += atomic_load(&job->bytes_read);
+    stats->bytes_written += atomic_load(&job->bytes_written);
+    stats->bytes_hashed += atomic_load(&job->bytes_hashed);
+    stats->thread_count = job->thread_count;
+    for (size_t i = 0; i < job->tensor_count; i++) {
+        delta_frames frames = fsti_delta_frames(job->delta, job->tensors[i].tensor, job->span);
+        for (size_t k = 0; k < frames.count; k++)
+            stats->stored_bytes += frames.frames[k].size_bytes;
+        stats->tensor_bytes += job->tensors[i].size_bytes;
+    }
+    stats->tensor_count += job->tensor_count;
+}
+
+static fst_status sync_files(const apply_job *job, fst_error *error) {
+    for (size_t i = 0; i < job->base->file_count; i++)
+        if (job->descriptors[i] >= 0 && fdatasync(job->descriptors[i]) != 0)
+            return fsti_error_errno(error, errno, fsti_file_path(job->base->files[i].file),
+                                    "writing to the device");
+    return FST_OK;
+}
+
+/// Ends the journal with the folder at `version` (NULL: it has no note): note first, so that a kill
+/// in between is resumed.
+static fst_status end_journal(const apply_job *job, const sync_folder *sync, const char *version,
+                              bool durable, fst_error *error) {
+    if (durable) FST_TRY(sync_files(job, error));
+    FST_TRY(version == NULL ? fsti_sync_remove(sync->state_path, error)
+                            : fsti_sync_write_state(sync, version, job->base, durable, error));
+    FST_TRY(fsti_sync_remove(sync->journal_path, error));
+    // Without a journal the undo file is not read, so it may stay.
+    (void)fsti_sync_remove(sync->undo_path, NULL);
+    return FST_OK;
+}
+
+/// Undoes what was done. The error of the caller stays unless that fails, too.
+static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *error) {
+    const journal_head *head = job->journal.head;
+    fst_error own;
+    fst_status status = fsti_apply_settle(job, &own);
+    // Only now: what a slot means depends on the direction.
+    if (status == FST_OK) atomic_store(&job->journal.head->is_backward, 1);
+    if (status == FST_OK) status = fsti_apply_backward(job, &own);
+    // Nothing is left to be undone, and on a full disk the note needs the room.
+    if (status == FST_OK && job->journal.undo_fd >= 0) (void)!ftruncate(job->journal.undo_fd, 0);
+    const char *base = head->had_state ? fsti_journal_text(&job->journal, 0) : NULL;
+    if (status == FST_OK) status = end_journal(job, sync, base, false, &own);
+    if (status != FST_OK) {
+        fsti_error_set(error, status, FSTI_NO_LOCATION,
+                       "%s. The checkpoint could not be rolled back and holds tensors of two "
+                       "versions: apply again, or run 'fastsafetensors delta recover'",
+                       own.message);
+        if (error != NULL) error->os_errno = own.os_errno;
+    }
+    return status;
+}
+
+/// Runs a journal to its end. *rolled_back: the folder has its base version again.
+static fst_status run_journal(apply_job *job, const sync_folder *sync, bool durable,
+                              bool *rolled_back, fst_error *error) {
+    fst_error own;
+    fst_status status = FST_OK;
+    *rolled_back = atomic_load(&job->journal.head->is_backward) != 0;
+    if (!*rolled_back) {
+        status = fsti_apply_forward(job, &own);
+        if (status == FST_OK)
+            return end_journal(job, sync, fsti_journal_text(&job->journal, 1), durable, error);
+        if (error != NULL) *error = own;
+    }
+    *rolled_back = true;
+    fst_status undone = roll_back(job, sync, error);
+    return undone != FST_OK ? undone : status;
+}
+
+/// Changes copies of the files and gives them the files' names. Until then nothing is to be undone.
+static fst_status replace_files(apply_job *job, const sync_folder *sync, const char *version,
+                                bool durable, fst_error *error) {
+    fst_status status = fsti_apply_forward(job, error);
+    if (status == FST_OK && durable) status = sync_files(job, error);
+    FST_TRY(status);
+    bool *is_changed = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *is_changed);
+    if (is_changed == NULL) return fsti_error_memory(error, job->base->file_count);
+    for (size_t i = 0; i < job->base->file_count; i++) is_changed[i] = job->descriptors[i] >= 0;
+    new_file_set set = {job->base, is_changed, version, durable};
+    status = fsti_new_files_publish(sync, &set, error);
+    fsti_free(is_changed);
+    return status;
+}
+
+/// `had_state`: the folder has a version note, which is put back after a roll-back.
+static fst_status apply_span(apply_job *job, const sync_folder *sync,
+                             const fst_delta_options *options, bool had_state, fst_error *error) {
+    bool durable = (options->flags & FST_DELTA_DURABLE) != 0, rolled_back;
+    const char *version = job->delta->versions[job->span.end - 1].text.version;
+    job->makes_files = (options->flags & FST_DELTA_NEW_FILES) != 0;
+    fsti_new_files_remove(job->base); // copies of a process that was killed
+    FST_TRY(begin_job(job, true, options, error));
+    if (job->tensor_count == 0)
+        return fsti_sync_write_state(sync, version, job->base, durable, error);
+    if (job->makes_files) return replace_files(job, sync, version, durable, error);
+    journal_plan plan = {job->delta,      job->span,         job->tensor_count,
+                         hash_order(job), job->thread_count, had_state};
+    FST_TRY(fsti_journal_create(sync, &plan, &job->journal, error));
+    // Until the new note is written, other programs find none and would copy the base.
+    fst_status status = fsti_sync_remove(sync->state_path, error);
+    if (status != FST_OK) return status;
+    return run_journal(job, sync, durable, &rolled_back, error);
+}
+
+/// Decodes and verifies a span without changing anything.
+static fst_status check_span(const fst_delta *delta, delta_span span, const fst_model *base,
+                             const fst_delta_options *options, fst_delta_stats *stats,
+                             fst_error *error) {
+    apply_job job = {.delta = delta, .span = span, .base = base};
+    if (span.end - span.first > DELTA_FOLD_MAX)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                              "at most %u versions can be verified at once", DELTA_FOLD_MAX);
+    fst_status status = begin_job(&job, false, options, error);
+    if (status == FST_OK) status = fsti_apply_forward(&job, error);
+    if (status == FST_OK) count_job(&job, stats);
+    clear_job(&job);
+    return status;
+}
+
+/// Opens the delta that a journal names; its indexes and checksums must be the same.
+static fst_status open_recorded(const apply_journal *journal, fst_delta **out, fst_error *error) {
+    const char *folders[DELTA_FOLD_MAX];
+    const journal_head *head = journal->head;
+    for (size_t i = 0; i < head->version_count; i++) folders[i] = fsti_journal_text(journal, 2 + i);
+    FST_TRY(fsti_delta_open(folders, head->version_count, out, error));
+    for (size_t i = 0; i < head->version_count; i++) {
+        const delta_version *version = &(*out)->versions[i];
+        if (memcmp(version->index_digest, head->index_digests[i], 16) == 0) continue;
+        fsti_error_location place = {.file = version->index_path, .byte_offset = FST_NO_OFFSET};
+        fst_status status = fsti_error_set(
+            error, FST_E_FILE_CHANGED, place,
+            "the delta was replaced while its application was interrupted; put the old one back, "
+            "or copy the checkpoint again and delete .weight_sync");
+        fsti_delta_close(*out);
+        *out = NULL;
+        return status;
+    }
+    return FST_OK;
+}
+
+/// Finishes or undoes what a journal says; the lock is held.
+static fst_status resume(const sync_folder *sync, apply_journal *journal,
+                         const fst_delta_options *options, fst_delta_stats *stats,
+                         fst_error *error) {
+    fst_delta *delta = NULL;
+    fst_model *model = NULL;
+    model_request wish = {0};
+    bool rolled_back = false, goes_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
+    apply_job job = {.journal.undo_fd = -1};
+    fst_status status = open_recorded(journal, &delta, error);
+    if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &wish, &model, error);
+    job.delta = delta;
+    job.base = model;
+    if (status == FST_OK) {
+        job.span = (delta_span){0, delta->version_count};
+        status = begin_job(&job, true, options, error);
+        job.journal = *journal;
+        *journal = (apply_journal){.undo_fd = -1};
+        job.thread_count = (uint32_t)fsti_min(job.thread_count, job.journal.head->slot_count);
+    }
+    if (status == FST_OK && (job.tensor_count != job.journal.head->tensor_count ||
+                             hash_order(&job) != job.journal.head->order_hash))
+        status = fsti_error_set(
+            error, FST_E_FILE_CHANGED,
+            (fsti_error_location){.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET},
+            "the checkpoint's files are not those of the interrupted "
+            "application; copy the checkpoint again and delete .weight_sync");
+    if (status == FST_OK) status = fsti_apply_settle(&job, error);
+    if (status == FST_OK && goes_back) atomic_store(&job.journal.head->is_backward, 1);
+    if (status == FST_OK)
+        status =
+            run_journal(&job, sync, (options->flags & FST_DELTA_DURABLE) != 0, &rolled_back, error);
+    stats->recovered = rolled_back ? 2 : 1;
+    count_job(&job, stats);
+    if (model != NULL) clear_job(&job);
+    fsti_model_unref(model);
+    fsti_delta_close(delta);
+    return status;
+}
+
+/// Whether version names of the folder and the delta fit, and with which version to begin.
+static fst_status find_start(const fst_delta *delta, const char *current, bool may_skip,
+                             const char *checkpoint, size_t *first, fst_error *error) {
+    const fsti_delta_text *start = &delta->versions[0].text;
+    const fsti_delta_text *last = &delta->versions[delta->version_count - 1].text;
+    fsti_error_location place = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
+    for (*first = 0; *first < delta->version_count; (*first)++)
+        if (fsti_version_compare(delta->versions[*first].text.base, current) == FSTI_VERSION_SAME &&
+            (*first == 0 || may_skip))
+            return FST_OK;
+    fsti_version_order order = fsti_version_compare(last->version, current);
+    if (order == FSTI_VERSION_SAME && may_skip) return FST_OK;
+    if (order == FSTI_VERSION_SAME)
+        return fsti_error_set(error, FST_E_VERSION, place, "version %s was applied already",
+                              current);
+    if (order == FSTI_VERSION_OLDER)
+        return fsti_error_set(error, FST_E_VERSION, place,
+                              "version %s is older than version %s, which the checkpoint has",
+                              last->version, current);
+    if (fsti_version_compare(start->base, current) == FSTI_VERSION_NEWER)
+        return fsti_error_set(error, FST_E_VERSION, place,
+                              "versions between %s, which the checkpoint has, and %s, which the "
+                              "delta is based on, are missing",
+                              current, start->base);
+    return fsti_error_set(error, FST_E_VERSION, place,
+                          "the checkpoint has version %s, but the delta is based on %s", current,
+                          start->base);
+}
+
+/// The version that the folder has: its note, else what the caller says, else the delta's base.
+static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
+                               const fst_delta_options *options, char *current, bool *had_state,
+                               fst_error *error) {
+    fsti_delta_state state;
+    FST_TRY(fsti_sync_read_state(sync, &state, error));
+    *had_state = state.version != NULL;
+    const char *version = state.version != NULL      ? state.version
+                          : options->version != NULL ? options->version
+                                                     : delta->versions[0].text.base;
+    strncpy(current, version, FST_DELTA_VERSION_BYTES - 1);
+    current[FST_DELTA_VERSION_BYTES - 1] = '\0';
+    fst_status status = fsti_sync_check_files(sync, &state, error);
+    if (status == FST_OK && *had_state && options->version != NULL &&
+        fsti_version_compare(options->version, current) != FSTI_VERSION_SAME)
+        status = fsti_error_set(error, FST_E_VERSION, FSTI_NO_LOCATION,
+                                "the checkpoint has version %s by its own note, not %s", current,
+                                options->version);
+    fsti_delta_state_clear(&state);
+    return status;
+}
+
+static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, size_t first,
+                              const fst_delta_options *options, fst_delta_stats *stats,
+                              fst_error *error) {
+    fst_model *model;
+    model_request wish = {0};
+    fsti_delta_state state;
+    FST_TRY(fsti_model_open(sync->checkpoint, &wish, &model, error));
+    fst_status status = FST_OK;
+    if ((options->flags & (FST_DELTA_CHECK_FIRST | FST_DELTA_CHECK_ONLY)) != 0)
+        status = check_span(delta, (delta_span){first, delta->version_count}, model, options, stats,
+                            error);
+    bool is_check = (options->flags & FST_DELTA_CHECK_ONLY) != 0;
+    while (status == FST_OK && !is_check && first < delta->version_count) {
+        apply_job job = {.delta = delta, .span = fsti_delta_span(delta, first), .base = model};
+        job.journal.undo_fd = -1;
+        status = fsti_sync_read_state(sync, &state, error);
+        bool had_state = status == FST_OK && state.version != NULL;
+        if (status == FST_OK) fsti_delta_state_clear(&state);
+        if (status == FST_OK) status = apply_span(&job, sync, options, had_state, error);
+        count_job(&job, stats);
+        first = job.span.end;
+        clear_job(&job);
+        if (job.makes_files && status != FST_OK && access(sync->renames_path, F_OK) != 0)
+            fsti_new_files_remove(model);
+        if (job.makes_files && status == FST_OK && first < delta->version_count) {
+            fsti_model_unref(model); // the next span begins with the new files
+            status = fsti_model_open(sync->checkpoint, &wish, &model, error);
+            if (status != FST_OK) return status;
+        }
+    }
+    fsti_model_unref(model);
+    return status;
+}
+
+/// Finishes whatever a process that was killed had begun; the lock is held.
+static fst_status resume_any(const sync_folder *sync, const fst_delta_options *options,
+                             fst_delta_stats *stats, fst_error *error) {
+    apply_journal journal;
+    bool is_done;
+    bool durable = (options->flags & FST_DELTA_DURABLE) != 0;
+    FST_TRY(fsti_new_files_resume(sync, durable, &is_done, error));
+    if (is_done) stats->recovered = 1;
+    FST_TRY(fsti_journal_open(sync, &journal, error));
+    if (journal.map == NULL) return FST_OK;
+    fst_status status = resume(sync, &journal, options, stats, error);
+    fsti_journal_close(&journal);
+    return status;
+}
+
+/// Removes copies of a process that was killed before it listed them for renaming.
+static void remove_copies(const char *checkpoint) {
+    fst_model *model;
+    model_request wish = {0};
+    if (fsti_model_open(checkpoint, &wish, &model, NULL) != FST_OK) return;
+    fsti_new_files_remove(model);
+    fsti_model_unref(model);
+}
+
+/// For a check, which changes nothing.
+static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
+    if (access(sync->journal_path, F_OK) != 0 && access(sync->renames_path, F_OK) != 0)
+        return FST_OK;
+    fsti_error_location place = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_VERSION, place,
+                          "the application of a delta was interrupted, so the files are of two "
+                          "versions; run 'fastsafetensors delta recover' first");
+}
+
+fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
+                            const fst_delta_options *options, fst_delta_stats *stats,
+                            fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    char current[FST_DELTA_VERSION_BYTES];
+    bool had_state;
+    size_t first = 0;
+    sync_folder sync;
+    bool is_check = (options->flags & FST_DELTA_CHECK_ONLY) != 0;
+    fst_status status = fsti_sync_open(checkpoint, &sync, error);
+    if (status == FST_OK)
+        status =
+            is_check ? refuse_interrupted(&sync, error) : resume_any(&sync, options, stats, error);
+    if (status == FST_OK) status = read_current(&sync, delta, options, current, &had_state, error);
+    if (status == FST_OK)
+        status = find_start(delta, current, stats->recovered != 0, checkpoint, &first, error);
+    if (status == FST_OK) status = apply_chain(&sync, delta, first, options, stats, error);
+    fsti_sync_close(&sync);
+    stats->total_ns = fsti_now_ns() - start_ns;
+    return status;
+}
+
+fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *options,
+                              fst_delta_stats *stats, fst_error *error) {
+    uint64_t start_ns = fsti_now_ns();
+    sync_folder sync;
+    fst_status status = fsti_sync_open(checkpoint, &sync, error);
+    if (status == FST_OK) status = resume_any(&sync, options, stats, error);
+    if (status == FST_OK) remove_copies(checkpoint);
+    fsti_sync_close(&sync);
+    stats->total_ns = fsti_now_ns() - start_ns;
+    return status;
+}
+
+fst_status fsti_delta_version(const char *checkpoint, char *version, int *is_interrupted,
+                              fst_error *error) {
+    sync_folder sync;
+    fsti_delta_state state = {0};
+    version[0] = '\0';
+    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
+    *is_interrupted = status == FST_OK && (access(sync.journal_path, F_OK) == 0 ||
+                                           access(sync.renames_path, F_OK) == 0);
+    if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
+    if (status == FST_OK && state.version != NULL) {
+        strncpy(version, state.version, FST_DELTA_VERSION_BYTES - 1);
+        version[FST_DELTA_VERSION_BYTES - 1] = '\0';
+    }
+    fsti_delta_state_clear(&state);
+    fsti_sync_close(&sync);
+    return status;
+}

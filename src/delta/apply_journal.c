@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Making, opening and checking the journal of an application to files.
+#include "apply_journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "output/output.h"
+
+#define MAGIC "fst-delta-jrn-1"
+#define PAGE_BYTES ((uint64_t)4096)
+#define TEXT_BYTES_MAX ((uint64_t)1 << 24)
+
+/// Where the parts of the file begin.
+typedef struct journal_layout {
+    uint64_t text, records, words, blocks, end;
+} journal_layout;
+
+static journal_layout lay_out(uint64_t text_bytes, uint64_t tensor_count, uint64_t slot_count) {
+    journal_layout layout = {.text = fsti_align_up(sizeof(journal_head), PAGE_BYTES)};
+    layout.records = layout.text + fsti_align_up(text_bytes, PAGE_BYTES);
+    layout.words =
+        layout.records + fsti_align_up(tensor_count * sizeof(journal_record), PAGE_BYTES);
+    layout.blocks = layout.words +
+                    fsti_align_up(slot_count * JOURNAL_WORD_STRIDE * sizeof(uint64_t), PAGE_BYTES);
+    layout.end = layout.blocks + slot_count * DELTA_BLOCK_BYTES;
+    return layout;
+}
+
+static void read_boot_id(char out[40]) {
+    memset(out, 0, 40);
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (read(fd, out, 36) < 0) out[0] = '\0';
+    close(fd);
+}
+
+static void point_into(apply_journal *journal, char *map, const journal_layout *layout) {
+    journal->map = map;
+    journal->head = (journal_head *)(void *)map;
+    journal->text = map + layout->text;
+    journal->records = (journal_record *)(void *)(map + layout->records);
+    journal->words = (atomic_uint_least64_t *)(void *)(map + layout->words);
+    journal->blocks = (unsigned char *)map + layout->blocks;
+}
+
+/// The texts of the journal, one after the other. *out is from fsti_alloc.
+static fst_status collect_texts(const journal_plan *plan, char **out, size_t *size,
+                                fst_error *error) {
+    const fst_delta *delta = plan->delta;
+    size_t count = 2 + plan->span.end - plan->span.first;
+    char *texts[2 + DELTA_FOLD_MAX] = {NULL};
+    fst_status status = FST_OK;
+    const char *base = delta->versions[plan->span.first].text.base;
+    const char *version = delta->versions[plan->span.end - 1].text.version;
+    texts[0] = fsti_string_copy(base, strlen(base));
+    texts[1] = fsti_string_copy(version, strlen(version));
+    for (size_t i = 2; i < count && status == FST_OK; i++)
+        status =
+            fsti_path_absolute(delta->versions[plan->span.first + i - 2].folder, &texts[i], error);
+    *size = 0;
+    for (size_t i = 0; i < count && status == FST_OK; i++) {
+        if (texts[i] == NULL)
+            status = fsti_error_memory(error, 64);
+        else
+            *size += strlen(texts[i]) + 1;
+    }
+    *out = status == FST_OK ? fsti_alloc(*size) : NULL;
+    if (status == FST_OK && *out == NULL) status = fsti_error_memory(error, *size);
+    char *at = *out;
+    for (size_t i = 0; i < count; i++) {
+        if (status == FST_OK && at != NULL && texts[i] != NULL) at = stpcpy(at, texts[i]) + 1;
+        fsti_free(texts[i]);
+    }
+    return status;
+}
+
+/// Maps a new file with all its blocks allocated: a full disk is noticed here, and no store to the
+/// mapping can fail later.
+static fst_status map_fresh(const char *path, uint64_t size, char **map, fst_error *error) {
+    (void)unlink(path);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return fsti_error_errno(error, errno, path, "making the journal");
+    int failure = posix_fallocate(fd, 0, (off_t)size);
+    fst_status status =
+        failure == 0 ? FST_OK : fsti_error_errno(error, failure, path, "reserving the journal");
+    *map = MAP_FAILED;
+    if (status == FST_OK) {
+        *map = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (*map == MAP_FAILED)
+            status = fsti_error_errno(error, errno, path, "mapping the journal");
+    }
+    close(fd);
+    if (status != FST_OK) (void)unlink(path);
+    return status;
+}
+
+static fst_status open_undo(const sync_folder *sync, int flags, apply_journal *journal,
+                            fst_error *error) {
+    journal->undo_fd =
+        open(sync->undo_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
+    if (journal->undo_fd >= 0) return FST_OK;
+    return fsti_error_errno(error, errno, sync->undo_path, "opening the undo file");
+}
+
+static void fill_head(journal_head *head, const journal_plan *plan) {
+    memcpy(head->magic, MAGIC, sizeof head->magic);
+    head->tensor_count = plan->tensor_count;
+    head->slot_count = plan->slot_count;
+    head->order_hash = plan->order_hash;
+    head->had_state = plan->had_state;
+    head->version_count = (uint32_t)(plan->span.end - plan->span.first);
+    read_boot_id(head->boot_id);
+    for (size_t i = 0; i < head->version_count; i++)
+        memcpy(head->index_digests[i], plan->delta->versions[plan->span.first + i].index_digest,
+               16);
+}
+
+fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan,
+                               apply_journal *out, fst_error *error) {
+    char *text, *map = NULL;
+    size_t text_bytes;
+    *out = (apply_journal){.undo_fd = -1};
+    FST_TRY(collect_texts(plan, &text, &text_bytes, error));
+    journal_layout layout = lay_out(text_bytes, plan->tensor_count, plan->slot_count);
+    char *fresh = fsti_model_join(sync->journal_path, ".tmp");
+    fst_status status = fresh == NULL ? fsti_error_memory(error, 64) : FST_OK;
+    if (status == FST_OK) status = map_fresh(fresh, layout.end, &map, error);
+    if (status == FST_OK) {
+        point_into(out, map, &layout);
+        memcpy(map + layout.text, text, text_bytes);
+        out->head->map_bytes = layout.end;
+        out->head->text_bytes = text_bytes;
+        fill_head(out->head, plan);
+        status = open_undo(sync, O_TRUNC, out, error);
+        if (status == FST_OK && rename(fresh, sync->journal_path) != 0)
+            status = fsti_error_errno(error, errno, sync->journal_path, "naming the journal");
+        if (status != FST_OK && fresh != NULL) (void)unlink(fresh);
+    }
+    fsti_free(fresh);
+    fsti_free(text);
+    if (status != FST_OK) fsti_journal_close(out);
+    return status;
+}
+
+static fst_status refuse_journal(const sync_folder *sync, fst_status status, const char *what,
+                                 fst_error *error) {
+    fsti_error_location place = {.file = sync->journal_path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, status, place, "%s", what);
+}
+
+/// Whether the sizes in the head fit the file, so that nothing outside of it is touched.
+static bool head_fits(const journal_head *head, uint64_t file_bytes) {
+    if (memcmp(head->magic, MAGIC, sizeof head->magic) != 0 || head->map_bytes != file_bytes)
+        return false;
+    if (head->text_bytes > TEXT_BYTES_MAX || head->tensor_count > UINT32_MAX ||
+        head->slot_count == 0 || head->slot_count > DELTA_THREADS_MAX || head->version_count == 0 ||
+        head->version_count > DELTA_FOLD_MAX)
+        return false;
+    return lay_out(head->text_bytes, head->tensor_count, head->slot_count).end == file_bytes;
+}
+
+static bool texts_fit(const apply_journal *journal) {
+    size_t count = 0;
+    for (uint64_t i = 0; i < journal->head->text_bytes; i++) count += journal->text[i] == '\0';
+    return count == 2 + (size_t)journal->head->version_count;
+}
+
+static fst_status check_open(const sync_folder *sync, apply_journal *out, uint64_t file_bytes,
+                             fst_error *error) {
+    char boot_id[40];
+    journal_head *head = out->head;
+    if (!head_fits(head, file_bytes))
+        return refuse_journal(sync, FST_E_CORRUPT,
+                              "this is not a journal of this version of fastsafetensors; copy the "
+                              "checkpoint again and delete .weight_sync",
+                              error);
+    journal_layout layout = lay_out(head->text_bytes, head->tensor_count, head->slot_count);
+    point_into(out, out->map, &layout);
+    if (!texts_fit(out))
+        return refuse_journal(sync, FST_E_CORRUPT, "the journal is damaged", error);
+    read_boot_id(boot_id);
+    if (memcmp(boot_id, head->boot_id, sizeof boot_id) != 0)
+        return refuse_journal(sync, FST_E_VERSION,
+                              "the machine was restarted while a delta was being applied, so the "
+                              "files are of no known version; copy the checkpoint again and delete "
+                              ".weight_sync",
+                              error);
+    return open_undo(sync, 0, out, error);
+}
+
+fst_status fsti_journal_open(const sync_folder *sync, apply_journal *out, fst_error *error) {
+    struct stat info;
+    *out = (apply_journal){.undo_fd = -1};
+    int fd = open(sync->journal_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 && errno == ENOENT) return FST_OK;
+    if (fd < 0) return fsti_error_errno(error, errno, sync->journal_path, "opening the journal");
+    fst_status status = FST_OK;
+    char *map = MAP_FAILED;
+    if (fstat(fd, &info) != 0)
+        status = fsti_error_errno(error, errno, sync->journal_path, "looking at the journal");
+    else if ((uint64_t)info.st_size < sizeof(journal_head))
+        status = refuse_journal(sync, FST_E_CORRUPT, "the journal is cut off", error);
+    else
+        map = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (status == FST_OK && map == MAP_FAILED)
+        status = fsti_error_errno(error, errno, sync->journal_path, "mapping the journal");
+    close(fd);
+    FST_TRY(status);
+    out->map = map;
+    out->head = (journal_head *)(void *)map;
+    status = check_open(sync, out, (uint64_t)info.st_size, error);
+    if (status != FST_OK) {
+        munmap(map, (size_t)info.st_size);
+        *out = (apply_journal){.undo_fd = -1};
+    }
+    return status;
+}
+
+void fsti_journal_close(apply_journal *journal) {
+    if (journal->undo_fd >= 0) close(journal->undo_fd);
+    if (journal->map != NULL) munmap(journal->map, (size_t)journal->head->map_bytes);
+    *journal = (apply_journal){.undo_fd = -1};
+}
+
+const char *fsti_journal_text(const apply_journal *journal, size_t index) {
+    const char *at = journal->text;
+    for (; index > 0; index--) at += strlen(at) + 1;
+    return at;
+}

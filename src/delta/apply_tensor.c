@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Threads that make the tensors of a checkpoint's files new, or old again, block by block.
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "apply_job.h"
+
+/// One thread of an application.
+typedef struct apply_worker {
+    apply_job *job;
+    delta_fold *fold;
+    unsigned char *work;         ///< the block's new bytes
+    unsigned char *old;          ///< its old bytes: the thread's slot, or own memory
+    atomic_uint_least64_t *word; ///< NULL without a journal
+    // of the tensor
+    size_t number;
+    const bound_tensor *tensor;
+    delta_frames frames;
+    const fsti_digest_kind *kind;
+    void *digest;
+} apply_worker;
+
+static uint64_t count_blocks(const bound_tensor *tensor) {
+    return (tensor->size_bytes + DELTA_BLOCK_BYTES - 1) / DELTA_BLOCK_BYTES;
+}
+
+static size_t block_bytes(const bound_tensor *tensor, uint64_t block) {
+    return (size_t)fsti_min(DELTA_BLOCK_BYTES, tensor->size_bytes - block * DELTA_BLOCK_BYTES);
+}
+
+static fst_status fail_block(const apply_job *job, const bound_tensor *tensor, uint64_t offset,
+                             const char *what, fst_error *error) {
+    int os_errno = errno;
+    fst_status status = fsti_error_errno(error, os_errno,
+                                         fsti_file_path(job->base->files[tensor->file].file), what);
+    fsti_error_location place = {.tensor = tensor->tensor->name,
+                                 .tensor_size = tensor->tensor->name_size,
+                                 .byte_offset = offset};
+    fsti_error_locate(error, &place);
+    return status;
+}
+
+static fst_status read_block(apply_job *job, const bound_tensor *tensor, uint64_t block,
+                             unsigned char *target, fst_error *error) {
+    uint64_t offset = tensor->offset + block * DELTA_BLOCK_BYTES;
+    size_t size = block_bytes(tensor, block);
+    for (size_t done = 0; done < size;) {
+        ssize_t got = pread(job->descriptors[tensor->file], target + done, size - done,
+                            (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return fail_block(job, tensor, offset, "reading", error);
+        if (got == 0) {
+            fsti_error_location place = {.file =
+                                             fsti_file_path(job->base->files[tensor->file].file),
+                                         .byte_offset = offset + done};
+            return fsti_error_set(error, FST_E_SHORT_READ, place, "the file became shorter");
+        }
+        done += (size_t)got;
+    }
+    atomic_fetch_add_explicit(&job->bytes_read, size, memory_order_relaxed);
+    return FST_OK;
+}
+
+static fst_status write_block(apply_job *job, const bound_tensor *tensor, uint64_t block,
+                              const unsigned char *bytes, fst_error *error) {
+    uint64_t offset = tensor->offset + block * DELTA_BLOCK_BYTES;
+    size_t size = block_bytes(tensor, block);
+    for (size_t done = 0; done < size;) {
+        ssize_t put = pwrite(job->descriptors[tensor->file], bytes + done, size - done,
+                             (off_t)(offset + done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return fail_block(job, tensor, offset, "writing", error);
+        done += (size_t)put;
+    }
+    atomic_fetch_add_explicit(&job->bytes_written, size, memory_order_relaxed);
+    return FST_OK;
+}
+
+/// Says which block the slot is about. Released before the block is written, so that a kill in
+/// between finds the old bytes behind it.
+static void set_word(const apply_worker *worker, uint64_t block, bool is_dirty) {
+    if (worker->word != NULL)
+        atomic_store_explicit(worker->word, journal_word(worker->number, block, is_dirty),
+                              memory_order_release);
+}
+
+/// Undo values lie in the undo file, for each tensor at undo_at - 1.
+static fst_status save_undo(void *context, const void *values, size_t size, uint64_t at,
+                            fst_error *error) {
+    apply_worker *worker = context;
+    apply_job *job = worker->job;
+    const char *bytes = values;
+    uint64_t offset = job->journal.records[worker->number].undo_at - 1 + at;
+    while (size > 0) {
+        ssize_t put = pwrite(job->journal.undo_fd, bytes, size, (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0)
+            return fsti_error_errno(error, put == 0 ? ENOSPC : errno, ".weight_sync/undo",
+                                    "saving old values");
+        bytes += put;
+        offset += (uint64_t)put;
+        size -= (size_t)put;
+    }
+    return FST_OK;
+}
+
+/// What lies behind the last saved value is not needed, so an early end of the file is fine.
+static fst_status load_undo(void *context, void *values, size_t size, uint64_t at,
+                            fst_error *error) {
+    apply_worker *worker = context;
+    apply_job *job = worker->job;
+    char *bytes = values;
+    uint64_t offset = job->journal.records[worker->number].undo_at - 1 + at;
+    while (size > 0) {
+        ssize_t got = pread(job->journal.undo_fd, bytes, size, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            return fsti_error_errno(error, errno, ".weight_sync/undo", "reading old values");
+        if (got == 0) return FST_OK;
+        bytes += got;
+        offset += (uint64_t)got;
+        size -= (size_t)got;
+    }
+    return FST_OK;
+}
+
+static fst_status begin_tensor(apply_worker *worker, size_t number, fst_error *error) {
+    apply_job *job = worker->job;
+    fold_undo undo = {save_undo, load_undo, worker};
+    worker->number = number;
+    worker->tensor = &job->tensors[number];
+    worker->frames = fsti_delta_frames(job->delta, worker->tensor->tensor, job->span);
+    bool has_journal = job->journal.map != NULL;
+    FST_TRY(fsti_fold_begin(worker->fold, &worker->frames, worker->tensor->size_bytes,
+                            has_journal ? &undo : NULL, error));
+    if (!has_journal) return FST_OK;
+    journal_record *record = &job->journal.records[number];
+    if (record->undo_at == 0)
+        record->undo_at =
+            1 + atomic_fetch_add(&job->journal.head->undo_end, fsti_fold_undo_bytes(worker->fold));
+    return FST_OK;
+}
+
+/// Makes one block new.
+static fst_status change_block(apply_worker *worker, uint64_t block, fst_error *error) {
+    apply_job *job = worker->job;
+    size_t size = block_bytes(worker->tensor, block);
+    set_word(worker, block, false);
+    FST_TRY(read_block(job, worker->tensor, block, worker->old, error));
+    memcpy(worker->work, worker->old, size);
+    FST_TRY(fsti_fold_apply(worker->fold, worker->work, size, error));
+    if (!job->is_written || memcmp(worker->work, worker->old, size) == 0) return FST_OK;
+    set_word(worker, block, true);
+    return write_block(job, worker->tensor, block, worker->work, error);
+}
+
+static fst_status change_blocks(apply_worker *worker, uint64_t changed, fst_error *error) {
+    uint64_t count = count_blocks(worker->tensor);
+    for (uint64_t block = 0; block < count; block++) {
+        size_t size = block_bytes(worker->tensor, block);
+        if (block < changed) { // new already, by a process that was killed
+            FST_TRY(read_block(worker->job, worker->tensor, block, worker->work, error));
+            FST_TRY(fsti_fold_skip(worker->fold, size, error));
+        } else {
+            FST_TRY(change_block(worker, block, error));
+        }
+        if (!worker->kind->update(worker->digest, worker->work, size))
+            return fsti_error_memory(error, size);
+        atomic_fetch_add_explicit(&worker->job->bytes_hashed, size, memory_order_relaxed);
+    }
+    set_word(worker, count, false);
+    return fsti_fold_end(worker->fold, error);
+}
+
+static fst_status change_tensor(apply_worker *worker, size_t number, fst_error *error) {
+    apply_job *job = worker->job;
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    journal_record *record = job->journal.map == NULL ? NULL : &job->journal.records[number];
+    if (record != NULL && record->is_done) return FST_OK;
+    FST_TRY(begin_tensor(worker, number, error));
+    worker->kind = fsti_delta_digest(job->delta, &worker->frames, digest);
+    worker->digest = worker->kind->begin();
+    if (worker->digest == NULL) return fsti_error_memory(error, 64);
+    fst_status status = change_blocks(worker, record == NULL ? 0 : record->changed, error);
+    bool is_good = worker->kind->end(worker->digest, digest);
+    if (status == FST_OK && !is_good) status = fsti_error_memory(error, 64);
+    FST_TRY(status);
+    FST_TRY(fsti_delta_check_digest(job->delta, worker->tensor->tensor, &worker->frames, digest,
+                                    error));
+    if (record == NULL) return FST_OK;
+    record->changed = count_blocks(worker->tensor);
+    record->is_done = 1;
+    atomic_store_explicit(worker->word, 0, memory_order_release);
+    return FST_OK;
+}
+
+static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *error) {
+    apply_job *job = worker->job;
+    journal_record *record = &job->journal.records[number];
+    if (record->undone >= record->changed) return FST_OK;
+    FST_TRY(begin_tensor(worker, number, error));
+    FST_TRY(fsti_fold_skip(worker->fold, record->undone * DELTA_BLOCK_BYTES, error));
+    for (uint64_t block = record->undone; block < record->changed; block++) {
+        size_t size = block_bytes(worker->tensor, block);
+        set_word(worker, block, false);
+        FST_TRY(read_block(job, worker->tensor, block, worker->old, error));
+        memcpy(worker->work, worker->old, size);
+        FST_TRY(fsti_fold_revert(worker->fold, worker->work, size, error));
+        set_word(worker, block, true);
+        FST_TRY(write_block(job, worker->tensor, block, worker->work, error));
+    }
+    record->undone = record->changed;
+    record->is_done = 0;
+    atomic_store_explicit(worker->word, 0, memory_order_release);
+    return FST_OK;
+}
+
+/// Names the tensor in errors of frames, whose reader knows none.
+static void name_tensor(const apply_worker *worker, fst_error *error) {
+    if (worker->tensor == NULL || worker->frames.count == 0) return;
+    fsti_error_location place = {.file = fsti_file_path(worker->frames.frames[0].file),
+                                 .tensor = worker->tensor->tensor->name,
+                                 .tensor_size = worker->tensor->tensor->name_size,
+                                 .byte_offset = FST_NO_OFFSET};
+    if (error != NULL && error->status == FST_E_CORRUPT) fsti_error_locate(error, &place);
+}
+
+static fst_status run_worker(delta_pool *pool, uint32_t thread, bool is_backward,
+                             fst_error *error) {
+    apply_job *job = pool->context;
+    bool has_journal = job->journal.map != NULL;
+    apply_worker worker = {.job = job, .work = fsti_alloc(DELTA_BLOCK_BYTES)};
+    unsigned char *own = has_journal ? NULL : fsti_alloc(DELTA_BLOCK_BYTES);
+    worker.old = has_journal ? job->journal.blocks + thread * DELTA_BLOCK_BYTES : own;
+    worker.word = has_journal ? &job->journal.words[thread * JOURNAL_WORD_STRIDE] : NULL;
+    fst_status status = worker.work == NULL || worker.old == NULL
+                            ? fsti_error_memory(error, DELTA_BLOCK_BYTES)
+                            : fsti_fold_open(&worker.fold, error);
+    size_t task;
+    while (status == FST_OK && fsti_pool_take(pool, &task)) {
+        status =
+            is_backward ? revert_tensor(&worker, task, error) : change_tensor(&worker, task, error);
+        if (status != FST_OK) name_tensor(&worker, error);
+    }
+    fsti_fold_close(worker.fold);
+    fsti_free(worker.work);
+    fsti_free(own);
+    return status;
+}
+
+static fst_status run_forward(delta_pool *pool, uint32_t thread, fst_error *error) {
+    return run_worker(pool, thread, false, error);
+}
+
+static fst_status run_backward(delta_pool *pool, uint32_t thread, fst_error *error) {
+    return run_worker(pool, thread, true, error);
+}
+
+fst_status fsti_apply_forward(apply_job *job, fst_error *error) {
+    delta_pool pool = {.task_count = job->tensor_count,
+                       .thread_count = job->thread_count,
+                       .context = job,
+                       .run = run_forward};
+    return fsti_pool_run(&pool, error);
+}
+
+fst_status fsti_apply_backward(apply_job *job, fst_error *error) {
+    delta_pool pool = {.task_count = job->tensor_count,
+                       .thread_count = job->thread_count,
+                       .context = job,
+                       .run = run_backward};
+    return fsti_pool_run(&pool, error);
+}
+
+fst_status fsti_apply_settle(apply_job *job, fst_error *error) {
+    const journal_head *head = job->journal.head;
+    for (uint32_t i = 0; i < head->slot_count; i++) {
+        atomic_uint_least64_t *word = &job->journal.words[i * JOURNAL_WORD_STRIDE];
+        uint64_t value = atomic_load(word), number = (value >> 40) - 1;
+        uint64_t block = (value & (((uint64_t)1 << 40) - 1)) >> 1;
+        if (value == 0) continue;
+        if (number >= job->tensor_count || block > count_blocks(&job->tensors[number]))
+            return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION, "the journal is damaged");
+        if ((value & 1) != 0)
+            FST_TRY(write_block(job, &job->tensors[number], block,
+                                job->journal.blocks + i * DELTA_BLOCK_BYTES, error));
+        journal_record *record = &job->journal.records[number];
+        if (atomic_load(&job->journal.head->is_backward))
+            record->undone = block;
+        else if (!record->is_done)
+            record->changed = block;
+        atomic_store(word, 0);
+    }
+    return FST_OK;
+}

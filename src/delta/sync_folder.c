@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Lock, version note and paths of a checkpoint's .weight_sync folder.
+#include "sync_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "output/output.h"
+
+#define NANOSECONDS 1000000000ull
+
+fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *error) {
+    struct stat info;
+    *out = (sync_folder){.checkpoint = checkpoint, .lock = -1};
+    if (fsti_path_is_url(checkpoint)) return fsti_url_refuse(checkpoint, "applying a delta", error);
+    if (stat(checkpoint, &info) != 0)
+        return fsti_error_errno(error, errno, checkpoint, "looking for the checkpoint");
+    if (!S_ISDIR(info.st_mode)) {
+        fsti_error_location place = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
+        return fsti_error_set(error, FST_E_ARGUMENT, place,
+                              "a delta is applied to a checkpoint's folder, not to a file");
+    }
+    out->folder = fsti_model_join(checkpoint, "/.weight_sync");
+    if (out->folder == NULL) return fsti_error_memory(error, strlen(checkpoint));
+    out->state_path = fsti_model_join(out->folder, "/state.json");
+    out->journal_path = fsti_model_join(out->folder, "/journal");
+    out->undo_path = fsti_model_join(out->folder, "/undo");
+    out->renames_path = fsti_model_join(out->folder, "/renames");
+    if (out->state_path == NULL || out->journal_path == NULL || out->undo_path == NULL ||
+        out->renames_path == NULL)
+        return fsti_error_memory(error, strlen(checkpoint));
+    return FST_OK;
+}
+
+fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *error) {
+    FST_TRY(fsti_sync_paths(checkpoint, out, error));
+    if (mkdir(out->folder, 0777) != 0 && errno != EEXIST)
+        return fsti_error_errno(error, errno, out->folder, "making the folder");
+    char *path = fsti_model_join(out->folder, "/lock");
+    if (path == NULL) return fsti_error_memory(error, strlen(out->folder));
+    fst_status status = FST_OK;
+    out->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (out->lock < 0) {
+        status = fsti_error_errno(error, errno, path, "opening the lock");
+    } else if (flock(out->lock, LOCK_EX | LOCK_NB) != 0) {
+        fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
+        status = errno == EWOULDBLOCK
+                     ? fsti_error_set(error, FST_E_TIMEOUT, place,
+                                      "another process is updating this checkpoint; try again when "
+                                      "it has finished")
+                     : fsti_error_errno(error, errno, path, "locking");
+    }
+    fsti_free(path);
+    return status;
+}
+
+void fsti_sync_close(sync_folder *sync) {
+    // A forked child has the descriptor, too: closing alone would leave the lock to it.
+    if (sync->lock >= 0) (void)flock(sync->lock, LOCK_UN);
+    if (sync->lock >= 0) close(sync->lock);
+    fsti_free(sync->folder);
+    fsti_free(sync->state_path);
+    fsti_free(sync->journal_path);
+    fsti_free(sync->undo_path);
+    fsti_free(sync->renames_path);
+    *sync = (sync_folder){.lock = -1};
+}
+
+fst_status fsti_sync_read_note(const char *path, fsti_delta_state *out, fst_error *error) {
+    char *bytes;
+    size_t size;
+    *out = (fsti_delta_state){0};
+    FST_TRY(fsti_model_read_text(path, &bytes, &size, error));
+    return fsti_delta_state_parse(bytes, size, path, out, error);
+}
+
+fst_status fsti_sync_read_state(const sync_folder *sync, fsti_delta_state *out, fst_error *error) {
+    *out = (fsti_delta_state){0};
+    if (access(sync->state_path, F_OK) != 0 && errno == ENOENT) return FST_OK;
+    return fsti_sync_read_note(sync->state_path, out, error);
+}
+
+static char *join_file(const sync_folder *sync, const char *name) {
+    char *start = fsti_model_join(sync->checkpoint, "/");
+    char *path = start == NULL ? NULL : fsti_model_join(start, name);
+    fsti_free(start);
+    return path;
+}
+
+static uint64_t modified_ns(const struct stat *info) {
+    return (uint64_t)info->st_mtim.tv_sec * NANOSECONDS + (uint64_t)info->st_mtim.tv_nsec;
+}
+
+const char *fsti_sync_name(const sync_folder *sync, const char *path) {
+    size_t size = strlen(sync->checkpoint);
+    if (strncmp(path, sync->checkpoint, size) != 0) return fsti_path_name(path);
+    path += size;
+    while (path[0] == '/') path++;
+    return path;
+}
+
+bool fsti_sync_is_same(const char *path, const fsti_delta_stamp *stamp) {
+    struct stat info;
+    return stat(path, &info) == 0 && (uint64_t)info.st_size == stamp->size_bytes &&
+           modified_ns(&info) == stamp->modified_ns;
+}
+
+fst_status fsti_sync_stamp(const char *path, fsti_delta_stamp *out, fst_error *error) {
+    struct stat info;
+    if (stat(path, &info) != 0) return fsti_error_errno(error, errno, path, "looking at it");
+    out->size_bytes = (uint64_t)info.st_size;
+    out->modified_ns = modified_ns(&info);
+    return FST_OK;
+}
+
+fst_status fsti_sync_check_files(const sync_folder *sync, const fsti_delta_state *state,
+                                 fst_error *error) {
+    for (size_t i = 0; i < state->file_count; i++) {
+        const fsti_delta_stamp *stamp = &state->files[i];
+        char *path = join_file(sync, stamp->name);
+        if (path == NULL) return fsti_error_memory(error, 64);
+        fst_status status = FST_OK;
+        if (!fsti_sync_is_same(path, stamp)) {
+            fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
+            status = fsti_error_set(
+                error, FST_E_FILE_CHANGED, place,
+                "the file changed since version %s was applied. Copy the checkpoint again, or "
+                "delete .weight_sync/state.json if the file is known to be that version",
+                state->version);
+        }
+        fsti_free(path);
+        FST_TRY(status);
+    }
+    return FST_OK;
+}
+
+fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_error *error) {
+    sync_folder sync;
+    path_kind kind;
+    fsti_delta_state state = {0};
+    fsti_error_location place = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
+    if (fsti_path_is_url(checkpoint)) return FST_OK;
+    FST_TRY(fsti_model_path_kind(checkpoint, &kind, error));
+    if (kind != PATH_IS_FOLDER) return FST_OK;
+    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
+    if (status == FST_OK &&
+        (access(sync.journal_path, F_OK) == 0 || access(sync.renames_path, F_OK) == 0))
+        status = fsti_error_set(error, FST_E_VERSION, place,
+                                "the application of a delta was interrupted, so the files are of "
+                                "two versions; run 'fastsafetensors delta recover' first");
+    if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
+    if (status == FST_OK && state.version != NULL &&
+        fsti_version_compare(state.version, version) != FSTI_VERSION_SAME)
+        status = fsti_error_set(error, FST_E_VERSION, place,
+                                "the checkpoint has version %s by its own note, not %s",
+                                state.version, version);
+    fsti_delta_state_clear(&state);
+    fsti_sync_close(&sync);
+    return status;
+}
+
+static fst_status write_fd(int fd, const char *bytes, size_t size, const char *path,
+                           fst_error *error) {
+    while (size > 0) {
+        ssize_t written = write(fd, bytes, size);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0)
+            return fsti_error_errno(error, written == 0 ? ENOSPC : errno, path, "writing");
+        bytes += written;
+        size -= (size_t)written;
+    }
+    return FST_OK;
+}
+
+/// The lock is held, so the temporary name is free.
+fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_octets text,
+                             bool durable, fst_error *error) {
+    char *fresh = fsti_model_join(path, ".tmp");
+    if (fresh == NULL) return fsti_error_memory(error, strlen(path));
+    (void)unlink(fresh);
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    fst_status status = fd < 0 ? fsti_error_errno(error, errno, fresh, "making the file") : FST_OK;
+    if (status == FST_OK) status = write_fd(fd, (const char *)text.bytes, text.size, fresh, error);
+    if (status == FST_OK && durable && fd >= 0 && fsync(fd) != 0)
+        status = fsti_error_errno(error, errno, fresh, "writing to the device");
+    if (fd >= 0 && close(fd) != 0 && status == FST_OK)
+        status = fsti_error_errno(error, errno, fresh, "closing");
+    if (status == FST_OK && rename(fresh, path) != 0)
+        status = fsti_error_errno(error, errno, path, "renaming");
+    if (status != FST_OK && fd >= 0) (void)unlink(fresh);
+    fsti_free(fresh);
+    if (status == FST_OK && durable) status = fsti_folder_sync(sync->folder, error);
+    return status;
+}
+
+fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
+                                 const fst_model *model, bool durable, fst_error *error) {
+    fsti_delta_state state = {.version = version, .file_count = model->file_count};
+    char *text = NULL;
+    size_t size;
+    state.files = fsti_alloc_zeroed(model->file_count + 1, sizeof *state.files);
+    if (state.files == NULL) return fsti_error_memory(error, model->file_count);
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < model->file_count && status == FST_OK; i++) {
+        const char *path = fsti_file_path(model->files[i].file);
+        state.files[i].name = fsti_sync_name(sync, path);
+        status = fsti_sync_stamp(path, &state.files[i], error);
+    }
+    if (status == FST_OK) status = fsti_delta_state_write(&state, &text, &size, error);
+    if (status == FST_OK)
+        status = fsti_sync_replace(sync, sync->state_path,
+                                   (fsti_octets){(unsigned char *)text, size}, durable, error);
+    fsti_free(text);
+    fsti_free(state.files);
+    return status;
+}
+
+fst_status fsti_sync_remove(const char *path, fst_error *error) {
+    if (unlink(path) == 0 || errno == ENOENT) return FST_OK;
+    return fsti_error_errno(error, errno, path, "removing");
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The staging ring of loads to a device: pinned buffers (slots), two alternating streams, and per
+/// stream a device buffer for chunks that the kernel scatters. Pinning costs more than loading a
+/// small model, so rings are cached for the next load.
+#include <sys/mman.h>
+
+#include "gpu_private.h"
+
+#define SLOT_STRIDE (FSTI_STAGING_SLOT_BYTES + FSTI_STAGING_TABLE_BYTES)
+#define RING_BYTES (FSTI_STAGING_SLOT_COUNT_MAX * SLOT_STRIDE)
+/// Two streams: one copies while the kernel of the other runs.
+#define STREAM_COUNT 2u
+/// Maximum number of cached rings. More concurrent loads on a device allocate and free theirs.
+#define IDLE_COUNT_MAX 4u
+/// Copying a slot takes about 40 us, as does sleeping until an interrupt. So a thread polls this
+/// long before it sleeps.
+#define SPIN_NS 60000u
+
+/// A gap between chunk and table up to this size is copied too: a bus transfers it in less than the
+/// 2 us of another call.
+#define GAP_BYTES_MAX ((uint64_t)65536)
+
+typedef struct ring_slot {
+    char *data; ///< NULL until first use
+    void *event;
+    bool is_locked;
+} ring_slot;
+
+struct fsti_staging_ring {
+    fsti_device *device;
+    struct fsti_staging_ring *next_idle;
+    char *memory;
+    ring_slot slots[FSTI_STAGING_SLOT_COUNT_MAX];
+    void *streams[STREAM_COUNT];
+    uint64_t staging[STREAM_COUNT]; ///< device memory; 0 until a kernel needs it
+    atomic_bool has_unlocked;       ///< a slot could not be pinned; read by any thread
+    atomic_bool is_broken;          ///< a stream reported an error: do not cache the ring
+    pthread_mutex_t
+        lock; ///< held while sending, so that a copy and its kernel go to the same stream
+};
+
+static struct {
+    pthread_mutex_t lock;
+    fsti_staging_ring *idle;
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static atomic_uint_fast64_t locked_bytes;
+
+uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&locked_bytes); }
+
+/// The context must be current and no copy in flight.
+static void free_ring(fsti_staging_ring *ring) {
+    const fsti_gpu_api *api = ring->device->api;
+    for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX; i++) {
+        ring_slot *slot = &ring->slots[i];
+        if (slot->is_locked) {
+            api->host_unregister(slot->data);
+            atomic_fetch_sub(&locked_bytes, SLOT_STRIDE);
+        }
+        if (slot->event != NULL) api->event_destroy(slot->event);
+    }
+    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+        if (ring->staging[i] != 0) api->memory_free(ring->staging[i]);
+        if (ring->streams[i] != NULL) api->stream_destroy(ring->streams[i]);
+    }
+    pthread_mutex_destroy(&ring->lock);
+    if (ring->memory != NULL) munmap(ring->memory, RING_BYTES);
+    fsti_free(ring);
+}
+
+static fst_status make_streams(fsti_staging_ring *ring, fst_error *error) {
+    for (uint32_t i = 0; i < STREAM_COUNT; i++) {
+        int code = ring->device->api->stream_create(&ring->streams[i], GPU_STREAM_NON_BLOCKING);
+        if (code != 0) return fsti_gpu_error(ring->device->api, code, "creating a stream", error);
+    }
+    return FST_OK;
+}
+
+/// On machines with several NUMA nodes, a device's bus belongs to one node; memory of other nodes
+/// reaches it through a shared link.
+static void place_on_node(const fsti_device *device, char *memory) {
+    char bus[32] = "";
+    const fsti_gpu_api *api = device->api;
+    if (api->device_bus == NULL || api->device_bus(bus, sizeof bus, device->ordinal) != 0) return;
+    bus[sizeof bus - 1] = '\0';
+    fsti_numa_prefer(memory, RING_BYTES, fsti_numa_node_of_bus(bus));
+}
+
+static fst_status make_ring(fsti_device *device, fsti_staging_ring **out, fst_error *error) {
+    fsti_staging_ring *ring = fsti_alloc_zeroed(1, sizeof *ring);
+    if (ring == NULL) return fsti_error_memory(error, sizeof *ring);
+    ring->device = device;
+    pthread_mutex_init(&ring->lock, NULL);
+    ring->memory = fsti_alloc_fails() ? NULL : fsti_pages_map(RING_BYTES);
+    fst_status status =
+        ring->memory == NULL ? fsti_error_memory(error, RING_BYTES) : make_streams(ring, error);
+    if (status != FST_OK) {
+        free_ring(ring);
+        return status;
+    }
+    place_on_node(device, ring->memory);
+    *out = ring;
+    return FST_OK;
+}
+
+/// Prefers the ring that was used last on the device, because its slots are pinned.
+static fsti_staging_ring *take_idle(const fsti_device *device) {
+    fsti_staging_ring *found = NULL;
+    pthread_mutex_lock(&kept.lock);
+    for (fsti_staging_ring **link = &kept.idle; *link != NULL; link = &(*link)->next_idle) {
+        if ((*link)->device != device) continue;
+        found = *link;
+        *link = found->next_idle;
+        break;
+    }
+    pthread_mutex_unlock(&kept.lock);
+    return found;
+}
+
+/// Without pinned memory (limits, WSL) copies are slower but correct: the driver then copies the
+/// bytes before the call returns.
+static bool lock_slot(fsti_staging_ring *ring, uint32_t index) {
+    ring_slot *slot = &ring->slots[index];
+    slot->is_locked =
+        ring->device->api->host_register(ring->memory + index * SLOT_STRIDE, SLOT_STRIDE,
+                                         GPU_HOST_REGISTER_PORTABLE) == 0;
+    if (slot->is_locked) atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
+    return slot->is_locked;
+}
+
+/// Retries pinning for slots that failed in an earlier load, until one fails again.
+static void lock_again(fsti_staging_ring *ring) {
+    bool all = true;
+    for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX && all; i++)
+        if (ring->slots[i].data != NULL && !ring->slots[i].is_locked) all = lock_slot(ring, i);
+    atomic_store(&ring->has_unlocked, !all);
+}
+
+fst_status fsti_staging_acquire(fsti_device *device, fsti_staging_ring **out, fst_error *error) {
+    *out = take_idle(device);
+    if (*out == NULL) return make_ring(device, out, error);
+    if (!fsti_staging_is_pinned(*out)) lock_again(*out);
+    return FST_OK;
+}
+
+void fsti_staging_release(fsti_staging_ring *ring) {
+    if (ring == NULL) return;
+    uint32_t idle_count = 0;
+    pthread_mutex_lock(&kept.lock);
+    for (const fsti_staging_ring *other = kept.idle; other != NULL; other = other->next_idle)
+        idle_count += other->device == ring->device;
+    if (idle_count < IDLE_COUNT_MAX && !ring->is_broken) {
+        ring->next_idle = kept.idle;
+        kept.idle = ring;
+        ring = NULL;
+    }
+    pthread_mutex_unlock(&kept.lock);
+    if (ring != NULL) free_ring(ring);
+}
+
+uint64_t fsti_staging_trim(void) {
+    fsti_device_wait_released();
+    pthread_mutex_lock(&kept.lock);
+    fsti_staging_ring *ring = kept.idle;
+    kept.idle = NULL;
+    pthread_mutex_unlock(&kept.lock);
+    uint64_t before = fsti_staging_pinned_bytes();
+    while (ring != NULL) {
+        fsti_staging_ring *next = ring->next_idle;
+        const fsti_device *device = ring->device;
+        // A forked child drops the parent's resources without driver calls.
+        if (fsti_device_enter_once_more(device)) {
+            free_ring(ring);
+            fsti_device_leave(device);
+        }
+        ring = next;
+    }
+    return before - fsti_min(before, fsti_staging_pinned_bytes());
+}
+
+fst_status fsti_staging_slot(fsti_staging_ring *ring, uint32_t index, char **data,
+                             fst_error *error) {
+    ring_slot *slot = &ring->slots[index];
+    const fsti_gpu_api *api = ring->device->api;
+    *data = slot->data;
+    if (slot->data != NULL) return FST_OK;
+    if (slot->event == NULL) {
+        int code = api->event_create(&slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
+        if (code != 0) return fsti_gpu_error(api, code, "creating an event", error);
+    }
+    char *memory = ring->memory + index * SLOT_STRIDE;
+    fsti_pages_populate(memory, SLOT_STRIDE);
+    if (!lock_slot(ring, index)) atomic_store(&ring->has_unlocked, true);
+    slot->data = *data = memory;
+    return FST_OK;
+}
+
+bool fsti_staging_is_pinned(const fsti_staging_ring *ring) {
+    return !atomic_load(&ring->has_unlocked);
+}
+
+fst_status fsti_staging_follow(fsti_staging_ring *ring, uintptr_t stream, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *event = NULL;
+    // HIP's handle of the default stream is 0. The value 1, as in CUDA, was added later.
+    if (api->kind == FST_DEVICE_HIP && stream == GPU_STREAM_DEFAULT) stream = 0;
+    int code = api->event_create(&event, GPU_EVENT_NO_TIMING);
+    if (code == 0) {
+        code = api->event_record(event, (void *)stream);
+        for (uint32_t i = 0; code == 0 && i < STREAM_COUNT; i++)
+            code = api->stream_wait(ring->streams[i], event, 0);
+        api->event_destroy(event); // the driver keeps it until it has completed
+    }
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "waiting for the caller's stream", error);
+}
+
+bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index) {
+    const fsti_gpu_api *api = ring->device->api;
+    uint64_t *staging = &ring->staging[slot_index % STREAM_COUNT];
+    pthread_mutex_lock(&ring->lock);
+    if (*staging == 0) {
+        int code = api->memory_alloc(staging, SLOT_STRIDE);
+        if (code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
+            code = api->memory_alloc(staging, SLOT_STRIDE);
+        if (code != 0) *staging = 0;
+    }
+    bool has_place = *staging != 0;
+    pthread_mutex_unlock(&ring->lock);
+    return has_place;
+}
+
+/// Waits for a stream after a driver call failed: the device may still access the slots, so they
+/// must not be reused before. The wait itself may also fail once.
+static void drain_stream(fsti_staging_ring *ring, void *stream) {
+    const fsti_gpu_api *api = ring->device->api;
+    if (api->stream_sync(stream) != 0) api->stream_sync(stream);
+    atomic_store(&ring->is_broken, true);
+}
+
+static int launch_pieces(const fsti_staging_ring *ring, void *stream, uint64_t staging,
+                         uint32_t piece_count) {
+    uint64_t table = staging + FSTI_STAGING_SLOT_BYTES, chunk = staging;
+    void *arguments[] = {&table, &chunk};
+    return ring->device->api->launch(ring->device->function, piece_count, 1, 1, 256, 1, 1, 0,
+                                     stream, arguments, NULL);
+}
+
+/// Copies the slot and its table to device memory and launches the kernel.
+static int send_pieces(fsti_staging_ring *ring, const ring_slot *slot, uint32_t stream_index,
+                       const fsti_copy_list *parcel) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *stream = ring->streams[stream_index];
+    uint64_t table_bytes = parcel->piece_count * sizeof(fsti_piece);
+    bool is_one = FSTI_STAGING_SLOT_BYTES - parcel->chunk_bytes <= GAP_BYTES_MAX;
+    uint64_t bytes = is_one ? FSTI_STAGING_SLOT_BYTES + table_bytes : parcel->chunk_bytes;
+    int code = api->copy_in(ring->staging[stream_index], slot->data, bytes, stream);
+    if (code == 0 && !is_one)
+        code = api->copy_in(ring->staging[stream_index] + FSTI_STAGING_SLOT_BYTES,
+                            slot->data + FSTI_STAGING_SLOT_BYTES, table_bytes, stream);
+    return code != 0
+               ? code
+               : launch_pieces(ring, stream, ring->staging[stream_index], parcel->piece_count);
+}
+
+fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
+                             const fsti_copy_list *parcel, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    const ring_slot *slot = &ring->slots[slot_index];
+    int code = 0;
+    uint32_t stream_index = slot_index % STREAM_COUNT;
+    pthread_mutex_lock(&ring->lock);
+    for (uint32_t i = 0; i < parcel->copy_count && code == 0; i++)
+        code = api->copy_in(parcel->copies[i].target, slot->data + parcel->copies[i].source,
+                            parcel->copies[i].size, ring->streams[stream_index]);
+    if (code == 0 && parcel->piece_count > 0) code = send_pieces(ring, slot, stream_index, parcel);
+    if (code == 0) code = api->event_record(slot->event, ring->streams[stream_index]);
+    if (code != 0) drain_stream(ring, ring->streams[stream_index]);
+    pthread_mutex_unlock(&ring->lock);
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+}
+
+fst_status fsti_staging_copy(fsti_staging_ring *ring, uint32_t slot_index, uint64_t target,
+                             const void *source, uint64_t size, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *stream = ring->streams[slot_index % STREAM_COUNT];
+    int code = api->copy_in(target, source, size, stream);
+    if (code == 0) code = api->stream_sync(stream);
+    if (code != 0) drain_stream(ring, stream);
+    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+}
+
+fst_status fsti_staging_fetch(fsti_staging_ring *ring, uint32_t slot_index, const void *source,
+                              uint64_t size, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    const ring_slot *slot = &ring->slots[slot_index];
+    void *stream = ring->streams[slot_index % STREAM_COUNT];
+    int code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
+    if (code == 0) code = api->event_record(slot->event, stream);
+    if (code == 0) return FST_OK;
+    drain_stream(ring, stream);
+    return fsti_gpu_error(api, code, "copying from the device", error);
+}
+
+/// Polls the event until it completes or the time is up.
+static int spin_for(const fsti_gpu_api *api, void *event) {
+    uint64_t end_ns = fsti_now_ns() + SPIN_NS;
+    int code = api->event_query(event);
+    while (code == GPU_NOT_READY && fsti_now_ns() < end_ns) {
+        code = api->event_query(event);
+    }
+    return code;
+}
+
+fst_status fsti_staging_arrived(fsti_staging_ring *ring, uint32_t slot_index, bool wait,
+                                bool *arrived, fst_error *error) {
+    const fsti_gpu_api *api = ring->device->api;
+    void *event = ring->slots[slot_index].event;
+    int code = wait ? spin_for(api, event) : api->event_query(event);
+    if (wait && code == GPU_NOT_READY) code = api->event_sync(event);
+    *arrived = code == 0;
+    if (code == 0 || (!wait && code == GPU_NOT_READY)) return FST_OK;
+    drain_stream(ring, ring->streams[slot_index % STREAM_COUNT]);
+    return fsti_gpu_error(api, code, "waiting for a copy on the device", error);
+}
+
+void fsti_staging_drain(fsti_staging_ring *ring) {
+    for (uint32_t i = 0; i < STREAM_COUNT; i++)
+        if (ring->device->api->stream_sync(ring->streams[i]) != 0)
+            drain_stream(ring, ring->streams[i]);
+}

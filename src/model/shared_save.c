@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Checks that files which were opened one after the other belong to one save.
+///
+/// A save that replaces a set of files changes their names one at a time. From before the first
+/// change until after the last one, the set's index names hidden files (save/publish.c). So a list
+/// of open files mixes two saves only if one of these is true after the last file was opened:
+///
+///   - an index next to the files names hidden files that will be renamed to some of them;
+///   - a file that was opened is no longer the one at its path.
+///
+/// The index is read before the paths are looked at. A save that ends between the two has replaced
+/// a file that was opened, so the second check finds it.
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "open_model.h"
+#include "net/net.h"
+
+#define INDEX_ENDING ".safetensors.index.json"
+#define HIDDEN_ENDING ".tmp"
+/// ".", the 16 digits and the ending that follow the name of the target in a hidden name.
+#define HIDDEN_TAIL_BYTES 21u
+/// Hidden names repeat at least this many bytes of a name that is too long for them.
+#define HIDDEN_BASE_BYTES 196u
+
+/// The files of several models, as one list.
+typedef struct open_files {
+    const fst_model *const *models;
+    size_t model_count;
+} open_files;
+
+/// Whether a file was opened by a local path: only such a file can be compared with its path.
+static bool has_local_path(const fsti_file *file) {
+    return fsti_file_identity(file) >= 0 && !fsti_net_is_url(fsti_file_path(file));
+}
+
+static const char *name_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+/// Whether `hidden` is what a save calls the file `name` before that gets its final name.
+static bool is_hidden_name_of(const char *hidden, const char *name) {
+    size_t size = strlen(hidden);
+    if (size <= 1 + HIDDEN_TAIL_BYTES || hidden[0] != '.' || !fsti_ends_with(hidden, HIDDEN_ENDING))
+        return false;
+    size_t base_size = size - 1 - HIDDEN_TAIL_BYTES;
+    return hidden[1 + base_size] == '.' && strncmp(hidden + 1, name, base_size) == 0 &&
+           (name[base_size] == '\0' || base_size >= HIDDEN_BASE_BYTES);
+}
+
+/// Whether one of the files is in the folder and is to be replaced by `hidden`.
+static bool is_replaced_by(const open_files *files, const char *folder, const char *hidden) {
+    size_t folder_size = strlen(folder);
+    for (size_t m = 0; m < files->model_count; m++)
+        for (size_t i = 0; i < files->models[m]->file_count; i++) {
+            const char *path = fsti_file_path(files->models[m]->files[i].file);
+            const char *name = name_of(path);
+            bool is_inside =
+                folder_size == (size_t)(name - path) && memcmp(path, folder, folder_size) == 0;
+            if (is_inside && is_hidden_name_of(hidden, name)) return true;
+        }
+    return false;
+}
+
+/// A search for indexes that name hidden files of the list.
+typedef struct index_search {
+    const open_files *files;
+    const char *folder; ///< with its last slash, or ""
+    char *found;        ///< the path of such an index, from fsti_alloc, or NULL
+} index_search;
+
+/// Whether an index, which is parsed in place, names a hidden file of the list.
+static fst_status look_for_hidden(const index_search *search, const char *path, bool *found,
+                                  fst_error *error) {
+    char *bytes;
+    size_t byte_count;
+    fsti_index index;
+    *found = false;
+    fst_status status = fsti_model_read_text(path, &bytes, &byte_count, error);
+    // An index that is missing, unreadable or invalid gives no information about the files.
+    if (status != FST_OK) return status == FST_E_NO_MEMORY ? status : FST_OK;
+    if (memmem(bytes, byte_count, HIDDEN_ENDING "\"", sizeof HIDDEN_ENDING) == NULL) {
+        fsti_free(bytes);
+        return FST_OK;
+    }
+    status = fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), &index, error);
+    if (status != FST_OK) return status == FST_E_NO_MEMORY ? status : FST_OK;
+    for (size_t i = 0; i < index.file_count && !*found; i++)
+        *found = is_replaced_by(search->files, search->folder, index.bytes + index.files[i].at);
+    fsti_index_clear(&index);
+    return FST_OK;
+}
+
+static fst_status visit_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
+    index_search *search = context;
+    bool found = false;
+    if (search->found != NULL || entry->name[0] == '.' ||
+        !fsti_ends_with(entry->name, INDEX_ENDING))
+        return FST_OK;
+    char *path = fsti_model_join(search->folder, entry->name);
+    if (path == NULL) return fsti_error_memory(error, strlen(search->folder));
+    fst_status status = look_for_hidden(search, path, &found, error);
+    if (status == FST_OK && found)
+        search->found = path;
+    else
+        fsti_free(path);
+    return status;
+}
+
+/// Reads the indexes next to one file, unless `before` is in the same folder.
+static fst_status search_folder(index_search *search, const char *path, const char *before,
+                                fst_error *error) {
+    size_t size = (size_t)(name_of(path) - path);
+    if (before != NULL && (size_t)(name_of(before) - before) == size &&
+        memcmp(before, path, size) == 0)
+        return FST_OK;
+    char *folder = fsti_string_copy(path, size);
+    if (folder == NULL) return fsti_error_memory(error, size);
+    search->folder = folder;
+    fst_status status = fsti_folder_visit(size == 0 ? "." : folder, visit_index, search, error);
+    search->folder = NULL;
+    fsti_free(folder);
+    // A folder that can't be listed shows no index.
+    return status == FST_E_NO_MEMORY ? status : FST_OK;
+}
+
+static fst_status search_indexes(const open_files *files, char **found, fst_error *error) {
+    index_search search = {.files = files};
+    const char *before = NULL;
+    for (size_t m = 0; m < files->model_count; m++)
+        for (size_t i = 0; i < files->models[m]->file_count && search.found == NULL; i++) {
+            const fsti_file *file = files->models[m]->files[i].file;
+            if (!has_local_path(file)) continue;
+            FST_TRY(search_folder(&search, fsti_file_path(file), before, error));
+            before = fsti_file_path(file);
+        }
+    *found = search.found;
+    return FST_OK;
+}
+
+bool fsti_model_files_same(const fst_model *model) {
+    struct stat opened, there;
+    for (size_t i = 0; i < model->file_count; i++) {
+        const fsti_file *file = model->files[i].file;
+        if (!has_local_path(file)) continue;
+        if (fstat(fsti_file_identity(file), &opened) != 0 ||
+            stat(fsti_file_path(file), &there) != 0 || opened.st_dev != there.st_dev ||
+            opened.st_ino != there.st_ino)
+            return false;
+    }
+    return true;
+}
+
+fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
+                                  bool *is_unfinished, fst_error *error) {
+    open_files files = {models, model_count};
+    char *index = NULL;
+    fsti_error_location location = FSTI_NO_LOCATION;
+    size_t file_count = 0;
+    *is_unfinished = false;
+    for (size_t m = 0; m < model_count; m++) file_count += models[m]->file_count;
+    if (file_count < 2) return FST_OK;
+    FST_TRY(search_indexes(&files, &index, error));
+    if (index != NULL) {
+        location.file = index;
+        *is_unfinished = true;
+        fst_status status = fsti_error_set(
+            error, FST_E_FILE_CHANGED, location,
+            "a save of this model did not finish. Some of its files may be from the previous save. "
+            "Open the index or the folder, or save the model again");
+        fsti_free(index);
+        return status;
+    }
+    for (size_t m = 0; m < model_count; m++) {
+        if (fsti_model_files_same(models[m])) continue;
+        location.file = fsti_file_path(models[m]->files[0].file);
+        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                              "a save replaced files of the model while they were opened one "
+                              "by one. Open them again");
+    }
+    return FST_OK;
+}

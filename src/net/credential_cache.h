@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Temporary credentials (STS, instance metadata, service accounts). One entry per source and
+/// process, shared by all stores with the same source, and renewed in the background before it
+/// expires. Private to the net module.
+#ifndef FSTI_CREDENTIAL_CACHE_H
+#define FSTI_CREDENTIAL_CACHE_H
+
+#include "net.h"
+#include "request.h"
+
+typedef struct net_credentials net_credentials;
+
+typedef enum provider_kind {
+    PROVIDER_WEB_IDENTITY, ///< AWS: exchanges a token file for a role's keys
+    PROVIDER_ROLE,         ///< AWS: assumes a role with other keys
+    PROVIDER_CONTAINER,    ///< AWS: a URL in the container's environment
+    PROVIDER_INSTANCE,     ///< AWS: instance metadata (IMDSv2)
+    PROVIDER_GOOGLE_USER,
+    PROVIDER_GOOGLE_SERVICE,
+    PROVIDER_GOOGLE_METADATA,
+    PROVIDER_AZURE_FEDERATED,
+    PROVIDER_AZURE_METADATA,
+} provider_kind;
+
+typedef struct net_keys {
+    char access_key[160], secret_key[192], session_token[4096], bearer_token[4096];
+    int64_t expires_s; ///< Unix time; 0: unknown
+} net_keys;
+
+/// A credential source: the provider and the identity. Unset bytes must be zero, because sources
+/// are compared bytewise.
+typedef struct provider_config {
+    provider_kind kind;
+    char url[1024];
+    char file[1024]; ///< a token or account, read each time
+    char role[256];  ///< or client, or account
+    char session[80], external_id[1232], region[64];
+    char header[1200];                                          ///< a request header, or ""
+    char access_key[160], secret_key[192], session_token[4096]; ///< to sign with, or client secrets
+} provider_config;
+
+/// Returns the credentials of a source, and fetches them if they are not in the table. Errors of
+/// fetching.
+fst_status fsti_credentials_get(const provider_config *source, net_credentials **out,
+                                fst_error *error);
+void fsti_credentials_unref(net_credentials *credentials);
+/// Copies the current keys, and starts a renewal if they expire soon. Returns their number, which
+/// changes with the keys.
+uint32_t fsti_credentials_copy(net_credentials *credentials, net_keys *out);
+/// A store rejected the keys with that number: starts a renewal, unless they have been renewed.
+/// False if that is impossible.
+bool fsti_credentials_rejected(net_credentials *credentials, uint32_t number);
+bool fsti_credentials_are_renewing(net_credentials *credentials);
+const char *fsti_provider_name(provider_kind kind);
+/// Whether a text contains part of a temporary secret.
+bool fsti_credentials_have_secret(net_credentials *credentials, const char *text);
+
+// ---- providers (blocking, never on an event loop's thread, which would deadlock) ----
+
+fst_status fsti_provider_aws(const provider_config *source, net_keys *out, fst_error *error);
+fst_status fsti_provider_google(const provider_config *source, net_keys *out, fst_error *error);
+fst_status fsti_provider_azure(const provider_config *source, net_keys *out, fst_error *error);
+
+/// A request to a provider. All of it is secret and wiped after use.
+typedef struct provider_call {
+    const char *method, *url, *body;
+    const char *const *lines;
+    const struct net_store *store; ///< signs the request; or NULL
+    bool is_link_local; ///< link-local metadata service: no proxy, one attempt of a second
+} provider_call;
+/// Sets the cancellation of this thread's provider requests; NULL: none.
+void fsti_provider_watch(const fsti_net_watch *watch);
+/// Sends the request. `out` receives the response with a final NUL.
+fst_status fsti_provider_request(const provider_call *call, char *out, size_t size,
+                                 fst_error *error);
+/// Reads a file without trailing blanks. False if it cannot be read or is too large.
+bool fsti_provider_read_file(const char *path, char *out, size_t size);
+/// Reads a bearer token from JSON: access_token, and expires_in or expires_on.
+fst_status fsti_provider_read_token(const char *text, net_keys *out, fst_error *error);
+fst_status fsti_provider_fail(const char *what, fst_error *error);
+/// The same for a file that fsti_provider_read_file() could not read. `what`: its purpose. The
+/// message has the path and the errno.
+fst_status fsti_provider_fail_file(const char *what, const char *path, int os_errno,
+                                   fst_error *error);
+
+#endif

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Conditional writes: replace or delete an object only if its ETag or generation is unchanged.
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "upload.h"
+
+#define NAME_BYTES_MAX 1024u
+#define ANSWER_BYTES_MAX ((size_t)65536)
+
+void fsti_precondition_read(net_store_kind kind, const net_response *answer,
+                            fsti_precondition *out) {
+    const char *mark = kind == NET_STORE_GCS ? answer->generation : answer->etag;
+    *out = (fsti_precondition){.kind = FSTI_PRECONDITION_NONE};
+    // A weak ETag cannot be used as a condition.
+    bool is_good = kind == NET_STORE_GCS ? strspn(mark, "0123456789") == strlen(mark)
+                                         : strncmp(mark, "W/", 2) != 0;
+    if (mark[0] == '\0' || !is_good) return;
+    out->kind = FSTI_PRECONDITION_VERSION;
+    snprintf(out->mark, sizeof out->mark, "%s", mark);
+}
+
+bool fsti_precondition_equals(const fsti_precondition *one, const fsti_precondition *other) {
+    return one->kind == other->kind && strcmp(one->mark, other->mark) == 0;
+}
+
+bool fsti_precondition_header(net_store_kind kind, const fsti_precondition *precondition, char *out,
+                              size_t size) {
+    bool is_google = kind == NET_STORE_GCS,
+         is_nothing = precondition->kind == FSTI_PRECONDITION_ABSENT;
+    if (precondition->kind == FSTI_PRECONDITION_NONE) return false;
+    if (is_google)
+        snprintf(out, size, "x-goog-if-generation-match: %s",
+                 is_nothing ? "0" : precondition->mark);
+    else if (is_nothing)
+        snprintf(out, size, "If-None-Match: *");
+    else
+        snprintf(out, size, "If-Match: %s", precondition->mark);
+    return true;
+}
+
+// ---- one request, in the bucket's region ----
+
+typedef struct small_request {
+    const char *method, *url;
+    const fsti_precondition *precondition; ///< NULL: unconditional
+    const fsti_net_watch *watch;
+    size_t text_bytes_max; ///< 0: ignore the response body; otherwise it is returned to the caller
+} small_request;
+
+/// *again: repeating the request may help.
+static fst_status try_once(net_store *store, const small_request *small, net_request *request,
+                           bool *again, fst_error *error) {
+    char *address = NULL, name[NAME_BYTES_MAX], condition[sizeof(fsti_precondition) + 32];
+    const char *lines[] = {condition, NULL};
+    FST_TRY(fsti_store_address(store, small->url, &address, error));
+    fsti_url_redact(small->url, name, sizeof name);
+    bool has_line =
+        small->precondition != NULL &&
+        fsti_precondition_header(store->kind, small->precondition, condition, sizeof condition);
+    *request = (net_request){.method = small->method,
+                             .url = address,
+                             .name = name,
+                             .store = store,
+                             .lines = has_line ? lines : NULL,
+                             .text_bytes_max = fsti_max(ANSWER_BYTES_MAX, small->text_bytes_max),
+                             .watch = small->watch};
+    fsti_request_run(request);
+    fsti_secret_text_free(address);
+    bool is_wanted = small->text_bytes_max > 0 && request->status == FST_OK;
+    if (!is_wanted) {
+        fsti_free(request->text);
+        request->text = NULL;
+    }
+    *again = request->status != FST_OK && fsti_store_move(store, request->answer.region);
+    if (request->status != FST_OK && error != NULL) *error = request->error;
+    return request->status;
+}
+
+static fst_status run_small(net_store *store, const small_request *small, net_request *request,
+                            fst_error *error) {
+    bool again = false;
+    fst_status status = try_once(store, small, request, &again, error);
+    return again ? try_once(store, small, request, &again, error) : status;
+}
+
+static fst_status request_metadata(net_store *store, const char *url, const fsti_net_watch *watch,
+                                   fsti_precondition *out, fst_error *error) {
+    const small_request small = {.method = "HEAD", .url = url, .watch = watch};
+    net_request request = {0};
+    fst_error cause = {0};
+    *out = (fsti_precondition){.kind = FSTI_PRECONDITION_NONE};
+    fst_status status = run_small(store, &small, &request, &cause);
+    if (status == FST_OK) fsti_precondition_read(store->kind, &request.answer, out);
+    if (status == FST_E_NOT_FOUND) out->kind = FSTI_PRECONDITION_ABSENT;
+    out->is_hidden = status == FST_E_PERMISSION;
+    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
+}
+
+/// The store that accepts objects at the URL.
+static fst_status open_store(const char *url, const fsti_net_watch *watch, net_store **out,
+                             fst_error *error) {
+    const curl_library *curl;
+    FST_TRY(fsti_curl_open(&curl, error));
+    FST_TRY(fsti_store_open(url, watch, out, error));
+    fst_status status = fsti_upload_check_target(*out, url, error);
+    if (status != FST_OK) fsti_store_unref(*out);
+    return status;
+}
+
+fst_status fsti_net_stat(const char *url, const fsti_net_watch *watch, fsti_precondition *out,
+                         fst_error *error) {
+    net_store *store = NULL;
+    FST_TRY(open_store(url, watch, &store, error));
+    fst_status status = request_metadata(store, url, watch, out, error);
+    fsti_store_unref(store);
+    return status;
+}
+
+static fst_status fetch(net_store *store, const small_request *small, fsti_fetched *out,
+                        fst_error *error) {
+    net_request request = {0};
+    fst_error cause = {0};
+    fst_status status = run_small(store, small, &request, &cause);
+    *out = (fsti_fetched){.text = request.text, .size = request.text_bytes};
+    out->is_large = status != FST_OK && request.answer.status == 200 &&
+                    request.answer.length_bytes > small->text_bytes_max;
+    if (status == FST_OK) fsti_precondition_read(store->kind, &request.answer, &out->precondition);
+    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION ||
+        out->is_large)
+        return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
+}
+
+fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
+                          fsti_fetched *out, fst_error *error) {
+    net_store *store = NULL;
+    const small_request small = {.url = url, .watch = watch, .text_bytes_max = most};
+    *out = (fsti_fetched){.text = NULL};
+    FST_TRY(open_store(url, watch, &store, error));
+    fst_status status = fetch(store, &small, out, error);
+    fsti_store_unref(store);
+    return status;
+}
+
+// ---- deleting ----
+
+/// Some stores lack conditional deletes or ignore the condition, so check the version first as
+/// well. *is_other: the object is not the expected version, and was kept.
+static fst_status remove_checked(net_store *store, const small_request *small, bool *is_other,
+                                 fst_error *error) {
+    net_request request = {0};
+    fsti_precondition now;
+    FST_TRY(request_metadata(store, small->url, small->watch, &now, error));
+    *is_other = now.kind == FSTI_PRECONDITION_VERSION &&
+                !fsti_precondition_equals(&now, small->precondition);
+    if (now.kind == FSTI_PRECONDITION_ABSENT || *is_other) return FST_OK;
+    fst_status status = run_small(store, small, &request, error);
+    *is_other = request.answer.status == 412 || request.answer.status == 409;
+    if (*is_other) return FST_OK;
+    if (request.answer.status != STATUS_NOT_IMPLEMENTED) return status;
+    const small_request plain = {.method = small->method, .url = small->url, .watch = small->watch};
+    return run_small(store, &plain, &request, error);
+}
+
+fst_status fsti_net_remove(const char *url, const fsti_precondition *precondition,
+                           const fsti_net_watch *watch, bool *is_other, fst_error *error) {
+    net_store *store = NULL;
+    bool changed = false;
+    net_request request = {0};
+    fst_error cause = {0};
+    const small_request small = {
+        .method = "DELETE", .url = url, .precondition = precondition, .watch = watch};
+    bool is_seen = precondition != NULL && precondition->kind == FSTI_PRECONDITION_VERSION;
+    if (is_other != NULL) *is_other = false;
+    if (precondition != NULL && precondition->kind == FSTI_PRECONDITION_ABSENT) return FST_OK;
+    FST_TRY(open_store(url, watch, &store, error));
+    fst_status status = is_seen ? remove_checked(store, &small, &changed, &cause)
+                                : run_small(store, &small, &request, &cause);
+    fsti_store_unref(store);
+    if (is_other != NULL) *is_other = changed;
+    if (status == FST_OK || status == FST_E_NOT_FOUND) return FST_OK;
+    if (error != NULL) *error = cause;
+    return status;
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Saves to relative paths while the program changes its working folder: the paths are resolved
+/// when the save is opened.
+#include <fastsafetensors.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "save_fixture.h"
+
+static const uint64_t shape_64[] = {64};
+
+/// Two folders with the same names in them; the program works in the first one.
+static void make_folders(const char *first, const char *second) {
+    mkdir(fixture_path(first), 0700);
+    mkdir(fixture_path(second), 0700);
+    if (chdir(fixture_path(first)) != 0) abort();
+}
+
+static fst_status save_values(const char *path, char value, fst_save_options *options) {
+    char bytes[64];
+    memset(bytes, value, sizeof bytes);
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_64, bytes);
+    return fst_save(path, &tensor, 1, options, NULL, NULL);
+}
+
+/// Opens a save of two tensors in the first folder and goes to the second one.
+static fst_writer *open_and_leave(const char *path, fst_save_options *options, const char *second) {
+    static char bytes[64];
+    memset(bytes, 'n', sizeof bytes);
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, shape_64, bytes),
+                                 save_tensor_of("b", FST_DTYPE_U8, shape_64, bytes)};
+    tensors[1].file_index = options->file_count > 1;
+    fst_writer *writer = NULL;
+    if (fst_writer_open(path, tensors, 2, options, &writer, NULL) != FST_OK) return NULL;
+    if (chdir(fixture_path(second)) != 0) abort();
+    return writer;
+}
+
+TEST(file_is_saved_relative_to_the_folder_at_open)
+{
+    fst_save_options options = save_options_of();
+    make_folders("one", "two");
+    CHECK_INT(save_values("model.safetensors", 'o', NULL), FST_OK);
+    CHECK_INT(save_values(fixture_path("two/model.safetensors"), 'k', NULL), FST_OK);
+    options.manifest = "sums.manifest";
+    fst_writer *writer = open_and_leave("model.safetensors", &options, "two");
+    CHECK(writer != NULL);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    CHECK_TEXT(fst_writer_path(writer, 0), fixture_path("one/model.safetensors"));
+    fst_writer_close(writer);
+    CHECK_INT(save_set_value("two", 1), 'k');
+    CHECK_INT(save_set_value("one", 2), 'n');
+    CHECK_INT(save_entry_count("two"), 1);
+    CHECK_INT(access(fixture_path("one/sums.manifest"), F_OK), 0);
+    CHECK_INT(save_hidden_count("one"), 0);
+}
+
+TEST(sharded_model_is_saved_relative_to_the_folder_at_open)
+{
+    fst_save_options options = save_options_of();
+    make_folders("three", "four");
+    for (int round = 0; round < 2; round++) {
+        options.file_count = 2;
+        CHECK_INT(chdir(fixture_path("three")), 0);
+        fst_writer *writer = open_and_leave("set", &options, "four");
+        CHECK(writer != NULL);
+        CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+        fst_writer_close(writer);
+        CHECK_INT(save_entry_count("four"), 0);
+        CHECK_INT(save_set_value("three/set", 2), 'n');
+        CHECK_INT(save_hidden_count("three/set"), 0);
+    }
+}
+
+TEST(abandoned_save_removes_folders_it_created)
+{
+    fst_save_options options = save_options_of();
+    make_folders("five", "six");
+    mkdir(fixture_path("six/set"), 0700);
+    options.file_count = 2;
+    fst_writer *writer = open_and_leave("set", &options, "six");
+    CHECK(writer != NULL);
+    fst_writer_close(writer);
+    CHECK_INT(save_entry_count("five"), 0);
+    CHECK_INT(save_entry_count("six"), 1);
+}
+
+TEST(handed_over_paths_are_absolute)
+{
+    fst_save_options options = save_options_of();
+    make_folders("seven", "eight");
+    fst_writer *writer = open_and_leave("model.safetensors", &options, "eight");
+    CHECK(writer != NULL);
+    CHECK_INT(fst_writer_hand_over(writer, NULL), FST_OK);
+    const char *hidden = fst_writer_hidden_path(writer, 0);
+    CHECK_INT(access(hidden, F_OK), 0);
+    CHECK_INT(fst_set_publish(fixture_path("seven"), &hidden, 1, NULL, NULL, NULL), FST_OK);
+    fst_writer_close(writer);
+    CHECK_INT(save_set_value("seven", 2), 'n');
+    CHECK_INT(save_entry_count("eight"), 0);
+}
+
+/// A program that changes its working folder in a progress callback.
+static int leave(void *folder, uint64_t bytes_done, uint64_t bytes_total, uint64_t tensors_done,
+                 uint64_t tensors_total) {
+    (void)bytes_done, (void)bytes_total, (void)tensors_done, (void)tensors_total;
+    return chdir(folder);
+}
+
+/// -1: unreadable.
+static int metadata_count_of(const char *path) {
+    fst_model *model;
+    fst_file_info info = {.struct_size = sizeof info, .metadata_count = 0};
+    if (fst_model_open(fixture_path(path), NULL, &model, NULL) != FST_OK) return -1;
+    fst_status status = fst_model_file_info(model, 0, &info, NULL);
+    fst_model_close(model);
+    return status == FST_OK ? (int)info.metadata_count : -1;
+}
+
+TEST(edit_after_chdir_changes_the_same_file)
+{
+    char second[512];
+    fst_metadata_entry entry = save_entry_of("key", "value");
+    fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
+    make_folders("nine", "ten");
+    snprintf(second, sizeof second, "%s", fixture_path("ten"));
+    CHECK_INT(save_values("model.safetensors", 'o', NULL), FST_OK);
+    CHECK_INT(save_values(fixture_path("ten/model.safetensors"), 'k', NULL), FST_OK);
+    options.metadata = &entry;
+    options.metadata_count = 1;
+    options.progress = leave;
+    options.progress_context = second;
+    CHECK_INT(fst_header_edit("model.safetensors", NULL, &options, NULL, NULL), FST_OK);
+    CHECK_INT(metadata_count_of("nine/model.safetensors"), 1);
+    CHECK_INT(metadata_count_of("ten/model.safetensors"), 0);
+    CHECK_INT(save_entry_count("nine"), 1);
+}
+
+TEST(compressed_file_is_saved_relative_to_the_folder_at_open)
+{
+    char second[512];
+    fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
+    make_folders("eleven", "twelve");
+    snprintf(second, sizeof second, "%s", fixture_path("twelve"));
+    CHECK_INT(save_values("model.safetensors", 'o', NULL), FST_OK);
+    options.progress = leave;
+    options.progress_context = second;
+    CHECK_INT(fst_file_compress("model.safetensors", "small.safetensors", &options, NULL, NULL),
+              FST_OK);
+    CHECK_INT(save_entry_count("twelve"), 0);
+    CHECK_INT(save_entry_count("eleven"), 2);
+}

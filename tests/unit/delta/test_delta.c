@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Opening, applying, preparing and making weight deltas through the public interface.
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "delta_fixture.h"
+#include "fixture.h"
+
+TEST(a_chain_is_applied_in_one_pass)
+{
+    char local[600];
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++) {
+        fst_delta *delta = delta_open_chain((fst_delta_encoding)encoding, FST_DIGEST_ADLER32);
+        fst_delta_stats stats = FST_STRUCT_INIT(fst_delta_stats);
+        uint64_t whole = delta_sizes[0] + delta_sizes[1] + delta_sizes[2];
+        delta_write_checkpoint(local, 0);
+        CHECK_INT(fst_delta_apply(delta, local, NULL, &stats, &error), FST_OK);
+        CHECK_INT(delta_find_state(local), 2);
+        CHECK_INT(stats.tensor_count, 3); // the fourth one did not change
+        CHECK_INT(stats.bytes_read, whole);
+        CHECK_INT(stats.bytes_hashed, whole);
+        CHECK(stats.bytes_written <= whole);
+        fst_delta_close(delta);
+    }
+}
+
+TEST(arguments_that_are_nonsense_are_errors)
+{
+    fst_error error;
+    fst_delta *delta = NULL;
+    fst_delta_change *change = NULL;
+    fst_delta_patch patch = FST_STRUCT_INIT(fst_delta_patch);
+    fst_delta_info info = FST_STRUCT_INIT(fst_delta_info);
+    fst_delta_make_options make = FST_STRUCT_INIT(fst_delta_make_options);
+    fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+    const char *none[] = {NULL}, *empty[] = {""};
+    char version[FST_DELTA_VERSION_BYTES];
+    int is_interrupted;
+    CHECK_INT(fst_delta_open(NULL, 1, &delta, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_open(none, 1, &delta, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_open(none, 0, &delta, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_open(empty, 1, &delta, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_open(empty, 1, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_info_get(NULL, &info, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_apply(NULL, "x", NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_recover(NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_version(NULL, version, &is_interrupted, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_prepare(NULL, NULL, 0, NULL, &change, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_patch_make(NULL, 0, NULL, &patch, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_make(NULL, "x", &make, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_make("x", "y", &make, NULL, &error), FST_E_ARGUMENT);
+    fst_delta_close(NULL);
+    fst_delta_commit(NULL);
+    fst_delta_drop(NULL);
+    fst_delta_patch_clear(NULL);
+
+    delta = delta_open_chain(FST_DELTA_XOR, FST_DIGEST_XXH3_128);
+    options.flags = 1u << 20;
+    CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    options.flags = FST_DELTA_ROLL_BACK;
+    CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    options.flags = FST_DELTA_CHECK_ONLY;
+    CHECK_INT(fst_delta_recover("x", &options, NULL, &error), FST_E_ARGUMENT);
+    options = (fst_delta_options){.struct_size = 3};
+    CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_apply(delta, "nowhere", NULL, NULL, &error), FST_E_NOT_FOUND);
+    fst_delta_tensor tensor = FST_STRUCT_INIT(fst_delta_tensor);
+    CHECK_INT(fst_delta_tensor_get(delta, 3, &tensor, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_tensor_get(delta, 0, &tensor, &error), FST_OK);
+    CHECK_TEXT(tensor.name, "big");
+    CHECK_INT(tensor.version_count, 2);
+    fst_delta_memory twice[2] = {{.name = "big"}, {.name = "big"}};
+    CHECK_INT(fst_delta_prepare(delta, twice, 2, NULL, &change, &error), FST_E_DUPLICATE_TENSOR);
+    twice[0].size_bytes = 5;
+    CHECK_INT(fst_delta_prepare(delta, twice, 1, NULL, &change, &error), FST_E_ARGUMENT);
+    fst_delta_patch_options old = FST_STRUCT_INIT(fst_delta_patch_options);
+    old.old = delta_states[0][0];
+    old.size_bytes = delta_sizes[0];
+    old.element_bytes = 3;
+    old.index_bytes = 4;
+    CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_E_ARGUMENT);
+    old.element_bytes = 1;
+    old.index_bytes = 5;
+    CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_E_ARGUMENT);
+    old.index_bytes = 8;
+    CHECK_INT(fst_delta_patch_make(delta, 9, &old, &patch, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_OK);
+    const int64_t *indices = patch.indices;
+    const unsigned char *values = patch.values;
+    for (uint64_t i = 0; i < patch.element_count; i++)
+        CHECK_INT(values[i], delta_states[2][0][indices[i]]);
+    fst_delta_patch_clear(&patch);
+    fst_delta_close(delta);
+}
+
+TEST(a_change_is_committed_or_dropped)
+{
+    fst_error error;
+    fst_delta *delta = delta_open_chain(FST_DELTA_OVERWRITE, FST_DIGEST_BLAKE3);
+    fst_delta_memory memory[DELTA_TENSORS] = {{0}};
+    unsigned char *copies[DELTA_TENSORS];
+    fst_delta_change *change;
+    for (int i = 0; i < DELTA_TENSORS; i++) {
+        copies[i] = malloc(delta_sizes[i] + 1);
+        // An odd address: parts of lines are copied, too.
+        memcpy(copies[i] + 1, delta_states[0][i], delta_sizes[i]);
+        memory[i] = (fst_delta_memory){
+            .name = delta_names[i], .data = copies[i] + 1, .size_bytes = delta_sizes[i]};
+    }
+    CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error), FST_OK);
+    fst_delta_drop(change);
+    CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error), FST_OK);
+    fst_delta_close(delta); // the change stays valid
+    for (int i = 0; i < DELTA_TENSORS; i++)
+        CHECK(memcmp(copies[i] + 1, delta_states[0][i], delta_sizes[i]) == 0);
+    fst_delta_commit(change);
+    for (int i = 0; i < DELTA_TENSORS; i++) {
+        CHECK(memcmp(copies[i] + 1, delta_states[2][i], delta_sizes[i]) == 0);
+        free(copies[i]);
+    }
+}
+
+TEST(adler32_is_zlibs)
+{
+    // Known values, and a run long enough for every reduction.
+    static const struct {
+        const char *text;
+        unsigned char digest[4];
+    } known[] = {
+        {"", {0, 0, 0, 1}}, {"abc", {2, 0x4d, 1, 0x27}}, {"Wikipedia", {0x11, 0xe6, 3, 0x98}}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        fst_digest_state *state;
+        unsigned char digest[FST_DIGEST_BYTES_MAX];
+        size_t size;
+        CHECK_INT(fst_digest_begin(FST_DIGEST_ADLER32, &state, NULL), FST_OK);
+        CHECK_INT(fst_digest_update(state, known[i].text, strlen(known[i].text), NULL), FST_OK);
+        CHECK_INT(fst_digest_end(state, digest, &size, NULL), FST_OK);
+        CHECK_INT(size, 4);
+        CHECK(memcmp(digest, known[i].digest, 4) == 0);
+    }
+    unsigned char *bytes = malloc(100003);
+    memset(bytes, 0xff, 100003);
+    uint32_t first = 1, second = 0;
+    for (size_t i = 0; i < 100003; i++) {
+        first = (first + bytes[i]) % 65521;
+        second = (second + first) % 65521;
+    }
+    fst_digest_state *state;
+    unsigned char digest[FST_DIGEST_BYTES_MAX];
+    size_t size;
+    CHECK_INT(fst_digest_begin(FST_DIGEST_ADLER32, &state, NULL), FST_OK);
+    CHECK_INT(fst_digest_update(state, bytes, 3, NULL), FST_OK);
+    CHECK_INT(fst_digest_update(state, bytes + 3, 100000, NULL), FST_OK);
+    CHECK_INT(fst_digest_end(state, digest, &size, NULL), FST_OK);
+    free(bytes);
+    CHECK_INT((uint32_t)digest[0] << 8 | digest[1], second);
+    CHECK_INT((uint32_t)digest[2] << 8 | digest[3], first);
+}

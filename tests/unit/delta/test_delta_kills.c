@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+/// An application to files is killed before every system call that it makes (a write is torn in the
+/// middle), or one or all of these fail. Afterwards the folder has a known version, and its bytes.
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/primitives.h"
+#include "check.h"
+#include "delta_fixture.h"
+#include "fixture.h"
+
+typedef enum fault { FAULT_OFF, FAULT_COUNT, FAULT_KILL, FAULT_ONE, FAULT_ALL } fault;
+
+static fault kind;
+static long due;
+static atomic_long calls;
+
+/// Whether this call fails; a kill does not return.
+static bool is_due(void) {
+    if (kind == FAULT_OFF) return false;
+    long number = atomic_fetch_add(&calls, 1) + 1;
+    if (kind == FAULT_COUNT) return false;
+    return number == due || (kind == FAULT_ALL && number > due);
+}
+
+static int fail(int os_errno) {
+    if (kind == FAULT_KILL) {
+        kill(getpid(), SIGKILL);
+        for (;;) pause();
+    }
+    errno = os_errno;
+    return -1;
+}
+
+ssize_t __real_pwrite64(int fd, const void *bytes, size_t size, off_t at);
+ssize_t __wrap_pwrite64(int fd, const void *bytes, size_t size, off_t at);
+ssize_t __wrap_pwrite64(int fd, const void *bytes, size_t size, off_t at) {
+    if (!is_due()) return __real_pwrite64(fd, bytes, size, at);
+    (void)!__real_pwrite64(fd, bytes, size / 2, at); // torn
+    return fail(ENOSPC);
+}
+
+#define WRAP(type, name, parameters, arguments, os_errno)                                          \
+    type __real_##name parameters;                                                                 \
+    type __wrap_##name parameters;                                                                 \
+    type __wrap_##name parameters {                                                                \
+        return is_due() ? (type)fail(os_errno) : __real_##name arguments;                          \
+    }
+WRAP(ssize_t, pread64, (int fd, void *bytes, size_t size, off_t at), (fd, bytes, size, at), EIO)
+WRAP(int, rename, (const char *from, const char *to), (from, to), EIO)
+WRAP(int, unlink, (const char *path), (path), EIO)
+WRAP(int, fdatasync, (int fd), (fd), EIO)
+WRAP(int, fsync, (int fd), (fd), EIO)
+WRAP(int, posix_fallocate64, (int fd, off_t at, off_t size), (fd, at, size), EIO)
+
+static char local[600];
+
+/// Opening the chain is not part of what fails.
+static fst_status apply(fst_delta_encoding encoding, uint32_t flags, fst_error *error) {
+    fault wanted = kind;
+    kind = FAULT_OFF;
+    fst_delta *delta = delta_open_chain(encoding, FST_DIGEST_XXH3_128);
+    kind = wanted;
+    fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+    options.thread_count = 2;
+    options.version = "000000";
+    options.flags = flags;
+    atomic_store(&calls, 0);
+    fst_status status = fst_delta_apply(delta, local, &options, NULL, error);
+    kind = FAULT_OFF;
+    fst_delta_close(delta);
+    return status;
+}
+
+static uint32_t extra_flags; ///< of applications
+
+/// Applies in a child that is killed before call `number`. True when it came to its end.
+static bool apply_killed(fst_delta_encoding encoding, long number) {
+    delta_write_checkpoint(local, 0);
+    fst_delta_close(delta_open_chain(encoding, FST_DIGEST_XXH3_128)); // made before, once
+    pid_t child = fork();
+    if (child == 0) {
+        fst_error error;
+        kind = FAULT_KILL;
+        due = number;
+        _exit(apply(encoding, FST_DELTA_DURABLE | extra_flags, &error) == FST_OK ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/// Whether the folder says which version it has, and has its bytes.
+static bool is_consistent(int *state) {
+    char version[FST_DELTA_VERSION_BYTES], expected[16];
+    int is_interrupted;
+    fst_error error;
+    *state = delta_find_state(local);
+    if (fst_delta_version(local, version, &is_interrupted, &error) != FST_OK) return false;
+    snprintf(expected, sizeof expected, "%06d", *state);
+    bool is_noted = strcmp(version, expected) == 0 || (version[0] == '\0' && *state == 0);
+    return *state >= 0 && !is_interrupted && is_noted;
+}
+
+static fst_status recover(bool backward, fst_delta_stats *stats) {
+    fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+    fst_error error;
+    options.flags = backward ? FST_DELTA_ROLL_BACK : 0;
+    *stats = FST_STRUCT_INIT(fst_delta_stats);
+    fst_status status = fst_delta_recover(local, &options, stats, &error);
+    if (status != FST_OK) fprintf(stderr, "# %s\n", error.message);
+    return status;
+}
+
+/// Kills before every second call (all of them where everything is tested); by turns the work is
+/// undone and finished. Returns how many kills there were, or -1.
+static long kill_everywhere(fst_delta_encoding encoding) {
+    long number = 1, recovered = 0, count = 0;
+    for (; !apply_killed(encoding, number); number += check_share() == 1 ? 1 : 2) {
+        fst_delta_stats stats;
+        int state, before = delta_find_state(local);
+        bool backward = count++ % 2 == 1;
+        bool is_good = recover(backward, &stats) == FST_OK && is_consistent(&state);
+        if (!is_good) printf("# kill %ld: state %d, then %d\n", number, before, state);
+        if (!is_good) return -1;
+        recovered += stats.recovered != 0;
+        // What was whole before needs no change; else it is the version that was asked for.
+        if (before < 0 && state != (backward ? 0 : 2)) return -1;
+    }
+    return recovered > 0 ? count : -1;
+}
+
+TEST(every_kill_leaves_a_version_that_is_known)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    long of_xor = kill_everywhere(FST_DELTA_XOR),
+         of_overwrite = kill_everywhere(FST_DELTA_OVERWRITE);
+    printf("# %ld kills with xor, %ld with overwrite\n", of_xor, of_overwrite);
+    CHECK(of_xor + of_overwrite >= 200);
+}
+
+TEST(kills_while_files_are_replaced)
+{
+    long number = 1, mixed = 0;
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    extra_flags = FST_DELTA_NEW_FILES;
+    delta_write_checkpoint(local, 0);
+    kind = FAULT_COUNT;
+    CHECK_INT(apply(FST_DELTA_XOR, FST_DELTA_DURABLE | extra_flags, &error), FST_OK);
+    // The names change at the end: there every call is tried.
+    long last = atomic_load(&calls) - 15;
+    for (; !apply_killed(FST_DELTA_XOR, number); number += number < last ? 6 : 1) {
+        fst_delta_stats stats;
+        int state, before = delta_find_state(local);
+        CHECK_INT(recover(false, &stats), FST_OK);
+        CHECK(is_consistent(&state));
+        CHECK(before == state || (before < 0 && state == 2) || (before == 0 && state == 2));
+        mixed += before < 0;
+    }
+    extra_flags = 0;
+    CHECK(number > 20);
+    CHECK(mixed > 0);
+    CHECK_INT(delta_find_state(local), 2);
+    // What was left over went with the next application.
+    char path[700];
+    snprintf(path, sizeof path, "%s/part0.safetensors.delta-tmp", local);
+    CHECK(access(path, F_OK) != 0);
+    printf("# %ld kills, %ld of them between two renames\n", number - 1, mixed);
+}
+
+/// Kills at some call in the middle of the work: the files are of two versions.
+static bool kill_in_the_middle(fst_delta_encoding encoding) {
+    for (long number = 20; number < 1000; number++) {
+        if (apply_killed(encoding, number)) return false;
+        if (delta_find_state(local) < 0) return true;
+    }
+    return false;
+}
+
+/// A second kill, while the first one is being recovered from.
+static bool recover_killed(bool backward, long number) {
+    pid_t child = fork();
+    if (child == 0) {
+        fst_delta_stats stats;
+        kind = FAULT_KILL;
+        due = number;
+        _exit(recover(backward, &stats) == FST_OK ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(a_kill_during_recovery_is_recovered_from)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++)
+        for (int backward = 0; backward < 2; backward++)
+            for (long number = 1;; number += 23) {
+                fst_delta_stats stats;
+                int state;
+                CHECK(kill_in_the_middle((fst_delta_encoding)encoding));
+                bool is_done = recover_killed(backward != 0, number);
+                CHECK_INT(recover(backward != 0, &stats), FST_OK);
+                CHECK(is_consistent(&state));
+                CHECK_INT(state, backward ? 0 : 2);
+                if (is_done) break;
+            }
+}
+
+TEST(what_was_done_is_not_done_again)
+{
+    fst_delta_stats stats;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    uint64_t whole = delta_sizes[0] + delta_sizes[1] + delta_sizes[2];
+    CHECK(!apply_killed(FST_DELTA_XOR, 90));
+    CHECK_INT(recover(false, &stats), FST_OK);
+    CHECK_INT(stats.recovered, 1);
+    CHECK(stats.bytes_written < whole);
+    CHECK_INT(delta_find_state(local), 2);
+}
+
+TEST(an_apply_after_a_kill_finishes_and_goes_on)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    CHECK(kill_in_the_middle(FST_DELTA_XOR));
+    const char *folders[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_XXH3_128),
+                             delta_make_version(2, FST_DELTA_XOR, FST_DIGEST_XXH3_128)};
+    fst_delta *delta;
+    CHECK_INT(fst_delta_open(folders, 2, &delta, &error), FST_OK);
+    CHECK_INT(fst_delta_apply(delta, local, NULL, NULL, &error), FST_OK);
+    fst_delta_close(delta);
+    CHECK_INT(delta_find_state(local), 2);
+}
+
+/// Lets call `number` fail (or all from there on); afterwards the folder is consistent, at the
+/// latest when it has been recovered.
+static bool survives(fst_delta_encoding encoding, fault wanted, long number, bool *is_done) {
+    fst_error error = {0};
+    fst_delta_stats stats;
+    int state;
+    delta_write_checkpoint(local, 0);
+    kind = wanted;
+    due = number;
+    fst_status status = apply(encoding, 0, &error);
+    *is_done = atomic_load(&calls) < number;
+    char version[FST_DELTA_VERSION_BYTES];
+    int is_interrupted;
+    if (fst_delta_version(local, version, &is_interrupted, NULL) != FST_OK) return false;
+    if (status == FST_OK && is_interrupted) return false;
+    if (status != FST_OK && error.message[0] == '\0') return false;
+    if (recover(number % 2 == 1, &stats) != FST_OK) return false;
+    bool is_good = is_consistent(&state) && (status == FST_OK) == (state == 2 && !is_interrupted);
+    if (!is_good && !*is_done)
+        printf("# call %ld: %s; state %d, interrupted %d\n", number,
+               status == FST_OK ? "ok" : error.message, state, is_interrupted);
+    return is_good;
+}
+
+TEST(a_call_that_fails_rolls_back)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++)
+        for (int wanted = FAULT_ONE; wanted <= FAULT_ALL; wanted++) {
+            bool is_done = false;
+            for (long number = 1; !is_done; number += 1 + 3 * (long)check_share())
+                CHECK(survives((fst_delta_encoding)encoding, (fault)wanted, number, &is_done) ||
+                      is_done);
+        }
+}
+
+TEST(an_allocation_that_fails_rolls_back)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    fst_delta *delta = delta_open_chain(FST_DELTA_OVERWRITE, FST_DIGEST_ADLER32);
+    fst_status status = FST_E_NO_MEMORY;
+    for (long number = 0; status != FST_OK; number += check_share()) {
+        int state;
+        delta_write_checkpoint(local, 0);
+        long live = fsti_alloc_live();
+        fsti_alloc_fail_after(number);
+        status = fst_delta_apply(delta, local, NULL, NULL, &error);
+        fsti_alloc_fail_after(-1);
+        CHECK_INT(fsti_alloc_live(), live);
+        fst_delta_stats stats;
+        CHECK_INT(recover(false, &stats), FST_OK);
+        CHECK(is_consistent(&state));
+        CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
+        CHECK(number < 10000);
+    }
+    fst_delta_close(delta);
+}

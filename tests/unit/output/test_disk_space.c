@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Disks that are too small: the error comes before anything is written, with the free space.
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fastsafetensors/writer.h"
+#include "fixture.h"
+
+// ---- a disk: the calls come here because the linker wraps them ----
+
+static bool is_wrapped;
+static uint64_t block_count, free_blocks; ///< what the file system reports, in blocks of 4 KiB
+static unsigned reserve_count;            ///< calls of fallocate()
+static bool reserve_takes_all;            ///< as ext4: takes what there is, then fails
+
+int __real_fallocate64(int fd, int mode, off64_t offset, off64_t size);
+int __real_fstatvfs64(int fd, struct statvfs64 *out);
+int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size);
+int __wrap_fstatvfs64(int fd, struct statvfs64 *out);
+
+int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size) {
+    if (!is_wrapped) return __real_fallocate64(fd, mode, offset, size);
+    reserve_count++;
+    if (!reserve_takes_all) return __real_fallocate64(fd, mode, offset, size);
+    if (__real_fallocate64(fd, mode, 0, 1 << 20) != 0) return -1;
+    free_blocks = 0;
+    errno = ENOSPC;
+    return -1;
+}
+
+int __wrap_fstatvfs64(int fd, struct statvfs64 *out) {
+    int result = __real_fstatvfs64(fd, out);
+    if (!is_wrapped) return result;
+    out->f_frsize = 4096;
+    out->f_blocks = block_count;
+    out->f_bavail = out->f_bfree = free_blocks;
+    return result;
+}
+
+/// Saves two tensors of 4 MiB, in files of their own if `file_count` is 2.
+static fst_status save_on_disk(const char *path, uint32_t file_count, fst_error *error) {
+    static const uint64_t shape[] = {4 << 20};
+    static char bytes[4 << 20];
+    fst_save_tensor tensors[2];
+    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+    for (uint32_t i = 0; i < 2; i++)
+        tensors[i] = (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                                       .name = i == 0 ? "a" : "b",
+                                       .name_size = 1,
+                                       .dtype = FST_DTYPE_U8,
+                                       .rank = 1,
+                                       .shape = shape,
+                                       .data = bytes,
+                                       .file_index = file_count == 2 ? i : 0};
+    options.file_count = file_count;
+    is_wrapped = true;
+    reserve_count = 0;
+    fst_status status = fst_save(path, tensors, 2, &options, NULL, error);
+    is_wrapped = false;
+    return status;
+}
+
+TEST(small_disk_is_refused_before_reserving)
+{
+    fst_error error;
+    block_count = 1 << 20;
+    free_blocks = 1024; // 4 MiB
+    CHECK_INT(save_on_disk(fixture_path("m.safetensors"), 0, &error), FST_E_NO_SPACE);
+    CHECK_INT(reserve_count, 0);
+    CHECK_CONTAINS(error.message, "4194304 are free");
+    CHECK(access(fixture_path("m.safetensors"), F_OK) != 0);
+}
+
+TEST(a_sharded_model_is_refused_before_its_first_file)
+{
+    fst_error error;
+    block_count = 1 << 20;
+    free_blocks = 1536; // 6 MiB: enough for one file of the two
+    CHECK_INT(save_on_disk(fixture_path("set"), 2, &error), FST_E_NO_SPACE);
+    CHECK_INT(reserve_count, 0);
+    CHECK_CONTAINS(error.message, "6291456 are free");
+    CHECK(access(fixture_path("set"), F_OK) != 0);
+}
+
+TEST(failed_reservation_counts_as_free)
+{
+    fst_error error;
+    struct stat info;
+    block_count = 1 << 20;
+    free_blocks = 1 << 18;
+    reserve_takes_all = true;
+    CHECK_INT(save_on_disk(fixture_path("m.safetensors"), 0, &error), FST_E_NO_SPACE);
+    reserve_takes_all = false;
+    CHECK_INT(reserve_count, 1);
+    CHECK_CONTAINS(error.message, "1048576 are free");
+    CHECK(stat(fixture_path("m.safetensors"), &info) != 0);
+}
+
+TEST(file_system_without_sizes_is_not_full)
+{
+    block_count = free_blocks = 0;
+    CHECK_INT(save_on_disk(fixture_path("m.safetensors"), 0, NULL), FST_OK);
+    CHECK_INT(unlink(fixture_path("m.safetensors")), 0);
+}

@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Asynchronous saves: they store the state at the call, memory is
+/// bounded, and whatever fails leaves the old file. Counts are asserted, never times.
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "async_fixture.h"
+#include "base/primitives.h"
+#include "check.h"
+#include "fixture.h"
+
+static void check_kind(const char *path, const fst_async_options *options) {
+    fst_async_save *save;
+    async_fill('n');
+    CHECK_INT(async_start(path, options, &save), FST_OK);
+    if (options->stage != FST_STAGE_COPY) CHECK_INT(fst_async_save_stage(save, -1, NULL), FST_OK);
+    async_fill('x'); // the optimizer
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, 0, NULL), FST_OK); // any number of times
+    CHECK_INT(async_value_at(path), 'n');
+    fst_async_stats stats = async_stats_of(save);
+    fst_save_stats written = {.struct_size = sizeof written};
+    CHECK_INT(fst_async_save_writer_stats(save, &written, NULL), FST_OK);
+    CHECK_INT(stats.state, FST_ASYNC_DONE);
+    // Each byte is copied once, padding included,
+    CHECK(stats.bytes_staged >= async_total_bytes() && stats.bytes_staged < written.bytes_total);
+    CHECK_INT(written.bytes_written, written.bytes_total); // written once,
+    CHECK_INT(written.bytes_read, 0);                      // and read never
+    CHECK_INT(stats.bytes_written, stats.bytes_total);
+    CHECK(stats.staged_ns > 0 && stats.done_ns >= stats.staged_ns);
+    fst_async_save_close(save);
+}
+
+TEST(every_stage_saves_the_state_at_the_call)
+{
+    for (fst_stage stage = 0; stage < FST_STAGE_COUNT; stage++)
+        for (int promise = 0; promise < FST_SAVE_PROMISE_COUNT; promise++) {
+            fst_save_options save = async_save_options();
+            save.promise = (fst_save_promise)promise;
+            fst_async_options options = async_options_of(stage);
+            options.save = &save;
+            check_kind(fixture_path("plain"), &options);
+            save.alignment_bytes = 4096; // padding between tensors
+            check_kind(fixture_path("aligned"), &options);
+            save.alignment_bytes = 0;
+            options.nice = 5;
+            options.thread_count = 3;
+            check_kind(fixture_path("threads"), &options);
+        }
+}
+
+TEST(durable_saves_are_written_from_the_staging_memory)
+{
+    fst_save_options save = async_save_options();
+    save.engine = FST_SAVE_ENGINE_DIRECT;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.save = &save;
+    fst_async_save *handle;
+    async_fill('n');
+    CHECK_INT(async_start(fixture_path("direct"), &options, &handle), FST_OK);
+    fst_status status = fst_async_save_wait(handle, -1, NULL);
+    fst_save_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_async_save_writer_stats(handle, &stats, NULL), FST_OK);
+    fst_async_save_close(handle);
+    if (status == FST_E_UNSUPPORTED) return; // no direct I/O here
+    CHECK_INT(status, FST_OK);
+    // The header's page and the partial last page; everything else is written in place.
+    CHECK(stats.bytes_staged <= 2 * 4096 + MIB);
+    CHECK_INT(async_value_at(fixture_path("direct")), 'n');
+}
+
+TEST(sets_are_saved_too)
+{
+    fst_save_tensor tensors[TENSOR_COUNT];
+    fst_save_options save = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_async_save *handle;
+    async_fill('s');
+    async_make_tensors(tensors);
+    save.file_count = 3;
+    for (uint32_t i = 0; i < TENSOR_COUNT; i++) tensors[i].file_index = i % 3;
+    options.save = &save;
+    options.memory_bytes = 1; // the least: a ring that three files share
+    CHECK_INT(
+        fst_async_save_start(fixture_path("set"), tensors, TENSOR_COUNT, &options, &handle, NULL),
+        FST_OK);
+    async_fill('x');
+    CHECK_INT(fst_async_save_wait(handle, -1, NULL), FST_OK);
+    fst_async_save_close(handle);
+    CHECK_INT(async_value_at(fixture_path("set")), 's');
+}
+
+static atomic_bool may_write;
+/// Holds the writing thread up.
+static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                         size_t tensors_total) {
+    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    while (!atomic_load(&may_write)) usleep(1000);
+    return 0;
+}
+
+TEST(a_pool_keeps_its_memory_and_its_limit)
+{
+    static unsigned char big[80 * MIB];
+    static const uint64_t shape[] = {sizeof big};
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "big",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = shape,
+                              .data = big};
+    fst_staging_pool *pool;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    CHECK_INT(fst_staging_open(40 * MIB, 64 * MIB, &pool, NULL), FST_OK);
+    CHECK_INT(fst_staging_bytes(pool), 40 * MIB);
+    fst_save_options save_options = async_save_options();
+    save_options.progress = wait_to_write;
+    options.save = &save_options;
+    options.start_timeout_ms = 20;
+    options.pool = pool;
+    for (int round = 0; round < 3; round++) {
+        fst_async_save *save;
+        memset(big, 'a' + round, sizeof big);
+        atomic_store(&may_write, false);
+        CHECK_INT(fst_async_save_start(fixture_path("big"), &tensor, 1, &options, &save, NULL),
+                  FST_OK);
+        CHECK_INT(fst_async_save_stage(save, 0, NULL), FST_E_TIMEOUT); // it waits for the disk
+        atomic_store(&may_write, true);
+        CHECK_INT(fst_async_save_stage(save, -1, NULL), FST_OK);
+        memset(big, 'x', sizeof big);
+        fst_async_stats stats = async_stats_of(save);
+        CHECK_INT(stats.memory_limit_bytes, 40 * MIB);
+        CHECK(stats.memory_peak_bytes <= 40 * MIB);
+        CHECK_INT(stats.bytes_staged, sizeof big);
+        CHECK(stats.memory_wait_count > 0); // and says so
+        CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_OK);
+        fst_async_save_close(save);
+        CHECK_INT(fst_staging_bytes(pool), 40 * MIB);
+        fst_model *model;
+        fst_loader *loader;
+        fst_tensor *loaded;
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        CHECK_INT(fst_model_open(fixture_path("big"), NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_loader_open(model, NULL, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_tensor(loader, "big", SIZE_MAX, -1, &loaded, NULL), FST_OK);
+        CHECK_INT(fst_tensor_view_get(loaded, &view, NULL), FST_OK);
+        int wrong = 0;
+        for (size_t i = 0; i < sizeof big; i++)
+            wrong += ((const unsigned char *)view.data)[i] != 'a' + round;
+        CHECK_INT(wrong, 0);
+        fst_tensor_unref(loaded);
+        fst_loader_close(loader);
+        fst_model_close(model);
+    }
+    fst_staging_close(pool);
+}
+
+// ---- bad input, and failures ----
+
+TEST(arguments_are_checked)
+{
+    fst_async_save *save = (void *)1;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_save_tensor tensors[TENSOR_COUNT];
+    fst_async_stats stats = {.struct_size = 1};
+    fst_staging_pool *pool;
+    async_fill('n');
+    async_make_tensors(tensors);
+    CHECK_INT(fst_async_save_start(NULL, tensors, 1, NULL, &save, NULL), FST_E_ARGUMENT);
+    CHECK(save == NULL);
+    CHECK_INT(fst_async_save_start("x", tensors, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
+    options.stage = FST_STAGE_COUNT;
+    CHECK_INT(async_start("x", &options, &save), FST_E_ARGUMENT);
+    options = async_options_of(FST_STAGE_COPY);
+    options.overlap = FST_OVERLAP_COUNT;
+    CHECK_INT(async_start("x", &options, &save), FST_E_ARGUMENT);
+    options = async_options_of(FST_STAGE_COPY);
+    options.nice = 20;
+    CHECK_INT(async_start("x", &options, &save), FST_E_ARGUMENT);
+    options = async_options_of(FST_STAGE_COPY);
+    options.struct_size = 3;
+    CHECK_INT(async_start("x", &options, &save), FST_E_ARGUMENT);
+    tensors[2].data = NULL;
+    fst_error error;
+    CHECK_INT(fst_async_save_start("x", tensors, TENSOR_COUNT, NULL, &save, &error),
+              FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "tensor 2 has no data");
+    CHECK_INT(fst_async_save_stage(NULL, 0, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_async_save_wait(NULL, 0, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_async_save_stats_get(NULL, &stats, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_async_save_writer_stats(NULL, NULL, NULL), FST_E_ARGUMENT);
+    fst_async_save_cancel(NULL);
+    fst_async_save_close(NULL);
+    fst_staging_close(NULL);
+    CHECK_INT(fst_staging_bytes(NULL), 0);
+    CHECK_INT(fst_staging_open(0, 0, NULL, NULL), FST_E_ARGUMENT);
+    CHECK_INT(fst_staging_open(0, UINT64_MAX / 4, &pool, NULL), FST_E_NO_MEMORY);
+    CHECK(pool == NULL);
+}
+
+TEST(others_parts_are_refused)
+{
+    fst_save_options save = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_async_save *handle;
+    save.others_write = 1;
+    options.save = &save;
+    CHECK_INT(async_start(fixture_path("others"), &options, &handle), FST_E_UNSUPPORTED);
+}
+
+TEST(what_the_disk_refuses_is_an_error_of_the_handle)
+{
+    fst_async_save *save;
+    fst_error error;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    CHECK_INT(async_start(fixture_path("none/file"), &options, &save), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, -1, &error), FST_E_NOT_FOUND);
+    CHECK_CONTAINS(error.message, "none");
+    CHECK_INT(async_stats_of(save).state, FST_ASYNC_FAILED);
+    CHECK(fst_async_save_stage(save, -1, NULL) != FST_OK);
+    fst_async_save_close(save);
+}
+
+/// Large files are refused by the system from here on.
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+TEST(a_disk_that_fills_leaves_the_old_file)
+{
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_LAZY);
+    async_fill('o');
+    CHECK_INT(async_save_sync(fixture_path("full")), FST_OK);
+    async_fill('n');
+    signal(SIGXFSZ, SIG_IGN);
+    limit_files(1 << 20);
+    CHECK_INT(async_start(fixture_path("full"), &options, &save), FST_OK);
+    CHECK(fst_async_save_wait(save, -1, NULL) != FST_OK);
+    limit_files(RLIM_INFINITY);
+    CHECK_INT(async_value_at(fixture_path("full")), 'o');
+    fst_async_save_close(save);
+}
+
+static int say_changed(void *context) {
+    usleep(100000); // a writer that does not wait for the answer is done by then
+    atomic_fetch_add((atomic_int *)context, 1);
+    return 0;
+}
+
+TEST(a_change_meanwhile_fails_the_save)
+{
+    for (fst_stage stage = 0; stage < FST_STAGE_COUNT; stage++) {
+        atomic_int asked = 0;
+        fst_async_save *save;
+        fst_error error;
+        fst_async_options options = async_options_of(stage);
+        options.is_unchanged = say_changed;
+        options.context = &asked;
+        async_fill('o');
+        CHECK_INT(async_save_sync(fixture_path("changed")), FST_OK);
+        async_fill('n');
+        CHECK_INT(async_start(fixture_path("changed"), &options, &save), FST_OK);
+        CHECK_INT(fst_async_save_wait(save, -1, &error), FST_E_FILE_CHANGED);
+        CHECK_INT(atomic_load(&asked), 1);
+        CHECK_INT(async_value_at(fixture_path("changed")), 'o');
+        fst_async_save_close(save);
+    }
+}
+
+TEST(a_change_before_the_barrier_is_noticed)
+{
+    // What comes late in the file, behind more than the ring of 32 MiB holds.
+    static unsigned char big[80 * MIB];
+    static const uint64_t shape[] = {sizeof big};
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "big",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = shape,
+                              .data = big};
+    fst_async_options options = async_options_of(FST_STAGE_NONE);
+    fst_async_save *save;
+    CHECK_INT(fst_async_save_start(fixture_path("late"), &tensor, 1, &options, &save, NULL),
+              FST_OK);
+    memset(big + 78 * MIB, 1, 2 * MIB);
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_E_FILE_CHANGED);
+    fst_async_save_close(save);
+    CHECK_INT(access(fixture_path("late"), F_OK), -1);
+}
+
+TEST(a_changed_tensor_between_unchanged_ones_is_noticed)
+{
+    static unsigned char bytes[82 * MIB];
+    // Sizes around that of tensors that are sampled whole; the second one is changed in its middle.
+    static const uint64_t middle[] = {100, 4096, 30000}, first[] = {50, 2000, 0};
+    for (int i = 0; i < 3; i++) {
+        uint64_t sizes[] = {78 * MIB + 1000, middle[i], 2 * MIB};
+        const char *names[] = {"a", "b", "c"};
+        fst_save_tensor tensors[3];
+        for (int t = 0; t < 3; t++)
+            tensors[t] = (fst_save_tensor){.struct_size = sizeof *tensors,
+                                           .name = names[t],
+                                           .name_size = SIZE_MAX,
+                                           .dtype = FST_DTYPE_U8,
+                                           .rank = 1,
+                                           .shape = &sizes[t],
+                                           .data = bytes + (t == 0   ? 0
+                                                            : t == 1 ? 79
+                                                                     : 80) *
+                                                               MIB};
+        fst_async_options options = async_options_of(FST_STAGE_NONE);
+        fst_async_save *save;
+        CHECK_INT(fst_async_save_start(fixture_path("small"), tensors, 3, &options, &save, NULL),
+                  FST_OK);
+        bytes[79 * MIB + first[i]] ^= 1;
+        CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_E_FILE_CHANGED);
+        fst_async_save_close(save);
+    }
+}
+
+TEST(memory_that_is_freed_meanwhile_is_an_error)
+{
+    uint64_t bytes = 128 * MIB; // more than the ring of 32 MiB holds
+    char *gone = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "gone",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = &bytes,
+                              .data = gone};
+    fst_async_options options = async_options_of(FST_STAGE_NONE);
+    fst_async_save *save;
+    CHECK_INT(fst_async_save_start(fixture_path("gone"), &tensor, 1, &options, &save, NULL),
+              FST_OK);
+    munmap(gone + bytes / 2, bytes / 2);
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_E_FILE_CHANGED);
+    fst_async_save_close(save);
+    CHECK_INT(access(fixture_path("gone"), F_OK), -1);
+    munmap(gone, bytes / 2);
+}
+
+TEST(a_cancelled_save_leaves_the_old_file)
+{
+    for (unsigned round = 0; round < 60; round++) {
+        fst_async_save *save;
+        fst_async_options options = async_options_of((fst_stage)(round % FST_STAGE_COUNT));
+        async_fill('o');
+        CHECK_INT(async_save_sync(fixture_path("cancelled")), FST_OK);
+        async_fill('n');
+        CHECK_INT(async_start(fixture_path("cancelled"), &options, &save), FST_OK);
+        usleep(round * 200);
+        fst_async_save_cancel(save);
+        fst_status status = fst_async_save_wait(save, -1, NULL);
+        CHECK(status == FST_OK || status == FST_E_CANCELLED);
+        CHECK_INT(async_value_at(fixture_path("cancelled")), status == FST_OK ? 'n' : 'o');
+        fst_async_save_close(save);
+    }
+}
+
+TEST(a_later_save_waits_for_an_earlier_one)
+{
+    fst_async_save *first, *second;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    held.progress = wait_to_write;
+    options.save = &held;
+    atomic_store(&may_write, false);
+    async_fill('1');
+    CHECK_INT(async_start(fixture_path("later"), &options, &first), FST_OK);
+    options.save = NULL;
+    async_fill('2');
+    CHECK_INT(async_start(fixture_path("later"), &options, &second), FST_OK);
+    fst_status early = fst_async_save_wait(second, 200, NULL);
+    atomic_store(&may_write, true);
+    CHECK_INT(early, FST_E_TIMEOUT);
+    CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
+    CHECK_INT(async_value_at(fixture_path("later")), '2');
+    fst_async_save_close(first);
+    fst_async_save_close(second);
+}
+
+TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
+{
+    fst_staging_pool *pools[2];
+    fst_async_save *saves[3];
+    fst_save_options held = async_save_options();
+    char path[4096];
+    for (int i = 0; i < 2; i++) CHECK_INT(fst_staging_open(0, 0, &pools[i], NULL), FST_OK);
+    // The same file by another name, from another pool; the pool's latest save is of another file.
+    snprintf(path, sizeof path, "%s", fixture_path("./x"));
+    const char *paths[] = {fixture_path("x"), fixture_path("y"), path};
+    held.progress = wait_to_write;
+    atomic_store(&may_write, false);
+    for (int i = 0; i < 3; i++) {
+        fst_async_options options = async_options_of(FST_STAGE_COPY);
+        options.pool = pools[i > 0];
+        if (i == 0) options.save = &held;
+        async_fill((unsigned char)('0' + i));
+        CHECK_INT(async_start(paths[i], &options, &saves[i]), FST_OK);
+    }
+    CHECK_INT(fst_async_save_wait(saves[1], -1, NULL), FST_OK);
+    fst_status early = fst_async_save_wait(saves[2], 200, NULL);
+    atomic_store(&may_write, true);
+    CHECK_INT(early, FST_E_TIMEOUT);
+    CHECK_INT(fst_async_save_wait(saves[2], -1, NULL), FST_OK);
+    CHECK_INT(async_value_at(path), '2');
+    for (int i = 0; i < 3; i++) fst_async_save_close(saves[i]);
+    for (int i = 0; i < 2; i++) fst_staging_close(pools[i]);
+}
+
+TEST(saves_of_a_pool_are_ordered)
+{
+    fst_staging_pool *pool;
+    fst_async_save *saves[8];
+    CHECK_INT(fst_staging_open(32 * MIB, 0, &pool, NULL), FST_OK);
+    for (int i = 0; i < 8; i++) {
+        fst_async_options options = async_options_of(FST_STAGE_COPY);
+        options.pool = pool;
+        async_fill((unsigned char)('0' + i));
+        CHECK_INT(async_start(fixture_path("ordered"), &options, &saves[i]), FST_OK);
+    }
+    fst_staging_close(pool); // the saves have their own references
+    for (int i = 7; i >= 0; i--) CHECK_INT(fst_async_save_wait(saves[i], -1, NULL), FST_OK);
+    CHECK_INT(async_value_at(fixture_path("ordered")), '7');
+    for (int i = 0; i < 8; i++) fst_async_save_close(saves[i]);
+}
+
+TEST(a_later_save_supersedes_an_earlier_one)
+{
+    fst_async_save *first, *second;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.overlap = FST_OVERLAP_SUPERSEDE;
+    async_fill('1');
+    CHECK_INT(async_start(fixture_path("superseded"), &options, &first), FST_OK);
+    async_fill('2');
+    CHECK_INT(async_start(fixture_path("superseded"), &options, &second), FST_OK);
+    CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
+    fst_status status = fst_async_save_wait(first, -1, NULL);
+    CHECK(status == FST_OK || status == FST_E_CANCELLED);
+    CHECK_INT(async_value_at(fixture_path("superseded")), '2');
+    fst_async_save_close(first);
+    fst_async_save_close(second);
+}
+
+static atomic_int logged;
+static void count_warnings(void *context, fst_log_level level, const char *line) {
+    (void)context;
+    if (level == FST_LOG_WARNING && strstr(line, "never requested") != NULL)
+        atomic_fetch_add(&logged, 1);
+}
+
+TEST(an_error_that_nobody_asks_for_is_logged)
+{
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_log_set(count_warnings, NULL, FST_LOG_WARNING);
+    CHECK_INT(async_start(fixture_path("none/file"), &options, &save), FST_OK);
+    fst_async_save_close(save);
+    for (int i = 0; i < 5000 && atomic_load(&logged) == 0; i++) usleep(1000);
+    CHECK_INT(atomic_load(&logged), 1);
+    CHECK_INT(async_start(fixture_path("none/file"), &options, &save), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_E_NOT_FOUND);
+    fst_async_save_close(save);
+    fst_log_set(NULL, NULL, FST_LOG_WARNING);
+    CHECK_INT(atomic_load(&logged), 1);
+}
+
+TEST(a_child_of_fork_has_no_saves)
+{
+    fst_staging_pool *pool;
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    CHECK_INT(fst_staging_open(0, 32 * MIB, &pool, NULL), FST_OK);
+    options.pool = pool;
+    async_fill('f');
+    CHECK_INT(async_start(fixture_path("forked"), &options, &save), FST_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        fst_async_save *own;
+        int wrong = fst_async_save_wait(save, -1, NULL) != FST_E_UNSUPPORTED;
+        wrong += fst_async_save_stage(save, -1, NULL) != FST_E_UNSUPPORTED;
+        wrong += async_stats_of(save).bytes_total != UINT64_MAX;
+        fst_async_save_cancel(save);
+        fst_async_save_close(save);
+        wrong += async_start(fixture_path("child"), &options, &own) != FST_E_UNSUPPORTED;
+        fst_staging_close(pool);
+#ifdef __SANITIZE_THREAD__ // it allows no threads after fork()
+        _exit(wrong);
+#endif
+        options.pool = NULL;
+        wrong += async_start(fixture_path("child"), &options, &own) != FST_OK;
+        wrong += own != NULL && fst_async_save_wait(own, -1, NULL) != FST_OK;
+        wrong += async_value_at(fixture_path("child")) != 'f';
+        _exit(wrong);
+    }
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_INT(status, 0);
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_OK);
+    CHECK_INT(async_value_at(fixture_path("forked")), 'f');
+    fst_async_save_close(save);
+    fst_staging_close(pool);
+}
+
+TEST(timeouts_end_waits)
+{
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.memory_bytes = 1;
+    options.start_timeout_ms = 1;
+    async_fill('t');
+    CHECK_INT(async_start(fixture_path("late"), &options, &save), FST_OK);
+    fst_status status = FST_E_TIMEOUT;
+    while (status == FST_E_TIMEOUT) status = fst_async_save_stage(save, 1, NULL);
+    CHECK_INT(status, FST_OK);
+    async_fill('x');
+    status = FST_E_TIMEOUT;
+    while (status == FST_E_TIMEOUT) status = fst_async_save_wait(save, 1, NULL);
+    CHECK_INT(status, FST_OK);
+    CHECK_INT(async_value_at(fixture_path("late")), 't');
+    fst_async_save_close(save);
+}
+
+TEST(no_memory_at_any_allocation)
+{
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    async_fill('o');
+    CHECK_INT(async_save_sync(fixture_path("poor")), FST_OK);
+    long live = fsti_alloc_live();
+    for (long n = 0;; n++) {
+        fst_async_save *save;
+        async_fill('n');
+        fsti_alloc_fail_after(n);
+        fst_status status = async_start(fixture_path("poor"), &options, &save);
+        if (status == FST_OK) status = fst_async_save_wait(save, -1, NULL);
+        fsti_alloc_fail_after(-1);
+        CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
+        if (save != NULL) fst_async_save_close(save);
+        // The writing thread may still be leaving.
+        for (int i = 0; i < 5000 && fsti_alloc_live() != live; i++) usleep(1000);
+        CHECK_INT(fsti_alloc_live(), live);
+        CHECK_INT(async_value_at(fixture_path("poor")), status == FST_OK ? 'n' : 'o');
+        if (status == FST_OK) break;
+    }
+}

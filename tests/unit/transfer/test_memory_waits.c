@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Loads in a cgroup near its limit: they wait for released memory, and an error states how much
+/// the load needs.
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/primitives.h"
+#include "check.h"
+#include "fastsafetensors/loader.h"
+#include "fixture.h"
+
+#define COUNT 6
+#define BYTES ((uint64_t)4 << 20)
+
+/// A cgroup that has `left` bytes left, whatever is used.
+static void enter_group(uint64_t left) {
+    static char root[512], self[512];
+    char text[32];
+    mkdir(fixture_path("job"), 0700);
+    snprintf(root, sizeof root, "%s", fixture_path("."));
+    snprintf(self, sizeof self, "%s", fixture_file("self", "0::/job\n", 8));
+    snprintf(text, sizeof text, "%llu\n", (unsigned long long)left);
+    fixture_file("job/memory.max", text, strlen(text));
+    fixture_file("job/memory.current", "0\n", 2);
+    fsti_cgroup_fake(root, self);
+}
+
+/// Loads a model of COUNT tensors; *count: how many came with their bytes.
+static fst_status load_in_group(uint64_t left, uint64_t budget, size_t *count, fst_error *error) {
+    fst_load_options options = FST_STRUCT_INIT(fst_load_options);
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+    *count = 0;
+    options.mode = FST_MODE_LOAD;
+    options.tuning = fixture_engine(FST_ENGINE_PREAD);
+    options.budget_bytes = budget;
+    const char *path = fixture_tensors("model", COUNT, BYTES);
+    if (fst_model_open(path, NULL, &model, error) != FST_OK) return error->status;
+    enter_group(left);
+    fst_status status = fst_loader_open(model, &options, &loader, error);
+    fst_model_close(model);
+    bool is_open = status == FST_OK;
+    while (status == FST_OK) {
+        status = fst_loader_next(loader, -1, &tensor, error);
+        if (status != FST_OK) break;
+        if (fst_tensor_view_get(tensor, &view, error) == FST_OK)
+            *count += fixture_matches(view.data, *count * BYTES, BYTES) ? 1u : 0u;
+        fst_tensor_unref(tensor);
+    }
+    if (is_open) fst_loader_close(loader);
+    fsti_cgroup_fake(NULL, NULL);
+    return status;
+}
+
+TEST(budgeted_load_waits_for_its_own_memory)
+{
+    fst_error error;
+    size_t count;
+    // One batch fits in addition to the reservation of the previous one, two never do.
+    CHECK_INT(load_in_group(10 << 20, 16 << 20, &count, &error), FST_END);
+    CHECK_INT(count, COUNT);
+    // Two fit, but then no buffer that reads go through.
+    CHECK_INT(load_in_group(13 << 20, 16 << 20, &count, &error), FST_END);
+    CHECK_INT(count, COUNT);
+}
+
+TEST(memory_that_never_suffices_is_an_error)
+{
+    fst_error error;
+    size_t count;
+    CHECK_INT(load_in_group(3 << 20, 16 << 20, &count, &error), FST_E_NO_MEMORY);
+    CHECK_INT(count, 0);
+}
+
+TEST(an_error_says_what_the_load_needs)
+{
+    fst_error error;
+    size_t count;
+    CHECK_INT(load_in_group(6 << 20, 0, &count, &error), FST_E_NO_MEMORY);
+    CHECK_CONTAINS(error.message, "The load needs 251");
+}
