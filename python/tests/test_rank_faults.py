@@ -381,3 +381,31 @@ def test_every_rank_names_the_lost_rank(tmp_path, way, words):
     for rank in (0, 2, 3):
         said = (tmp_path / f"said.{rank}").read_text()
         assert words in said and said.count(" has ended") + said.count(" is stopped") == 1, said
+
+
+KILLED = textwrap.dedent("""
+    import os, signal, socket
+    from fastsafetensors.v05.frameworks._peers import IDENTITY_BYTES, describe_lost, own_identity
+
+    missed = 0
+    for _ in range(200):
+        here, there = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            here.close()
+            there.send(own_identity())
+            signal.pause()
+        there.close()
+        identity = here.recv(IDENTITY_BYTES)
+        os.kill(child, signal.SIGKILL)
+        assert here.recv(1) == b""
+        missed += describe_lost([identity]) != f"rank 0 has ended (process {child})"
+        os.waitpid(child, 0)
+        here.close()
+    assert missed == 0, missed
+""")
+
+
+def test_a_rank_is_named_as_soon_as_its_connection_closes():
+    """The kernel closes sockets of a killed process before /proc shows that it has ended."""
+    subprocess.run([sys.executable, "-c", KILLED], check=True, timeout=120)

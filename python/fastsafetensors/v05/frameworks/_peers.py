@@ -12,11 +12,19 @@ from pathlib import Path
 IDENTITY_BYTES = 128
 
 
+# A process that ends closes its sockets before /proc shows it as a zombie, so that its peers may
+# look in between; this flag is set before both (PF_EXITING of the kernel's sched.h).
+_EXITING = 0x4
+
+
 def _stat_of(pid: int) -> tuple[str, int] | None:
-    """Return (state, start time) of a process, or None if it does not exist."""
+    """Return (state, start time) of a process, or None if it does not exist.
+
+    A process that is ending has state "Z", whatever it still has to release.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-        return fields[0].decode(), int(fields[19])
+        return "Z" if int(fields[6]) & _EXITING else fields[0].decode(), int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 
