@@ -141,7 +141,7 @@ typedef struct fst_load_options {
     fst_cache cache;
 
     /// 1: convert tensors to `dtype` where fst_dtype_convertible() allows it; others keep their
-    /// type. Not with FST_MODE_MAP.
+    /// type. Not with FST_MODE_MAP. 0: `dtype` is not read.
     int convert;
     fst_dtype dtype;
 
@@ -174,7 +174,9 @@ typedef struct fst_load_options {
 /// Plans a load and starts it in the background; up to 64 KiB, or up to 1 MiB that is in the page
 /// cache, is read before the call returns. `options` may be NULL. `model` may be closed afterwards.
 /// On success *out is a loader, to be closed with fst_loader_close(). FST_E_ARGUMENT: an index or a
-/// part out of range, a destination of another size, or options that exclude each other.
+/// part out of range, a destination of another size, options that exclude each other, or an option
+/// that has no effect with this mode or device (an engine with MAP, a stream on the CPU). Options
+/// named map_ apply to memory-mapped tensors and are allowed in every mode.
 FST_API FST_NODISCARD fst_status fst_loader_open(fst_model *model, const fst_load_options *options,
                                                  fst_loader **out, fst_error *error);
 

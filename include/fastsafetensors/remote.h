@@ -82,7 +82,9 @@ typedef struct fst_remote_options {
 
 /// Configures access to all objects that this process opens from now on; NULL: the environment
 /// alone. Strings are copied. Objects that are open keep their credentials; time limits and counts
-/// change for them too. From any thread.
+/// change for them too. From any thread. FST_E_ARGUMENT: text that can't be a setting, an empty
+/// cache_dir, half of a key pair; the error of access(2) for a ca_file that can't be read. Then
+/// nothing changes.
 FST_API FST_NODISCARD fst_status fst_remote_configure(const fst_remote_options *options,
                                                       fst_error *error);
 

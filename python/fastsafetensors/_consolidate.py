@@ -170,8 +170,8 @@ def consolidate(
     metadata: dict[str, str] | None = None,
     *,
     prefix: str = "",
-    memory: int | str = "256MiB",
     alignment: int = 0,
+    memory: int | str = "256MiB",
     durable: bool = False,
     manifest: bool | str | os.PathLike[str] = False,
 ) -> str:
@@ -190,10 +190,10 @@ def consolidate(
         metadata: of every file; without it, {"format": "pt"}.
         prefix: only tensors whose names begin so, without it ("model." of a checkpoint of
             CheckpointManager). A tensor of several names is written under each of them.
-        memory: most bytes of memory for tensors that are cut along other dimensions than the first
-            and for compressed files; one row at least.
         alignment: as in save_file. Blocks are shared only where tensors begin at multiples of 4096
             bytes, in the source as well.
+        memory: most bytes of memory for tensors that are cut along other dimensions than the first
+            and for compressed files; one row at least.
         durable: wait until files and folder are on the device.
         manifest: as in save_file, of the set; the files are read for it.
 

@@ -210,7 +210,7 @@ def assign_shards(
     sizes: Sequence[int], groups: Sequence[int] | None, limit: int, /
 ) -> tuple[list[int], int]: ...
 def publish_set(
-    folder: Path, hidden: list[str], stem: str, durable: bool, without_index: bool,
+    folder: Path, hidden: list[str], stem: str, durable: bool, names_only: bool,
     manifest: bytes | None, digest: str, /
 ) -> None: ...
 def edit_header(

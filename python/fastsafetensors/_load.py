@@ -82,8 +82,8 @@ def load_from(
     names: Sequence[Any] | None = None,
     *,
     keep: Callable[[str], bool] | None = None,
-    progress: Progress | bool | None = False,
     watch: Callable[[Loader], object] | None = None,
+    progress: Progress | bool | None = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Load items of a model, or all (None): {name: tensor}, in file order.

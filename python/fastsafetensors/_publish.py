@@ -21,7 +21,7 @@ class SetTarget:
     folder: str
     stem: str
     durable: bool
-    without_index: bool = False
+    names_only: bool = False
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of manifest_options()
 
 
@@ -60,7 +60,7 @@ def publish_together(
     if pg.rank() == 0:
         paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
         try:
-            publish_set(place.folder, paths, place.stem, place.durable, place.without_index,
+            publish_set(place.folder, paths, place.stem, place.durable, place.names_only,
                         place.manifest.get("manifest"), place.manifest.get("digest", "xxh3-128"))
         except Exception as failure:
             error = failure

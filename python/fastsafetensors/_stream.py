@@ -29,9 +29,9 @@ class TensorStream(Iterator[tuple[str, Any]]):
         filename: Paths,
         wrap: Callable[[Tensor], Any],
         *,
-        memory: int | str = 0,
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
+        memory: int | str = 0,
         verify: Verify | None = None,
         **options: Any,
     ) -> None:

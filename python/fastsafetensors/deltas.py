@@ -87,8 +87,8 @@ class Delta:
         return _core.delta_tensors(self._delta)
 
     def apply(
-        self, checkpoint: Path, *, version: str | None = None, durable: bool = False,
-        check_first: bool = False, new_files: bool = False, threads: int = 0,
+        self, checkpoint: Path, *, check_first: bool = False, new_files: bool = False,
+        version: str | None = None, threads: int = 0, durable: bool = False,
     ) -> dict[str, Any]:
         """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
@@ -341,9 +341,9 @@ def _check_threads(threads: int) -> int:
 
 
 def convert(
-    delta: Delta | Path, checkpoint: Path, folder: Path, *, encoding: str = "xor",
-    checksum: str = "adler32", dialect: str = "sglang", version: str | None = None,
-    base_version: str | None = None, level: int = 1, threads: int = 0, durable: bool = True,
+    delta: Delta | Path, checkpoint: Path, folder: Path, *, version: str | None = None,
+    base_version: str | None = None, encoding: str = "xor", checksum: str = "adler32",
+    dialect: str = "sglang", level: int = 1, threads: int = 0, durable: bool = True,
 ) -> dict[str, Any]:
     """Write a delta, or a chain folded into one version, in another dialect or encoding.
 
@@ -360,8 +360,8 @@ def convert(
 
 
 def apply(
-    checkpoint: Path, *folders: Path, version: str | None = None, durable: bool = False,
-    check_first: bool = False, new_files: bool = False, threads: int = 0,
+    checkpoint: Path, *folders: Path, check_first: bool = False, new_files: bool = False,
+    version: str | None = None, threads: int = 0, durable: bool = False,
 ) -> dict[str, Any]:
     """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
 
@@ -393,7 +393,7 @@ def verify(checkpoint: Path, *folders: Path, threads: int = 0) -> dict[str, Any]
 
 
 def recover(
-    checkpoint: Path, *, roll_back: bool = False, durable: bool = False, threads: int = 0
+    checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = False
 ) -> dict[str, Any]:
     """Finish an application that was killed, or undo it; no effect otherwise.
 
@@ -472,7 +472,7 @@ def _follows(current: str, version: str) -> bool:
 
 
 def pull(
-    checkpoint: Path, source: Path, *, durable: bool = False, threads: int = 0,
+    checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = False,
     timeout: float = _PULL_SECONDS,
 ) -> dict[str, Any] | None:
     """Apply all versions in `source` that follow the checkpoint's own; see pending().

@@ -374,8 +374,8 @@ def load_sharded(
     dims: Mapping[str, int | None],
     group: Any = None,
     *,
-    strategy: str = "auto",
     device: Any = "cpu",
+    strategy: str = "auto",
     timeout: float | None = None,
 ) -> ShardedTensors:
     """Load this rank's parts of a model.
@@ -386,8 +386,8 @@ def load_sharded(
         dims: {name: dimension to divide, or None for the whole tensor on every rank}; blocks as in
             torch.chunk.
         group: a torch.distributed group; None: a single process.
-        strategy: "auto", "slice", "broadcast" or "scatter".
         device: of the parts.
+        strategy: "auto", "slice", "broadcast" or "scatter".
         timeout: seconds to wait for other ranks; None: the group's timeout.
 
     Returns:

@@ -34,7 +34,7 @@ from ._verify import open_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ._async_save import SaveHandle
+    from ._async_save import SaveHandle, StagingPool
 
 __all__ = [
     "is_fastsafetensors_available",
@@ -164,12 +164,12 @@ def save_safetensors_sharded(
     max_shard_size: int | str = 10 * 1024**3,
     metadata: dict[str, str] | None = None,
     *,
-    durable: bool = False,
-    threads: int = 0,
-    progress: Progress | None = None,
-    filename_pattern: str = "model{suffix}.safetensors",
     compress: bool | str = False,
+    filename_pattern: str = "model{suffix}.safetensors",
+    threads: int = 0,
+    durable: bool = False,
     manifest: bool | _Path_ = False,
+    progress: Progress | None = None,
 ) -> str:
     """Save tensors like Hugging Face's libraries: numbered files and their index.
 
@@ -184,14 +184,14 @@ def save_safetensors_sharded(
             order; a larger tensor gets its own file. If everything fits in one file, there is no
             index.
         metadata: of every file; {"format": "pt"} by default.
-        durable: wait until files and folder are on the device.
-        threads: that write; 0: one per CPU that the process may use.
-        progress: called with (bytes done, total bytes, tensors done, total tensors).
+        compress: as in fastsafetensors.torch.save_file; max_shard_size counts uncompressed bytes.
         filename_pattern: for file names, where {suffix} is the number
             ("diffusion_pytorch_model.fp16{suffix}.safetensors").
-        compress: as in fastsafetensors.torch.save_file; max_shard_size counts uncompressed bytes.
+        threads: that write; 0: one per CPU that the process may use.
+        durable: wait until files and folder are on the device.
         manifest: as in fastsafetensors.torch.save_file, for all files: model.manifest in the
             folder.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
 
     Returns:
         The path of the index, or of the only file.
@@ -245,12 +245,18 @@ def save_safetensors_sharded_async(
     max_shard_size: int | str = 10 * 1024**3,
     metadata: dict[str, str] | None = None,
     *,
-    durable: bool = False,
-    threads: int = 0,
-    filename_pattern: str = "model{suffix}.safetensors",
     compress: bool | str = False,
+    filename_pattern: str = "model{suffix}.safetensors",
+    stage: str = "copy",
+    memory: int | str | None = None,
+    pool: StagingPool | None = None,
+    threads: int = 0,
+    copy_threads: int = 0,
+    nice: int = 0,
+    durable: bool = False,
     manifest: bool | _Path_ = False,
-    **staging: Any,
+    overlap: str = "order",
+    at_exit: str = "wait",
 ) -> SaveHandle:
     """Start to save tensors as numbered files and their index, and return while they are written.
 
@@ -261,13 +267,18 @@ def save_safetensors_sharded_async(
         output_dir: a folder, which is made, or a URL.
         max_shard_size: as in save_safetensors_sharded.
         metadata: of every file; without it, {"format": "pt"}.
-        durable: files and folder are on the device when the save has ended.
-        threads: that write; 0: as many as the process may use.
-        filename_pattern: as in save_safetensors_sharded.
         compress: as in save_safetensors_sharded.
+        filename_pattern: as in save_safetensors_sharded.
+        stage: "copy", "lazy" or "none", as in fastsafetensors.torch.save_file_async.
+        memory: as there, like the following.
+        pool: where the memory comes from.
+        threads: that write; 0: as many as the process may use.
+        copy_threads: threads that copy.
+        nice: lowers the priority of the writing threads.
+        durable: files and folder are on the device when the save has ended.
         manifest: as in save_safetensors_sharded.
-        staging: stage, memory, pool, overlap, copy_threads, nice, at_exit, as in
-            fastsafetensors.torch.save_file_async.
+        overlap: "order" or "supersede".
+        at_exit: "wait" or "cancel".
 
     Returns:
         The handle.
@@ -278,7 +289,7 @@ def save_safetensors_sharded_async(
     from ._async_save import Staging, start_rows
     from ._tensor_memory import watch_changes
 
-    how = Staging(**staging)
+    how = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     is_unchanged = None if how.stage == "copy" else watch_changes(state_dict)
     rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     return start_rows(

@@ -402,7 +402,7 @@ class Acceleration(contextlib.ContextDecorator):
     """
 
     def __init__(
-        self, *, threads: int = 0, mode: str | None = None, converts: bool = True
+        self, *, converts: bool = True, mode: str | None = None, threads: int = 0
     ) -> None:
         """Store the settings; see accelerate_from_pretrained()."""
         if threads < 0:
@@ -456,18 +456,18 @@ class Acceleration(contextlib.ContextDecorator):
 
 
 def accelerate_from_pretrained(
-    *, threads: int = 0, mode: str | None = None, converts: bool = True
+    *, converts: bool = True, mode: str | None = None, threads: int = 0
 ) -> Acceleration:
     """Let libraries read safetensors files through this package while it is on.
 
     If a read fails, it falls back to safetensors, with one RuntimeWarning per process.
 
     Args:
-        threads: of a load; 0: one per CPU that the process may use.
-        mode: "map" and "auto" for views of the file, "load" for owned memory.
         converts: if transformers 5 requests another float dtype than the file's, on the CPU, the
             load converts: about a third less peak memory, and faster, unless a virtual machine's
             host must first allocate the memory. False: leave it to torch.
+        mode: "map" and "auto" for views of the file, "load" for owned memory.
+        threads: of a load; 0: one per CPU that the process may use.
 
     Returns:
         The switch: a context manager and a decorator, with enable() and disable().

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from ._async_save import SaveHandle, Staging, start_rows
+from ._async_save import SaveHandle, Staging, StagingPool, start_rows
 from ._core import Tensor, error_class, serialize
 from ._dtypes import WORDS, dtype_word
 from ._load import load_bytes, load_paths
@@ -122,34 +122,34 @@ def make_item(loader: Any, index: int) -> Any:
 def load_file(
     filename: Paths,
     *,
-    backend: str = "mmap",
-    mode: str | None = None,
-    engine: str = "auto",
-    threads: int = 0,
-    dtype: Any = None,
-    progress: Progress | bool | None = None,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    dtype: Any = None,
+    backend: str = "mmap",
+    mode: str | None = None,
     cache: str = "auto",
+    engine: str = "auto",
+    threads: int = 0,
     verify: Verify | None = None,
+    progress: Progress | bool | None = None,
 ) -> dict[str, _np.ndarray[Any, Any]]:
     """Load a model's tensors; the arguments are those of fastsafetensors.torch.load_file.
 
     Args:
         filename: a file, an index, a folder, or a list of files.
-        backend: the safetensors package's name for mode: "mmap" or "pread".
-        mode: "auto", "load" or "map".
-        engine: forces the engine of "load".
-        threads: of "load"; 0: one per CPU that the process may use, at most 16.
-        dtype: convert to this dtype while loading: numpy's, its name, or the format's.
-        progress: called with (bytes done, total bytes, tensors done, total tensors).
         names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
+        dtype: convert to this dtype while loading: numpy's, its name, or the format's.
+        backend: the safetensors package's name for mode: "mmap" or "pread".
+        mode: "auto", "load" or "map".
         cache: "keep", "bypass" or "auto".
+        engine: forces the engine of "load".
+        threads: of "load"; 0: one per CPU that the process may use, at most 16.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
 
     Returns:
         {name: array} in file order. They are writable.
@@ -169,13 +169,13 @@ def load_file(
 def open_stream(
     filename: Paths,
     *,
-    memory: int | str = 0,
-    engine: str = "auto",
-    threads: int = 0,
-    dtype: Any = None,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    dtype: Any = None,
+    memory: int | str = 0,
     cache: str = "auto",
+    engine: str = "auto",
+    threads: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model array by array, in file order, while the next ones are being read.
@@ -190,14 +190,14 @@ def open_stream(
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
-            largest tensor, with the pages around it, must fit. 0: no limit.
-        engine: forces the engine of reads into memory.
-        threads: of the load; 0: one per CPU that the process may use, at most 16.
-        dtype: convert to this dtype while loading, as in load_file().
         names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
+        dtype: convert to this dtype while loading, as in load_file().
+        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
+            largest tensor, with the pages around it, must fit. 0: no limit.
         cache: "keep", "bypass" or "auto".
+        engine: forces the engine of reads into memory.
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
         verify: as in load_file().
 
     Returns:
@@ -263,12 +263,12 @@ def save_file(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
-    durable: bool = False,
     alignment: int = 0,
-    engine: str = "auto",
-    progress: Progress | None = None,
     compress: bool | str = False,
+    engine: str = "auto",
+    durable: bool = False,
     manifest: bool | Path = False,
+    progress: Progress | None = None,
 ) -> None:
     """Save arrays to a file, like fastsafetensors.torch.save_file.
 
@@ -278,19 +278,19 @@ def save_file(
         tensor_dict: {name: array}.
         filename: of the file.
         metadata: text only.
-        durable: wait until file and folder are on the device.
         alignment: align tensors to this many bytes. If sizes are not multiples, padding tensors are
             added: this package hides them, other readers see U8 tensors ``__padding__.N``.
-        engine: "auto", "buffered", "direct" or "uring".
-        progress: called with (bytes done, total bytes, tensors done, total tensors).
         compress: True compresses float tensors losslessly, if that saves space; "all": integers
             too. This package loads such a file like the original; other readers can open it and see
             U8 vectors with reserved names. Needs libzstd, and free space for the uncompressed file
             while saving.
+        engine: "auto", "buffered", "direct" or "uring".
+        durable: wait until file and folder are on the device.
         manifest: True writes a manifest of the file as FILE.manifest, where verify=True finds it,
             computed while saving. "blake3" or "sha256": the same with that algorithm, which also
             protects against forgery; other text is a path. Without it, the manifest of an old file
             is deleted, because it no longer matches.
+        progress: called with (bytes done, total bytes, tensors done, total tensors).
 
     Raises:
         SafetensorError: unsupported dtypes, or a failed system call (also an OSError).
@@ -316,12 +316,18 @@ def save_file_async(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
-    durable: bool = False,
     alignment: int = 0,
-    engine: str = "auto",
     compress: bool | str = False,
+    stage: str = "copy",
+    memory: int | str | None = None,
+    pool: StagingPool | None = None,
+    engine: str = "auto",
+    copy_threads: int = 0,
+    nice: int = 0,
+    durable: bool = False,
     manifest: bool | Path = False,
-    **staging: Any,
+    overlap: str = "order",
+    at_exit: str = "wait",
 ) -> SaveHandle:
     """Start to save arrays to a file; everything as in fastsafetensors.torch.save_file_async.
 
@@ -329,13 +335,19 @@ def save_file_async(
         tensor_dict: {name: array}.
         filename: where the file is saved: a path or a URL.
         metadata: text only.
-        durable: the file is on the device when the save has ended.
         alignment: as in save_file.
-        engine: as in save_file.
         compress: as in save_file.
+        stage: "copy" or "none". Arrays count no changes, so that "lazy" is refused, and "none" is a
+            promise of the caller.
+        memory: as in fastsafetensors.torch.save_file_async, like the following.
+        pool: where the memory comes from.
+        engine: as in save_file.
+        copy_threads: threads that copy.
+        nice: lowers the priority of the writing threads.
+        durable: the file is on the device when the save has ended.
         manifest: as in save_file.
-        staging: stage, memory, pool, overlap, copy_threads, nice, at_exit. Arrays count no changes,
-            so that stage="lazy" is refused; stage="none" is a promise of the caller.
+        overlap: "order" or "supersede".
+        at_exit: "wait" or "cancel".
 
     Returns:
         The handle.
@@ -345,7 +357,7 @@ def save_file_async(
         SafetensorError: dtypes that the format lacks.
         TypeError: names or metadata that are not text, and values that are not arrays.
     """
-    options = Staging(**staging)
+    options = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     if options.stage == "lazy":
         raise ValueError('arrays have no version counters, so changes during a save would go '
                          'unnoticed: use stage="copy"')

@@ -20,35 +20,82 @@ def _cache_size(size: int | str) -> int:
     return 0 if size == 0 and size is not False else parse_size(size)
 
 
-def configure(**settings: Any) -> None:
+def configure(
+    *,
+    endpoint: str | None = None,
+    region: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    session_token: str | None = None,
+    bearer_token: str | None = None,
+    sas_token: str | None = None,
+    account: str | None = None,
+    account_key: str | None = None,
+    anonymous: bool = False,
+    bucket_style: str = "auto",
+    ca_file: str | None = None,
+    connect_ms: int = 0,
+    first_byte_ms: int = 0,
+    stall_ms: int = 0,
+    tries_max: int = 0,
+    retry_base_ms: int = 0,
+    retry_cap_ms: int = 0,
+    connections_max: int = 0,
+    create_only: bool = False,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_bytes_max: int | str = 0,
+    cache_required: bool = False,
+    offline: bool = False,
+    private_redirects: bool = False,
+) -> None:
     """Set the options for remote objects that this process opens from now on.
 
     Options that are not given use the environment variables of the stores' own tools. Each call
     replaces the previous one; configure() restores the defaults.
 
-    endpoint: for s3://, gs://, az:// or hf://, such as "http://127.0.0.1:9000".
-    region, access_key, secret_key, session_token: for s3:// (keys also for gs://).
-    bearer_token: for gs:// and hf://. account, account_key, sas_token: for az://.
-    anonymous: send unsigned requests without looking for credentials.
-    bucket_style: "path", "host" or "auto". ca_file: certificates to trust.
-    connect_ms, first_byte_ms, stall_ms: timeouts. tries_max, retry_base_ms, retry_cap_ms: attempts
-    without progress, and the waits between them. connections_max: per host.
-    create_only: save only if no object exists (else FileExistsError).
-    cache_dir: a folder for caching remote data on disk, shared by all processes of this user;
-    "auto" (FASTSAFETENSORS_CACHE_DIR, XDG_CACHE_HOME or ~/.cache) or "off". cache_bytes_max: its
-    maximum size, a number or text such as "200GiB"; 0: four fifths of the space available to it.
-    cache_required: an unusable cache is an error.
-    offline: send no requests, neither to servers nor to metadata services, and do not check cached
-    objects for newer versions. Cached objects are served; any other URL is a FileNotFoundError.
-    FASTSAFETENSORS_OFFLINE=1 has the same effect, whatever this option says.
-    private_redirects: follow redirects to private, link-local and loopback addresses of another
-    host, which are an OSError otherwise.
+    Args:
+        endpoint: for s3://, gs://, az:// or hf://, such as "http://127.0.0.1:9000".
+        region: for s3://.
+        access_key: for s3:// and gs://, together with secret_key.
+        secret_key: for s3:// and gs://.
+        session_token: for s3://.
+        bearer_token: for gs:// and hf://.
+        sas_token: for az://.
+        account: for az://.
+        account_key: for az://, in base64.
+        anonymous: send unsigned requests without looking for credentials.
+        bucket_style: "path", "host" or "auto".
+        ca_file: certificates to trust instead of the system's.
+        connect_ms: time limit to connect; 0: 5,000.
+        first_byte_ms: time limit for the first byte of an answer; 0: 10,000.
+        stall_ms: time limit without a byte; 0: 5,000.
+        tries_max: consecutive tries without progress; 0: 8.
+        retry_base_ms: the first retry waits at most twice this; 0: 100.
+        retry_cap_ms: the longest wait before a retry; 0: 20,000.
+        connections_max: to one host; 0: 64.
+        create_only: save only if no object exists (else FileExistsError).
+        cache_dir: a folder for caching remote data on disk, shared by all processes of this user;
+            "auto" (FASTSAFETENSORS_CACHE_DIR, XDG_CACHE_HOME or ~/.cache) or "off".
+        cache_bytes_max: its maximum size, a number or text such as "200GiB"; 0: four fifths of the
+            space available to it.
+        cache_required: an unusable cache is an error.
+        offline: send no requests, neither to servers nor to metadata services, and do not check
+            cached objects for newer versions. Cached objects are served; any other URL is a
+            FileNotFoundError. FASTSAFETENSORS_OFFLINE=1 has the same effect, whatever this option
+            says.
+        private_redirects: follow redirects to private, link-local and loopback addresses of another
+            host, which are an OSError otherwise.
+
+    Raises:
+        ValueError: text that can't be a setting, half of a key pair, or an invalid size.
+        TypeError: a value of another type.
+        OSError: ca_file can't be read.
     """
-    for name in _SWITCHES & settings.keys():
+    settings = dict(locals())
+    for name in _SWITCHES:
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
-    if "cache_bytes_max" in settings:
-        settings["cache_bytes_max"] = _cache_size(settings["cache_bytes_max"])
+    settings["cache_bytes_max"] = _cache_size(cache_bytes_max)
     _configure(**settings)
 
 

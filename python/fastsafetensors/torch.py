@@ -58,19 +58,19 @@ def load_file(
     filename: Paths,
     device: Any = "cpu",
     *,
-    backend: str = "mmap",
-    mode: str | None = None,
-    engine: str = "auto",
-    threads: int = 0,
-    dtype: Any = None,
-    progress: Progress | bool | None = None,
-    gds: str = "auto",
-    allocator: str = "torch",
-    pin_memory: bool = False,
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    dtype: Any = None,
+    backend: str = "mmap",
+    mode: str | None = None,
+    allocator: str = "torch",
+    pin_memory: bool = False,
     cache: str = "auto",
+    engine: str = "auto",
+    gds: str = "auto",
+    threads: int = 0,
     verify: Verify | None = None,
+    progress: Progress | bool | None = None,
 ) -> dict[str, Tensor]:
     """Load a model's tensors.
 
@@ -84,35 +84,35 @@ def load_file(
         device: of the tensors, in torch's form; "meta": shapes and dtypes only. Loads to GPUs
             ("cuda", "cuda:1", 1) use the library's own pipeline, and the tensors can be used on any
             stream at once.
-        backend: the safetensors package's name for mode: "mmap" is "auto", "pread" is "load".
-        mode: "load" reads into owned memory; "map" returns views of the file (writes are private);
-            "auto" returns views if the request allows it, and loads otherwise.
-        engine: forces the engine of "load"; `fastsafetensors engines` lists those that work.
-        threads: of "load"; 0: one per CPU that the process may use, at most 16.
-        dtype: convert to this dtype while loading: a torch dtype, its name ("bfloat16"), the
-            format's ("BF16"), or None and "auto" for the file's. Floats are converted to any float
-            type (rounding to nearest even), integers to wider ones. A float dtype leaves other
-            tensors unchanged; an unsupported conversion is an error.
-        progress: called on this thread with (bytes done, total bytes, tensors done, total tensors)
-            ten times a second and at the end; an exception cancels the load. False for nothing,
-            None for a bar (bytes, GB/s) on terminals if the load takes more than a second and tqdm
-            is installed.
-        gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
-            "strict": RuntimeError (with "gds" in its text) if it does not.
-        allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
-            it.
-        pin_memory: CPU tensors are in pinned (page-locked) memory.
         names: the tensors to load; nothing else is read. Neighbouring tensors share memory: keeping
             one alive keeps up to 64 MiB (for views the mapping, whose pages the system can reclaim;
             on a GPU the whole file), so select tensors instead of dropping others.
         filter: name -> whether to load it.
+        dtype: convert to this dtype while loading: a torch dtype, its name ("bfloat16"), the
+            format's ("BF16"), or None and "auto" for the file's. Floats are converted to any float
+            type (rounding to nearest even), integers to wider ones. A float dtype leaves other
+            tensors unchanged; an unsupported conversion is an error.
+        backend: the safetensors package's name for mode: "mmap" is "auto", "pread" is "load".
+        mode: "load" reads into owned memory; "map" returns views of the file (writes are private);
+            "auto" returns views if the request allows it, and loads otherwise.
+        allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
+            it.
+        pin_memory: CPU tensors are in pinned (page-locked) memory.
         cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
             or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
             and 128 MiB for parts of models, the cache is bypassed).
+        engine: forces the engine of "load"; `fastsafetensors engines` lists those that work.
+        gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
+            "strict": RuntimeError (with "gds" in its text) if it does not.
+        threads: of "load"; 0: one per CPU that the process may use, at most 16.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
+        progress: called on this thread with (bytes done, total bytes, tensors done, total tensors)
+            ten times a second and at the end; an exception cancels the load. False for nothing,
+            None for a bar (bytes, GB/s) on terminals if the load takes more than a second and tqdm
+            is installed.
 
     Returns:
         {name: tensor} in file order. Tensors are writable and stay valid independently.
@@ -144,14 +144,14 @@ def open_stream(
     filename: Paths,
     device: Any = "cpu",
     *,
-    memory: int | str = 0,
-    engine: str = "auto",
-    threads: int = 0,
-    dtype: Any = None,
-    gds: str = "auto",
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
+    dtype: Any = None,
+    memory: int | str = 0,
     cache: str = "auto",
+    engine: str = "auto",
+    gds: str = "auto",
+    threads: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model tensor by tensor, in file order, while the next ones are being read.
@@ -167,15 +167,15 @@ def open_stream(
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
         device: of the tensors, in torch's form.
-        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
-            largest tensor, with the pages around it, must fit. 0: no limit.
-        engine: forces the engine of reads into memory.
-        threads: of the load; 0: one per CPU that the process may use, at most 16.
-        dtype: convert to this dtype while loading, as in load_file().
-        gds: GPUDirect Storage: "auto", "off" or "strict".
         names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
+        dtype: convert to this dtype while loading, as in load_file().
+        memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
+            largest tensor, with the pages around it, must fit. 0: no limit.
         cache: "keep", "bypass" or "auto".
+        engine: forces the engine of reads into memory.
+        gds: GPUDirect Storage: "auto", "off" or "strict".
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
         verify: as in load_file().
 
     Returns:
@@ -218,11 +218,11 @@ def load_model(
     strict: bool = True,
     device: Any = "cpu",
     *,
+    changed: Iterable[str] | None = None,
     backend: str = "mmap",
     assign: bool = False,
     threads: int = 0,
     verify: Verify | None = None,
-    changed: Iterable[str] | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
 
@@ -235,6 +235,9 @@ def load_model(
         strict: a missing or unexpected name is a RuntimeError with torch's message. Names whose
             bytes belong to tensors in the file are not missing.
         device: of assigned tensors.
+        changed: names in the file; only these are read and written. changed_tensors() finds them by
+            digests. A load that fails leaves what it has written; names, shapes and sizes are
+            checked before.
         backend: of assigned tensors: "mmap" or "pread", as in load_file.
         assign: replace the parameters by the loaded tensors (required for a model on the meta
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
@@ -244,9 +247,6 @@ def load_model(
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
             else False.
-        changed: names in the file; only these are read and written. changed_tensors() finds them by
-            digests. A load that fails leaves what it has written; names, shapes and sizes are
-            checked before.
 
     Returns:
         (missing names, unexpected names).
@@ -269,12 +269,12 @@ def save_file(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
-    durable: bool = False,
     alignment: int = 0,
-    engine: str = "auto",
-    progress: Progress | None = None,
     compress: bool | str = False,
+    engine: str = "auto",
+    durable: bool = False,
     manifest: bool | Path = False,
+    progress: Progress | None = None,
 ) -> None:
     """Save tensors to a file.
 
@@ -287,22 +287,22 @@ def save_file(
         tensors: {name: tensor}, on any device.
         filename: of the file.
         metadata: text only.
-        durable: wait until file and folder are on the device; otherwise a power cut (not a crash)
-            may lose the new file.
         alignment: align tensors to this many bytes; 0: to their dtype. If sizes are not multiples,
             padding tensors are added: this package hides them, other readers see U8 tensors
             ``__padding__.N``.
-        engine: "auto", "buffered", "direct" or "uring".
-        progress: called regularly with (bytes done, total bytes, tensors done, total tensors); an
-            exception cancels the save.
         compress: True compresses float tensors losslessly, if that saves space; "all": integers
             too. This package loads such a file like the original; other readers can open it and see
             U8 vectors with reserved names. Needs libzstd, and free space for the uncompressed file
             while saving.
+        engine: "auto", "buffered", "direct" or "uring".
+        durable: wait until file and folder are on the device; otherwise a power cut (not a crash)
+            may lose the new file.
         manifest: True writes a manifest of the file as FILE.manifest, where verify=True finds it,
             computed while saving. "blake3" or "sha256": the same with that algorithm, which also
             protects against forgery; other text is a path. Without it, the manifest of an old file
             is deleted, because it no longer matches.
+        progress: called regularly with (bytes done, total bytes, tensors done, total tensors); an
+            exception cancels the save.
 
     Raises:
         ValueError: a tensor that is not dense and packed.
@@ -331,18 +331,18 @@ def save_file_async(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
+    alignment: int = 0,
+    compress: bool | str = False,
     stage: str = "copy",
     memory: int | str | None = None,
     pool: StagingPool | None = None,
-    overlap: str = "order",
+    engine: str = "auto",
     copy_threads: int = 0,
     nice: int = 0,
-    at_exit: str = "wait",
     durable: bool = False,
-    alignment: int = 0,
-    engine: str = "auto",
-    compress: bool | str = False,
     manifest: bool | Path = False,
+    overlap: str = "order",
+    at_exit: str = "wait",
 ) -> SaveHandle:
     """Start to save tensors to a file, and return while threads of the library write it.
 
@@ -353,6 +353,8 @@ def save_file_async(
         tensors: {name: tensor}, on any device.
         filename: where the file is saved: a path or a URL.
         metadata: text only.
+        alignment: as in save_file.
+        compress: as in save_file.
         stage: "copy": the call returns when every tensor is copied. "lazy": it returns at once, and
             a thread copies; tensors must not change before ``handle.wait_staged()`` has returned
             (``optimizer.register_step_pre_hook(handle.before_step)``). A change before that, by
@@ -365,17 +367,15 @@ def save_file_async(
             None: the pool's limit.
         pool: where the memory comes from; None: a pool of the process, which grows to what the
             largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
-        overlap: what happens to a save of the same pool, or to the same file, that has not ended.
-            "order": this one is written after it. "supersede": it is cancelled.
+        engine: as in save_file.
         copy_threads: threads that copy; 0: up to 4 for "copy", 1 for "lazy".
         nice: lowers the priority of the writing threads, 0 to 19.
+        durable: the file is on the device when the save has ended.
+        manifest: as in save_file.
+        overlap: what happens to a save of the same pool, or to the same file, that has not ended.
+            "order": this one is written after it. "supersede": it is cancelled.
         at_exit: whether the interpreter's exit waits for the save ("wait") or cancels it
             ("cancel").
-        durable: the file is on the device when the save has ended.
-        alignment: as in save_file.
-        engine: as in save_file.
-        compress: as in save_file.
-        manifest: as in save_file.
 
     Returns:
         The handle: wait(), done(), cancel(), progress, stats, exception(), wait_staged().
@@ -479,7 +479,19 @@ def save_model_async(
     filename: Path,
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
-    **options: Any,
+    *,
+    alignment: int = 0,
+    compress: bool | str = False,
+    stage: str = "copy",
+    memory: int | str | None = None,
+    pool: StagingPool | None = None,
+    engine: str = "auto",
+    copy_threads: int = 0,
+    nice: int = 0,
+    durable: bool = False,
+    manifest: bool | Path = False,
+    overlap: str = "order",
+    at_exit: str = "wait",
 ) -> SaveHandle:
     """Start saving the parameters and buffers of a module: save_model() in the background.
 
@@ -488,7 +500,18 @@ def save_model_async(
         filename: where the file is saved: a path or a URL.
         metadata: text only.
         force_contiguous: pack tensors that are not; else they are a ValueError.
-        options: of save_file_async().
+        alignment: as in save_file.
+        compress: as in save_file.
+        stage: as in save_file_async, like the following.
+        memory: the most staging memory that this save uses.
+        pool: where the memory comes from.
+        engine: as in save_file.
+        copy_threads: threads that copy.
+        nice: lowers the priority of the writing threads.
+        durable: the file is on the device when the save has ended.
+        manifest: as in save_file.
+        overlap: "order" or "supersede".
+        at_exit: "wait" or "cancel".
 
     Returns:
         The handle.
@@ -499,4 +522,7 @@ def save_model_async(
         TypeError: names or metadata are not text.
     """
     kept, metadata = _model_state(model, metadata, force_contiguous)
-    return save_file_async(kept, filename, metadata, **options)
+    return save_file_async(
+        kept, filename, metadata, stage=stage, memory=memory, pool=pool, copy_threads=copy_threads,
+        nice=nice, overlap=overlap, at_exit=at_exit, durable=durable, alignment=alignment,
+        engine=engine, compress=compress, manifest=manifest)

@@ -167,14 +167,14 @@ class CheckpointManager:
         keep_last: int | None = None,
         keep_best: int = 0,
         best: str = "min",
-        durable: bool = True,
-        manifest: bool = True,
+        max_shard_size: int | str = "100GB",
         stage: str = "copy",
         memory: int | str | None = None,
         ready: int | str | None = None,
+        durable: bool = True,
+        manifest: bool = True,
         overlap: str = "order",
         at_exit: str = "wait",
-        max_shard_size: int | str = "100GB",
     ) -> None:
         """Open a folder of checkpoints, and delete what killed runs have left in it.
 
@@ -190,16 +190,16 @@ class CheckpointManager:
                 resume() passed over are neither counted nor deleted.
             keep_best: so many of those with the best metric are kept as well. NaN is no metric.
             best: "min" or "max": which metric is better.
-            durable: a checkpoint counts as saved when its files are on the device. `folder` itself
-                is not synced: one that was just made may be lost in a power cut.
-            manifest: checkpoints are saved with checksums, for resume(verify=True).
+            max_shard_size: most bytes of tensors in a file.
             stage: "copy" or "lazy", as in fastsafetensors.torch.save_file_async; with "lazy",
                 register before_step() with the optimizer.
             memory: the most staging memory, as in StagingPool.
             ready: so much of it is allocated now, as in StagingPool.
+            durable: a checkpoint counts as saved when its files are on the device. `folder` itself
+                is not synced: one that was just made may be lost in a power cut.
+            manifest: checkpoints are saved with checksums, for resume(verify=True).
             overlap: "order" or "supersede", as in save_file_async.
             at_exit: "wait" or "cancel", as in save_file_async.
-            max_shard_size: most bytes of tensors in a file.
 
         Raises:
             ValueError: a number or a word that makes no sense.

@@ -492,7 +492,7 @@ PyObject *fstpy_publish_set(PyObject *module, PyObject *args) {
     PyObject *manifest = Py_None; // bytes owned by the arguments
     const char *digest = "xxh3-128";
     if (!PyArg_ParseTuple(args, "O&O!sppOs:publish_set", PyUnicode_FSConverter, &folder,
-                          &PyList_Type, &list, &options.stem, &durable, &options.without_index,
+                          &PyList_Type, &list, &options.stem, &durable, &options.names_only,
                           &manifest, &digest) ||
         !fstpy_read_digest(digest, &options.digest) ||
         (manifest != Py_None && (options.manifest = PyBytes_AsString(manifest)) == NULL)) {

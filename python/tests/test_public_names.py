@@ -156,6 +156,39 @@ def test_what_few_need_is_given_by_keyword(torch):
     assert wrong == POSITIONS & wrong
 
 
+# Parameters by keyword come in this order everywhere, after those of one function alone.
+GROUPS = {
+    "what": ("names", "filter", "changed", "version", "base_version"),
+    "its form": ("dtype", "alignment", "compress", "encoding", "checksum", "dialect", "level",
+                 "filename_pattern", "max_shard_size"),
+    "memory": ("backend", "mode", "assign", "stage", "memory", "ready", "pool", "allocator",
+               "pin_memory"),
+    "reading and writing": ("cache", "engine", "gds", "strategy", "threads", "copy_threads", "nice"),
+    "safety": ("verify", "durable", "manifest"),
+    "waiting": ("overlap", "at_exit", "timeout", "progress"),
+}
+
+
+def test_parameters_by_keyword_are_grouped(torch):
+    order = {name: i for i, name in enumerate(itertools.chain(*GROUPS.values()))}
+    seen = set()
+    for where, function in _callables():
+        names = [p.name for p in inspect.signature(function).parameters.values()
+                 if p.kind is p.KEYWORD_ONLY and not where.startswith("remote.")]
+        assert names == sorted(names, key=lambda name: order.get(name, -1)), where
+        seen |= set(names)
+    assert set(order) <= seen
+
+
+def test_options_are_named_in_signatures(torch):
+    """No function takes any keyword, but those that override a method of torch or a trainer."""
+    takes_any = {where for where, function in _callables()
+                 if any(p.kind is p.VAR_KEYWORD
+                        for p in inspect.signature(function).parameters.values())}
+    assert {where for where in takes_any
+            if not where.startswith("checkpoint.FastSafetensors")} == {"training.trainer_callback"}
+
+
 def _types_of(parameter):
     """{where: its type} of a parameter in all functions."""
     return {where: p.annotation for where, function in _callables()

@@ -52,6 +52,14 @@ fst_status fsti_api_copy_element(void *target, size_t size, const void *elements
     return fsti_api_copy_struct(target, size, element, pitch, error);
 }
 
+fst_status fsti_api_check_device(fst_device device, fst_error *error) {
+    API_REQUIRE((unsigned)device.kind < FST_DEVICE_KIND_COUNT, error,
+                "unknown kind of device %d; expected a value of fst_device_kind", (int)device.kind);
+    API_REQUIRE(device.kind != FST_DEVICE_CPU || device.index == 0 || device.index == -1, error,
+                "device index %d: the CPU has only index 0", (int)device.index);
+    return FST_OK;
+}
+
 fst_status fsti_api_check_stem(const char *stem, fst_error *error) {
     size_t fault_at;
     if (stem == NULL) return FST_OK;

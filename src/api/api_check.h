@@ -4,12 +4,17 @@
 #define FSTI_API_CHECK_H
 
 #include "base/primitives.h"
+#include "fastsafetensors/device.h"
 
 #define API_REQUIRE(condition, error, ...)                                                         \
     do {                                                                                           \
         if (!(condition))                                                                          \
             return fsti_error_set((error), FST_E_ARGUMENT, FSTI_NO_LOCATION, __VA_ARGS__);         \
     } while (0)
+
+/// Checks a field that is 0 or 1. Other values may get a meaning in a later version.
+#define API_REQUIRE_SWITCH(value, name, error)                                                     \
+    API_REQUIRE((value) == 0 || (value) == 1, error, "%s is %d; expected 0 or 1", name, (value))
 
 /// Defers cancellation of the calling thread until the function returns, because waits inside it
 /// hold locks and own memory. (pthread_setcancelstate(3))
@@ -37,6 +42,9 @@ fst_status fsti_api_check_size(size_t size, fst_error *error);
 /// again.
 fst_status fsti_api_give_struct(void *target, size_t size, const void *full, size_t full_size,
                                 fst_error *error);
+
+/// Checks the kind of a device, and that an index for the CPU is 0, or -1 as for any device.
+fst_status fsti_api_check_device(fst_device device, fst_error *error);
 
 /// Whether a sharded model may have that file name stem; NULL: the default.
 fst_status fsti_api_check_stem(const char *stem, fst_error *error);

@@ -19,8 +19,7 @@ fst_status fst_device_info_get(fst_device device, fst_device_info *out, fst_erro
     API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     API_REQUIRE(out->struct_size >= sizeof(size_t), error, "struct_size is not set");
-    API_REQUIRE((unsigned)device.kind < FST_DEVICE_KIND_COUNT, error,
-                "unknown kind of device %d; expected a value of fst_device_kind", (int)device.kind);
+    FST_TRY(fsti_api_check_device(device, error));
     fst_device_info full = {.struct_size = sizeof full};
     FST_TRY(fsti_device_info(device, &full, error));
     return fsti_api_give_struct(out, out->struct_size, &full, sizeof full, error);

@@ -8,6 +8,24 @@
 #include "loader/load_handle.h"
 #include "model/open_model.h"
 
+/// A size without a destination is a destination that was forgotten.
+static fst_status check_parts(const fst_load_options *options, fst_error *error) {
+    for (size_t i = 0; i < options->part_count; i++)
+        API_REQUIRE(options->parts[i].destination != NULL ||
+                        options->parts[i].destination_bytes == 0,
+                    error, "part %zu has destination_bytes, but destination is NULL", i);
+    return FST_OK;
+}
+
+/// Refuses what would have no effect.
+static fst_status check_effects(const fst_load_options *options, fst_error *error) {
+    API_REQUIRE_SWITCH(options->convert, "convert", error);
+    API_REQUIRE_SWITCH(options->map_read_only, "map_read_only", error);
+    API_REQUIRE(options->stream == 0 || options->device.kind != FST_DEVICE_CPU, error,
+                "a stream has no effect on the CPU");
+    return FST_OK;
+}
+
 static fst_status check_options(const fst_load_options *options, fst_error *error) {
     API_REQUIRE((unsigned)options->mode < FST_MODE_COUNT, error,
                 "unknown mode %d; expected a value of fst_load_mode", (int)options->mode);
@@ -17,9 +35,7 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 "unknown dtype %d; expected a value of fst_dtype", (int)options->dtype);
     API_REQUIRE((unsigned)options->cache < FST_CACHE_COUNT, error,
                 "unknown cache %d; expected a value of fst_cache", (int)options->cache);
-    API_REQUIRE((unsigned)options->device.kind < FST_DEVICE_KIND_COUNT, error,
-                "unknown kind of device %d; expected a value of fst_device_kind",
-                (int)options->device.kind);
+    FST_TRY(fsti_api_check_device(options->device, error));
     API_REQUIRE(options->device.kind == FST_DEVICE_CPU || options->mode != FST_MODE_MAP, error,
                 "mode map is not available on a device. Use mode load");
     API_REQUIRE(!options->convert || options->mode != FST_MODE_MAP, error,
@@ -31,7 +47,7 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
     API_REQUIRE(options->part_count == 0 ||
                     (options->glob_count == 0 && options->predicate == NULL),
                 error, "parts together with globs or a predicate: use one of them");
-    return FST_OK;
+    return check_effects(options, error);
 }
 
 /// FST_MODE_MAP reads with none of the engines, and an engine either uses the page cache or not.
@@ -46,6 +62,23 @@ static fst_status check_engine(const fst_load_options *options, fst_engine engin
     API_REQUIRE(!(is_buffered && options->cache == FST_CACHE_BYPASS), error,
                 "the engine uses the page cache: FST_CACHE_BYPASS is not possible with it");
     return FST_OK;
+}
+
+/// Refuses what would have no effect with this mode or device.
+static fst_status check_tuning(const fst_load_options *options, const fst_load_tuning *tuning,
+                               fst_error *error) {
+    bool is_map = options->mode == FST_MODE_MAP;
+    API_REQUIRE_SWITCH(tuning->map_populate, "map_populate", error);
+    API_REQUIRE_SWITCH(tuning->keep_sigbus_handler, "keep_sigbus_handler", error);
+    API_REQUIRE(!is_map || tuning->ring == FST_RING_AUTO, error, "ring has no effect in mode map");
+    API_REQUIRE(!is_map || tuning->numa == FST_NUMA_DEFAULT, error,
+                "a NUMA policy has no effect in mode map");
+    if (options->device.kind != FST_DEVICE_CPU) return FST_OK;
+    API_REQUIRE(tuning->unified == FST_UNIFIED_AUTO, error,
+                "`unified` is for GPUs, and the device is the CPU");
+    if (tuning->gds != FST_GDS_STRICT) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                          "gds needs a GPU, and the device is the CPU");
 }
 
 static fst_status read_tuning(const fst_load_options *options, fst_load_tuning *out,
@@ -64,6 +97,7 @@ static fst_status read_tuning(const fst_load_options *options, fst_load_tuning *
                 "unknown numa policy %d; expected a value of fst_numa", (int)out->numa);
     API_REQUIRE((unsigned)out->unified < FST_UNIFIED_COUNT, error,
                 "unknown unified %d; expected a value of fst_unified", (int)out->unified);
+    FST_TRY(check_tuning(options, out, error));
     return check_engine(options, out->engine, error);
 }
 
@@ -107,6 +141,7 @@ static fst_status open_loader(fst_model *model, const fst_load_options *options,
         known.allocator = &allocator;
     }
     fst_status status = read_parts(&known, &copy, error);
+    if (status == FST_OK) status = check_parts(&known, error);
     if (status == FST_OK) status = fsti_loader_open(model, &known, out, error);
     fsti_free(copy);
     return status;

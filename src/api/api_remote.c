@@ -6,6 +6,15 @@
 #include "fastsafetensors/experimental.h"
 #include "net/net.h"
 
+static fst_status check_switches(const fst_remote_options *options, fst_error *error) {
+    API_REQUIRE_SWITCH(options->anonymous, "anonymous", error);
+    API_REQUIRE_SWITCH(options->cache_required, "cache_required", error);
+    API_REQUIRE_SWITCH(options->create_only, "create_only", error);
+    API_REQUIRE_SWITCH(options->offline, "offline", error);
+    API_REQUIRE_SWITCH(options->private_redirects, "private_redirects", error);
+    return FST_OK;
+}
+
 fst_status fst_remote_configure(const fst_remote_options *options, fst_error *error) {
     API_DEFER_CANCEL;
     fst_remote_options known = {.struct_size = sizeof known};
@@ -14,6 +23,7 @@ fst_status fst_remote_configure(const fst_remote_options *options, fst_error *er
     API_REQUIRE((unsigned)known.bucket_style < FST_BUCKET_STYLE_COUNT, error,
                 "unknown bucket style %d; expected a value of fst_bucket_style",
                 (int)known.bucket_style);
+    FST_TRY(check_switches(&known, error));
     // On an invalid folder, nothing is changed.
     FST_TRY(fsti_cache_check(&known, error));
     FST_TRY(fsti_net_configure(&known, error));

@@ -48,8 +48,9 @@ fst_status fst_set_publish(const char *folder, const char *const *paths, size_t 
                 "unknown promise %d; expected a value of fst_save_promise", (int)own.promise);
     API_REQUIRE((unsigned)own.digest < FSTI_MANIFEST_DIGEST_COUNT, error,
                 "digest %d is not one of those for manifests", (int)own.digest);
-    API_REQUIRE(own.manifest == NULL || own.without_index == 0, error,
-                "a manifest lists the index: without_index can't be set");
+    API_REQUIRE_SWITCH(own.names_only, "names_only", error);
+    API_REQUIRE(own.manifest == NULL || own.names_only == 0, error,
+                "a manifest lists the index: names_only can't be set");
     FST_TRY(fsti_api_check_stem(own.stem, error));
     FST_TRY(fsti_set_publish(folder, paths, path_count, &own, &full, error));
     if (stats == NULL) return FST_OK;

@@ -47,6 +47,11 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     if (options->compress != FST_COMPRESS_NONE && options->others_write != 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                               "files written by several processes can't be compressed");
+    API_REQUIRE_SWITCH(options->has_metadata, "has_metadata", error);
+    API_REQUIRE_SWITCH(options->metadata_last, "metadata_last", error);
+    API_REQUIRE_SWITCH(options->replace_link, "replace_link", error);
+    API_REQUIRE(options->stem == NULL || options->file_count > 0, error,
+                "a stem names the files of a folder, and file_count is 0");
     FST_TRY(check_digest(options->digest, error));
     return fsti_api_check_stem(options->stem, error);
 }
@@ -82,9 +87,7 @@ static fst_status copy_tensors(api_save_request *request, const fst_save_tensor 
         API_REQUIRE((unsigned)tensor.dtype < FST_DTYPE_COUNT, error,
                     "tensor %zu: unknown dtype %d; expected a value of fst_dtype", i,
                     (int)tensor.dtype);
-        API_REQUIRE((unsigned)tensor.device.kind < FST_DEVICE_KIND_COUNT, error,
-                    "tensor %zu: unknown kind of device %d; expected a value of fst_device_kind", i,
-                    (int)tensor.device.kind);
+        FST_TRY(fsti_api_check_device(tensor.device, error));
         API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
         API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
                     tensor.file_index, file_count);
@@ -281,6 +284,7 @@ static fst_status check_edit(const fst_edit_options *options, fst_error *error) 
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
     API_REQUIRE(options->renames != NULL || options->rename_count == 0, error, "renames is NULL");
+    API_REQUIRE_SWITCH(options->clear_metadata, "clear_metadata", error);
     API_REQUIRE(options->metadata_count < INT32_MAX && options->rename_count < INT32_MAX, error,
                 "too many changes");
     return check_digest(options->digest, error);

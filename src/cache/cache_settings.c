@@ -12,7 +12,10 @@ static struct {
 } settings;
 
 fst_status fsti_cache_check(const fst_remote_options *options, fst_error *error) {
-    const char *folder = options->cache_dir == NULL ? "" : options->cache_dir;
+    const char *folder = options->cache_dir == NULL ? "off" : options->cache_dir;
+    if (folder[0] == '\0')
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "cache_dir is empty; use NULL for the environment's, or \"off\"");
     if (strlen(folder) >= sizeof settings.given.folder)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "cache_dir is too long");
     if (fsti_path_is_url(folder))

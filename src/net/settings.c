@@ -2,11 +2,13 @@
 /// Settings from fst_remote_configure() and the environment.
 #include "settings.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "curl_library.h"
 #include "net.h"
@@ -224,6 +226,12 @@ bool fsti_net_is_offline(void) {
     return fsti_net_limits().is_offline || atomic_load(&offline_by_environment);
 }
 
+/// Refuses certificates that can't be read when they are given, instead of at the first request.
+static fst_status check_ca_file(const char *path, fst_error *error) {
+    if (path == NULL || path[0] == '\0' || access(path, R_OK) == 0) return FST_OK;
+    return fsti_error_errno(error, errno, path, "reading ca_file");
+}
+
 /// Copies the caller's options; `made` is zeroed. *is_any: some option is set.
 static fst_status copy_options(const fst_remote_options *wanted, net_options *made, bool *is_any,
                                fst_error *error) {
@@ -253,6 +261,7 @@ static fst_status copy_options(const fst_remote_options *wanted, net_options *ma
     }
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *is_any |= texts[i].field[0] != '\0';
     FST_TRY(fsti_store_check(store, error));
+    FST_TRY(check_ca_file(wanted->ca_file, error));
     if ((wanted->access_key == NULL) != (wanted->secret_key == NULL))
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "access_key and secret_key must be given together");

@@ -162,7 +162,7 @@ static fst_status publish(const char *folder, const char *const *paths, const fo
                              .digest = options->digest};
     FST_TRY(begin(folder, paths, found, &save, &writer, error));
     writer->is_shared = writer->is_adopted = true;
-    writer->without_index = options->without_index != 0;
+    writer->names_only = options->names_only != 0;
     writer->bytes_total = 0;
     for (size_t i = 0; i < found->model_count; i++) {
         fst_file_info file;

@@ -169,7 +169,7 @@ static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
     fsti_journal_set_commit(&writer->journal);
-    if (!writer->without_index) return FST_OK;
+    if (!writer->names_only) return FST_OK;
     FST_TRY(add_removal_of_index(writer, error));
     return add_sync(writer, writer->folder, error);
 }
@@ -191,8 +191,8 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(add_files(writer, STEP_UNNAME, error));
-    if (is_single || !writer->without_index) FST_TRY(add_removals(writer, !is_single, error));
-    if (is_single || (writer->without_index && !had_index))
+    if (is_single || !writer->names_only) FST_TRY(add_removals(writer, !is_single, error));
+    if (is_single || (writer->names_only && !had_index))
         FST_TRY(add_removal_of_index(writer, error));
     // After the deletion of files that it does not list.
     FST_TRY(fsti_save_manifest_place(writer, error));

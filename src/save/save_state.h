@@ -83,7 +83,7 @@ struct fst_writer {
     bool is_shared;       ///< other processes know the temporary names
     bool is_joined;       ///< joined to another process's file
     bool is_adopted;      ///< files made by other processes, to be published by this one
-    bool without_index;   ///< see fst_publish_options
+    bool names_only;      ///< see fst_publish_options
 
     fsti_file *origin;                   ///< for an edit: the file with the tensors; else NULL
     uint64_t origin_begin;               ///< offset of its data

@@ -205,3 +205,26 @@ TEST(text_step_needs_no_pointers)
     CHECK_INT(fst_text_step("\xe2\x80\xae", 3, &code, &columns), 3);
     CHECK(code == 0x202e && columns == -1);
 }
+
+static void check_remote_refused(const fst_remote_options *options, fst_status expected,
+                                 const char *text) {
+    fst_error error = {0};
+    CHECK_INT(fst_remote_configure(options, &error), expected);
+    CHECK_CONTAINS(error.message, text);
+}
+
+#define REMOTE(...) (&(fst_remote_options){.struct_size = sizeof(fst_remote_options), __VA_ARGS__})
+
+TEST(remote_settings_are_checked_when_they_are_given)
+{
+    check_remote_refused(REMOTE(.anonymous = 2), FST_E_ARGUMENT, "anonymous is 2");
+    check_remote_refused(REMOTE(.cache_required = 2), FST_E_ARGUMENT, "cache_required is 2");
+    check_remote_refused(REMOTE(.create_only = 2), FST_E_ARGUMENT, "create_only is 2");
+    check_remote_refused(REMOTE(.offline = -1), FST_E_ARGUMENT, "offline is -1");
+    check_remote_refused(REMOTE(.private_redirects = 5), FST_E_ARGUMENT, "private_redirects is 5");
+    check_remote_refused(REMOTE(.cache_dir = ""), FST_E_ARGUMENT, "cache_dir is empty");
+    check_remote_refused(REMOTE(.ca_file = "/nonexistent/ca.pem"), FST_E_NOT_FOUND,
+                         "/nonexistent/ca.pem: reading ca_file");
+    check_remote_refused(REMOTE(.access_key = "key"), FST_E_ARGUMENT, "must be given together");
+    check_remote_refused(REMOTE(.endpoint = "ftp://host"), FST_E_ARGUMENT, "neither http://");
+}

@@ -487,6 +487,45 @@ TEST(invalid_arguments)
     fst_model_close(model);
 }
 
+static void check_refused(fst_model *model, const fst_load_options *options,
+                          const fst_load_tuning *tuning, const char *text) {
+    bool is_gds = tuning != NULL && tuning->gds == FST_GDS_STRICT;
+    fst_load_options own = *options;
+    fst_loader *loader = NULL;
+    fst_error error = {0};
+    if (tuning != NULL) own.tuning = tuning;
+    CHECK_INT(fst_loader_open(model, &own, &loader, &error),
+              is_gds ? FST_E_UNSUPPORTED : FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, text);
+    CHECK(loader == NULL);
+    fst_loader_close(loader);
+}
+
+#define OPTIONS(...) (&(fst_load_options){.struct_size = sizeof(fst_load_options), __VA_ARGS__})
+#define TUNING(...) (&(fst_load_tuning){.struct_size = sizeof(fst_load_tuning), __VA_ARGS__})
+
+TEST(options_without_effect_are_refused)
+{
+    fst_model *model = open_tensors();
+    check_refused(model, OPTIONS(.convert = 2, .dtype = FST_DTYPE_F16), NULL, "convert is 2");
+    check_refused(model, OPTIONS(.convert = -1, .dtype = FST_DTYPE_F16), NULL, "convert is -1");
+    check_refused(model, OPTIONS(.map_read_only = 7), NULL, "map_read_only is 7");
+    check_refused(model, OPTIONS(.stream = 1), NULL, "no effect on the CPU");
+    check_refused(model, OPTIONS(.device = {FST_DEVICE_CPU, 5}), NULL, "device index 5");
+    check_refused(model, OPTIONS(.device = {FST_DEVICE_CPU, -9}), NULL, "device index -9");
+    fst_part part = {.struct_size = sizeof part, .destination_bytes = 8};
+    check_refused(model, OPTIONS(.parts = &part, .part_count = 1), NULL, "destination is NULL");
+    const fst_load_options *map = OPTIONS(.mode = FST_MODE_MAP);
+    const fst_load_options *load = OPTIONS(.mode = FST_MODE_LOAD);
+    check_refused(model, map, TUNING(.map_populate = 3), "map_populate is 3");
+    check_refused(model, load, TUNING(.keep_sigbus_handler = 2), "keep_sigbus_handler is 2");
+    check_refused(model, map, TUNING(.ring = FST_RING_SLOTS), "no effect");
+    check_refused(model, map, TUNING(.numa = FST_NUMA_INTERLEAVE), "no effect");
+    check_refused(model, load, TUNING(.gds = FST_GDS_STRICT), "gds needs a GPU");
+    check_refused(model, load, TUNING(.unified = FST_UNIFIED_OFF), "is for GPUs");
+    fst_model_close(model);
+}
+
 TEST(slices_of_a_tensor_larger_than_the_budget_stream_within_it)
 {
     enum { PIECES = 64, PIECE = 100000 };

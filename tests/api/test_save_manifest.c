@@ -361,9 +361,9 @@ TEST(publishing_rank_writes_the_manifest)
     }
     const char *none[] = {"x"};
     options.manifest = "";
-    options.without_index = 1;
+    options.names_only = 1;
     CHECK_INT(fst_set_publish("x", none, 1, &options, NULL, &error), FST_E_ARGUMENT);
-    options.without_index = 0;
+    options.names_only = 0;
     options.digest = FST_DIGEST_XXH3_64;
     CHECK_INT(fst_set_publish("x", none, 1, &options, NULL, &error), FST_E_ARGUMENT);
     free(data);

@@ -273,6 +273,38 @@ TEST(nonsense_is_refused)
     CHECK(writer == NULL);
 }
 
+static void check_refused(const fst_save_options *options, fst_device device, const char *text) {
+    fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_1, "x");
+    tensor.device = device;
+    fst_error error = {0};
+    const char *path = fixture_path("refused");
+    CHECK_INT(fst_save(path, &tensor, 1, options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, text);
+    CHECK(access(path, F_OK) != 0);
+}
+
+#define OPTIONS(...) (&(fst_save_options){.struct_size = sizeof(fst_save_options), __VA_ARGS__})
+
+TEST(options_without_effect_are_refused)
+{
+    fst_device cpu = {FST_DEVICE_CPU, 0};
+    check_refused(OPTIONS(.has_metadata = 2), cpu, "has_metadata is 2");
+    check_refused(OPTIONS(.metadata_last = -1), cpu, "metadata_last is -1");
+    check_refused(OPTIONS(.replace_link = 3), cpu, "replace_link is 3");
+    check_refused(OPTIONS(.stem = "weights"), cpu, "file_count is 0");
+    check_refused(OPTIONS(.file_count = 0), (fst_device){FST_DEVICE_CPU, 5}, "device index 5");
+    fst_error error = {0};
+    fst_edit_options edit = FST_STRUCT_INIT(fst_edit_options);
+    edit.clear_metadata = 2;
+    CHECK_INT(fst_header_edit("x", NULL, &edit, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "clear_metadata is 2");
+    fst_publish_options publish = FST_STRUCT_INIT(fst_publish_options);
+    publish.names_only = 2;
+    const char *paths[] = {"x"};
+    CHECK_INT(fst_set_publish("y", paths, 1, &publish, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "names_only is 2");
+}
+
 TEST(stream_accepts_any_order_and_many_threads)
 {
     for (int engine = 0; engine < FST_SAVE_ENGINE_COUNT; engine++) {

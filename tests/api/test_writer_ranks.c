@@ -63,7 +63,7 @@ TEST(files_of_ranks_become_a_sharded_model)
     CHECK_INT(save_set_value("ranks", 2), 'y');
     CHECK_INT(save_hidden_count("ranks"), 0);
     // Where an index was, one stays also when none is asked for.
-    options.without_index = 1;
+    options.names_only = 1;
     CHECK_INT(save_ranks("ranks", 'z', &options, &stats, NULL), FST_OK);
     CHECK_INT(save_entry_count("ranks"), 3);
     unlink(fixture_path("ranks/model.safetensors.index.json"));

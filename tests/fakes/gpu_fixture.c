@@ -131,6 +131,8 @@ bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats
     near.device = (fst_device){FST_DEVICE_CPU, 0};
     near.mode = FST_MODE_LOAD;
     near.allocator = NULL;
+    near.stream = 0;
+    near.tuning = NULL;
     fst_loader *one = NULL, *two = NULL;
     fst_error error = {0};
     bool same = fst_loader_open(model, far, &one, &error) == FST_OK &&

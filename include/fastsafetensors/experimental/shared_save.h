@@ -57,10 +57,10 @@ typedef struct fst_publish_options {
     fst_save_promise promise;
     /// 1: readers find the set by the names of its files. An index exists while it is published,
     /// and stays only if the set had one; files of sets with other file counts stay.
-    int without_index;
+    int names_only;
     const char *stem; ///< NULL: "model"
     /// A manifest of the set, as fst_save_options.manifest. The set is read for it. NULL: none, and
-    /// a manifest of the old model is removed. Not with without_index.
+    /// a manifest of the old model is removed. Not with names_only.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 } fst_publish_options;

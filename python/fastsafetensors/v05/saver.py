@@ -154,7 +154,7 @@ def _set_target(paths: Sequence[str], durable: bool) -> SetTarget | None:
     folder, stem = os.path.split(base)
     if len(paths) < 2 or stem[:1] in ("", ".") or list(paths) != shard_paths(base, len(paths)):
         return None
-    return SetTarget(folder or ".", stem, durable, without_index=True)
+    return SetTarget(folder or ".", stem, durable, names_only=True)
 
 
 def _publisher(

@@ -51,13 +51,13 @@ static fst_status open_rank(const char *folder, const fst_save_tensor *tensors, 
 }
 
 static fst_status save_ranks(const char *folder, const fst_save_tensor *tensors,
-                             const fst_save_options *set, int without_index, fst_error *error) {
+                             const fst_save_options *set, int names_only, fst_error *error) {
     fst_writer *writers[8] = {NULL};
     const char *paths[8];
     fst_status status = FST_OK;
     fst_publish_options options = FST_STRUCT_INIT(fst_publish_options);
     options.promise = set->promise;
-    options.without_index = without_index;
+    options.names_only = names_only;
     mkdir(folder, 0700);
     for (uint32_t r = 0; r < set->file_count && status == FST_OK; r++) {
         status = open_rank(folder, tensors, r, set, &writers[r], error);
