@@ -92,7 +92,7 @@ class _Window:
 class LazyReads:
     """Reads slices of one model from any thread, and counts bytes read and needed."""
 
-    keeps_promises = True
+    stays_lazy = True
 
     def __init__(
         self, model: Model, options: dict[str, Any], *, names: Sequence[str],
@@ -177,7 +177,7 @@ class LazyReads:
     ) -> tuple[Any, int | None, bool]:
         size = stored.size_of(bounds)
         if not self._shares:
-            kept = self._take_kept(stored, bounds, size)
+            kept = self._reuse_kept(stored, bounds, size)
             if kept is not None:
                 return kept
         at_hand = self._find_resident(stored, bounds) if self._looks else None
@@ -209,7 +209,7 @@ class LazyReads:
             self._kept = (stored, bounds, tensor)
         return tensor, None, True
 
-    def _take_kept(
+    def _reuse_kept(
         self, stored: Stored, bounds: Bounds, size: int
     ) -> tuple[Any, int | None, bool] | None:
         """Return the slice that was copied last; drop it if it is another one."""
@@ -225,8 +225,7 @@ class LazyReads:
             return None
 
     def _find_resident(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
-        """Return (the file's elements, the tensor's offset) if the slice is in the page cache.
-        """
+        """Return (the file's elements, the tensor's offset) if the slice is in the page cache."""
         pitches, size = stored.pitches, stored.element_bytes
         first = sum(map(mul, bounds[0], pitches))
         end = sum(map(mul, bounds[1], pitches)) - sum(pitches)
