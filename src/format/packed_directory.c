@@ -10,7 +10,7 @@
 typedef struct packed_parse {
     const fsti_packed_source *source;
     fsti_packed *packed;
-    const unsigned char *head, *records, *marks;
+    const unsigned char *head, *tensor_table, *chunk_table;
     uint64_t tensor_count, chunk_count, entry_bytes;
     uint64_t chunk_next; ///< first chunk of the next tensor
     fst_error *error;
@@ -35,7 +35,7 @@ static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fs
 }
 
 /// The next pair from *index on that is not the mark of a compressed file, or NULL.
-static const fsti_metadata_pair *next_pair(const fsti_header *header, size_t *index) {
+static const fsti_metadata_pair *next_user_pair(const fsti_header *header, size_t *index) {
     size_t size = strlen(FSTI_PACKED_KEY);
     while (*index < header->metadata_count) {
         const fsti_metadata_pair *pair = &header->metadata[(*index)++];
@@ -55,7 +55,7 @@ static bool is_same_text(const fsti_header *a, fsti_text one, const fsti_header 
 /// the same.
 static bool has_same_metadata(const fsti_header *stored, const fsti_header *original) {
     for (size_t i = 0, j = 0;;) {
-        const fsti_metadata_pair *a = next_pair(stored, &i), *b = next_pair(original, &j);
+        const fsti_metadata_pair *a = next_user_pair(stored, &i), *b = next_user_pair(original, &j);
         if (a == NULL || b == NULL) return a == b;
         if (!is_same_text(stored, a->key, original, b->key) ||
             !is_same_text(stored, a->value, original, b->value))
@@ -101,9 +101,10 @@ static fst_status check_sizes(packed_parse *parse) {
     for (uint64_t i = claimed; i < size; i++)
         if (packed->bytes[i] != 0)
             return refuse(parse, NULL, FST_E_CORRUPT, "its directory's padding is not zero");
-    parse->records = head + FSTI_PACKED_HEAD_BYTES;
-    parse->marks = parse->records + records;
-    packed->original = (const char *)parse->marks + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
+    parse->tensor_table = head + FSTI_PACKED_HEAD_BYTES;
+    parse->chunk_table = parse->tensor_table + records;
+    packed->original =
+        (const char *)parse->chunk_table + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
     return FST_OK;
 }
 
@@ -172,7 +173,7 @@ static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
     uint64_t at = tensor->stored_begin, chunk_bytes = (uint64_t)1 << tensor->chunk_log;
     for (uint64_t i = 0; i < tensor->chunk_count; i++) {
         const unsigned char *mark =
-            parse->marks + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
+            parse->chunk_table + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
         uint32_t word = (uint32_t)load_number(mark, 4);
         fsti_packed_chunk *chunk = &parse->packed->chunks[tensor->chunk_first + i];
         *chunk = (fsti_packed_chunk){.begin = at,
@@ -260,7 +261,7 @@ static fst_status read_entries(packed_parse *parse) {
     for (size_t i = 0; i < count; i++) {
         const fsti_tensor *entry = &stored->tensors[i + 1];
         FST_TRY(i < parse->tensor_count
-                    ? read_packed(parse, entry, parse->records + i * FSTI_PACKED_TENSOR_BYTES)
+                    ? read_packed(parse, entry, parse->tensor_table + i * FSTI_PACKED_TENSOR_BYTES)
                     : read_plain(parse, entry));
     }
     if (parse->chunk_next != parse->chunk_count)
