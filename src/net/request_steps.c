@@ -396,7 +396,7 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
         fail_answer(request, attempt, FST_E_PERMISSION, refusal);
         return true;
     }
-    if (attempt->is_private && result != CURL_OK && attempt->answer.status == 0) {
+    if (attempt->has_refused_address && result != CURL_OK && attempt->answer.status == 0) {
         fail_private(request, attempt);
         return true;
     }

@@ -186,7 +186,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->interim_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     fsti_journal_set_commit(journal);
-    FST_TRY(add_files(writer, STEP_PLACE_COPY, error));
+    FST_TRY(add_files(writer, STEP_LINK, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));

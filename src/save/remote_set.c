@@ -259,7 +259,7 @@ static fst_status check_no_index(void *context, fst_error *error) {
 
 /// Old files may be deleted only after checking that no other index refers to them.
 static bool lacks_list_permission(const fst_writer *writer) {
-    return writer->scene.index.is_hidden || writer->scene.single.is_hidden;
+    return writer->scene.index.is_forbidden || writer->scene.single.is_forbidden;
 }
 
 static fst_status report_hidden_files(void *context, fst_error *error) {
