@@ -95,9 +95,9 @@ static net_credentials *find_valid(const provider_config *source) {
     pthread_mutex_unlock(&table_lock);
     if (credentials == NULL) return NULL;
     pthread_mutex_lock(&credentials->lock);
-    bool is_good = !has_ended(credentials);
+    bool is_valid = !has_ended(credentials);
     pthread_mutex_unlock(&credentials->lock);
-    if (is_good) return credentials;
+    if (is_valid) return credentials;
     pthread_mutex_lock(&table_lock);
     for (size_t i = 0; i < CREDENTIALS_COUNT_MAX; i++)
         if (table[i] == credentials) {
