@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Heartbeats. A process that fetches blocks updates counters in the map twice a second, so that
-/// waiters can tell apart stopped and slow processes. Locks only reveal that a process has died.
+/// waiters can distinguish stopped from slow processes. Locks only reveal that a process has died.
 ///
 /// The map has counters after its header. Each block maps to one (several blocks share a counter).
 /// The owner of a claim changes the counters of its blocks; a waiter checks whether they change.

@@ -39,9 +39,9 @@ int fsti_cache_map_write_header(int fd, cache_map_header *head) {
 int fsti_cache_map_read_header(int fd, cache_map_header *head) {
     int failed = fsti_cache_pread(fd, head, sizeof *head, 0);
     if (failed != 0) return failed;
-    bool is_good = memcmp(head->magic, magic, sizeof magic) == 0 &&
-                   head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
-    return is_good ? 0 : EINVAL;
+    bool is_valid = memcmp(head->magic, magic, sizeof magic) == 0 &&
+                    head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
+    return is_valid ? 0 : EINVAL;
 }
 
 int fsti_cache_map_read(int fd, uint64_t first, uint64_t count, uint64_t *digests) {
