@@ -122,8 +122,9 @@ class ModuleState:
         return result
 
     def _view(self, tensors: dict[str, Any], name: str, base: str) -> Any:
-        """Return the view of `tensors[base]` that corresponds to the tensor `name` of the tensor
-        `base`.
+        """Return the view of the new `base` that the old tensor `name` is of the old `base`.
+
+        If the new one has other strides, it is copied to the old strides first.
         """
         old, old_base, whole = self.tensors[name], self.tensors[base], tensors[base]
         if old is old_base:

@@ -213,8 +213,8 @@ class safe_open:  # noqa: N801 - the name that programs know
         return index
 
     def _place(self, tensor: Any) -> Any:
-        is_there = self._device == "cpu" or "device" in self._options
-        return tensor if is_there else tensor.to(self._device)
+        is_on_device = self._device == "cpu" or "device" in self._options
+        return tensor if is_on_device else tensor.to(self._device)
 
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
         with OpenLoad(self._model, [item], **self._options) as loader:
@@ -247,7 +247,6 @@ class safe_open:  # noqa: N801 - the name that programs know
     def get_slice(self, name: str) -> TensorSlice:
         """Return an object that reads only the indexed part: ``f.get_slice(n)[2:4, :8]``."""
         return TensorSlice(self, name, self._find(name))
-
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return a tensor's entry in the header, as in safetensors 0.9.
