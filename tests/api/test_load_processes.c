@@ -74,7 +74,7 @@ TEST(cold_load_fills_the_page_cache)
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.bytes_direct + stats.bytes_copied + stats.buffer_bytes, 0);
     CHECK(stats.read_count >= 8 && stats.read_count < 1000);
-    // What a caller gets is the same, how it comes is not.
+    // Callers get the same bytes by different methods.
     CHECK_INT(load_and_tell(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
@@ -242,7 +242,7 @@ TEST(fork_during_a_load)
     CHECK(WIFEXITED(status));
     CHECK_INT(WEXITSTATUS(status), 0);
     fst_tensor_unref(held);
-    for (size_t i = 1; i < COUNT; i++) { // the parent's goes on
+    for (size_t i = 1; i < COUNT; i++) { // the parent's load continues
         CHECK_INT(fst_loader_next(loader, -1, &held, NULL), FST_OK);
         CHECK(is_tensor(held, i));
         fst_tensor_unref(held);
@@ -257,7 +257,7 @@ static void *ask_and_allocate(void *context, size_t size_bytes, size_t alignment
     (void)context;
     fst_load_stats stats = {.struct_size = sizeof stats};
     allocations++;
-    // The first one comes before the program has the handle.
+    // The first call happens before the program has the handle.
     if (asked_loader != NULL && fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK)
         answers++;
     void *memory = NULL;
@@ -276,7 +276,7 @@ TEST(allocator_may_call_the_loader)
         .struct_size = sizeof allocator, .allocate = ask_and_allocate, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
-    alarm(250); // what used to stand still for ever
+    alarm(250); // ends the test after a deadlock
     asked_loader = NULL;
     fst_loader *loader = asked_loader = open_limited(&options);
     for (size_t i = 0; i < COUNT; i++) {
@@ -297,7 +297,7 @@ static void *allocate_slowly(void *context, size_t size_bytes, size_t alignment)
     if (atomic_load(&is_armed)) {
         atomic_store(&is_allocating, true);
         usleep(100000);
-        return NULL; // and there is none
+        return NULL; // refuses to allocate
     }
     void *memory = NULL;
     return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
@@ -329,8 +329,8 @@ TEST(close_during_allocation)
 
 TEST(destinations_are_filled_once)
 {
-    // What a caller has changed at a destination stays, whether its turn has come or not. The
-    // others need memory, so that most batches wait for the budget.
+    // What a caller has changed at a destination stays, before and after the stream reaches it. The
+    // other items need memory, so that most batches wait for the budget.
     static char first[BYTES], last[BYTES];
     fst_part items[COUNT];
     for (size_t i = 0; i < COUNT; i++)
@@ -396,7 +396,7 @@ TEST(refused_mapping_becomes_a_copy)
     fst_loader_close(loader);
 }
 
-/// Lets the address space of this process grow by so much.
+/// Lets the address space of this process grow by this many bytes.
 static bool limit_growth(uint64_t address_bytes) {
     unsigned long long pages = 0;
     FILE *stream = fopen("/proc/self/statm", "re");
@@ -407,8 +407,8 @@ static bool limit_growth(uint64_t address_bytes) {
     return setrlimit(RLIMIT_AS, &limit) == 0;
 }
 
-/// A child whose address space may grow by so much loads the file, as it is told in turn. Returns
-/// its exit status, or -1.
+/// A child whose address space may grow by this many bytes loads the file with the given options.
+/// Returns its exit status, or -1.
 static int load_within(uint64_t address_bytes, const fst_load_options *ways, size_t way_count) {
     pid_t child = fork();
     int status;
@@ -429,7 +429,7 @@ TEST(address_space_limit_covers_mappings_and_buffers)
     fst_model_close(open_tensors());
     fst_load_options ways[] = {options_of(FST_MODE_AUTO), options_of(FST_MODE_LOAD)};
     ways[1].budget_bytes = 8 << 20;
-    // What maps the file leaves room for buffers, and threads with what they reserve, too.
+    // A load that maps the file leaves address space for buffers and for the stacks of threads.
     for (uint64_t mib = 20; mib <= 240; mib += 20) {
         fixture_evict(fixture_path("tensors"));
         CHECK_INT(load_within(mib << 20, ways, 2), 0);

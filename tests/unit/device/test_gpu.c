@@ -231,7 +231,7 @@ TEST(shared_and_locked_memory)
     CHECK(gpu_same_load(model, &options, NULL));
     driver->set("no_lock", 1);
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_NO_MEMORY);
-    // Through memory that is not locked: slower, but right, and said.
+    // Through memory that is not pinned: slower, correct, and reported.
     options = gpu_options_on(FST_DEVICE_CUDA, 0);
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK(strstr(stats.reason, "not all of them pinned") != NULL);
