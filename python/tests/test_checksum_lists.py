@@ -44,13 +44,13 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def ask(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
-    """The exit code of a check, and the files that it tells of."""
+    """The exit code of a check, and the files that it reports."""
     done = run("verify", "--json", f"--manifest={sums}", folder)
     return done.returncode, [row["file"] for row in json.loads(done.stdout)["differences"]]
 
 
 def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
-    """Every name, of a folder and of a file; and a list is no part of itself."""
+    """Every name, of a folder and of a file; a list does not contain itself."""
     for _ in range(2):
         done = run("hash", "--json", "--sums", folder)
         assert json.loads(done.stdout)["files"] == 1 + len(ODD_NAMES), done
@@ -65,7 +65,7 @@ def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--binary",), ("--tag",)])
 def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.Path,
                                       tmp_path: pathlib.Path) -> None:
-    """Both orders and the mark of binary reading; all is read, and each difference told."""
+    """Both orders and the mark of binary reading. Everything is read, each difference reported."""
     names = ["./model.safetensors", *(f"./{name}" for name in ODD_NAMES)]
     sums = tmp_path / "sums.txt"
     sums.write_text("# a comment\n" + sha256sum(folder, *options, *names).stdout, newline="")
@@ -80,7 +80,7 @@ def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.P
 
 
 def test_endings_and_letters(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Capital digits, ends of lines as Windows has them, none at the end; a flipped bit."""
+    """Capital digits, line ends of Windows, no line end at the end of the file; a flipped bit."""
     path = folder / "model.safetensors"
     digest = hashlib.sha256(path.read_bytes()).hexdigest().upper()
     sums = tmp_path / "sums.txt"
@@ -105,7 +105,7 @@ def test_lists_that_are_refused(name: str, folder: pathlib.Path, tmp_path: pathl
 
 
 def test_two_digests_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Which of them counts is nobody's guess."""
+    """Two different digests of a file are an error."""
     sums = tmp_path / "sums.txt"
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     for other in ("0" * 64 + "  model.safetensors", "0" * 64 + " *./model.safetensors"):
@@ -119,7 +119,7 @@ def test_two_digests_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -
 
 
 def test_options_with_checksum_lists(folder: pathlib.Path) -> None:
-    """An option that would mean nothing is an error."""
+    """An option without an effect is an error."""
     for more in (("--tensors",), ("--chunk", "1M"), ("--algorithm", "blake3"), ("--manifest",),
                  ("--keep", "x"), ("--write",)):
         assert run("hash", "--sums", *more, folder).returncode == 3, more

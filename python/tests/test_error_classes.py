@@ -226,7 +226,7 @@ def test_errors_of_bytes_have_the_same_detail(torch):
 
 
 class _Watching(dict):
-    """Tensors that tell whether the garbage collector was on when they were asked for."""
+    """Tensors that record whether the garbage collector was enabled when they were accessed."""
 
     def items(self):
         assert gc.isenabled()
@@ -243,7 +243,7 @@ def test_garbage_collector_stays_enabled(path, torch, tmp_path):
 
 
 def test_caller_memory_is_released(path):
-    """An allocator that holds its load is no cycle."""
+    """An allocator that refers to its load does not keep it alive."""
     class Give:
         def __call__(self, size):
             import torch
@@ -272,7 +272,7 @@ def test_numpy_indices_are_the_references(path, index):
 
 @pytest.mark.parametrize("kind", ["nested", "jagged", "name", "metadata"])
 def test_reference_refusals(torch, kind):
-    """Of the same class."""
+    """Errors have the reference's class."""
     reference = pytest.importorskip("safetensors.torch")
     import fastsafetensors.torch as ours
 

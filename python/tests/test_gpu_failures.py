@@ -61,7 +61,7 @@ def all_end(kind, *words):
 
 
 def fronts(code, path, has_driver=True, **environment):
-    """Run code after the fronts."""
+    """Run code after the definitions of all APIs."""
     return run(FRONTS.format(has_driver=has_driver) + code, path, **environment)
 
 
@@ -72,7 +72,7 @@ def fronts(code, path, has_driver=True, **environment):
     ("could not be started", {"FAKE_GPU_INIT_CODE": "999"}),
 ], ids=["none", "old", "hidden", "broken"])
 def test_drivers(sample, words, environment):  # noqa: F811
-    """What is wrong with the driver is in the error, of every front."""
+    """The error of every API says what is wrong with the driver."""
     has_driver = "LD_LIBRARY_PATH" not in environment
     fronts(f"all_end(RuntimeError, {words!r})", sample, has_driver, **environment)
 
@@ -125,7 +125,7 @@ print("ended")
 
 
 def test_a_forked_process(sample):  # noqa: F811
-    """The child of a process that uses the driver is told so; what it inherited goes quietly."""
+    """A child of a process that uses the driver gets an error, and frees inherited memory."""
     fronts("""
 held = load_file(path, "cuda:0", allocator="own")
 child = os.fork()

@@ -185,7 +185,7 @@ def test_cmake_finds_it(prefix, tmp_path):
 
 
 def test_uninstall_leaves_nothing(prefix, tmp_path):
-    """To another place than before, where nothing is compiled anew, and away from there."""
+    """Move the installation to another folder without recompiling, and uninstall it."""
     if not shutil.which("ninja"):
         pytest.skip("no ninja")
     target = tmp_path / "prefix"

@@ -46,7 +46,7 @@ def test_memory_budget(tmp_path, torch, budget, queue, batches):
     assert (loader.queue_size, len(loader._plan())) == (queue, batches)
     got = dict(loader.iterate_weights())
     assert len(got) == 12
-    # Memory comes in huge pages: up to one more for each batch.
+    # Memory is allocated in huge pages: up to one more for each batch.
     assert live_allocation_bytes() - before <= (budget << 20) + batches * ((2 << 20) + 8192)
 
 

@@ -127,7 +127,7 @@ def test_what_signatures_name_is_public(torch):
 
 
 def test_parameters_have_one_order(torch):
-    """Two parameters that may be given by position come in the same order everywhere."""
+    """Two parameters that may be given by position have the same order everywhere."""
     first = {}
     for where, function in _callables():
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
@@ -162,7 +162,7 @@ def _types_of(parameter):
             for p in inspect.signature(function).parameters.values() if p.name == parameter}
 
 
-# A parameter has one type; where a function takes less, or asks for more, it is listed.
+# A parameter has one type. Functions that accept less, or require more, are listed here.
 ONE_TYPE = {"threads": {"int"}, "durable": {"bool"}, "cache": {"str"}, "engine": {"str"},
             "alignment": {"int"}, "timeout": {"float | None", "float"},
             "memory": {"int | str", "int | str | None"}, "gds": {"str"},

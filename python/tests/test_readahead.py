@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 class _Load:
-    """A load that is open as long as somebody holds it."""
+    """A load that is open as long as it is referenced."""
 
     held = 0
 
@@ -110,7 +110,7 @@ def test_waits_do_not_exceed_reads():
 
 
 def test_eager_programs_that_stop_taking():
-    """Also who has said that it takes everything is believed for so long only."""
+    """The announcement of an eager program is ignored when it stops taking tensors."""
     model = _Model()
     model.nbytes = lambda index: 64 << 20
     ahead = ReadAhead(model, {}, eager=True)
@@ -145,7 +145,7 @@ def test_memory_of_partial_readers(mode, large, torch):
     before, own_before = live_allocation_bytes(), own_memory()
     with safe_open(path, "pt", mode=mode) as f:
         held = [f.get_tensor(f"t{i:03d}") for i in range(0, COUNT, 8)]
-        # Views hold the file's mapping, which is no memory of the program's.
+        # Views refer to the file's mapping, which is not the program's memory.
         if mode == "load":
             assert live_allocation_bytes() - before <= len(held) * (SIZE + (1 << 16))
         assert own_memory() - own_before <= len(held) * SIZE + (8 << 20)
@@ -181,7 +181,7 @@ def test_forked_workers_read_on(mode, eager, large, torch):
         return all(int(t[0]) == int(t[-1]) == i for ts in (taken, rest) for i, t in enumerate(ts))
 
     assert _in_a_fork(work) == 0
-    assert torch.equal(f.get_tensor("t004"), tensors["t004"])  # and here it goes on
+    assert torch.equal(f.get_tensor("t004"), tensors["t004"])  # and here it continues
     f.close()
 
 
@@ -244,7 +244,7 @@ def test_parallel_loaders_end_with_their_process(large):
 
     def work():
         try:
-            return len(list(weights)) == COUNT - 1  # all had come
+            return len(list(weights)) == COUNT - 1  # all had been read
         except RuntimeError as error:
             return "before fork()" in str(error)
 

@@ -111,7 +111,7 @@ def test_refusals_of_open(cube, tmp_path):
         with pytest.raises(SafetensorError, match="File is closed"):
             call()
     assert kept.sum() == 276
-    safe_open(cube, "pt", device="cuda")  # only the form is looked at
+    safe_open(cube, "pt", device="cuda")  # only the form is checked
 
 
 def test_open_has_every_member(model, torch):

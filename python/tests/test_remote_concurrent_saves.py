@@ -44,7 +44,7 @@ def seed_of(kind: str) -> int:
 
 
 def names(server: ObjectStore, kind: str) -> list[str]:
-    """What lies in the folder."""
+    """Names of the objects in the folder."""
     return [name.removeprefix(PLACES[kind]) for name in server.objects]
 
 
@@ -55,7 +55,7 @@ CHANGES = [(0, 2), (0, 3), (3, 3), (3, 2), (1, 3), (3, 1)]
 @pytest.mark.parametrize(("before", "files"), CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_save_within_another_save(kind: str, before: int, files: int, knows: bool) -> None:
-    """At each change that a save makes another one comes and ends: what is there is one, whole."""
+    """A second save runs completely at each change of the first: the result is one model."""
     step = 0
     while True:
         with object_store() as server:
@@ -137,12 +137,12 @@ def test_overtaken_save_is_an_error(kind: str) -> None:
         server.fault = None
         assert "sig=" not in str(caught.value) and "ya29" not in str(caught.value)
         assert between and seed_of(kind) == 3
-        assert len(names(server, kind)) == 3  # the loser's parts are gone
+        assert len(names(server, kind)) == 3  # the loser's parts are deleted
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_concurrent_index_is_kept(kind: str) -> None:
-    """Conditions alone: the second of two that both saw nothing is refused by the store."""
+    """Conditions alone: if two saves both found no object, the store refuses the second."""
     with object_store() as server:
         ask(server, kind)
         one, other = open_set(kind, 2, 2), open_set(kind, 3, 3)
@@ -184,7 +184,7 @@ def test_concurrent_file_is_kept(kind: str) -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_stores_without_conditions(before: int) -> None:
-    """One that says 501 to them is asked without; a conflict is found all the same."""
+    """A store that answers 501 gets the request without conditions; conflicts are still found."""
 
     def refuse(request: Request) -> Answer | None:
         has_one = any(name in request.headers for name in ("if-match", "if-none-match"))
@@ -200,7 +200,7 @@ def test_stores_without_conditions(before: int) -> None:
         save("s3", 3, 3)
         assert seed_of("s3") == 3
         if before:
-            late.commit()  # it lists the other's files, and leads
+            late.commit()  # its listing has the other save's files, and its index is published
         late.close()
         assert seed_of("s3") == (2 if before else 3)
         save("s3", 1, 4)
@@ -209,7 +209,7 @@ def test_stores_without_conditions(before: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lost_first_response_to_an_index(kind: str) -> None:
-    """It is refused when it comes again, and is the one that is there: saved."""
+    """The repeated request is refused, and the existing index is this save's: it succeeded."""
     lost: list[Request] = []
 
     def lose(request: Request, answer: Answer) -> Answer:

@@ -28,17 +28,17 @@ PLACE = "/bucket/m.safetensors"
 
 @pytest.fixture(autouse=True)
 def home(own_home: pathlib.Path) -> pathlib.Path:
-    """A home of one's own, and nothing of the machine's."""
+    """An empty home directory, without the machine's settings."""
     remote.configure(retry_base_ms=2)
     (own_home / ".aws").mkdir()
     return own_home
 
 
 class Lender:
-    """Who lends: keys number n are KEYn and SECRETn, and the store takes those of `good`."""
+    """A credential service: keys number n are KEYn and SECRETn; the store accepts those of `good`."""
 
     def __init__(self) -> None:
-        """Begin with nothing lent."""
+        """Start without issued credentials."""
         self.count = 0
         self.good: dict[str, str] = {}
         self.life_s = 3600
@@ -75,7 +75,7 @@ class Lender:
         return Answer("200 OK", {}, text.encode())
 
     def machine(self, request: Request, answer: Answer) -> Answer:
-        """IMDSv2, and what a container asks."""
+        """IMDSv2, and the endpoint of containers."""
         self.asked.append(request)
         if request.method == "PUT":
             return Answer("200 OK", {}, b"SESSION")
@@ -107,7 +107,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def store(lender: Lender, model: bytes) -> Iterator[ObjectStore]:
-    """A store that takes lent keys, with a model."""
+    """A store that accepts temporary credentials, with a model."""
     with object_store(keys=lender.good) as server:
         lender.good["OWNER"] = "OWNERSECRET"
         server.objects[PLACE] = (model, mark(model))
@@ -187,7 +187,7 @@ def test_container_credentials(
 def test_instance_metadata(
     store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IMDSv2: a token first; one that says nothing costs a second; switched off it is not asked."""
+    """IMDSv2: a token first. A silent service costs a second; a disabled one gets no request."""
     with web_server(home, lender.machine) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
         with pytest.raises(Exception, match="no credentials for S3"):
@@ -264,7 +264,7 @@ def test_line_breaks_in_sts_credentials(
 def test_credentials_expire_during_a_load(
     store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ExpiredToken: renewed once for all requests, and the load goes on; twice is an error."""
+    """ExpiredToken: renewed once for all requests, and the load continues; twice is an error."""
     (home / "token").write_text("WEB TOKEN")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:renewed")
@@ -286,7 +286,7 @@ def test_credentials_expire_during_a_load(
     with web_server(home, lender.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         store.refuse = lambda request: None
-        lender.life_s = 200  # below five minutes: renewed beside the first use
+        lender.life_s = 200  # below five minutes: renewed in the background at the first use
         count = lender.count
         assert names() == ["a", "b"]
         end = time.monotonic() + 120
@@ -331,8 +331,8 @@ def test_clock_skew(store: ObjectStore) -> None:
     "status", ["301 Moved Permanently", "307 Temporary Redirect", "400 Bad Request"]
 )
 def test_another_region(store: ObjectStore, status: str) -> None:
-    """x-amz-bucket-region of a refusal or redirect: asked there once, signed for it; reads, small
-    and large saves, listings, removals."""
+    """x-amz-bucket-region of a refusal or redirect: one request there, signed for it; reads,
+    small and large saves, listings, deletes."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     refused: set[str] = set()
 
@@ -362,7 +362,7 @@ def test_another_region(store: ObjectStore, status: str) -> None:
 
 
 def test_object_version(store: ObjectStore) -> None:
-    """versionId stays on every request of that object, and is no part of names beside it."""
+    """versionId is in every request of that object, and not in names next to it."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     store.log.clear()
     fst_numpy.load_file(ADDRESS + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")

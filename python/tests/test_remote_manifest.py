@@ -32,7 +32,7 @@ def save_set(folder: str, files: int, seed: int, manifest: bytes | None, size: i
 
 
 def manifests(server: ObjectStore) -> list[str]:
-    """What is there of them."""
+    """The manifests in the store."""
     return [name for name in server.objects if name.endswith(".manifest")]
 
 
@@ -58,7 +58,7 @@ def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> Non
 @pytest.mark.parametrize("mib", [0, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
-    """The same text as that of a local save; one at another place; none of an earlier file."""
+    """The same text as by a local save; one with another path; the old file's is deleted."""
     tensors = {"a": numpy.arange(mib * MIB // 4 + 3, dtype=numpy.int32)}
     fst_numpy.save_file(tensors, tmp_path / "m.safetensors", manifest=True)
     address = f"{kind}://box/m/m.safetensors"
@@ -102,7 +102,7 @@ def test_bytes_in_any_order() -> None:
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_old_manifest_is_deleted(kind: str, files: int) -> None:
-    """A save without one leaves none that lies about it; what only has its name stays."""
+    """A save without a manifest deletes outdated ones; other files with such a name stay."""
     folder = f"{kind}://box/m"
     with object_store() as server:
         ask(server, kind)

@@ -144,7 +144,7 @@ def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
             try:
                 values |= set(numpy.unique(opened.get_tensor(name)).tolist())
             except (OSError, SafetensorError):
-                values.add(1)  # the old one, which is gone
+                values.add(1)  # the old one, which is deleted
         opened.__exit__(None, None, None)
         assert values == ({1} if steps < 4 else {2})
 

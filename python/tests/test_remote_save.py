@@ -31,14 +31,14 @@ def ask(server: ObjectStore, **more: object) -> None:
 
 
 def make(mib: int, seed: int = 0) -> Tensors:
-    """Tensors of so many MiB, of odd sizes."""
+    """Tensors of `mib` MiB, of odd sizes."""
     generator = numpy.random.default_rng(seed)
     sizes = [mib * MIB // 2, mib * MIB // 2 - 12345, 3, 0]
     return {f"t{i}": generator.integers(0, 255, n, numpy.uint8) for i, n in enumerate(sizes)}
 
 
 def open_writer(size: int, path: str = ADDRESS) -> Writer:
-    """A save of one tensor, whose bytes come later."""
+    """A save of one tensor, whose bytes are written later."""
     return Writer(path, [("x", "U8", (size,), None, size)], None)
 
 
@@ -67,7 +67,7 @@ def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
         assert data == (tmp_path / "local.safetensors").read_bytes()
         assert not server.uploads
         methods = [request.method for request in server.log]
-        # What is asked for is an old manifest beside it.
+        # The requests include one for an old manifest next to it.
         parts = ["POST", *["PUT"] * 3, "GET", "POST"]
         assert methods == (["GET", "PUT"] if mib == 1 else parts)
         assert same(fst_numpy.load_file(ADDRESS), tensors)
@@ -146,7 +146,7 @@ def test_failed_save_leaves_nothing(kind: str) -> None:
 
 
 def test_lost_response_to_complete_upload() -> None:
-    """It is asked for again, is gone, and the object is there: saved."""
+    """The repeated request finds no upload, but the object exists: it was saved."""
     tensors = make(10)
     lost: list[Request] = []
 
@@ -216,7 +216,7 @@ def save_set(mib: int, files: int, path: str, seed: int = 0) -> Tensors:
 
 
 def test_a_set() -> None:
-    """Its index comes last; files of the set before go, and nothing else does."""
+    """Its index is published last; files of the old model are deleted, and nothing else."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
         saved = save_set(9, 3, "s3://bucket/m")
@@ -260,7 +260,7 @@ def test_a_set_that_fails_at_the_end() -> None:
 
 
 def test_bytes_in_any_order() -> None:
-    """A few places at a time are fine; so many that they would take all memory are an error."""
+    """Writes at a few offsets are fine; at so many that they would use all memory are an error."""
     size = 76 * MIB
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
@@ -339,7 +339,7 @@ def test_create_only() -> None:
     ],
 )
 def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> None:
-    """create_only at Azure and Google: the store refuses what comes second, small and large."""
+    """create_only at Azure and Google: the store refuses the second save, small and large."""
     with object_store() as server:
         remote.configure(endpoint=server.url, create_only=True, **settings)
         fst_numpy.save_file(make(1), address)
@@ -352,7 +352,7 @@ def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> 
 
 @pytest.mark.parametrize(("before", "files"), [(2, 1), (1, 3), (3, 3), (2, 3), (1, 1)])
 def test_create_only_of_a_sharded_model(before: int, files: int) -> None:
-    """create_only: also sets of other numbers of files stay; nothing is sent."""
+    """create_only: models with another number of files stay as well; nothing is sent."""
     with object_store(keys={KEY: SECRET}) as server:
         ask(server)
         save_set(1, before, "s3://bucket/m")
@@ -391,7 +391,7 @@ def test_no_overwrite_with_lost_responses() -> None:
 
 
 def test_two_saves_of_a_blob() -> None:
-    """Concurrent uploads share a blob's block list: no block gets into the other's object."""
+    """Concurrent uploads share a blob's block list: no block becomes part of the other's object."""
     with object_store() as server:
         remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=x")
         one, other = (open_writer(10 * MIB, "az://box/m.safetensors") for _ in range(2))

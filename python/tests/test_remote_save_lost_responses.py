@@ -94,7 +94,7 @@ def test_lost_response_to_an_index_upload(kind: str, code: str) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
-    """The first joining fails, another set comes, the second is refused: that set stays."""
+    """The first completion fails, another save publishes, the second is refused: it stays."""
     put_theirs = set_of(kind, 7, LARGE)
     joins = 0
 
@@ -115,7 +115,7 @@ def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
 
 
 def test_a_file_that_azure_refuses() -> None:
-    """By 409, where another set has come: that one stays."""
+    """By 409, if another model was published meanwhile: that one stays."""
     put_theirs = set_of("az", 7, LARGE)
 
     def refuse(request: Request) -> Answer | None:
@@ -134,7 +134,7 @@ def test_a_file_that_azure_refuses() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permanent_failure_during_another_save(kind: str) -> None:
-    """Nobody has said that the files are this save's: they stay."""
+    """It is unknown whether the files are this save's, so they stay."""
     put_theirs = set_of(kind, 7)
 
     def refuse(request: Request) -> Answer | None:

@@ -28,7 +28,7 @@ from fastsafetensors._core import Writer
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command that the package brings."""
+    """Run the command of the installed package."""
     words = [sys.executable, "-m", "fastsafetensors", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -139,7 +139,7 @@ def test_compressed_and_back(tmp_path: pathlib.Path) -> None:
         answer = command("convert", "--decompress", f"--manifest{word}", packed, plain)
         assert answer.returncode == 0 and plain.read_bytes() == source.read_bytes()
         assert is_right(plain, tmp_path / "plain.safetensors.manifest", algorithm)
-    # In its own place: the old manifest is replaced, or goes.
+    # At its default path: the old manifest is replaced or deleted.
     assert command("convert", "--compress", "--manifest", plain, plain).returncode == 0
     assert is_right(plain, tmp_path / "plain.safetensors.manifest")
     assert command("convert", "--decompress", plain, plain).returncode == 0

@@ -19,7 +19,7 @@ def _save_model(torch, tensors, folder):
     fst.save_model(module, folder / "m")
 
 
-# Every way to give tensors to a file.
+# Every API that gives tensors to a file.
 FRONTS = {
     "save_file": lambda torch, t, d: fst.save_file(t, d / "m"),
     "save": lambda torch, t, d: fst.save(t),

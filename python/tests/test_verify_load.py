@@ -260,7 +260,7 @@ def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> N
 
 
 def test_hooks_keep_verification(model: pathlib.Path) -> None:
-    """The reference would hand out what was refused."""
+    """The reference would return the refused tensor."""
     reference = pytest.importorskip("safetensors.torch")
     from fastsafetensors.integrations import accelerate_from_pretrained
 
