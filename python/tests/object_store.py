@@ -245,8 +245,8 @@ def object_store(
         thread.join()
 
 
-def ask(server: ObjectStore, kind: str = "s3") -> None:
-    """Have addresses of a kind mean this store."""
+def use_store(server: ObjectStore, kind: str = "s3") -> None:
+    """Make URLs of a kind use this store."""
     if kind == "gs" and server.generations is None:
         server.generations = {}
     remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, **SETTINGS[kind])

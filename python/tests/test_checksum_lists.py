@@ -43,7 +43,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def ask(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
+def check(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
     """The exit code of a check, and the files that it reports."""
     done = run("verify", "--json", f"--manifest={sums}", folder)
     return done.returncode, [row["file"] for row in json.loads(done.stdout)["differences"]]
@@ -69,13 +69,13 @@ def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.P
     names = ["./model.safetensors", *(f"./{name}" for name in ODD_NAMES)]
     sums = tmp_path / "sums.txt"
     sums.write_text("# a comment\n" + sha256sum(folder, *options, *names).stdout, newline="")
-    assert ask(folder, sums) == (0, [])
-    assert ask(folder / "model.safetensors", sums) == (0, [])
+    assert check(folder, sums) == (0, [])
+    assert check(folder / "model.safetensors", sums) == (0, [])
     assert check_manifest(folder, sums) == []
     (folder / "new\nline").write_text("other")
     os.remove(folder / "back\\slash")
     fast_torch.save_file({"b": torch.arange(7.0)}, folder / "more.safetensors")
-    code, told = ask(folder, sums)
+    code, told = check(folder, sums)
     assert code == 1 and sorted(told) == ["back\\slash", "more.safetensors", "new\nline"]
 
 
@@ -85,11 +85,11 @@ def test_endings_and_letters(folder: pathlib.Path, tmp_path: pathlib.Path) -> No
     digest = hashlib.sha256(path.read_bytes()).hexdigest().upper()
     sums = tmp_path / "sums.txt"
     sums.write_bytes(f"{digest}  model.safetensors\r\n\r\n{digest} *model.safetensors".encode())
-    assert ask(folder, sums) == (0, [])
+    assert check(folder, sums) == (0, [])
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert ask(folder, sums)[0] == 1
+    assert check(folder, sums)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a\0b", "", "a\\tb"])

@@ -82,7 +82,7 @@ def places(tmp_path_factory, torch):
             "empty": files["empty"]}
 
 
-def become_nobody():
+def become_other_user():
     """Root can read everything, so change to another user."""
     if os.getuid() == 0:
         os.setgroups([])
@@ -98,7 +98,7 @@ def call(command, kind, words, model, nobody):
             reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
         done = subprocess.run([command, *map(os.fspath, words)], capture_output=True, timeout=600,
                               stdin=file if reader is None else reader.stdout,
-                              preexec_fn=become_nobody if nobody else None, cwd="/")
+                              preexec_fn=become_other_user if nobody else None, cwd="/")
         if reader is not None:
             reader.stdout.close()
             reader.wait()

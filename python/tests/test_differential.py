@@ -292,7 +292,7 @@ def by_loader(path):
 
 
 def compare(case, path, data, library, seen):
-    """All fronts against the reference; returns our verdict and whether the lenient one differs."""
+    """All APIs against the reference; returns our verdict and whether the lenient one differs."""
     expected = reference(data, path)
     mine = by_extension(path, data)
     in_c = by_c(library, path, data)

@@ -95,7 +95,7 @@ LISTS = [write_sums, write_escaped_sums, write_bsd_sums, write_kept_digests, wri
 
 @pytest.mark.parametrize("way", [INDEX, f"./{INDEX}", ".", f"../model/{INDEX}"])
 def test_an_index_is_refused(server: WebServer, way: str, command: str) -> None:
-    """Every front that opens an index by any path refuses its URLs before it connects."""
+    """Every API that opens an index by any path refuses its URLs before it connects."""
     for name in names_that_lead_away(server):
         write_index(name)
         for read in (fst_numpy.load_file, lambda path: fastsafetensors.safe_open(path, "np")):

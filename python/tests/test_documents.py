@@ -322,7 +322,7 @@ def test_pages_have_every_status_and_only_real_commands(command):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_pages_exist(page, command):
     """Subcommands and their options, targets of make, and paths of the tree."""
-    def ask(*words):
+    def complete(*words):
         return subprocess.run([command, "__complete", *words], capture_output=True,
                               text=True).stdout.split()
 
@@ -332,9 +332,9 @@ def test_names_in_pages_exist(page, command):
         word, *rest = line.split()
         if word in ("COMMAND", "PATH", "help") or not word.islower():
             continue
-        assert word in ask(""), line
+        assert word in complete(""), line
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(rest)):
-            assert option in ask(word, "--"), line
+            assert option in complete(word, "--"), line
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"[a-z][a-z0-9-]*", makefile.partition(".PHONY:")[2].split("\n")[0]))
     for target in re.findall(r"`make ([a-z][a-z0-9-]*)", text):

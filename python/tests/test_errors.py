@@ -205,9 +205,9 @@ def test_other_file_kinds_are_named(words, tmp_path, command):
     """The same sentence by every API. Class and name of the error are unchanged."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(KINDS[words])
-    for front in (load_file, lambda name: safe_open(name, framework="numpy")):
+    for load in (load_file, lambda name: safe_open(name, framework="numpy")):
         with pytest.raises(SafetensorError, match=words) as caught:
-            front(path)
+            load(path)
         assert str(caught.value).startswith("Error while deserializing header: ")
     done = subprocess.run([command, "verify", path], capture_output=True, text=True)
     assert done.returncode == 1 and words in done.stderr

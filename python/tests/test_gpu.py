@@ -233,7 +233,7 @@ def test_freeing_and_trimming_do_not_block(sample):
 
 
 def test_every_api_allocates_with_torch(sample):
-    """What torch's allocator gives is what tensors lie in, whichever front loads them."""
+    """Tensors are in memory of torch's allocator, by every API."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
     import fastsafetensors as f

@@ -72,7 +72,7 @@ def test_wrong_slices(model):
         assert f.get_slice("scalar")[...].item() == 3.5
 
 
-def test_slices_read_only_what_is_asked(tmp_path, torch):
+def test_slices_read_only_the_requested_bytes(tmp_path, torch):
     from safetensors.torch import save_file
 
     from fastsafetensors import _core

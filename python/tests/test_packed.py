@@ -147,7 +147,7 @@ def test_modules_are_filled(pair, tmp_path):
     assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
 
 
-def test_conversion_on_the_way(pair):
+def test_conversion_while_loading(pair):
     """Tensors are converted while they are decompressed."""
     loaded = fst_torch.load_file(pair[1], dtype=torch.float32)
     assert torch.equal(loaded["layer.0.weight"], weights()["layer.0.weight"].float())
@@ -364,7 +364,7 @@ def test_rank_rows_read_only_their_chunks(tmp_path, dtype):
         assert part * 0.6 < stats["stored_bytes"] <= 1.1 * expected
 
 
-def test_other_rewrites_write_plain_unless_asked(tmp_path, pair):
+def test_other_rewrites_are_uncompressed_by_default(tmp_path, pair):
     """merge, split, extract and convert take compressed files like any other."""
     state = weights()
     more = tmp_path / "more.safetensors"

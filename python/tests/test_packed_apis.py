@@ -287,7 +287,7 @@ print(len(load_file({packed!r}, mode="load")))
     assert done.stdout.split() == ["interrupted", "True", "5"], done.stdout + done.stderr
 
 
-def become_nobody() -> None:
+def become_other_user() -> None:
     """Root may do anything, so change to another user."""
     if os.getuid() == 0:
         os.setgroups([])
@@ -309,7 +309,7 @@ def test_without_root(command: str, packed: str) -> None:
             ["load", "again.safetensors"],
         ):
             done = subprocess.run([command, *words], cwd=place, capture_output=True, text=True,
-                                  preexec_fn=become_nobody, timeout=600)
+                                  preexec_fn=become_other_user, timeout=600)
             assert done.returncode == 0, (words, done.stderr)
         assert same(load_file(place / "again.safetensors"), weights(0))
         assert (place / "again.safetensors").stat().st_size < 0.9 * (

@@ -49,17 +49,17 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, p
 
 
 def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
-    """load() of both fronts and deserialize(): of compressed bytes as of plain ones."""
+    """load() of both modules and deserialize() return the same for compressed bytes."""
     plain, packed = (path.read_bytes() for path in pair)
     assert deserialize(packed) == deserialize(plain)
-    for front in (fst_torch, fst_numpy):
-        one, other = front.load(plain), front.load(packed)
+    for module in (fst_torch, fst_numpy):
+        one, other = module.load(plain), module.load(packed)
         assert list(one) == list(other) and len(one) == 5
         for name in one:
-            wanted, got = (tensors[name].reshape(-1).view(torch.uint8 if front is fst_torch
+            wanted, got = (tensors[name].reshape(-1).view(torch.uint8 if module is fst_torch
                                                           else "u1") for tensors in (one, other))
-            assert bytes(memoryview(wanted.numpy() if front is fst_torch else wanted)) == bytes(
-                memoryview(got.numpy() if front is fst_torch else got))
+            assert bytes(memoryview(wanted.numpy() if module is fst_torch else wanted)) == bytes(
+                memoryview(got.numpy() if module is fst_torch else got))
     own = fst_torch.load(packed)["w"]
     own[0] = 0  # owned memory, which may be written to
     assert fst_torch.load(packed)["w"][0].any()

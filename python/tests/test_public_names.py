@@ -105,7 +105,7 @@ def _names_of(hint):
     return set(re.findall(r"\b[A-Z]\w+", hint if isinstance(hint, str) else ""))
 
 
-def test_what_signatures_name_is_public(torch):
+def test_types_in_public_signatures_are_public(torch):
     """No annotation of a public function leads to a class that only a private path has."""
     public = {getattr(module, name) for _, module in _modules() for name in module.__all__
               if inspect.isclass(getattr(module, name))}
@@ -148,7 +148,7 @@ POSITIONS = {("async_save.StagingPool.__init__", "memory"), (".verifying", "veri
              ("lazy.LazyTensor.__init__", "dtype"), (".safe_open.read_ahead", "threads")}
 
 
-def test_what_few_need_is_given_by_keyword(torch):
+def test_rare_parameters_are_keyword_only(torch):
     wrong = {(where, p.name) for where, function in _callables()
              for p in inspect.signature(function).parameters.values()
              if p.name in BY_KEYWORD and p.kind is p.POSITIONAL_OR_KEYWORD}

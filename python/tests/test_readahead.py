@@ -53,7 +53,7 @@ class _Model:
         return _Load(len(names) * SIZE)
 
 
-def _ask(indices, eager=False):
+def _request(indices, eager=False):
     """(bytes read, most bytes held meanwhile) of a program that keeps nothing."""
     model = _Model()
     ahead = ReadAhead(model, {}, eager=eager)
@@ -71,30 +71,30 @@ def _ask(indices, eager=False):
 @pytest.mark.parametrize("step", [2, 3, 4, 8, 16])
 def test_every_nth_tensor(step):
     asked = range(0, COUNT, step)
-    assert _ask(asked) == (len(asked) * SIZE, 0)
+    assert _request(asked) == (len(asked) * SIZE, 0)
 
 
 def test_backwards():
-    assert _ask(reversed(range(COUNT))) == (COUNT * SIZE, 0)
+    assert _request(reversed(range(COUNT))) == (COUNT * SIZE, 0)
 
 
 def test_at_random():
     for seed in range(20):
         asked = random.Random(seed).sample(range(COUNT), COUNT // 4)
-        read, held = _ask(asked)
+        read, held = _request(asked)
         assert read <= 2 * len(asked) * SIZE + (4 << 20)
         assert held <= 16 << 20
 
 
 def test_a_rank_that_takes_a_run_of_experts_in_each_layer():
     asked = [layer * 16 + expert for layer in range(4) for expert in range(4)]
-    read, held = _ask(asked)
+    read, held = _request(asked)
     assert read <= 2 * len(asked) * SIZE and held <= 2 * len(asked) * SIZE
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_all_in_order_is_read_once(eager):
-    read, _ = _ask(range(COUNT), eager)
+    read, _ = _request(range(COUNT), eager)
     assert read == COUNT * SIZE
 
 
@@ -109,7 +109,7 @@ def test_waits_do_not_exceed_reads():
     ahead.close()
 
 
-def test_eager_programs_that_stop_taking():
+def test_eager_programs_that_stop_reading():
     """The announcement of an eager program is ignored when it stops taking tensors."""
     model = _Model()
     model.nbytes = lambda index: 64 << 20

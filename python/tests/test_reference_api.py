@@ -274,7 +274,7 @@ def test_jax(tmp_path):
 
 @pytest.mark.parametrize(("name", "package"), [("tensorflow", "tensorflow"), ("mlx", "mlx"),
                                                ("paddle", "paddlepaddle"), ("flax", "jax")])
-def test_what_is_not_installed_says_what_to_install(name, package):
+def test_missing_package_errors_say_what_to_install(name, package):
     import importlib.util
 
     if importlib.util.find_spec({"paddle": "paddle", "flax": "jax"}.get(name, name)):

@@ -133,7 +133,7 @@ def later(change: Callable[[Answer], object]) -> Callable[[Request, Answer], Ans
     return fault
 
 
-def test_wrong_answers_are_named(folder: pathlib.Path) -> None:
+def test_invalid_responses_are_reported(folder: pathlib.Path) -> None:
     """Each rule of an answer that is broken is an error, before a byte of it counts."""
 
     def header(name: str, value: str | None) -> Callable[[Request, Answer], Answer]:

@@ -443,7 +443,7 @@ def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str)
 
 
 def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """An index and its files: the second start of each front takes no byte from the server."""
+    """An index and its files: the second start of each API requests no byte."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.torch import load_file, load_model, save_file
 
@@ -473,9 +473,9 @@ def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib
 
     with web_server(tmp_path) as server:
         url = server.url + "model.safetensors.index.json"
-        for front in (by_load_file, by_model, by_open):
+        for api in (by_load_file, by_model, by_open):
             remote.cache_prune(0, cache) if cache.exists() else None
-            assert front(url)
+            assert api(url)
             sent, asked = server.sent_bytes, len(server.log)
             for other in (by_load_file, by_model, by_open):
                 assert other(url)

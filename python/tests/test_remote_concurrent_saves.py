@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from object_store import KINDS, PLACES, ObjectStore, ask, failure, object_store
+from object_store import KINDS, PLACES, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -59,7 +59,7 @@ def test_save_within_another_save(kind: str, before: int, files: int, knows: boo
     step = 0
     while True:
         with object_store() as server:
-            ask(server, kind)
+            use_store(server, kind)
             if before:
                 save(kind, before, 1)
             server.knows_conditions = knows
@@ -118,7 +118,7 @@ def test_save_within_another_save(kind: str, before: int, files: int, knows: boo
 def test_overtaken_save_is_an_error(kind: str) -> None:
     """Its shards were there when the other began, which took them for left over."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         late = open_set(kind, 3, 2)
         between: list[int] = []
@@ -144,7 +144,7 @@ def test_overtaken_save_is_an_error(kind: str) -> None:
 def test_concurrent_index_is_kept(kind: str) -> None:
     """Conditions alone: if two saves both found no object, the store refuses the second."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         one, other = open_set(kind, 2, 2), open_set(kind, 3, 3)
         one.commit()
         with pytest.raises(SafetensorError, match=CONFLICT):
@@ -158,7 +158,7 @@ def test_concurrent_index_is_kept(kind: str) -> None:
 def test_files_of_the_same_names() -> None:
     """Two that both saw nothing have the same names: no file of one gets into the other."""
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         one, other = open_set("s3", 3, 2), open_set("s3", 3, 3)
         one.commit()
         with pytest.raises(SafetensorError, match=CONFLICT):
@@ -172,7 +172,7 @@ def test_files_of_the_same_names() -> None:
 def test_concurrent_file_is_kept(kind: str) -> None:
     """Of old files only those go that are still what was seen."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 1, 1)
         large = open_set(kind, 3, 2)
         fst_numpy.save_file({"x": numpy.ones(4)}, f"{kind}://box/m/model.safetensors")
@@ -192,7 +192,7 @@ def test_stores_without_conditions(before: int) -> None:
         return failure("501 Not Implemented", "NotImplemented") if has_one and is_change else None
 
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         if before:
             save("s3", before, 1)
         server.refuse = refuse
@@ -219,7 +219,7 @@ def test_lost_first_response_to_an_index(kind: str) -> None:
         return answer
 
     with object_store(lose) as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         lost.append(Request("PUT", "", "", {}))
         save(kind, 2, 2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy
 import pytest
-from object_store import KEY, SECRET, ObjectStore, ask, failure, object_store
+from object_store import KEY, SECRET, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import numpy as fst_numpy
@@ -151,7 +151,7 @@ def test_delayed_write(what: str) -> None:
         return conflict if len(asked) == 1 else None
 
     with object_store() as server:
-        ask(server)
+        use_store(server)
         if what == "index":
             save_set(3, 1)
         elif what == "removal":
@@ -182,7 +182,7 @@ def test_complete_upload_is_retried(answer: Answer) -> None:
         return Answer(answer.status, {}, answer.body) if count <= bad else None
 
     with object_store() as server:
-        ask(server)
+        use_store(server)
         server.refuse = refuse
         bad = 1
         save(LARGE, 1)
@@ -222,7 +222,7 @@ def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: boo
     """200 with an error, or without an ETag, from a store that did nothing: it is repeated.
     If it never succeeds, the save fails and the old model stays complete."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save_there(kind, is_set, 1)
         last = "index.json" if is_set else "m.safetensors"
         refused: list[Request] = []
@@ -251,7 +251,7 @@ def test_failure_after_success(kind: str, is_new: bool, is_set: bool) -> None:
     """A proxy sends the request twice; the second response says that the object exists. It has our
     bytes, and so have all files that it names."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         if not is_new:
             save_there(kind, is_set, 1)
         last = "index.json" if is_set else "m.safetensors"

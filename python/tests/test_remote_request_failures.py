@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy
 import pytest
-from object_store import KINDS, ObjectStore, ask, failure, object_store
+from object_store import KINDS, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -107,7 +107,7 @@ def seed_of(server: ObjectStore, kind: str) -> int | None:
 def run_case(case: Case, number: int) -> bool:
     """Have the save's request of this number go wrong; False: it makes fewer."""
     with object_store() as server:
-        ask(server, case.kind)
+        use_store(server, case.kind)
         if case.before:
             save(case.kind, case.before, 1, SMALL, case.had_manifest)
         sweep = Sweep(server, case.fault, number)

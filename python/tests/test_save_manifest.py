@@ -189,7 +189,7 @@ def saved_set(path: pathlib.Path, value: float) -> None:
 
 @pytest.mark.parametrize("save", [saved_file, edited_file, saved_set], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("whole", [True, False], ids=["model", "file"])
-def test_a_save_removes_every_file_beside_the_model_that_describes_the_old_one(
+def test_a_save_deletes_every_file_that_describes_the_old_model(
     save, whole: bool, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "m"

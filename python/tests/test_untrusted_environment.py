@@ -29,7 +29,7 @@ def test_libraries_in_the_working_folder_are_not_loaded(command, tmp_path):
 PLANTED = ("torch", "pickle", "fastsafetensors", "numpy", "sys", "argparse", "sitecustomize")
 
 
-def test_modules_beside_a_model_are_not_run(command, tmp_path, torch):
+def test_modules_next_to_a_model_are_not_run(command, tmp_path, torch):
     """Converting a downloaded torch file runs no code from its folder."""
     folder = tmp_path / "downloaded"
     folder.mkdir()

@@ -242,12 +242,12 @@ def main() -> None:
     """web_server.py FOLDER: serve until it is interrupted, and print requests."""
     import sys
 
-    def tell(request: Request, answer: Answer) -> Answer:
+    def print_request(request: Request, answer: Answer) -> Answer:
         wanted = request.headers.get("range", "all")
         print(request.method, request.path, wanted, "->", answer.status, flush=True)
         return answer
 
-    with web_server(pathlib.Path(sys.argv[1]), tell) as server:
+    with web_server(pathlib.Path(sys.argv[1]), print_request) as server:
         print(server.url, flush=True)
         threading.Event().wait()
 

@@ -36,13 +36,13 @@ TEST(other_users_cold_files_load_like_own_files)
     fst_model_close(open_tensors());
     const char *path = fixture_path("tensors");
     fixture_evict(path);
-    int result = fixture_as_stranger(load_as_stranger, (void *)(uintptr_t)path);
+    int result = fixture_as_other_user(load_as_stranger, (void *)(uintptr_t)path);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
 }
 
 /// Loads everything, checks every byte, and says how.
-static int load_and_tell(const fst_load_options *options, fst_load_stats *stats) {
+static int load_and_report(const fst_load_options *options, fst_load_stats *stats) {
     fst_model *model;
     fst_loader *loader;
     if (fst_model_open(fixture_path("tensors"), NULL, &model, NULL) != FST_OK) return 1;
@@ -67,7 +67,7 @@ TEST(cold_load_fills_the_page_cache)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");
     if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
@@ -75,7 +75,7 @@ TEST(cold_load_fills_the_page_cache)
     CHECK_INT(stats.bytes_direct + stats.bytes_copied + stats.buffer_bytes, 0);
     CHECK(stats.read_count >= 8 && stats.read_count < 1000);
     // Callers get the same bytes by different methods.
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
     CHECK_INT(stats.bytes_read + stats.cache_bytes + stats.read_count, 0);
@@ -85,7 +85,7 @@ static int load_own_as_stranger(void *context) {
     fst_load_options options = options_of(FST_MODE_LOAD);
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
@@ -94,7 +94,7 @@ TEST(small_files_of_other_users_become_resident)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    int result = fixture_as_stranger(load_own_as_stranger, NULL);
+    int result = fixture_as_other_user(load_own_as_stranger, NULL);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
 }
@@ -105,14 +105,14 @@ TEST(owned_load_of_small_files_fills_the_page_cache)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "load");
     if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
     CHECK_CONTAINS(stats.reason, "kept in the page cache: it fits in memory twice");
     CHECK_INT(stats.bytes_direct, 0);
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
     CHECK_INT(stats.cache_bytes, 0);
 }
@@ -123,17 +123,17 @@ TEST(bypass_leaves_the_page_cache_unchanged)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "load");
     if (stats.bytes_direct == 0) SKIP("no direct reads here");
     CHECK_INT(stats.cache_bytes, 0);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, 0); // it still is not there
     options.cache = FST_CACHE_KEEP;
     options.mode = FST_MODE_LOAD;
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, stats.chunk_count); // now it is
     CHECK_INT(stats.cache_bytes, 0);
     fst_loader *loader;
@@ -150,7 +150,7 @@ static int map_as_stranger(void *context) {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
@@ -160,7 +160,7 @@ static int map_again_as_stranger(void *context) {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     if (stats.chunks_resident != stats.chunk_count) return 11;
     return stats.bytes_read + stats.read_count == 0 ? 0 : 12;
@@ -180,11 +180,11 @@ TEST(views_of_other_users_files_are_paged_in)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    int result = fixture_as_stranger(map_as_stranger, NULL);
+    int result = fixture_as_other_user(map_as_stranger, NULL);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
     if (!answers_at_once(fixture_path("tensors"))) SKIP("no RWF_NOWAIT here");
-    CHECK_INT(fixture_as_stranger(map_again_as_stranger, NULL), 0);
+    CHECK_INT(fixture_as_other_user(map_again_as_stranger, NULL), 0);
 }
 
 /// A load that can't be finished: its budget holds four of the tensors.
@@ -416,7 +416,7 @@ static int load_within(uint64_t address_bytes, const fst_load_options *ways, siz
         int result = limit_growth(address_bytes) ? 0 : 90;
         fst_load_stats stats;
         for (size_t i = 0; i < way_count && result == 0; i++)
-            result = load_and_tell(&ways[i], &stats);
+            result = load_and_report(&ways[i], &stats);
         _exit(result);
     }
     if (child < 0 || waitpid(child, &status, 0) != child) return -1;

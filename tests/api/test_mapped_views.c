@@ -126,7 +126,7 @@ TEST(mapping_with_an_engine_is_refused_at_open)
     fst_model_close(model);
 }
 
-TEST(views_are_populated_only_when_asked)
+TEST(views_are_populated_only_on_request)
 {
     // Another program may have the page cache emptied at any moment: such a round says nothing.
     for (int populate = 0, lost = 0; populate < 2 && lost < 100; populate++) {

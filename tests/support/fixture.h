@@ -33,7 +33,7 @@ void fixture_warm(const char *path);
 
 /// Runs `work` in a child that is neither root nor the owner of the fixture's files, which it may
 /// read. Returns the result of `work` (0 to 100), or -1 if this process can't change its user.
-int fixture_as_stranger(int (*work)(void *context), void *context);
+int fixture_as_other_user(int (*work)(void *context), void *context);
 
 /// Whether the system reports a flag of the mapping that holds `address`: "hg" (huge pages were
 /// advised) or "nh" (small ones), see proc(5), smaps.

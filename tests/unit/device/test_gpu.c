@@ -204,7 +204,7 @@ TEST(repeated_loads_do_not_leak)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(shared_and_locked_memory)
+TEST(shared_and_pinned_memory)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     fst_model *model = gpu_mixed_model();

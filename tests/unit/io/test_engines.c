@@ -265,7 +265,7 @@ TEST(residency_by_cachestat_and_mincore)
 }
 
 /// 0 if nothing wrong is reported about a file that was evicted.
-static int ask_as_stranger(void *context) {
+static int query_as_other_user(void *context) {
     uint64_t bytes;
     for (unsigned hidden = 0; hidden < 2; hidden++) {
         fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
@@ -281,7 +281,7 @@ TEST(residency_of_other_users_files_is_unknown)
     uint64_t bytes;
     fixture_evict(fixture_path("foreign"));
     bool evicts = fsti_file_resident(file, 0, FILE_BYTES, &bytes) && bytes == 0;
-    int result = evicts ? fixture_as_stranger(ask_as_stranger, file) : -1;
+    int result = evicts ? fixture_as_other_user(query_as_other_user, file) : -1;
     fsti_file_unref(file);
     if (result < 0) SKIP("needs root, and a file system that evicts on request");
     CHECK_INT(result, 0);

@@ -135,7 +135,7 @@ TEST(opening_a_compressed_file_takes_one_more_read)
     fst_model_close(model);
 }
 
-TEST(stored_entries_are_shown_when_asked_for)
+TEST(stored_entries_are_shown_on_request)
 {
     fst_model *model;
     size_t index;

@@ -358,7 +358,7 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
                          .no_links = systems[system].no_links,
                          .shares_blocks = systems[system].shares_blocks}};
     fault_report report = {0};
-    // Only a share of the calls, different ones for each kind and file system, unless all are tested.
+    // A share of the calls, different ones for each kind and file system, unless all are tested.
     long stride = CHECK_SANITIZED ? 25 : (long)check_share();
     long first = kind - kinds + (long)system + (long)promise;
     for (fault.plan.nth = 1 + first % stride;; fault.plan.nth += stride) {

@@ -350,7 +350,7 @@ static void give_memory(void *context, void *pointer, size_t size_bytes) {
 }
 
 /// Populated memory, and the caller's memory, is left unchanged.
-TEST(fresh_memory_of_loads_has_its_pages_chosen)
+TEST(page_size_of_fresh_load_memory_is_chosen)
 {
     fst_allocator allocator = {
         .struct_size = sizeof allocator, .allocate = take_memory, .release = give_memory};
@@ -397,7 +397,7 @@ static void check_loaded_memory(uint64_t cost_ns, const char *flag) {
 }
 
 /// What the system gives then is its own affair: it may be short of huge pages.
-TEST(memory_of_loads_asks_for_the_cheaper_pages)
+TEST(load_memory_uses_the_cheaper_page_size)
 {
     char *memory = fsti_pages_map((uint64_t)4 << 20);
     int has_huge = fixture_mapping_has(memory, "hg");

@@ -191,7 +191,7 @@ static void make_failing(size_t k, const fault_plan *plan, fault_report *out) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(a_system_call_fails_while_it_is_made)
+TEST(every_system_call_of_making_digests_may_fail)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++)
@@ -202,7 +202,7 @@ TEST(a_system_call_fails_while_it_is_made)
         }
 }
 
-TEST(an_allocation_fails_while_it_is_made)
+TEST(every_allocation_of_making_digests_may_fail)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
