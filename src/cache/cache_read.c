@@ -400,6 +400,7 @@ typedef struct read_wait {
     bool is_done;
 } read_wait;
 
+/// Signals before it unlocks, because after that the reader may return, and `wait` is on its stack.
 static void wake_reader(fsti_range_read *read) {
     read_wait *wait = read->context;
     pthread_mutex_lock(&wait->lock);

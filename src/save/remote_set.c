@@ -30,7 +30,7 @@ static bool is_member(const fst_writer *writer, const char *name) {
            fsti_save_is_single(name, size, writer->stem);
 }
 
-static fst_status report_bad_key(const fst_writer *writer, fst_error *error) {
+static fst_status report_existing_model(const fst_writer *writer, fst_error *error) {
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = writer->folder;
     (void)!fsti_error_set(error, FST_E_IO, location,
@@ -56,10 +56,11 @@ static fst_status record_path(const fst_writer *writer, const char *name, char *
 
 /// Whether it is the manifest of such a file, or of its index.
 static bool is_manifest(const fst_writer *writer, const char *name) {
-    char of[LISTED_NAME_BYTES];
-    if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof of) return false;
-    snprintf(of, sizeof of, "%.*s", (int)(strlen(name) - strlen(".manifest")), name);
-    return is_member(writer, of) || fsti_save_is_index(of, strlen(of), writer->stem);
+    char described[LISTED_NAME_BYTES];
+    if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof described) return false;
+    snprintf(described, sizeof described, "%.*s", (int)(strlen(name) - strlen(".manifest")), name);
+    return is_member(writer, described) ||
+           fsti_save_is_index(described, strlen(described), writer->stem);
 }
 
 static fst_status record_key(void *context, const char *name, fst_error *error) {
@@ -70,7 +71,7 @@ static fst_status record_key(void *context, const char *name, fst_error *error) 
         return record_path(writer, name, &remote_state->manifests, &remote_state->manifest_count,
                            &remote_state->manifest_capacity, error);
     if (!is_index && !is_member(writer, name)) return FST_OK;
-    if (fsti_net_forbids_overwrite()) return report_bad_key(writer, error);
+    if (fsti_net_forbids_overwrite()) return report_existing_model(writer, error);
     if (is_index) {
         remote_state->has_index = true;
         return FST_OK;
@@ -129,7 +130,8 @@ static fst_status choose_names(fst_writer *writer, fst_error *error) {
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 
-/// Examines objects that will be replaced, so that a concurrent save is detected.
+/// Examines objects that will be replaced, so that a concurrent save is detected: the later request
+/// has the version that is found here as its condition.
 static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
     remote_objects *remote_state = &writer->remote_state;
     const char *index = writer->published[writer->file_count];
@@ -164,19 +166,19 @@ static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
 }
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
-    bool is_set = writer->folder != NULL;
+    bool is_sharded = writer->folder != NULL;
     writer->watch = (fsti_net_watch){.ask = ask_caller, .context = writer};
-    if (is_set) FST_TRY(list_existing(writer, error));
-    if (is_set) FST_TRY(examine_replaced(writer, error));
-    if (is_set) FST_TRY(choose_names(writer, error));
-    for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
+    if (is_sharded) FST_TRY(list_existing(writer, error));
+    if (is_sharded) FST_TRY(examine_replaced(writer, error));
+    if (is_sharded) FST_TRY(choose_names(writer, error));
+    for (uint32_t f = 0; f < writer->file_count + (is_sharded ? 1 : 0); f++) {
         bool is_index = f == writer->file_count;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         FST_TRY(fsti_target_object(writer->published[f], target, error));
         target->watch = &writer->watch;
-        if (is_set) set_expected_version(writer, f);
+        if (is_sharded) set_expected_version(writer, f);
         // A single object is not checked for existence.
-        target->had_object = is_index ? writer->remote_state.has_index : !is_set;
+        target->had_object = is_index ? writer->remote_state.has_index : !is_sharded;
     }
     for (size_t i = 0; i < writer->remote_state.count; i++)
         if (is_own(writer, writer->remote_state.members[i]))
