@@ -193,13 +193,13 @@ static int compare_metadata(model_comparison *comparison) {
     size_t counts[2] = {0, 0}, display[METADATA_KIND_COUNT] = {0};
     fst_metadata_entry *entries[2];
     metadata_index found[2] = {{0}, {0}};
-    bool good = true;
+    bool is_complete = true;
     for (int side = 0; side < 2; side++) {
         entries[side] = cli_model_metadata(comparison->models[side], &counts[side]);
-        good = good && entries[side] != NULL &&
-               cli_metadata_index(entries[side], counts[side], &found[side]);
+        is_complete = is_complete && entries[side] != NULL &&
+                      cli_metadata_index(entries[side], counts[side], &found[side]);
     }
-    for (size_t i = 0; good && i < counts[0]; i++) {
+    for (size_t i = 0; is_complete && i < counts[0]; i++) {
         const fst_metadata_entry *own = &entries[0][i];
         const fst_metadata_entry *other = cli_metadata_find(&found[1], "", own->key, own->key_size);
         if (other == NULL)
@@ -208,7 +208,7 @@ static int compare_metadata(model_comparison *comparison) {
                  memcmp(own->value, other->value, own->value_size) != 0)
             print_metadata_difference(comparison, DIFFERS, own, display);
     }
-    for (size_t i = 0; good && i < counts[1]; i++)
+    for (size_t i = 0; is_complete && i < counts[1]; i++)
         if (cli_metadata_find(&found[0], "", entries[1][i].key, entries[1][i].key_size) == NULL)
             print_metadata_difference(comparison, ONLY_IN_B, &entries[1][i], display);
     free(found[0].order);
@@ -218,7 +218,7 @@ static int compare_metadata(model_comparison *comparison) {
     for (int kind = 0; kind < METADATA_KIND_COUNT; kind++)
         if (display[kind] > KEY_COUNT_MAX && !comparison->quiet && !cli_wants_json())
             printf("metadata: %zu more keys like these\n", display[kind] - KEY_COUNT_MAX);
-    return good ? EXIT_OK : cli_no_memory();
+    return is_complete ? EXIT_OK : cli_no_memory();
 }
 
 static void print_worst(const model_comparison *comparison) {

@@ -129,7 +129,7 @@ void cli_print_help(const cli_command *command) {
 // ---- parsing ----
 
 static size_t count_differences(const char *a, const char *b) {
-    // edit distance, row by row; names are short
+    // Levenshtein distance, computed row by row. Names are short, so a fixed row is enough.
     size_t row[64], size = strlen(b);
     if (size >= 63) return 99;
     for (size_t j = 0; j <= size; j++) row[j] = j;
@@ -149,11 +149,11 @@ static size_t count_differences(const char *a, const char *b) {
 
 const char *cli_nearest(const char *word, const char *const *names, size_t count) {
     const char *nearest = NULL;
-    size_t least = 3; // at most two differences, otherwise it is another word
+    size_t fewest = 3; // at most two differences, otherwise it is another word
     for (size_t i = 0; i < count; i++) {
         size_t differences = count_differences(word, names[i]);
-        if (differences < least && differences < strlen(word)) {
-            least = differences;
+        if (differences < fewest && differences < strlen(word)) {
+            fewest = differences;
             nearest = names[i];
         }
     }
@@ -287,14 +287,14 @@ static int check_operands(const cli_command *command, const void *request,
 
 int cli_parse(const cli_command *command, char **argv, void *request, cli_operands *operands) {
     *operands = (cli_operands){.words = argv + 1};
-    bool help = false, ended = false;
+    bool help = false, options_ended = false;
     for (int i = 1; argv[i] != NULL; i++) // so that errors in earlier words are printed as JSON
         if (command->has_json && strcmp(argv[i], "--json") == 0) cli_set_json(true);
     // Operands move to the start of argv while options are parsed.
     for (int i = 1; argv[i] != NULL; i++) {
-        if (!ended && strcmp(argv[i], "--") == 0) {
-            ended = true;
-        } else if (ended || argv[i][0] != '-' || argv[i][1] == '\0') {
+        if (!options_ended && strcmp(argv[i], "--") == 0) {
+            options_ended = true;
+        } else if (options_ended || argv[i][0] != '-' || argv[i][1] == '\0') {
             operands->words[operands->count++] = argv[i];
         } else {
             int code = parse_option(command, argv, &i, request, &help);
@@ -326,7 +326,7 @@ static void complete_value(const cli_option *option, const char *begin, const ch
         if (option->words == NULL && strcmp(option->value, files[i]) == 0) printf(":files\n");
 }
 
-/// The words come first where a command has some; what follows them are files.
+/// Completes an operand. A command with fixed words expects one of them first, and files after it.
 static void complete_operand(const cli_command *command, char **words, int count) {
     const char *current = words[count - 1];
     bool has_word = command->operand_words == NULL;

@@ -42,8 +42,8 @@ typedef struct rewrite_job {
     kept_digests digests;
     fst_part *items;
     rewrite_piece *pieces;
-    uint64_t *numbers; ///< slice bounds of each piece
-    size_t piece_count, piece_capacity, number_count, number_capacity;
+    uint64_t *bounds; ///< slice bounds of each piece
+    size_t piece_count, piece_capacity, bound_count, bound_capacity;
     size_t current; ///< the output being split
 } rewrite_job;
 
@@ -54,7 +54,7 @@ static void clear_job(rewrite_job *job) {
     cli_digests_clear(&job->digests);
     free(job->items);
     free(job->pieces);
-    free(job->numbers);
+    free(job->bounds);
 }
 
 // ---- tensors of the new model ----
@@ -226,8 +226,8 @@ static int assign_files(rewrite_job *job) {
 
 // ---- pieces, in the order of the new files ----
 
-static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end,
-                       uint64_t first_element) {
+static bool add_piece(void *context, const uint64_t *begin, const uint64_t *end,
+                      uint64_t first_element) {
     rewrite_job *job = context;
     const rewrite_output *output = &job->outputs[job->current];
     uint32_t rank = begin == NULL ? 0 : output->info.rank;
@@ -239,51 +239,53 @@ static bool take_piece(void *context, const uint64_t *begin, const uint64_t *end
         if (pieces != NULL) job->pieces = pieces;
         if (items == NULL || pieces == NULL) return false;
     }
-    if (job->number_count + 2 * rank > job->number_capacity) {
-        job->number_capacity = 2 * job->number_capacity + 2 * rank + 256;
-        void *numbers = realloc(job->numbers, job->number_capacity * sizeof *job->numbers);
-        if (numbers == NULL) return false;
-        job->numbers = numbers;
+    if (job->bound_count + 2 * rank > job->bound_capacity) {
+        job->bound_capacity = 2 * job->bound_capacity + 2 * rank + 256;
+        void *bounds = realloc(job->bounds, job->bound_capacity * sizeof *job->bounds);
+        if (bounds == NULL) return false;
+        job->bounds = bounds;
     }
-    // Numbers may still move: store offsets now, and pointers in link_slices().
+    // The array of bounds may move when it grows, so `begin` holds an index (plus 1, because NULL
+    // means the whole tensor) until link_slices() replaces it by a pointer.
     job->items[job->piece_count] =
         (fst_part){.struct_size = sizeof(fst_part), .tensor_index = output->source};
     if (rank > 0) {
-        job->items[job->piece_count].begin = (void *)(uintptr_t)(job->number_count + 1);
-        memcpy(job->numbers + job->number_count, begin, rank * sizeof *begin);
-        memcpy(job->numbers + job->number_count + rank, end, rank * sizeof *end);
-        job->number_count += 2 * rank;
+        job->items[job->piece_count].begin = (void *)(uintptr_t)(job->bound_count + 1);
+        memcpy(job->bounds + job->bound_count, begin, rank * sizeof *begin);
+        memcpy(job->bounds + job->bound_count + rank, end, rank * sizeof *end);
+        job->bound_count += 2 * rank;
     }
     job->pieces[job->piece_count++] =
         (rewrite_piece){job->current, first_element * fst_dtype_bits(output->dtype) / 8};
     return true;
 }
 
+/// Replaces the indices in the items by pointers, when the array of bounds has its final address.
 static void link_slices(rewrite_job *job) {
     for (size_t i = 0; i < job->piece_count; i++) {
         fst_part *item = &job->items[i];
         if (item->begin == NULL) continue;
         uint32_t rank = job->outputs[job->pieces[i].output].info.rank;
-        item->begin = job->numbers + (uintptr_t)item->begin - 1;
+        item->begin = job->bounds + (uintptr_t)item->begin - 1;
         item->end = item->begin + rank;
     }
 }
 
-typedef struct tensor_source {
+typedef struct tensor_place {
     uint32_t file;
     size_t output;
     uint64_t offset;
-} tensor_source;
+} tensor_place;
 
 static int compare_places(const void *a_pointer, const void *b_pointer) {
-    const tensor_source *a = a_pointer, *b = b_pointer;
+    const tensor_place *a = a_pointer, *b = b_pointer;
     if (a->file != b->file) return a->file < b->file ? -1 : 1;
     if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
     return a->output < b->output ? -1 : a->output > b->output;
 }
 
 /// The offset of each tensor in its file, from another layout call per file.
-static int find_sources(rewrite_job *job, tensor_source *sources) {
+static int find_places(rewrite_job *job, tensor_place *places) {
     fst_save_tensor *own = calloc(job->count + 1, sizeof *own);
     size_t *index = calloc(job->count + 1, sizeof *index);
     uint32_t file_count = job->save.file_count > 0 ? job->save.file_count : 1;
@@ -304,8 +306,8 @@ static int find_sources(rewrite_job *job, tensor_source *sources) {
         options.file_count = 0;
         if ((status = fst_layout_open(own, count, &options, &layout, &error)) != FST_OK) break;
         for (size_t i = 0; i < count && status == FST_OK; i++) {
-            sources[index[i]] = (tensor_source){.file = f, .output = index[i]};
-            status = fst_layout_tensor(layout, i, &sources[index[i]].offset,
+            places[index[i]] = (tensor_place){.file = f, .output = index[i]};
+            status = fst_layout_tensor(layout, i, &places[index[i]].offset,
                                        &job->outputs[index[i]].size_bytes, &error);
         }
         fst_layout_close(layout);
@@ -324,13 +326,13 @@ static size_t count_converted(const rewrite_job *job) {
 
 static int cut_outputs(rewrite_job *job) {
     size_t count = job->count;
-    tensor_source *sources = calloc(count + 1, sizeof *sources);
-    if (sources == NULL) return cli_no_memory();
-    int code = find_sources(job, sources);
-    if (code == EXIT_OK) qsort(sources, count, sizeof *sources, compare_places);
+    tensor_place *places = calloc(count + 1, sizeof *places);
+    if (places == NULL) return cli_no_memory();
+    int code = find_places(job, places);
+    if (code == EXIT_OK) qsort(places, count, sizeof *places, compare_places);
     for (size_t i = 0; i < count && code == EXIT_OK; i++) {
-        const rewrite_output *output = &job->outputs[sources[i].output];
-        job->current = sources[i].output;
+        const rewrite_output *output = &job->outputs[places[i].output];
+        job->current = places[i].output;
         if (output->size_bytes == 0) continue;
         uint64_t in_bits = fst_dtype_bits(output->info.dtype);
         uint64_t out_bits = fst_dtype_bits(output->dtype);
@@ -339,9 +341,9 @@ static int cut_outputs(rewrite_job *job) {
                             ? (in_bits < out_bits ? in_bits : out_bits)
                             : (in_bits > out_bits ? in_bits : out_bits);
         uint64_t limit = PIECE_BYTES * bits / (in_bits > out_bits ? in_bits : out_bits);
-        if (!cli_cut_tensor(&output->info, bits, limit, take_piece, job)) code = cli_no_memory();
+        if (!cli_cut_tensor(&output->info, bits, limit, add_piece, job)) code = cli_no_memory();
     }
-    free(sources);
+    free(places);
     link_slices(job);
     return code;
 }
@@ -424,19 +426,19 @@ static int run_job(rewrite_job *job) {
 // ---- to standard output ----
 
 /// Writes zeros up to `offset` (padding tensors), then the bytes.
-static bool put_at(uint64_t *at, uint64_t offset, const void *bytes, uint64_t size_bytes) {
+static bool print_at(uint64_t *at, uint64_t offset, const void *bytes, uint64_t size_bytes) {
     for (; *at < offset; ++*at)
         if (putchar(0) == EOF) return false;
     *at += size_bytes;
     return size_bytes == 0 || fwrite(bytes, 1, size_bytes, stdout) == size_bytes;
 }
 
-static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_layout *layout,
-                             bool *written, fst_error *error) {
+static fst_status print_pieces(rewrite_job *job, fst_loader *loader, const fst_layout *layout,
+                               bool *written, fst_error *error) {
     size_t header_bytes;
     uint64_t at = 0, offset, size_bytes;
     const char *header = fst_layout_header(layout, &header_bytes);
-    *written = put_at(&at, 0, header, header_bytes);
+    *written = print_at(&at, 0, header, header_bytes);
     for (size_t i = 0; i < job->piece_count && *written; i++) {
         fst_tensor *tensor;
         fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
@@ -446,11 +448,11 @@ static fst_status put_pieces(rewrite_job *job, fst_loader *loader, const fst_lay
         if (status != FST_OK) return status;
         status = fst_tensor_view_get(tensor, &view, error);
         if (status == FST_OK)
-            *written = put_at(&at, offset + piece->offset, view.data, view.size_bytes);
+            *written = print_at(&at, offset + piece->offset, view.data, view.size_bytes);
         fst_tensor_unref(tensor);
         if (status != FST_OK) return status;
     }
-    if (*written) *written = put_at(&at, fst_layout_file_bytes(layout), NULL, 0);
+    if (*written) *written = print_at(&at, fst_layout_file_bytes(layout), NULL, 0);
     return FST_OK;
 }
 
@@ -471,7 +473,7 @@ static int stream_job(rewrite_job *job) {
         return cli_refuse_stream();
     fst_status status = fst_layout_open(job->tensors, job->count, &job->save, &layout, &error);
     if (status == FST_OK) status = open_pieces(job, &loader, &error);
-    if (status == FST_OK) status = put_pieces(job, loader, layout, &written, &error);
+    if (status == FST_OK) status = print_pieces(job, loader, layout, &written, &error);
     fst_loader_close(loader);
     fst_layout_close(layout);
     if (status != FST_OK) return cli_fail(&error);

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_layers.py [ROOT]: data flows one way through the modules, each with one interface header.
 
-A file in src/MODULE may include its own module's files, the interface headers of the modules below
-it (other/other.h, or what DOORS names), and the public headers of include/. Everything outside of
-src/ uses the public headers only; unit tests may see all of src/.
+A file in src/MODULE may include the files of its own module, the interface headers of the modules
+below it (other/other.h, or the name in INTERFACES), and the public headers of include/. Everything
+outside of src/ uses the public headers only; unit tests may include all headers of src/.
 """
 
 import pathlib
 import re
 import sys
 
-# Which rooms a room may use; base is open to all. An arrow that is not here is an error.
+# The modules that each module may include; base is open to all. Any other include is an error.
 BELOW = {
     "base": set(),
     "dtype": {"base"},
@@ -38,78 +38,79 @@ BELOW = {
             "model", "loader", "save", "snapshot", "verify"},
 }
 # Interface headers that are not other/other.h, because a public header has that name.
-DOORS = {"base": "primitives.h", "dtype": "dtype_info.h", "loader": "load_handle.h",
-         "model": "open_model.h", "verify": "folder_check.h"}
-# Rooms without system calls and threads: what they may include beyond the language itself.
+INTERFACES = {"base": "primitives.h", "dtype": "dtype_info.h", "loader": "load_handle.h",
+              "model": "open_model.h", "verify": "folder_check.h"}
+# Modules without system calls and threads, and the system headers that they may include.
 PURE = {"dtype", "format", "plan"}
 PURE_SYSTEM = {"string.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h",
                "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h", "immintrin.h",
                "cpuid.h"}
 # Headers of third_party/, for the one module that uses them.
-TAKEN_ALONG = ("xxhash.h", "blake3.h")
+THIRD_PARTY = ("xxhash.h", "blake3.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
-def check_room_file(path: pathlib.Path, room: str) -> list[str]:
+def check_module_file(path: pathlib.Path, module: str) -> list[str]:
     """Faults of the includes of one file in src/."""
     faults = []
     for bracket, name in INCLUDE.findall(path.read_text()):
         parts = name.split("/")
         if bracket == "<":
-            if room in PURE and name not in PURE_SYSTEM:
-                faults.append(f"{path}: a pure room includes <{name}>")
+            if module in PURE and name not in PURE_SYSTEM:
+                faults.append(f"{path}: a pure module includes <{name}>")
         elif parts[0].startswith("fastsafetensors") or len(parts) == 1:
-            own = name in ("fastsafetensors.h", "kernel_texts.h", *TAKEN_ALONG)
+            own = name in ("fastsafetensors.h", "kernel_texts.h", *THIRD_PARTY)
             own = own or (path.parent / name).exists()
             if len(parts) == 1 and not own:
-                faults.append(f"{path}: {name} is not in its room")
-        elif parts[0] not in BELOW[room]:
-            faults.append(f"{path}: room {room} may not use room {parts[0]}")
-        elif parts[1:] != [DOORS.get(parts[0], parts[0] + ".h")]:
-            faults.append(f"{path}: {name} is not the door of {parts[0]}")
+                faults.append(f"{path}: {name} is not in its module")
+        elif parts[0] not in BELOW[module]:
+            faults.append(f"{path}: module {module} may not use module {parts[0]}")
+        elif parts[1:] != [INTERFACES.get(parts[0], parts[0] + ".h")]:
+            faults.append(f"{path}: {name} is not the interface header of {parts[0]}")
     return faults
 
 
 def read_prose(text: str) -> dict[str, set[str]]:
-    """What docs/ARCHITECTURE.md says of the rooms: in a chain each may use all before it."""
-    below: dict[str, set[str]] = {room: {"base"} for room in BELOW}
+    """The table of docs/ARCHITECTURE.md: in a chain, a module may use all modules before it."""
+    below: dict[str, set[str]] = {module: {"base"} for module in BELOW}
     block = text.split("is the test):", 1)[1].split("```", 2)[1]
     for chain in re.split(r"\n|\s{3,}", block):
         before: set[str] = set()
         for link in chain.split("->"):
-            rooms = set(re.findall(r"\w+", link)) & BELOW.keys()
-            for room in rooms if before else set():
-                below[room] |= before
-            before |= rooms
+            modules = set(re.findall(r"\w+", link)) & BELOW.keys()
+            for module in modules if before else set():
+                below[module] |= before
+            before |= modules
     return below
 
 
 def check_prose(root: pathlib.Path) -> list[str]:
-    """Faults of the prose: it and BELOW agree to the letter."""
+    """Faults where the page and BELOW differ."""
     path = root / "docs/ARCHITECTURE.md"
     if not path.exists():
         return []
-    said = read_prose(path.read_text())
-    return [f"{path}: of {room} it says {sorted(said[room])}, the rule is {sorted(rooms)}"
-            for room, rooms in BELOW.items() if said[room] != rooms | {"base"}]
+    documented = read_prose(path.read_text())
+    return [f"{path}: {module} may use {sorted(documented[module])} here, "
+            f"but {sorted(modules)} in BELOW"
+            for module, modules in BELOW.items() if documented[module] != modules | {"base"}]
 
 
 # A function that other files may call: its definition begins its line.
 DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[a-z][\w \*]*?\b(fsti_\w+)\([^;{]*\{", re.M)
 TABLE = re.compile(r"^const fsti_\w+ (fsti_\w+) = \{", re.M)
-# Modules without circles of calls between files. Two still have circles: net and save.
-STRAIGHT = tuple(sorted(set(BELOW) - {"net", "save"}))
-# Who begins a load, reads, and hands out what is read, know that there is a sink, not which.
+# Modules whose files have no call cycles. Two modules still have cycles: net and save.
+ACYCLIC = tuple(sorted(set(BELOW) - {"net", "save"}))
+# Files that schedule, read and return data know that there is a sink, but not which kind.
 SINKLESS = ("pipeline.c", "worker.c", "schedule.c", "file_routes.c")
 SINK = re.compile(r"\bfsti_sink_(?:host|view|device)\b")
-# What loads ask of the machine and of files before they decide, and the one file that asks.
+# Queries about the machine and files that decisions depend on, and the one file that makes them.
 FACT = re.compile(r"\bfsti_(?:memory_left|memory_available|cpu_count|address_space_left|io_probe|"
                   r"io_check_forced|file_is_cached)\(")
 FACTS_HOME = ("loader", "facts.c")
 
 
-def find_circle(calls: dict[str, set[str]]) -> list[str]:
-    """A circle of files, or nothing."""
+def find_cycle(calls: dict[str, set[str]]) -> list[str]:
+    """A cycle of files, or an empty list."""
     done: set[str] = set()
 
     def follow(name: str, path: list[str]) -> list[str]:
@@ -118,40 +119,40 @@ def find_circle(calls: dict[str, set[str]]) -> list[str]:
         if name in done:
             return []
         for other in sorted(calls[name]):
-            circle = follow(other, [*path, name])
-            if circle:
-                return circle
+            cycle = follow(other, [*path, name])
+            if cycle:
+                return cycle
         done.add(name)
         return []
 
     for name in sorted(calls):
-        circle = follow(name, [])
-        if circle:
-            return circle
+        cycle = follow(name, [])
+        if cycle:
+            return cycle
     return []
 
 
-def check_straight(root: pathlib.Path, room: str) -> list[str]:
-    """A fault when files of a room call each other in a circle."""
-    texts = {path.name: path.read_text() for path in sorted((root / "src" / room).glob("*.c"))}
+def check_cycles(root: pathlib.Path, module: str) -> list[str]:
+    """Faults: a call cycle between files of a module, a sink's name, a query in the wrong file."""
+    texts = {path.name: path.read_text() for path in sorted((root / "src" / module).glob("*.c"))}
     homes = {symbol: name for name, text in texts.items()
              for symbol in DEFINITION.findall(text) + TABLE.findall(text)}
     calls = {name: {homes[symbol] for symbol in re.findall(r"\bfsti_\w+", text)
                     if homes.get(symbol, name) != name} for name, text in texts.items()}
-    faults = [f"{root}/src/{room}/{name}: names {SINK.findall(text)[0]}"
+    faults = [f"{root}/src/{module}/{name}: names {SINK.findall(text)[0]}"
               for name, text in texts.items() if name in SINKLESS and SINK.search(text)]
-    if room in ("loader", "transfer"):
-        faults += [f"{root}/src/{room}/{name}: asks {FACT.findall(text)[0]}: {FACTS_HOME[1]} does"
-                   for name, text in texts.items()
-                   if FACT.search(text) and (room, name) != FACTS_HOME]
-    circle = find_circle(calls)
-    if circle:
-        faults.append(f"{root}/src/{room}: a circle of files: {' -> '.join(circle)}")
+    if module in ("loader", "transfer"):
+        faults += [f"{root}/src/{module}/{name}: calls {FACT.findall(text)[0]}, "
+                   f"which only {FACTS_HOME[1]} may" for name, text in texts.items()
+                   if FACT.search(text) and (module, name) != FACTS_HOME]
+    cycle = find_cycle(calls)
+    if cycle:
+        faults.append(f"{root}/src/{module}: a call cycle of files: {' -> '.join(cycle)}")
     return faults
 
 
-def check_outsider(path: pathlib.Path) -> list[str]:
-    """Faults of the includes of a file outside of src/: public headers and its own folder only."""
+def check_outside_file(path: pathlib.Path) -> list[str]:
+    """Faults of a file outside of src/: it may include public headers and its own folder only."""
     return [
         f"{path}: {name} is not public"
         for bracket, name in INCLUDE.findall(path.read_text())
@@ -166,13 +167,13 @@ def main() -> int:
     faults, count = check_prose(root), 0
     for path in sorted((root / "src").rglob("*.[ch]")):
         count += 1
-        faults += check_room_file(path, path.parent.name)
-    for room in STRAIGHT:
-        faults += check_straight(root, room)
+        faults += check_module_file(path, path.parent.name)
+    for module in ACYCLIC:
+        faults += check_cycles(root, module)
     for folder in ("cli", "python/src", "tests/api", "examples/c", "bench", "include"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             count += 1
-            faults += check_outsider(path)
+            faults += check_outside_file(path)
     print("\n".join(faults) or f"layers: {count} files")
     return bool(faults or count < 20)
 

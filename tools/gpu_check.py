@@ -57,7 +57,7 @@ class Clock:
 
 
 class Report:
-    """The results so far; written after every step."""
+    """The results so far, written to a file after every step."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Begin in a folder."""
@@ -68,7 +68,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
 
     def step(self, title: str, work: Callable[[], object]) -> bool:
-        """Do something; a failure is a row. True when it worked."""
+        """Run one step, and record a failure as a row. Returns whether it succeeded."""
         print(title, flush=True)
         start, why = time.monotonic(), ""
         try:
@@ -85,7 +85,7 @@ class Report:
         return not why
 
     def write(self) -> None:
-        """The facts first: pages can be made again from them."""
+        """Write the data before the pages, because the pages can be made again from it."""
         text = json.dumps(self.document, indent=1) + "\n"
         (self.folder / "report.json").write_text(text)
         with contextlib.suppress(Exception):
@@ -93,13 +93,13 @@ class Report:
 
 
 def run(command: list, seconds: float, **options: object) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     return subprocess.run([os.fspath(part) for part in command], check=True, capture_output=True,
                           text=True, timeout=max(seconds, 1), **options).stdout
 
 
 def find_meson() -> pathlib.Path | None:
-    """The meson that is there; none where GPU_CHECK_NO_MESON says so, for rehearsals."""
+    """Return the path of meson, or None. GPU_CHECK_NO_MESON hides it, for rehearsals."""
     if "GPU_CHECK_NO_MESON" in os.environ:
         return None
     places = [ROOT / ".venv/bin", *map(pathlib.Path, os.environ.get("PATH", "").split(":"))]
@@ -107,12 +107,12 @@ def find_meson() -> pathlib.Path | None:
 
 
 def build(folder: pathlib.Path, options: list[str], clock: Clock) -> None:
-    """Build with the meson at hand; what is built already is enough where there is none."""
+    """Build with meson. Without meson, an existing build is used."""
     meson, limit = find_meson(), min(BUILD_S, clock.left())
     if meson is None:
         if (folder / "cli/fastsafetensors").exists():
             return
-        raise RuntimeError("nothing is built, and there is no meson to build with")
+        raise RuntimeError("there is no build, and meson was not found")
     if not (folder / "build.ninja").exists():
         run([meson, "setup", *options, folder, ROOT], limit)
     run([meson, "compile", "-C", folder], limit)
@@ -120,7 +120,7 @@ def build(folder: pathlib.Path, options: list[str], clock: Clock) -> None:
 
 def make_package(build_folder: pathlib.Path, package: pathlib.Path, options: list[str],
                  clock: Clock) -> None:
-    """The Python package in a folder: its modules, and the extension built for them."""
+    """Create the Python package in a folder: its modules, and the extension built for them."""
     if not (pathlib.Path(sysconfig.get_path("include")) / "Python.h").exists():
         raise RuntimeError("no Python.h: the extension can't be built here")
     build(build_folder, ["-Dwheel=true", *options], clock)
@@ -132,14 +132,14 @@ def make_package(build_folder: pathlib.Path, package: pathlib.Path, options: lis
 
 
 def interpreters() -> list[str]:
-    """Pythons that may have torch and peers, the first that has is taken."""
+    """Python interpreters that may have torch and other loaders. The first that has is used."""
     named = [os.environ.get("GPU_CHECK_PYTHON", ""), os.fspath(ROOT / ".venv/bin/python"),
              sys.executable]
     return [name for name in dict.fromkeys(named) if name and shutil.which(name)]
 
 
 def describe_machine(document: dict, command: pathlib.Path, device: str) -> None:
-    """Without these a figure can't be read."""
+    """Record what a reader needs to interpret the figures."""
     def ask(*words: str) -> str:
         try:
             return run(list(words), 20).strip()
@@ -179,7 +179,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def write_model(path: pathlib.Path, sizes: list[int], first: int = 0) -> None:
-    """A file of U8 tensors of these sizes; random, so that nothing can be compressed away."""
+    """Write a file of U8 tensors of these sizes, with random bytes that cannot be compressed."""
     begin, rows = 0, {}
     for number, size in enumerate(sizes, first):
         rows[f"layers.{number}.weight"] = {

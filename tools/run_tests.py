@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the suites (C, Python, lint) and closes with one line that sums them.
+"""Runs the suites (C, Python, lint) and prints one line with the totals at the end.
 
 Results go to build/test-counts.json, so that several runs can be summed (--sum).
 """
@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
 TEST_LIMIT_S = 1200  # of one Python test
 RUN_LIMIT_S = 4200  # of all Python tests
-SKIPPED = 77  # exit status of what lacks a tool
+SKIPPED = 77  # exit status of a test that lacks a tool
 COUNTS = ROOT / "build/test-counts.json"
-FAILURES: list[str] = []  # by name, told again before the closing line
+FAILURES: list[str] = []  # by name, printed again before the last line
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -58,13 +58,13 @@ def programs_that_failed(folder: pathlib.Path) -> list[str]:
     log = folder / "meson-logs/testlog.json"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     failed = []
-    for told in map(json.loads, lines):
-        if told["result"] in ("OK", "SKIP", "EXPECTEDFAIL"):
+    for entry in map(json.loads, lines):
+        if entry["result"] in ("OK", "SKIP", "EXPECTEDFAIL"):
             continue
-        said = f"{told.get('stdout', '')}\n{told.get('stderr', '')}".splitlines()
-        why = [line.strip() for line in said
+        output = f"{entry.get('stdout', '')}\n{entry.get('stderr', '')}".splitlines()
+        why = [line.strip() for line in output
                if re.search(r"^not ok|SUMMARY: |ERROR: |WARNING: ThreadSan|assert", line)]
-        failed.append(f"{told['name']} ({told['result']}): {'; '.join(why[:4])[:600]}")
+        failed.append(f"{entry['name']} ({entry['result']}): {'; '.join(why[:4])[:600]}")
     return failed
 
 

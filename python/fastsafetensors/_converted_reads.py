@@ -29,7 +29,7 @@ class ConvertedReads:
     """
 
     device = torch.device("cpu")
-    keeps_promises = False
+    stays_lazy = False
 
     def __init__(
         self, file: safe_open, threads: int, guard: Callable[[ConvertedReads], Reads]
@@ -65,7 +65,7 @@ class ConvertedReads:
     ) -> tuple[Any, int | None, bool]:
         """Return a slice unchanged. Its memory belongs to the reader."""
         if bounds[1] == stored.shape and not any(bounds[0]):
-            return self._file._take(stored.index, stored.name), None, False
+            return self._file._read_whole(stored.index, stored.name), None, False
         return self._file.get_slice(stored.name)[tuple(map(slice, *bounds))], None, False
 
     def convert(self, stored: Stored, view: View, dtype: Any) -> Any:

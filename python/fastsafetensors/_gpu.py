@@ -81,7 +81,7 @@ def shares_memory(device: int, unified: str) -> bool:
     return bool(getattr(found, "is_integrated", False)) or "GB10" in found.name
 
 
-def _take_bytes(size_bytes: int, device: int, stream: Any) -> Any:
+def _allocate(size_bytes: int, device: int, stream: Any) -> Any:
     """Memory allocated by torch. Its last use may still be queued on the stream."""
     with torch.cuda.stream(stream):  # also on a thread of the load
         return torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{device}")
@@ -97,7 +97,7 @@ def torch_memory(device: int) -> dict[str, Any]:
 
     def allocate(size_bytes: int) -> Any:
         try:
-            return retrying(lambda: _take_bytes(size_bytes, device, stream))
+            return retrying(lambda: _allocate(size_bytes, device, stream))
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             _logger.info("%s", error)
             return None  # the load reports how much it needed

@@ -5,10 +5,9 @@ Cached bytes are not read but mapped from the page cache. Layers are expected to
 slices taken from ``layers.0.q`` are expected from ``layers.1.q``. Expected slices are read
 together, in windows ahead of the program. A wrong guess costs time, but never a wrong byte.
 
-Invariants: `_lock` protects all state but the files, which are opened without it; loads are waited
-for without it. A window is dropped when
-its slices were taken or passed, and is marked as dropped before its load is cancelled, so that a
-waiting thread reads alone.
+Invariants: `_lock` protects all state except the files, which are opened without it. Threads wait
+for loads without it. A window is dropped when its slices were taken or passed. It is marked as
+dropped before its load is cancelled, so that a waiting thread reads the slice separately.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class _Window:
 class LazyReads:
     """Reads slices of one model from any thread, and counts bytes read and needed."""
 
-    keeps_promises = True
+    stays_lazy = True
 
     def __init__(
         self, model: Model, options: dict[str, Any], *, names: Sequence[str],
@@ -118,13 +117,13 @@ class LazyReads:
         # Loads may return views of the files, which all tensors share.
         self._shares = options.get("device", "cpu") == "cpu" and options.get("mode") != "load"
         self._files: dict[tuple[int, Any, int], Any] = {}  # by file, dtype and alignment
-        self._looks = self._shares and options.get("cache", "auto") == "auto"
+        self._uses_page_cache = self._shares and options.get("cache", "auto") == "auto"
         self.bytes_needed = 0
         self._bytes_read = 0
         self.loads = 0
         self.boxes_ahead = 0
         self.forget()
-        _all.add(self)
+        _instances.add(self)
 
     def forget(self) -> None:
         """Reset in a forked process: the loads belong to its parent."""
@@ -177,21 +176,21 @@ class LazyReads:
     ) -> tuple[Any, int | None, bool]:
         size = stored.size_of(bounds)
         if not self._shares:
-            kept = self._take_kept(stored, bounds, size)
+            kept = self._reuse_kept(stored, bounds, size)
             if kept is not None:
                 return kept
-        at_hand = self._find_resident(stored, bounds) if self._looks else None
+        resident = self._find_resident(stored, bounds) if self._uses_page_cache else None
         with self._lock:
             self.bytes_needed += size
             found = self._expected.pop((stored.place, bounds), None)
             if found is not None:
-                self._hit(found[0])
-            elif at_hand is not None:
+                self._follow_use(found[0])
+            elif resident is not None:
                 self._learn(stored, bounds)
             else:
                 found = self._find_absent(stored, bounds)
-        if at_hand is not None:
-            return (*at_hand, True)
+        if resident is not None:
+            return (*resident, True)
         tensor = None
         if found is not None:
             try:
@@ -209,7 +208,7 @@ class LazyReads:
             self._kept = (stored, bounds, tensor)
         return tensor, None, True
 
-    def _take_kept(
+    def _reuse_kept(
         self, stored: Stored, bounds: Bounds, size: int
     ) -> tuple[Any, int | None, bool] | None:
         """Return the slice that was copied last; drop it if it is another one."""
@@ -225,8 +224,7 @@ class LazyReads:
             return None
 
     def _find_resident(self, stored: Stored, bounds: Bounds) -> tuple[Any, int] | None:
-        """Return (the file's elements, the tensor's offset) if the slice is in the page cache.
-        """
+        """Return (the file's elements, the tensor's offset) if the slice is in the page cache."""
         pitches, size = stored.pitches, stored.element_bytes
         first = sum(map(mul, bounds[0], pitches))
         end = sum(map(mul, bounds[1], pitches)) - sum(pitches)
@@ -257,7 +255,7 @@ class LazyReads:
         return None
 
     def _read_alone(self, stored: Stored, bounds: Bounds, size: int) -> Any:
-        if self._looks and size <= _SMALL_BYTES:
+        if self._uses_page_cache and size <= _SMALL_BYTES:
             key = tuple(map(slice, *bounds))
             copied = self.model.copy_slice(stored.index, key) if key else None
             if copied is not None:
@@ -307,27 +305,27 @@ class LazyReads:
             return False
         if (window.before or window).first <= place:
             return True
-        goes_on = 0 < place - self._last_back <= _NEAR and self._last_back >= 0
+        continues = 0 < place - self._last_back <= _NEAR and self._last_back >= 0
         self._last_back = place
-        return not goes_on
+        return not continues
 
-    def _hit(self, window: _Window) -> None:
+    def _follow_use(self, window: _Window) -> None:
         """Keep one window ahead of the one in use."""
         if window.is_last and self._ahead:
             self._open(window.end, None)
 
-    def _open(self, first: int, must: tuple[Stored, Bounds] | None) -> None:
+    def _open(self, first: int, required: tuple[Stored, Bounds] | None) -> None:
         """Start reading expected slices from a position on, up to half of the limit."""
         if self._window is not None:
             self._window.is_last = False
             self._drop(self._window.before)
             self._window.before = None
         capacity, self._free_bytes = self._free_bytes, min(2 * self._free_bytes, self._limit // 2)
-        picked = [must] if must is not None else []
-        total = 0 if must is None else must[0].size_of(must[1])
+        picked = [required] if required is not None else []
+        total = 0 if required is None else required[0].size_of(required[1])
         place = first
         while place < len(self._order):
-            boxes, size = self._expect(self._order[place], must)
+            boxes, size = self._expect(self._order[place], required)
             if picked and total + size > capacity:
                 break
             picked += boxes
@@ -339,7 +337,7 @@ class LazyReads:
         try:
             loader = open_load(self.model, items, **self._options)
         except (error_class(), OSError, MemoryError):
-            # the error is raised for callers that need one of them, and not for others
+            # A caller that needs one of these slices gets the error from its own read.
             self._ahead = False
             return
         self.loads += 1
@@ -351,7 +349,7 @@ class LazyReads:
             self._expected[stored.place, bounds] = (window, number)
 
     def _expect(
-        self, stored: Stored, must: tuple[Stored, Bounds] | None
+        self, stored: Stored, required: tuple[Stored, Bounds] | None
     ) -> tuple[list[tuple[Stored, Bounds]], int]:
         """Expected slices of a tensor, and their size."""
         known = self._habits.get(stored.habit)
@@ -359,7 +357,7 @@ class LazyReads:
             return [], 0
         # A copy, because another load of the same model may record concurrently.
         boxes = [(stored, bounds) for bounds in list(known)
-                 if (stored, bounds) != must and (stored.place, bounds) not in self._expected]
+                 if (stored, bounds) != required and (stored.place, bounds) not in self._expected]
         return boxes, sum(stored.size_of(bounds) for _, bounds in boxes)
 
     def _drop(self, window: _Window | None) -> None:
@@ -399,11 +397,11 @@ class LazyReads:
 
 # A forked child inherits these objects. It has neither the threads that load for them nor the
 # threads that held their locks.
-_all: weakref.WeakSet[LazyReads] = weakref.WeakSet()
+_instances: weakref.WeakSet[LazyReads] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for reads in list(_all):
+    for reads in list(_instances):
         reads.forget()
 
 

@@ -10,6 +10,7 @@ Invariant: `_cell[0]` is None until the plain tensor is read. Shared memory is n
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ class Reads(Protocol):
     """The source of a lazy tensor's bytes."""
 
     device: Any
-    keeps_promises: bool  # False: to() returns a plain tensor
+    stays_lazy: bool  # False: to() returns a plain tensor
 
     def read(
         self, stored: Stored, bounds: Bounds, to_copy: bool = False
@@ -86,7 +87,7 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
                 cell = own._cell
                 if cell[0] is not None and handler in (
                         _OF_CHANGED if len(cell) > 2 else _NONE if cell[1] else _VIEW_MAKERS):
-                    data = cell[0] if len(cell) > 2 else _take_layout(own)
+                    data = cell[0] if len(cell) > 2 else _make_private_layout(own)
                     return func(data, *args[1:], **(kwargs or {}))
                 result = handler(func, args, kwargs or {})
                 if result is not NotImplemented:
@@ -115,9 +116,9 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as the plain tensor. copy.copy() also calls this, and may write to the result."""
-        return _plain_kind(self, _take(self)).__reduce_ex__(protocol)
+        return _plain_kind(self, _make_private(self)).__reduce_ex__(protocol)
 
-    def _settle(self) -> Any:
+    def _to_plain(self) -> Any:
         """Return the plain tensor, for saving."""
         return read(self)
 
@@ -128,10 +129,10 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
 
 def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
     """Create a lazy tensor of a whole stored tensor whose dtype torch has."""
-    return _promise(reads, stored, View(stored.shape, stored.pitches, 0))
+    return _new_lazy(reads, stored, View(stored.shape, stored.pitches, 0))
 
 
-def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
+def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
     made: LazyTensor = _make(
         LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
         dtype=stored.dtype, device=reads.device,
@@ -145,7 +146,7 @@ def _promise(reads: Reads, stored: Stored, view: View) -> LazyTensor:
 
 
 def _view_of(own: LazyTensor, view: View) -> LazyTensor:
-    return _promise(own._reads, own._stored, view)
+    return _new_lazy(own._reads, own._stored, view)
 
 
 def _alias(own: LazyTensor) -> LazyTensor:
@@ -171,7 +172,7 @@ def read(own: LazyTensor, to_copy: bool = False) -> Any:
         return cell[0]
 
 
-def _take(own: LazyTensor) -> Any:
+def _make_private(own: LazyTensor) -> Any:
     """Return the plain tensor in private memory."""
     with own._stored.lock:
         data = read(own)
@@ -188,7 +189,7 @@ def _has_layout(own: LazyTensor) -> bool:
             or (data.stride() == view.strides and data.storage_offset() == view.offset))
 
 
-def _take_layout(own: LazyTensor) -> Any:
+def _make_private_layout(own: LazyTensor) -> Any:
     """Return the plain tensor in private memory, with the view's strides and offset.
 
     Memory around the view is zero, and only takes address space. On a GPU it would take memory, so
@@ -200,7 +201,7 @@ def _take_layout(own: LazyTensor) -> Any:
             return data
         view, is_cpu = own._view, own._reads.device.type == "cpu"
         if not is_cpu and data.stride() == view.strides:
-            return _take(own)
+            return _make_private(own)
         with outside_modes():
             offset = view.offset if is_cpu else 0
             end = 1 + sum((n - 1) * s for n, s in zip(view.sizes, view.strides, strict=True))
@@ -210,7 +211,7 @@ def _take_layout(own: LazyTensor) -> Any:
         return own._cell[0]
 
 
-def _take_stored(own: LazyTensor) -> Any:
+def _make_private_stored(own: LazyTensor) -> Any:
     """Return the plain tensor as a view of private memory with the whole stored tensor."""
     with own._stored.lock:
         stored, view = own._stored, own._view
@@ -235,12 +236,12 @@ def _is_whole(own: LazyTensor) -> bool:
     return view.sizes == stored.shape and view.strides == stored.pitches
 
 
-def _take_storage(own: LazyTensor) -> Any:
+def _make_private_storage(own: LazyTensor) -> Any:
     """The same in memory that may not be resizable."""
     with own._stored.lock:
         data = read(own)
         has_all = _is_whole(own) and not own._cell[1] and _has_layout(own)
-        return data if has_all else _take_stored(own)
+        return data if has_all else _make_private_stored(own)
 
 
 def _replace_data(own: LazyTensor, data: Any, is_shared: bool | None) -> None:
@@ -251,7 +252,8 @@ def _replace_data(own: LazyTensor, data: Any, is_shared: bool | None) -> None:
     own._cell[:2] = data, is_shared
 
 
-_TAKE = {ELEMENTS: _take, LAYOUT: _take_layout, STORED: _take_stored, STORAGE: _take_storage}
+_MAKE_PRIVATE = {ELEMENTS: _make_private, LAYOUT: _make_private_layout,
+                 STORED: _make_private_stored, STORAGE: _make_private_storage}
 
 
 def _plain_kind(own: LazyTensor, data: Any) -> Any:
@@ -325,15 +327,15 @@ def _call(func: Any, args: Any, kwargs: Any, write_kind: int) -> Any:
             True, func(*given[0], **given[1]))
         if done and not ((shared or moved) and _is_on(result, shared | moved)):
             return result
-    take = _TAKE[need]
-    promises = [one for one in tensors_in([args, kwargs]) if isinstance(one, LazyTensor)]
-    before = [_geometry(take(own)) for own in promises]
-    result = func(*_replace(args, take), **_replace(kwargs, take))
-    for own, geometry_before in zip(promises, before, strict=True):
+    make_private = _MAKE_PRIVATE[need]
+    lazy_tensors = [one for one in tensors_in([args, kwargs]) if isinstance(one, LazyTensor)]
+    before = [_geometry(make_private(own)) for own in lazy_tensors]
+    result = func(*_replace(args, make_private), **_replace(kwargs, make_private))
+    for own, geometry_before in zip(lazy_tensors, before, strict=True):
         if len(own._cell) == 2 and _geometry(own._cell[0]) != geometry_before:
             own._cell.append(True)
     # A function that writes in place returns the tensor that it was given.
-    return next((own for own in promises if own._cell[0] is result), result)
+    return next((own for own in lazy_tensors if own._cell[0] is result), result)
 
 
 def _geometry(data: Any) -> tuple[Any, ...]:
@@ -363,7 +365,7 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     if func is _Tensor.copy_ and len(args) >= 2 and type(args[1]) is LazyTensor:
         target = args[0]
         if type(target) is LazyTensor:
-            target = _take(target)
+            target = _make_private(target)
         if not target.is_meta:
             return func(target, read(args[1], True), *args[2:], **kwargs)
         with _plainly():
@@ -381,10 +383,7 @@ def _meta_copy(own: LazyTensor) -> Any:
     """Return a tensor on the meta device with the same geometry."""
     if len(own._cell) > 2:
         return own._cell[0].detach().to("meta")
-    count = 1
-    for size in own._stored.shape:
-        count *= size
-    base = _torch.empty(count, dtype=own._stored.dtype, device="meta")
+    base = _torch.empty(math.prod(own._stored.shape), dtype=own._stored.dtype, device="meta")
     return base.as_strided(own._view.sizes, own._view.strides, own._view.offset)
 
 
@@ -471,7 +470,7 @@ def _as_strided(func: Any, args: Any, kwargs: Any) -> Any:
     data, is_shared = own._cell[:2]
     if data is None or is_shared:
         return _ask_torch(func, args, kwargs)
-    return func(_take_stored(own), *args[1:], **kwargs)
+    return func(_make_private_stored(own), *args[1:], **kwargs)
 
 
 def _self_if_packed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -501,7 +500,7 @@ def _self_if_unchanged(func: Any, args: Any, kwargs: Any) -> Any:
     if device is not None and _torch.device(device) != kind:
         return NotImplemented
     if dtype in (None, own._stored.dtype):
-        return own if own._reads.keeps_promises else read(own)
+        return own if own._reads.stays_lazy else read(own)
     converted = own._reads.convert(own._stored, own._view, dtype) if own._cell[0] is None else None
     return NotImplemented if converted is None else converted
 
@@ -541,7 +540,7 @@ def _set_gradient(func: Any, args: Any, kwargs: Any) -> Any:
     own = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     if wanted:
-        own._cell = [_take(own).detach().requires_grad_(True), False, *own._cell[2:]]
+        own._cell = [_make_private(own).detach().requires_grad_(True), False, *own._cell[2:]]
         if own._is_param:
             _become_parameter(own)
     elif own._cell[0] is not None and own._cell[0].requires_grad:

@@ -122,8 +122,9 @@ class ModuleState:
         return result
 
     def _view(self, tensors: dict[str, Any], name: str, base: str) -> Any:
-        """Return the view of `tensors[base]` that corresponds to the tensor `name` of the tensor
-        `base`.
+        """Return the view of the new `base` that the old tensor `name` is of the old `base`.
+
+        If the new one has other strides, it is copied to the old strides first.
         """
         old, old_base, whole = self.tensors[name], self.tensors[base], tensors[base]
         if old is old_base:
@@ -186,7 +187,7 @@ def _spread(part: Any, like: Any) -> Any:
 # ---- into the module's own memory ----
 
 
-def _takes_bytes(tensor: Any, dtype: str) -> bool:
+def _accepts_bytes(tensor: Any, dtype: str) -> bool:
     """Tell whether the file's bytes can be read directly into a tensor."""
     known = dtype in WORDS and dtype != "F4"
     simple = type(tensor) in (_torch.Tensor, _torch.nn.Parameter)
@@ -223,7 +224,7 @@ def read_in_place(file: Model, state: ModuleState, names: list[str], threads: in
     rest = []
     for name in names:
         tensor, dtype = state.tensors[name], file.info(file.find(name))[0]
-        if name in shared or not _takes_bytes(tensor, dtype):
+        if name in shared or not _accepts_bytes(tensor, dtype):
             rest.append(name)
             continue
         target = None if torch_dtype(dtype) is tensor.dtype else dtype_name(tensor.dtype)

@@ -213,8 +213,8 @@ class safe_open:  # noqa: N801 - the name that programs know
         return index
 
     def _place(self, tensor: Any) -> Any:
-        is_there = self._device == "cpu" or "device" in self._options
-        return tensor if is_there else tensor.to(self._device)
+        is_on_device = self._device == "cpu" or "device" in self._options
+        return tensor if is_on_device else tensor.to(self._device)
 
     def _read(self, item: str | tuple[str, list[int], list[int]]) -> Any:
         with OpenLoad(self._model, [item], **self._options) as loader:
@@ -222,9 +222,9 @@ class safe_open:  # noqa: N801 - the name that programs know
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor. SafetensorError names close matches for an unknown name."""
-        return self._take(self._find(name), name)
+        return self._read_whole(self._find(name), name)
 
-    def _take(self, index: int, name: str) -> Any:
+    def _read_whole(self, index: int, name: str) -> Any:
         """Return a whole tensor, from readahead or by a separate read."""
         found = self._ahead.take(index)
         if found is None:
@@ -247,7 +247,6 @@ class safe_open:  # noqa: N801 - the name that programs know
     def get_slice(self, name: str) -> TensorSlice:
         """Return an object that reads only the indexed part: ``f.get_slice(n)[2:4, :8]``."""
         return TensorSlice(self, name, self._find(name))
-
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return a tensor's entry in the header, as in safetensors 0.9.
@@ -444,13 +443,13 @@ class TensorSlice:
             self._check_packed(parts)
         plan = (plan_torch if self._file._is_torch else plan_numpy)(parts, self._shape)
         if plan is None or whole:
-            return self._file._take(self._index, self._name)[key]
+            return self._file._read_whole(self._index, self._name)[key]
         if plan.rest is None and plan.end == list(self._shape) and not any(plan.begin):
-            return self._file._take(self._index, self._name)
+            return self._file._read_whole(self._index, self._name)
         try:
             result = self._copy(tuple(map(slice, plan.begin, plan.end)))
             if result is None:
                 result = self._file._read((self._name, plan.begin, plan.end))
         except ValueError:  # millions of pieces: reading the whole tensor is cheaper
-            return self._file._take(self._index, self._name)[key]
+            return self._file._read_whole(self._index, self._name)[key]
         return result[plan.rest] if plan.rest is not None else result

@@ -99,6 +99,14 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
     return {"manifest": path}
 
 
+def file_options(
+    durable: bool, alignment: int, engine: str, compress: bool | str, manifest: bool | Path
+) -> dict[str, Any]:
+    """Options of save_rows() and start_rows() for the arguments that all save functions share."""
+    return {"promise": "durable" if durable else "quick", "alignment": alignment, "engine": engine,
+            "compress": compress_word(compress), **manifest_options(manifest)}
+
+
 def parse_size(size: int | str) -> int:
     """Parse 5000, "5GB" (units of 10^9) or "5GiB" (2^30) to bytes."""
     if isinstance(size, int) and not isinstance(size, bool):

@@ -20,7 +20,7 @@ plainly: Callable[[], Any] = getattr(
 
 def settle(tensor: Any) -> Any:
     """Return the plain tensor of a lazy one; others unchanged."""
-    made = None if type(tensor) in PLAIN else getattr(type(tensor), "_settle", None)
+    made = None if type(tensor) in PLAIN else getattr(type(tensor), "_to_plain", None)
     return tensor if made is None else made(tensor)
 
 

@@ -118,7 +118,7 @@ def _is_a_rank() -> bool:
 class _GuardedReads:
     """Reads of lazy tensors that fall back to the original."""
 
-    keeps_promises = False
+    stays_lazy = False
 
     def __init__(self, reads: Any, original: Callable[[str], Any]) -> None:
         self._reads = reads

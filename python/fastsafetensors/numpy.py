@@ -14,7 +14,7 @@ from ._load import load_bytes, load_paths
 from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
 from ._progress import Progress
-from ._saving import check_names, compress_word, manifest_options, save_rows
+from ._saving import check_names, file_options, save_rows
 from ._stream import TensorStream
 from ._types import Path, Paths
 from ._verify import Verify
@@ -180,9 +180,9 @@ def open_stream(
 ) -> TensorStream:
     """Go through a model array by array, in file order, while the next ones are being read.
 
-    By default arrays on the CPU are memory-mapped views, as in load_file(). With a memory limit
-    they are copies, and the library holds at most that many bytes that were read and not yet
-    returned, not counting arrays that the program keeps.
+    By default arrays are memory-mapped views, as in load_file(). With a memory limit they are
+    copies, and the library holds at most that many bytes that were read and not yet returned, not
+    counting arrays that the program keeps.
 
         with open_stream("model.safetensors", memory="1GiB") as stream:
             for name, array in stream:
@@ -204,8 +204,7 @@ def open_stream(
         An iterator of (name, array), and a context manager.
 
     Raises:
-        SafetensorError: an invalid file, an unknown name (also a KeyError). Damaged bytes
-            raise it from the iteration.
+        SafetensorError: as load_file(). For damaged bytes it is raised by the iteration.
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
         OSError: the matching subclass, if a system call fails.
     """
@@ -297,18 +296,8 @@ def save_file(
         TypeError: names or metadata that are not text, or values that are not arrays.
     """
     rows, owners = _make_rows(tensor_dict, metadata)
-    save_rows(
-        filename,
-        rows,
-        metadata,
-        promise="durable" if durable else "quick",
-        alignment=alignment,
-        engine=engine,
-        progress=progress,
-        owners=owners,
-        compress=compress_word(compress),
-        **manifest_options(manifest),
-    )
+    save_rows(filename, rows, metadata, progress=progress, owners=owners,
+              **file_options(durable, alignment, engine, compress, manifest))
 
 
 def save_file_async(
@@ -362,18 +351,8 @@ def save_file_async(
         raise ValueError('arrays have no version counters, so changes during a save would go '
                          'unnoticed: use stage="copy"')
     rows, owners = _make_rows(tensor_dict, metadata)
-    return start_rows(
-        filename,
-        rows,
-        metadata,
-        options,
-        promise="durable" if durable else "quick",
-        alignment=alignment,
-        engine=engine,
-        owners=owners,
-        compress=compress_word(compress),
-        **manifest_options(manifest),
-    )
+    return start_rows(filename, rows, metadata, options, owners=owners,
+                      **file_options(durable, alignment, engine, compress, manifest))
 
 
 def save(

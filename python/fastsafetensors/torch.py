@@ -16,7 +16,7 @@ from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
 from ._progress import Progress
 from ._request import choose_names
-from ._saving import compress_word, manifest_options, save_rows
+from ._saving import file_options, save_rows
 from ._stream import TensorStream
 from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
 from ._torch_state import check_tensors, make_rows, plain
@@ -312,18 +312,8 @@ def save_file(
     """
     check_tensors(tensors, metadata)
     rows, owners = make_rows(tensors, on_device=True)
-    save_rows(
-        filename,
-        rows,
-        metadata,
-        promise="durable" if durable else "quick",
-        alignment=alignment,
-        engine=engine,
-        progress=progress,
-        owners=owners,
-        compress=compress_word(compress),
-        **manifest_options(manifest),
-    )
+    save_rows(filename, rows, metadata, progress=progress, owners=owners,
+              **file_options(durable, alignment, engine, compress, manifest))
 
 
 def save_file_async(
@@ -391,19 +381,8 @@ def save_file_async(
     check_tensors(tensors, metadata)
     is_unchanged = None if stage == "copy" else watch_changes(tensors)
     rows, owners = make_rows(tensors, on_device=True)
-    return start_rows(
-        filename,
-        rows,
-        metadata,
-        staging,
-        is_unchanged,
-        promise="durable" if durable else "quick",
-        alignment=alignment,
-        engine=engine,
-        owners=owners,
-        compress=compress_word(compress),
-        **manifest_options(manifest),
-    )
+    return start_rows(filename, rows, metadata, staging, is_unchanged, owners=owners,
+                      **file_options(durable, alignment, engine, compress, manifest))
 
 
 def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -461,7 +440,7 @@ def save_model(
 def _model_state(
     model: Module, metadata: dict[str, str] | None, force_contiguous: bool
 ) -> tuple[dict[str, Tensor], dict[str, str] | None]:
-    """The tensors of a module that are saved, each memory once, and the metadata."""
+    """Return (the tensors of a module to save, each memory once; the metadata with their ties)."""
     state = settled(model.state_dict())
     tied = find_tied(state)
     if tied:

@@ -17,12 +17,12 @@ SETTINGS_OF_OTHERS = ("AWS_", "AZURE_", "CLOUDSDK_", "FASTSAFETENSORS_", "GCE_",
 for _name in [name for name in os.environ if name.startswith(SETTINGS_OF_OTHERS)]:
     if _name != "FASTSAFETENSORS_TESTS":
         del os.environ[_name]
-# No test asks the machine that it runs on for credentials, nor a proxy for what it serves itself.
+# No test requests credentials from the machine that it runs on, or uses a proxy for its own server.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"
 _near = (os.environ.get("no_proxy"), os.environ.pop("NO_PROXY", None), "127.0.0.1,localhost,::1")
 os.environ["no_proxy"] = ",".join(filter(None, _near))
-# Some machines let programs open 256 files unless they ask for more.
+# Some machines allow 256 open files unless the program raises the limit.
 _limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 if _limits[0] < 4096:
     _most = 4096 if _limits[1] == resource.RLIM_INFINITY else min(4096, _limits[1])
@@ -79,18 +79,18 @@ def pytest_addoption(parser):
 
 
 def wants_all(config):
-    """Whether heavy tests are asked for, by --all or by naming the file."""
+    """Whether heavy tests were requested, by --all or by naming the file."""
     return config.getoption("--all") or config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 @pytest.fixture(scope="session")
 def thorough():
-    """Whether a test is to take its time, as `make test LONG=1` asks."""
+    """Whether tests run all cases (`make test LONG=1`)."""
     return os.environ.get("FASTSAFETENSORS_TESTS") == "all"
 
 
 def pytest_collection_modifyitems(config, items):
-    """The slowest files first; heavy tests are left out, unless they are asked for."""
+    """Run the slowest files first. Heavy tests are left out unless they were requested."""
     places = {name: place for place, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if wants_all(config):

@@ -2,7 +2,7 @@
 """Run Python code with fake GPU drivers, and pass their memory to torch.
 
 The stand-ins' device memory is ordinary memory: a capsule that says "CUDA" is made to say "CPU"
-before torch (a build without CUDA) takes it, and what it said is noted.
+before torch (a build without CUDA) handles it, and records what torch reported.
 """
 
 import ctypes

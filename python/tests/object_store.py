@@ -71,7 +71,7 @@ class ObjectStore(WebServer):
     """Objects in memory: one table for all buckets, by path."""
 
     def __init__(self, fault: Fault | None = None, keys: dict[str, str] | None = None) -> None:
-        """Serve on a free port; `keys`: the secrets of those who may ask, None: anybody may."""
+        """Serve on a free port. keys: the secrets of users with access; None: anyone has access."""
         super().__init__(pathlib.Path(), fault)
         self.keys = keys
         self.refuse: Callable[[Request], Answer | None] = lambda request: None
@@ -126,7 +126,7 @@ class ObjectStore(WebServer):
         return wanted is not None and wanted != self.objects.get(path, (b"", ""))[1]
 
     def act(self, request: Request) -> Answer:
-        """The same, for who may ask."""
+        """The same for users with access."""
         query = dict(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
         path = urllib.parse.unquote(request.path)
         if query.get("comp") in ("block", "blocklist"):
@@ -245,8 +245,8 @@ def object_store(
         thread.join()
 
 
-def ask(server: ObjectStore, kind: str = "s3") -> None:
-    """Have addresses of a kind mean this store."""
+def use_store(server: ObjectStore, kind: str = "s3") -> None:
+    """Make URLs of a kind use this store."""
     if kind == "gs" and server.generations is None:
         server.generations = {}
     remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, **SETTINGS[kind])

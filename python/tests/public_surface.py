@@ -20,7 +20,7 @@ import types
 
 
 def describe_parameters(thing):
-    """[[name, kind, default or None]] without self; None where there is no signature."""
+    """[[name, kind, default or None]] without self; None if there is no signature."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -64,7 +64,7 @@ def is_from_elsewhere(module, value):
 def describe_module(module, package, is_whole=False):
     """Public names that a module has itself or hands on from its own package.
 
-    is_whole: also what a module that is no package has imported from elsewhere.
+    is_whole: also members that a module (not a package) has imported from elsewhere.
     """
     names = {}
     is_inner = not hasattr(module, "__path__") and not is_whole

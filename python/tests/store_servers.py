@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real servers for tests: nginx, SeaweedFS, moto and fake-gcs-server, if installed.
 
-Programs are looked for on the PATH, beside this Python, and in build/servers (which
+Programs are searched on the PATH, next to this Python, and in build/servers (which
 `make build/servers/.ready` fills).
 """
 
@@ -36,8 +36,8 @@ def find_program(name: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now, below those that connections get; nor 10,000 above it,
-    where some servers listen as well."""
+    """A free port below those of outgoing connections. The port 10,000 above it is free too,
+    because some servers listen there as well."""
     while True:
         port = random.SystemRandom().randrange(10000, 22000)
         with (

@@ -2,7 +2,7 @@
 """Differences from the interfaces of fastsafetensors 0.5 and safetensors, each with its reason.
 
 {pattern of a name: reason}. Names are as test_api_surface.py gives them; a pattern that matches
-nothing is an error there.
+nothing is an error.
 """
 
 V05 = {

@@ -23,7 +23,7 @@ def line_of(beginning):
 
 
 def test_breaking_changes_are_found():
-    """A number, a size, an offset, a prototype that changes, or goes."""
+    """A number, a size, an offset or a prototype that changes or is removed."""
     assert check_abi.compare(BEFORE, BEFORE) == []
     assert faults("number FST_DTYPE_U8 4", "number FST_DTYPE_U8 5")
     assert faults("number FST_E_IO 12", "number FST_E_OTHER 12")

@@ -158,7 +158,7 @@ def test_memory_at_an_address(torch):
     kept = weakref.ref(owner)
     del owner
     unused = from_cuda_buffer(base.data_ptr(), [1], [1], DType.F4, cpu, kept)
-    del unused  # nobody took it
+    del unused  # no consumer took it
     for dtype in (DType.F8_E4M3, DType.F8_E5M2):
         with pytest.raises(KeyError):
             from_cuda_buffer(base.data_ptr(), [1], [1], dtype, cpu)

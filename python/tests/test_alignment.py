@@ -82,7 +82,7 @@ def test_saved_sharded_model(tmp_path, run, aligned):
     assert stock_names(tmp_path / "merged.safetensors") == set(module.state_dict())
 
 
-def test_back_to_a_packed_file(tmp_path, run, aligned):
+def test_padding_is_removed_by_convert(tmp_path, run, aligned):
     path, _, packed = aligned
     run("convert", path, tmp_path / "back.safetensors")
     assert (tmp_path / "back.safetensors").read_bytes() == packed.read_bytes()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name and signature of fastsafetensors 0.5 and safetensors, compared with ours.
 
-Each is installed into an environment of its own under build/, described there by public_surface.py,
+Each is installed into a separate environment under build/, described there by public_surface.py,
 and compared; a difference must be on the list of surface_differences.py, with its reason.
 """
 
@@ -133,7 +133,7 @@ def test_safetensors(version):
 
 
 def test_differences_are_detected():
-    """A name that is gone, a keyword that is called otherwise, one more that is required."""
+    """A name that was removed, a keyword with another name, a new required one."""
     def surface(source):
         import types
 
@@ -150,7 +150,7 @@ def test_differences_are_detected():
 
 
 def test_old_paths_have_type_stubs():
-    """One table: each old path has its .pyi beside the package's modules, and no other has."""
+    """One table: each old path has a .pyi file next to the package's modules, others have none."""
     import fastsafetensors
     from fastsafetensors._old_paths import OLD_PATHS
 

@@ -113,7 +113,7 @@ finish()
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_save_without_stopping(tmp_path, size):
-    """What is saved is the state at the call, on every rank; an error on one is one on all."""
+    """The saved state is that of the call, on every rank. An error on one rank is raised on all."""
     run_ranks(RANKS, tmp_path, size)
 
 

@@ -49,7 +49,7 @@ def data_begin(path: pathlib.Path) -> int:
 
 
 def test_flips_of_a_file(model: pathlib.Path) -> None:
-    """Header and data, by every front in turn; what no flipped chunk touches still loads."""
+    """Flip bits of header and data, and load by every API. Tensors in other chunks still load."""
     header, size = data_begin(model), model.stat().st_size
     for number, bit in enumerate([*chosen(0, header), *chosen(header, size)]):
         flip(model, bit)

@@ -29,7 +29,7 @@ def save(module, path, **options):
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Bytes that loads into modules have asked for."""
+    """Bytes that loads into modules have requested."""
     seen = []
 
     class Counted(module_weights.OpenLoad):
@@ -43,7 +43,7 @@ def loads(monkeypatch):
 
 @pytest.fixture
 def step(tmp_path):
-    """(file, its older manifest, names that changed, the module as it is in the file)."""
+    """(file, its older manifest, changed names, the module with the file's values)."""
     path, old = tmp_path / "m.safetensors", tmp_path / "old.manifest"
     torch.manual_seed(1)
     module = Layers()

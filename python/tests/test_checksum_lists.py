@@ -43,14 +43,14 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def ask(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
-    """The exit code of a check, and the files that it tells of."""
+def check(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
+    """The exit code of a check, and the files that it reports."""
     done = run("verify", "--json", f"--manifest={sums}", folder)
     return done.returncode, [row["file"] for row in json.loads(done.stdout)["differences"]]
 
 
 def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
-    """Every name, of a folder and of a file; and a list is no part of itself."""
+    """Every name, of a folder and of a file; a list does not contain itself."""
     for _ in range(2):
         done = run("hash", "--json", "--sums", folder)
         assert json.loads(done.stdout)["files"] == 1 + len(ODD_NAMES), done
@@ -65,31 +65,31 @@ def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--binary",), ("--tag",)])
 def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.Path,
                                       tmp_path: pathlib.Path) -> None:
-    """Both orders and the mark of binary reading; all is read, and each difference told."""
+    """Both orders and the mark of binary reading. Everything is read, each difference reported."""
     names = ["./model.safetensors", *(f"./{name}" for name in ODD_NAMES)]
     sums = tmp_path / "sums.txt"
     sums.write_text("# a comment\n" + sha256sum(folder, *options, *names).stdout, newline="")
-    assert ask(folder, sums) == (0, [])
-    assert ask(folder / "model.safetensors", sums) == (0, [])
+    assert check(folder, sums) == (0, [])
+    assert check(folder / "model.safetensors", sums) == (0, [])
     assert check_manifest(folder, sums) == []
     (folder / "new\nline").write_text("other")
     os.remove(folder / "back\\slash")
     fast_torch.save_file({"b": torch.arange(7.0)}, folder / "more.safetensors")
-    code, told = ask(folder, sums)
+    code, told = check(folder, sums)
     assert code == 1 and sorted(told) == ["back\\slash", "more.safetensors", "new\nline"]
 
 
 def test_endings_and_letters(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Capital digits, ends of lines as Windows has them, none at the end; a flipped bit."""
+    """Capital digits, line ends of Windows, no line end at the end of the file; a flipped bit."""
     path = folder / "model.safetensors"
     digest = hashlib.sha256(path.read_bytes()).hexdigest().upper()
     sums = tmp_path / "sums.txt"
     sums.write_bytes(f"{digest}  model.safetensors\r\n\r\n{digest} *model.safetensors".encode())
-    assert ask(folder, sums) == (0, [])
+    assert check(folder, sums) == (0, [])
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert ask(folder, sums)[0] == 1
+    assert check(folder, sums)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a\0b", "", "a\\tb"])
@@ -105,7 +105,7 @@ def test_lists_that_are_refused(name: str, folder: pathlib.Path, tmp_path: pathl
 
 
 def test_two_digests_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Which of them counts is nobody's guess."""
+    """Two different digests of a file are an error."""
     sums = tmp_path / "sums.txt"
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     for other in ("0" * 64 + "  model.safetensors", "0" * 64 + " *./model.safetensors"):
@@ -119,7 +119,7 @@ def test_two_digests_of_one_file(folder: pathlib.Path, tmp_path: pathlib.Path) -
 
 
 def test_options_with_checksum_lists(folder: pathlib.Path) -> None:
-    """An option that would mean nothing is an error."""
+    """An option without an effect is an error."""
     for more in (("--tensors",), ("--chunk", "1M"), ("--algorithm", "blake3"), ("--manifest",),
                  ("--keep", "x"), ("--write",)):
         assert run("hash", "--sums", *more, folder).returncode == 3, more

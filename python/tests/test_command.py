@@ -42,7 +42,7 @@ def test_inspect_table(run, raw):
 
 
 def test_options_may_stand_before_the_command(run, model):
-    """As one writes `fastsafetensors --json FILE`; and help tells how to ask for help."""
+    """`fastsafetensors --json FILE` works, and the error names the command for help."""
     path, tensors = model
     for words in (["--json", path], ["--json", "inspect", path]):
         assert len(json.loads(run(*words).stdout)["tensors"]) == len(tensors), words
@@ -82,7 +82,7 @@ def test_inspect_hostile_names(run, raw):
 
 
 def test_hostile_paths(run, tmp_path, raw):
-    """Names of files come from anybody: nothing of them drives the terminal, JSON stays JSON."""
+    """File names may contain anything: they never control the terminal, and JSON stays valid."""
     good = raw(f'{{"a":{{{U8}}}}}', b"ab", "good").read_bytes()
     folder = os.fsencode(tmp_path)
     odd = folder + b"/n\new\x1b[31m\xc2\x9b\xff.safetensors"
@@ -219,7 +219,7 @@ def test_engines_of_unmappable_files(run, model, tmp_path):
     rows = json.loads(run("engines", "--json", packed).stdout)["engines"]
     assert told["mode"] == "load"
     assert [row["name"] for row in rows if row["chosen"]] == [told["engine"]]
-    # What is no model is a file like any other.
+    # A file that is not a model is hashed like any other.
     (tmp_path / "plain").write_bytes(b"x" * 5000)
     assert run("engines", tmp_path / "plain").returncode == 0
 
@@ -359,7 +359,7 @@ def test_completion_knows_commands_options_values_and_files(command, tmp_path, m
 
 
 def test_completion_offers_operands_and_values_behind_an_equal_sign(command, tmp_path, monkeypatch):
-    """As bash splits the words: the '=' is a word of its own."""
+    """As bash splits the words: '=' is a separate word."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.safetensors").touch()
     assert complete(command, "cache", "") == ["list", "prune", "clear"]

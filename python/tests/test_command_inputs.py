@@ -10,7 +10,7 @@ import pytest
 
 from fastsafetensors.torch import save_file
 
-# What a command gets besides the model, and its target, which is made anew each time.
+# Arguments of a command in addition to the model, and its target, which is created for each case.
 COMMANDS = {
     "inspect": (["inspect"], []),
     "show": (["show"], ["a"]),
@@ -30,7 +30,7 @@ COMMANDS = {
     "diff": (["diff"], ["{model}"]),
 }
 # The exit code of a kind of input, and of commands that differ from the rest.
-GOOD = {"verify --hash": 1}  # nothing is kept
+GOOD = {"verify --hash": 1}  # nothing is cached
 BAD = {"diff": 2}  # 1 would say that they differ
 KINDS = {
     "file": (0, GOOD),
@@ -82,8 +82,8 @@ def places(tmp_path_factory, torch):
             "empty": files["empty"]}
 
 
-def become_nobody():
-    """Root reads what it may not: be somebody else."""
+def become_other_user():
+    """Root can read everything, so change to another user."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -91,14 +91,14 @@ def become_nobody():
 
 
 def call(command, kind, words, model, nobody):
-    """Run the command with the model as standard input, as a pipe where that is asked for."""
+    """Run the command with the model as standard input, as a pipe if requested."""
     with open(model, "rb") as file:
         reader = None
         if kind == "pipe":
             reader = subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE)
         done = subprocess.run([command, *map(os.fspath, words)], capture_output=True, timeout=600,
                               stdin=file if reader is None else reader.stdout,
-                              preexec_fn=become_nobody if nobody else None, cwd="/")
+                              preexec_fn=become_other_user if nobody else None, cwd="/")
         if reader is not None:
             reader.stdout.close()
             reader.wait()
@@ -122,7 +122,7 @@ def test_every_command_answers(command, places, tmp_path, kind):
     wrong = []
     for name, (before, behind) in COMMANDS.items():
         if name == "bench" and kind in ("folder", "index"):
-            continue  # it waits for the disk, in a dozen ways
+            continue  # it waits for the disk with about a dozen calls
         codes = []
         for number, form in enumerate(([], ["--json"])):
             fill = {"target": tmp_path / f"{name}{number}.new", "model": model,

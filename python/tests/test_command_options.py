@@ -32,13 +32,13 @@ OTHER_WORDS = {"runs": "repeat", "times": "repeat", "durable": "quick", "sync": 
 @pytest.fixture(scope="module")
 def table(command):
     """{option: {subcommand: (placeholder of its value, help)}} of what help prints."""
-    def ask(*words):
+    def run_command(*words):
         return subprocess.run([command, *words], capture_output=True, text=True,
                               check=True).stdout
 
     found = {}
-    for name in (word for word in ask("__complete", "").split() if word[0] not in "-:"):
-        text = ask("help", name).partition("\nexamples:")[0]
+    for name in (word for word in run_command("__complete", "").split() if word[0] not in "-:"):
+        text = run_command("help", name).partition("\nexamples:")[0]
         rows = re.split(r"^  --", text, flags=re.M)[1:] if name != "help" else []
         for row in rows:
             row = row.partition("\ncommon options")[0]
@@ -48,7 +48,7 @@ def table(command):
     return found
 
 
-def test_a_name_means_one_thing(table):
+def test_an_option_has_one_meaning(table):
     assert len(table) > 50 and len(table["select"]) > 5
     differing = {option for option, uses in table.items() if len(set(uses.values())) > 1}
     assert differing == {option for option in TWO_MEANINGS if option in table

@@ -52,7 +52,7 @@ def test_names_that_libraries_import(installed, torch):
     assert _remove_duplicate_names(state) == {"a": ["b"]}
 
 
-def test_names_missing_here_come_from_the_package(installed, torch):
+def test_names_missing_here_are_taken_from_the_package(installed, torch):
     import safetensors.torch
 
     assert callable(safetensors.torch._to_ndarray)

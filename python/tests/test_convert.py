@@ -87,7 +87,7 @@ def test_integers_widen(tmp_path, torch, source):
 
 
 def test_impossible_dtype_is_an_error(tmp_path, torch):
-    """Tensors stay as they are only where the wish is for others: ids, where floats are wished."""
+    """Only tensors of another kind stay unchanged: ids, if the requested dtype is a float."""
     import fastsafetensors.numpy
     from fastsafetensors import SafeTensorsFileLoader, SingleGroup
     from fastsafetensors.st_types import DType

@@ -91,12 +91,12 @@ def test_unconverted_reads_are_plain(path, library):
         for at, name in enumerate(list(tensors)[:40]):
             scope["materialize"](f.get_slice(name), "cpu",
                                  torch.float32 if at == 3 else torch.bfloat16)
-        assert scope["seen"].count(LazyTensor) == 40  # somebody wants conversions
+        assert scope["seen"].count(LazyTensor) == 40  # conversions are requested
 
 
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_read_of_another_dtype_is_dropped(path, library, loads, wanted):
-    """Reading begins when slices have been collected; the first tensor tells the dtype of all."""
+    """Reading begins when slices were collected; the first tensor determines the dtype of all."""
     file, tensors = path
     scope = library("transformers.core_model_loading")
     with accelerate_from_pretrained(), safetensors.safe_open(file, "pt") as f:

@@ -49,7 +49,7 @@ writer.close()
 
 
 def save(kind, folder, seed, durable, engine, shards=3, log=None):
-    """Save in a process of its own; with a log, logged."""
+    """Save in a separate process; with a log, record its system calls."""
     environment = dict(os.environ)
     if log is not None:
         environment |= {"LD_PRELOAD": os.path.join(fakes_folder(), "libio_log.so"),
@@ -85,12 +85,12 @@ class Disk:
     """Files by inode, names; each with the changes that are not on the device yet."""
 
     def __init__(self, folder):
-        """What is there, all of it on the device."""
+        """The initial state, all of it on the device."""
         self.synced = {}  # inode: bytes
         self.writes = {}  # inode: changes since
         self.names = {}
         self.changes = []  # of names since
-        self.files = {}  # an inode's number now: the one that is used here, as numbers come again
+        self.files = {}  # by current inode number: the one used here, because numbers are reused
         for path in folder.rglob("*"):
             if path.is_file():
                 inode = path.stat().st_ino
@@ -131,7 +131,7 @@ class Disk:
         return bytes(data)
 
     def named(self, count):
-        """Names after so many of the changes."""
+        """Names after the first `count` changes."""
         names = dict(self.names)
         for entry in self.changes[:count]:
             if entry[0] in "cl":
@@ -143,7 +143,7 @@ class Disk:
         return names
 
     def state(self, count, keep):
-        """{path: bytes} with so many changes of names and the writes that `keep` chooses."""
+        """{path: bytes} after `count` changes of names, with the writes that `keep` chooses."""
         names = self.named(count)
         return {name: self.content(inode, keep(self.writes.get(inode, [])))
                 for name, inode in names.items()}
@@ -177,7 +177,7 @@ def describe(folder):
 
 
 class Judge:
-    """Puts states on a disk of their own and asks what model they hold; equal states once."""
+    """Write states to a separate disk and find the model that they hold; equal states once."""
 
     def __init__(self, scratch, folder):
         """scratch: where; folder: what the paths of states begin with."""
@@ -185,7 +185,7 @@ class Judge:
 
     @staticmethod
     def opened(path):
-        """The digest of the model at a path; "none" where opening is an error."""
+        """The digest of the model at a path; "none" if opening it fails."""
         from fastsafetensors import SafetensorError
 
         try:
@@ -216,7 +216,7 @@ class Judge:
                                              (False, "buffered")])
 def test_every_state_has_a_complete_model(tmp_path, torch, command, kind, old, new, durable,
                                          engine):
-    """Of a quick save only what a killed program leaves is promised."""
+    """A quick save only promises to survive a kill of the program."""
     if kind == "edit" and engine == "direct":
         pytest.skip("an edit has no engine to choose")
     if kind == "packed" and (engine == "direct" or not durable):

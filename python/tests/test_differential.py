@@ -3,7 +3,7 @@
 
 For each file: the same verdict, and of good ones the same names, dtypes, shapes, bytes and
 metadata, by the C library, the command, safe_open and SafeTensorsFileLoader. DIFFERENCES lists what
-we want to be different, and why; every entry must come up.
+we want to be different, and why; every entry must occur.
 """
 
 import ctypes
@@ -111,7 +111,7 @@ class Case:
         return "[" + self.spaced(",").join(map(str, values)) + "]"
 
     def add_metadata(self):
-        """None, one, or something that is none."""
+        """No metadata, one entry, or an invalid one."""
         if self.random.random() < 0.6:
             return
         kind = self.random.randrange(7)
@@ -148,7 +148,7 @@ class Case:
         self.data = self.data[:more] if more < 0 else self.data + bytes(more)
 
     def break_number(self):
-        """A number is another, or none."""
+        """Replace a number by another one, or by text."""
         text = self.header.decode("utf-8", "surrogatepass")
         places = [i for i, c in enumerate(text) if c.isdigit() and not text[i - 1].isdigit()]
         if not places:
@@ -167,7 +167,7 @@ class Case:
         self.header = head + self.header + tail
 
     def repeat_entry(self):
-        """An entry comes twice: a field, or a tensor."""
+        """Repeat an entry: a field, or a tensor."""
         text = self.header.decode("utf-8", "surrogatepass")
         if len(self.entries) > 0 and text.rstrip().endswith("}"):
             entry = self.random.choice(self.entries)
@@ -184,7 +184,7 @@ class Case:
         self.header, self.data = whole[:keep], b""
 
     def break_utf8(self):
-        """Text that is no UTF-8, or no Unicode."""
+        """Text that is not UTF-8, or not Unicode."""
         at = self.random.randrange(len(self.header))
         piece = self.random.choice([b"\xc0\x80", b"\xed\xa0\x80", b"\xf5", b"\x80", b"\\ud800",
                                     b"\\u12", b"\xf0\x9f\x98\x80", b"\x1f"])
@@ -211,7 +211,7 @@ def reference(data, path):
 
 
 def by_extension(path, data):
-    """The same by the extension under safe_open, bytes through a load of its own memory."""
+    """The same by the extension below safe_open; bytes by a load from memory."""
     try:
         file = ours.safe_open(path, "np", mode="load")
     except ours.SafetensorError:
@@ -292,7 +292,7 @@ def by_loader(path):
 
 
 def compare(case, path, data, library, seen):
-    """All fronts against the reference; returns our verdict and whether the lenient one differs."""
+    """All APIs against the reference; returns our verdict and whether the lenient one differs."""
     expected = reference(data, path)
     mine = by_extension(path, data)
     in_c = by_c(library, path, data)

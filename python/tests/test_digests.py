@@ -43,7 +43,7 @@ def test_every_algorithm_is_stored_and_found(run, tmp_path, torch, algorithm):  
 
 @pytest.fixture
 def embedded(run, tmp_path, torch):  # noqa: F811
-    """(folder, algorithms): em.safetensors keeps digests of p and q, other.safetensors none."""
+    """(folder, algorithms): em.safetensors has digests of p and q, other.safetensors has not."""
     kinds = hash_kinds()
     save_file({"p": torch.ones(40), "q": torch.ones(7)}, tmp_path / "one.safetensors")
     save_file({"r": torch.ones(40)}, tmp_path / "other.safetensors")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """File names in files on disk never cause network access.
 
-A server on the loopback interface counts connections; every test wants none.
+A server on the loopback interface counts connections; every test expects zero.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ LISTS = [write_sums, write_escaped_sums, write_bsd_sums, write_kept_digests, wri
 
 @pytest.mark.parametrize("way", [INDEX, f"./{INDEX}", ".", f"../model/{INDEX}"])
 def test_an_index_is_refused(server: WebServer, way: str, command: str) -> None:
-    """Every front that opens an index by any path refuses its URLs before it connects."""
+    """Every API that opens an index by any path refuses its URLs before it connects."""
     for name in names_that_lead_away(server):
         write_index(name)
         for read in (fst_numpy.load_file, lambda path: fastsafetensors.safe_open(path, "np")):
@@ -131,7 +131,7 @@ def test_a_list_is_refused(server: WebServer, write: Callable[[str], None], comm
 def test_remote_index_stays_within_its_folder(
     server: WebServer, tmp_path: pathlib.Path
 ) -> None:
-    """Names in an index that was fetched are refused in the same way."""
+    """Names in a downloaded index are refused in the same way."""
     with web_server(tmp_path / "served") as first:
         for name in (*names_that_lead_away(server), "../x", "/x.safetensors", "//127.0.0.1/x"):
             (tmp_path / "served" / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))

@@ -81,7 +81,7 @@ def test_the_page_of_package_indexes_has_no_relative_links():
 
 
 def test_metadata_has_no_dead_urls():
-    """Of projects of the same name, say: the format's page, and what is said instead of ours."""
+    """No URLs of other projects with the same name, such as the page of the format."""
     text = (ROOT / "pyproject.toml").read_text()
     table = text.partition("[project.urls]")[2].partition("\n[")[0]
     urls = re.findall(r'"(https?://[^"]+)"', table)
@@ -289,7 +289,7 @@ def test_the_newest_measurement_is_chosen_by_date(tmp_path):
 
 # A decimal number with a unit of time or speed, or a factor. Whole numbers are limits and sizes.
 FIGURE = re.compile(r"(?<![\w.])(\d+\.\d+) ?(x|s|ms|us|GB/s)(?![\w])")
-# Pages that quote measurements of their own: none of them may repeat a row of the benchmark page.
+# Pages with their own measurements. None of them may repeat a row of the benchmark page.
 FIGURE_PAGES = [path for path in PAGES if path.name not in ("CHANGELOG.md", "FORMAT.md")
                 and "benchmarks" not in path.parts and "history" not in path.parts]
 
@@ -322,7 +322,7 @@ def test_pages_have_every_status_and_only_real_commands(command):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_in_pages_exist(page, command):
     """Subcommands and their options, targets of make, and paths of the tree."""
-    def ask(*words):
+    def complete(*words):
         return subprocess.run([command, "__complete", *words], capture_output=True,
                               text=True).stdout.split()
 
@@ -332,9 +332,9 @@ def test_names_in_pages_exist(page, command):
         word, *rest = line.split()
         if word in ("COMMAND", "PATH", "help") or not word.islower():
             continue
-        assert word in ask(""), line
+        assert word in complete(""), line
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(rest)):
-            assert option in ask(word, "--"), line
+            assert option in complete(word, "--"), line
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"[a-z][a-z0-9-]*", makefile.partition(".PHONY:")[2].split("\n")[0]))
     for target in re.findall(r"`make ([a-z][a-z0-9-]*)", text):
@@ -349,7 +349,7 @@ STATES_GPU = ["README.md", "docs/gpu.md", "docs/known-limits.md", "docs/package.
 
 
 def test_pages_state_the_same_gpu_status():
-    """Pages about GPUs say that none has run this, and no page says otherwise, until one has."""
+    """All pages about GPUs say in the same words that nothing was run on one, until it was."""
     if list((ROOT / "docs").glob("gpu-report*")):
         pytest.skip("a report of a real GPU is in the tree")
     for name in STATES_GPU:

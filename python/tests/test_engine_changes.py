@@ -58,7 +58,7 @@ def remove(path):
 
 
 def rewrite(path):
-    os.utime(path, (1, 1))  # a clock of a file system may stand still
+    os.utime(path, (1, 1))  # the clock of a file system may not advance
     with open(path, "r+b") as file:
         file.write(path.with_name("new.safetensors").read_bytes())
 
@@ -87,7 +87,7 @@ def test_unreadable_file_is_named(path, mode, second_of_two):
     weights = iterate([str(path)], options, LOGGER, device="cpu")
     _, _, (name, tensor) = (next(weights) for _ in range(3))
     truncate(path)
-    for _ in range(2):  # as often as it is asked for
+    for _ in range(2):  # as often as it is requested
         with pytest.raises(SafetensorError, match=rf"`{name}`.*rank 1 of 2$") as caught:
             tensor.sum()
         assert str(caught.value).count("rank 1") == str(caught.value).count(f"`{name}`") == 1
@@ -127,7 +127,7 @@ def test_a_verified_reload_fails_before_the_first_weight(path, verified, at):
 def test_a_verified_reload_loads_the_files_that_were_verified(path, verified):
     weights = iterate([str(path)], verified, LOGGER, device="cpu")
     first = [next(weights)]
-    replace(path)  # the new file has no manifest of its own
+    replace(path)  # the new file has no manifest
     found = {name: tensor.clone() for name, tensor in [*first, *weights]}
     assert [float(found[f"layers.{i}.w"].unique()) for i in range(COUNT)] == list(range(COUNT))
 

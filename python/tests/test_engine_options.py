@@ -151,7 +151,7 @@ def mixture(tmp_path):
 
 
 def numbers(name):
-    """Layer and expert of a name; None: it has none."""
+    """Layer and expert of a name; None: it has no layer."""
     words = name.split(".")
     return int(words[2]), int(words[4]) if "experts" in words else None
 
@@ -177,7 +177,7 @@ def test_an_expert_may_have_several_slots(mixture, read, mode):
 
 @pytest.mark.parametrize("first", [0, 4])
 def test_weight_used_twice_is_read_once(mixture, read, first):
-    """Expert 1 in two places, into memory of one's own: also a part of it, and behind the whole."""
+    """Expert 1 in two places, copied to owned memory: also a part of it, after the complete one."""
     path, values = mixture
     for name, tensor in iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
                                 device="cpu"):
@@ -189,14 +189,14 @@ def test_weight_used_twice_is_read_once(mixture, read, first):
         held[2, :8].copy_(tensor.narrow(0, 8, 8)) if first == 0 else None
         assert held[:2].eq(values[name]).all() and held[2, :8].eq(values[name] * (not first)).all()
         part = tensor.narrow(0, first, 128 - first)
-        part.add_(1)  # the writer's own: what others get is as it is in the file
+        part.add_(1)  # the caller's copy; other callers get the file's values
         assert part.eq(values[name] + 1).all()
         assert tensor.narrow(0, first, 128 - first).clone().eq(values[name]).all()
     assert read[-1][1] == 7 * (SIZE - first * 512)
 
 
 def test_drafter_and_model_read_their_own_weights(mixture, read):
-    """One file for both: each leaves out the other's layers, and expects none of them."""
+    """One file for both: each leaves out the other's layers, and does not expect them."""
     path, values = mixture
     for is_drafter in (False, True, False):
         count = 0

@@ -67,7 +67,7 @@ def _unpack(requirement):
 
 @pytest.fixture(scope="module")
 def around():
-    """What both engines need beside their own code."""
+    """Modules that both engines need in addition to their own code."""
     if sys.version_info[:2] < (3, 11):
         pytest.skip("the engines' wheels are for later Pythons")
     needed = _once("needed", lambda folder: _pip(
@@ -128,7 +128,7 @@ def run_ranks(engine, scenarios, around, folder):
 
 
 def check(answers, scenarios):
-    """Every parameter as the engine's own loader has it; no byte needed that is no parameter's."""
+    """Every parameter is as by the engine's own loader, and only bytes of parameters are read."""
     for rank, of_rank in enumerate(answers):
         assert [a["name"] for a in of_rank] == [s["name"] for s in scenarios]
         for answer, scenario in zip(of_rank, scenarios, strict=True):
@@ -159,7 +159,7 @@ def test_vllm(around, models, tmp_path):
         {"name": "moe pp", "folder": moe, "pp": 2, "extra": load},
         {"name": "moe ep round robin", "folder": moe, "tp": 2, "ep": True,
          "parallel": {"expert_placement_strategy": "round_robin"}},
-        # The second is told what the first has taken, which is wrong: that costs bytes, not values.
+        # The second gets the first one's access order, which is wrong: more bytes, the same values.
         {"name": "3-D experts ep", "folder": models["granite"], "tp": 2, "ep": True,
          "extra": load},
         {"name": "3-D experts tp", "folder": models["granite"], "tp": 2},

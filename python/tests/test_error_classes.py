@@ -108,7 +108,7 @@ def test_numbers_of_numpy_are_indices(framework, path, torch):
         assert part[np.int32(-1), np.uint8(1)] == 9.0
         if framework == "pt":
             read = []
-            original, f._take = f._take, lambda *args: read.append(args) or original(*args)
+            original, f._read_whole = f._read_whole, lambda *a: read.append(a) or original(*a)
             assert part[np.int64(1)].tolist() == [4.0, 5.0, 6.0, 7.0]
             assert part[torch.tensor(1)].tolist() == [4.0, 5.0, 6.0, 7.0]
             assert not read  # the row alone
@@ -146,12 +146,12 @@ def test_missing_device_is_found_first(path, torch, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["F6_E2M3", "F6_E3M2", "F4"])
-@pytest.mark.parametrize("front", ["torch", "numpy"])
-def test_packed_floats_are_unchanged(front, name, raw, torch, tmp_path):
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_packed_floats_are_unchanged(framework, name, raw, torch, tmp_path):
     """What a framework has no dtype for is bytes to it, and saved as what it was."""
     import importlib
 
-    module = importlib.import_module(f"fastsafetensors.{front}")
+    module = importlib.import_module(f"fastsafetensors.{framework}")
     bits = 4 if name == "F4" else 6
     source = raw('{"w":{"dtype":"%s","shape":[2,8],"data_offsets":[0,%d]}}' % (name, 2 * bits),
                  bytes(range(2 * bits)))
@@ -195,13 +195,13 @@ def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
         assert array[1:].format_dtype is None and (array + 1).format_dtype is None
 
 
-@pytest.mark.parametrize("front", ["pt", "np"])
-def test_packed_elements_are_not_cut(raw, torch, front):
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_packed_elements_are_not_cut(raw, torch, framework):
     """Indices count elements, of which some share a byte: what would be counted in bytes fails."""
     path = raw(json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]},
                            "b": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [4, 7]}}),
                bytes([0x10, 0x32, 0x54, 0x76, 1, 2, 3]))
-    with safe_open(path, front) as f:
+    with safe_open(path, framework) as f:
         a, b = f.get_slice("a"), f.get_slice("b")
         for index in ((slice(None), slice(0, 2)), (slice(None), slice(1, 3)), (..., 0), (0, 0)):
             with pytest.raises(SafetensorError, match="share bytes"):
@@ -209,8 +209,8 @@ def test_packed_elements_are_not_cut(raw, torch, front):
         for index in (slice(0, 2), 0):
             with pytest.raises(SafetensorError, match="share bytes"):
                 b[index]
-        assert len(a[...].view("u1" if front == "np" else torch.uint8).reshape(-1)) == 4
-        if front == "pt":
+        assert len(a[...].view("u1" if framework == "np" else torch.uint8).reshape(-1)) == 4
+        if framework == "pt":
             assert a[1].view(torch.uint8).tolist() == [0x54, 0x76]
             assert a[:1].view(torch.uint8).tolist() == [[0x10, 0x32]]
 
@@ -226,7 +226,7 @@ def test_errors_of_bytes_have_the_same_detail(torch):
 
 
 class _Watching(dict):
-    """Tensors that tell whether the garbage collector was on when they were asked for."""
+    """Tensors that record whether the garbage collector was enabled when they were accessed."""
 
     def items(self):
         assert gc.isenabled()
@@ -243,7 +243,7 @@ def test_garbage_collector_stays_enabled(path, torch, tmp_path):
 
 
 def test_caller_memory_is_released(path):
-    """An allocator that holds its load is no cycle."""
+    """An allocator that refers to its load does not keep it alive."""
     class Give:
         def __call__(self, size):
             import torch
@@ -272,7 +272,7 @@ def test_numpy_indices_are_the_references(path, index):
 
 @pytest.mark.parametrize("kind", ["nested", "jagged", "name", "metadata"])
 def test_reference_refusals(torch, kind):
-    """Of the same class."""
+    """Errors have the reference's class."""
     reference = pytest.importorskip("safetensors.torch")
     import fastsafetensors.torch as ours
 

@@ -57,7 +57,7 @@ def test_system_errors_keep_their_kind(tmp_path):
     secret.chmod(0)
     user = os.geteuid()
     if user == 0:
-        os.seteuid(65534)  # root reads everything: be nobody for a moment
+        os.seteuid(65534)  # root can read everything: change the user for a moment
     try:
         with pytest.raises(PermissionError):
             load_file(secret)
@@ -156,7 +156,7 @@ def test_same_verdict_as_the_reference(tmp_path):
         length = len(header) + (random_.choice([-1, 1, 2**40]) if random_.random() < 0.02 else 0)
         path.write_bytes(struct.pack("<Q", max(length, 0)) + header + bytes(data))
         ours, theirs = our_verdict(path), reference_verdict(path)
-        # A wanted difference: a tensor name that comes twice is refused by us alone.
+        # An intended difference: only this package refuses a duplicate tensor name.
         assert ours == theirs, (case, header, data)
         accepted += ours is not None
     assert 500 < accepted < 2500
@@ -202,12 +202,12 @@ KINDS = {
 
 @pytest.mark.parametrize("words", KINDS)
 def test_other_file_kinds_are_named(words, tmp_path, command):
-    """One sentence in every front; class and name of the error are what they were."""
+    """The same sentence by every API. Class and name of the error are unchanged."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(KINDS[words])
-    for front in (load_file, lambda name: safe_open(name, framework="numpy")):
+    for load in (load_file, lambda name: safe_open(name, framework="numpy")):
         with pytest.raises(SafetensorError, match=words) as caught:
-            front(path)
+            load(path)
         assert str(caught.value).startswith("Error while deserializing header: ")
     done = subprocess.run([command, "verify", path], capture_output=True, text=True)
     assert done.returncode == 1 and words in done.stderr

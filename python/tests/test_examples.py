@@ -313,7 +313,7 @@ def test_benchmarks(tmp_path, torch):
 
 
 def test_accelerate_checkpoints(tmp_path):
-    """The example goes on from the newest checkpoint."""
+    """The example resumes from the newest checkpoint."""
     pytest.importorskip("accelerate")
     pytest.importorskip("torch")
     program = [sys.executable, EXAMPLES / "accelerate_checkpoints.py", tmp_path / "run"]

@@ -68,7 +68,7 @@ def test_tensors_have_their_device(sample):
 
 
 def test_memory_of_the_callers(sample):
-    """A callable gives memory; it goes with the last tensor, and failures are errors."""
+    """A callable allocates memory. It is freed with the last tensor, and failures are errors."""
     run("""
     import fastsafetensors._core as core
     model = core.Model(path)
@@ -212,7 +212,7 @@ def test_loaders_of_05_load_to_the_gpu(sample):
 
 
 def test_freeing_and_trimming_do_not_block(sample):
-    """A kernel runs for ever: tensors are dropped at once, and whoever trims waits alone."""
+    """A kernel never ends: tensors are freed without waiting, and only the caller of trim waits."""
     run("""
     import signal, threading
     import fastsafetensors._core as core
@@ -233,7 +233,7 @@ def test_freeing_and_trimming_do_not_block(sample):
 
 
 def test_every_api_allocates_with_torch(sample):
-    """What torch's allocator gives is what tensors lie in, whichever front loads them."""
+    """Tensors are in memory of torch's allocator, by every API."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
     import fastsafetensors as f
@@ -279,7 +279,7 @@ def test_every_api_allocates_with_torch(sample):
 
 
 def test_every_api_retries_on_a_full_device(sample):
-    """Half of the device is what torch keeps: given back, and the load goes on."""
+    """torch's cache holds half of the device. It is emptied, and the load continues."""
     for memory in ("torch", "own"):
         run(f"""
         memory = {memory!r}
@@ -389,7 +389,7 @@ def test_pinned_and_torch_memory(sample):
 
 @pytest.mark.parametrize("memory", ["own", "torch"])
 def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
-    """Each file is a batch of its own, whose memory is asked for while others are on their way."""
+    """Each file is a separate batch, whose memory is allocated while others are being read."""
     for i in range(6):
         tensors = {f"t{i}.{k}": torch.full((300_000,), float(6 * k + i)) for k in range(10)}
         save_file(tensors, tmp_path / f"m-{i}.safetensors")

@@ -113,7 +113,7 @@ def test_missing_gpu_is_reported(tmp_path):
 
 
 def test_limits_are_measured_alone_and_together():
-    """The bus at several sizes, threads alone and together, each with slots of its own."""
+    """The bus at several sizes, threads alone and together, each with its own slots."""
     folder = pathlib.Path(os.path.dirname(os.path.dirname(fakes_folder())))
     done = subprocess.run([folder / "bench/gpu_peak", "cuda", "0", "64"], text=True,
                           env={**os.environ, "LD_LIBRARY_PATH": fakes_folder()},

@@ -5,8 +5,8 @@ import pytest
 from fake_gpu import run
 from test_gpu import sample  # noqa: F401
 
-# Every front that loads to a GPU, each a function without arguments.
-FRONTS = """
+# Every API that loads to a GPU, each a function without arguments.
+APIS = """
 torch = fake_gpu.give_torch_a_gpu()
 import fastsafetensors as f
 from fastsafetensors.fast_loading import load_safetensors, load_safetensors_mmap
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.large = torch.nn.Parameter(torch.empty(3000000, device="meta"))
-FRONTS = {{
+APIS = {{
     "load_file": lambda: load_file(path, "cuda:0"),
     "load_file, own": lambda: load_file(path, "cuda:0", allocator="own"),
     "load_safetensors": lambda: load_safetensors(path, device="cuda:0"),
@@ -50,9 +50,9 @@ FRONTS = {{
     "core": lambda: list(f._core.Model(path).load(device="cuda:0")),
 }}
 def all_end(kind, *words):
-    for name, front in FRONTS.items():
+    for name, api in APIS.items():
         try:
-            front()
+            api()
         except kind as error:
             assert any(word in str(error) for word in words), (name, error)
         else:
@@ -60,9 +60,9 @@ def all_end(kind, *words):
 """
 
 
-def fronts(code, path, has_driver=True, **environment):
-    """Run code after the fronts."""
-    return run(FRONTS.format(has_driver=has_driver) + code, path, **environment)
+def run_with_apis(code, path, has_driver=True, **environment):
+    """Run code after the definitions of all APIs."""
+    return run(APIS.format(has_driver=has_driver) + code, path, **environment)
 
 
 @pytest.mark.parametrize(("words", "environment"), [
@@ -72,19 +72,19 @@ def fronts(code, path, has_driver=True, **environment):
     ("could not be started", {"FAKE_GPU_INIT_CODE": "999"}),
 ], ids=["none", "old", "hidden", "broken"])
 def test_drivers(sample, words, environment):  # noqa: F811
-    """What is wrong with the driver is in the error, of every front."""
+    """The error of every API says what is wrong with the driver."""
     has_driver = "LD_LIBRARY_PATH" not in environment
-    fronts(f"all_end(RuntimeError, {words!r})", sample, has_driver, **environment)
+    run_with_apis(f"all_end(RuntimeError, {words!r})", sample, has_driver, **environment)
 
 
 def test_full_memory(sample):  # noqa: F811
     """A MemoryError that says what is needed."""
-    fronts('all_end(MemoryError, "bytes needed")', sample, FAKE_GPU_MEMORY="4000000")
+    run_with_apis('all_end(MemoryError, "bytes needed")', sample, FAKE_GPU_MEMORY="4000000")
 
 
 def test_lost_device(sample):  # noqa: F811
     """After an illegal access every call fails, until the process ends: loads do, at once."""
-    fronts("""
+    run_with_apis("""
 held = load_file(path, "cuda:0", allocator="own")
 driver.fake_gpu_set(b"sticky", 700)
 all_end(RuntimeError, "700")
@@ -98,12 +98,12 @@ assert load_file(path, "cuda:0")["large"][7] == 7
 
 def test_device_lost_during_a_load(sample):  # noqa: F811
     """The n-th copy fails, and everything after it: an error, and nothing that waits for ever."""
-    fronts("""
+    run_with_apis("""
 for nth in (1, 3, 6):
-    for name, front in FRONTS.items():
+    for name, api in APIS.items():
         driver.fake_gpu_fail(b"cuMemcpyHtoDAsync", ctypes.c_long(nth), ctypes.c_long(700))
         try:
-            front()
+            api()
         except RuntimeError as error:
             assert "700" in str(error), (name, error)
         else:
@@ -114,7 +114,7 @@ for nth in (1, 3, 6):
 
 def test_driver_shut_down(sample):  # noqa: F811
     """At exit drivers end before the last tensors go: these go quietly."""
-    fronts("""
+    run_with_apis("""
 held = load_file(path, "cuda:0", allocator="own")
 driver.fake_gpu_set(b"gone", 1)
 all_end(RuntimeError, "error 4")
@@ -125,8 +125,8 @@ print("ended")
 
 
 def test_a_forked_process(sample):  # noqa: F811
-    """The child of a process that uses the driver is told so; what it inherited goes quietly."""
-    fronts("""
+    """A child of a process that uses the driver gets an error, and frees inherited memory."""
+    run_with_apis("""
 held = load_file(path, "cuda:0", allocator="own")
 child = os.fork()
 if child == 0:

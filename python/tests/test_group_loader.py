@@ -213,7 +213,7 @@ def test_configuration(tmp_path, monkeypatch, caplog):
     assert SafeTensorsFileLoader.process_extension_config({"copier_type": "fgds"})["use_fgds"]
 
 
-# ---- a reader of one's own ----
+# ---- custom readers ----
 
 
 class TwiceReader(CopierInterface):

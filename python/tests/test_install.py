@@ -185,7 +185,7 @@ def test_cmake_finds_it(prefix, tmp_path):
 
 
 def test_uninstall_leaves_nothing(prefix, tmp_path):
-    """To another place than before, where nothing is compiled anew, and away from there."""
+    """Move the installation to another folder without recompiling, and uninstall it."""
     if not shutil.which("ninja"):
         pytest.skip("no ninja")
     target = tmp_path / "prefix"
@@ -249,15 +249,16 @@ def test_layer_check_can_fail(tmp_path):
     assert check("check_style.py").returncode == 0
     cases = [
         ("check_layers.py", "src/io/engine_choice.c", '#include "plan/plan.h"\n', "may not use"),
-        ("check_layers.py", "src/loader/load.c", '#include "io/io_private.h"\n', "not the door"),
-        ("check_layers.py", "src/plan/plan.c", "#include <unistd.h>\n", "pure room"),
+        ("check_layers.py", "src/loader/load.c", '#include "io/io_private.h"\n',
+         "not the interface header"),
+        ("check_layers.py", "src/plan/plan.c", "#include <unistd.h>\n", "pure module"),
         ("check_layers.py", "src/transfer/schedule.c", "void f(void) { fsti_worker_run(0, 0); }\n",
-         "a circle of files"),
+         "call cycle of files"),
         ("check_layers.py", "src/format/header_validate.c",
-         "void f(void) { fsti_packed_clear(0); }\n", "a circle of files"),
+         "void f(void) { fsti_packed_clear(0); }\n", "call cycle of files"),
         ("check_layers.py", "src/transfer/worker.c", "const void *f = &fsti_sink_view;\n", "names"),
         ("check_layers.py", "src/transfer/worker.c", "void f(void) { fsti_cpu_count(); }\n",
-         "asks"),
+         "which only facts.c may"),
         ("check_layers.py", "cli/main.c", '#include "base/primitives.h"\n', "not public"),
         ("check_style.py", "src/plan/plan.c",
          "static int long_one(void) {\n" + "    f();\n" * 70 + "}\n", "lines"),

@@ -352,7 +352,7 @@ def test_views_of_cached_files_are_one_load(cached, options, loads, begins):
     ahead = ReadAhead(model, options, eager=True)
     if begins:
         ahead.begin()
-    # In order of names, as programs ask: not the file's.
+    # In the order of names, as programs request them, which is not the file's order.
     order = range(100) if len(loads) > 1 else sorted(range(100), key=str, reverse=True)
     assert all(ahead.take(i) is not None for i in order)
     expected = loads if not begins or len(loads) == 1 else [(0, 100)]
@@ -360,7 +360,7 @@ def test_views_of_cached_files_are_one_load(cached, options, loads, begins):
 
 
 def test_collected_slices_are_read_ahead(tmp_path, torch):
-    """Reads begin with the eighth slice that is asked for, of one file at a time."""
+    """Readahead begins with the eighth requested slice, one file at a time."""
     safetensors = pytest.importorskip("safetensors")
     from fastsafetensors.torch import save_file
 
@@ -379,7 +379,7 @@ def test_collected_slices_are_read_ahead(tmp_path, torch):
         for kept in slices:
             for part, tensor in zip(kept, tensors.values()):
                 assert same_bits(torch, part[...], tensor)
-        # All of the first file's came out of the window that was begun.
+        # All tensors of the first file were read by the window that was started.
         assert files[0]._replacement._ahead._alone_bytes == 0
         assert files[0]._replacement._ahead._opened_bytes == 20 * 128 * 1024
         for file in files:

@@ -227,7 +227,7 @@ def test_view_reads_its_slice_once(path: Path) -> None:
     for _ in range(3):
         part.sum()
     assert model.stats() == {"bytes_needed": 64, "bytes_read": 64, "loads": 1, "boxes_ahead": 0}
-    part[1].sum()  # of what is there already
+    part[1].sum()  # of bytes that were read already
     assert model.stats()["loads"] == 1
 
 
@@ -320,13 +320,13 @@ def test_threads_read_once_each(path: Path) -> None:
 
 
 def test_two_loads_learn_the_same_habits(path: Path) -> None:
-    """What one learns while the other looks through it is no error."""
+    """One load may record slices while another one iterates over them."""
     first = LazyModel(path, mode="load")
     fill(first["layers.0.w"][0:1])
     (known,) = first.habits.values()
 
     class Box(tuple[Any, ...]):
-        """While it is looked at, another thread learns."""
+        """Another thread records slices while this one is compared."""
 
         def __hash__(self) -> int:
             known[(3, 0), (4, COLUMNS)] = None

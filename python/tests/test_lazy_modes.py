@@ -56,7 +56,7 @@ MODES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("mode", ["auto", "load"])
 @pytest.mark.parametrize("use", MODES, ids=str)
 def test_tensors_read_under_modes_are_plain(path: Path, use: str, mode: str) -> None:
-    """It is kept, and it is everybody's: what was made in a mode would be of no use outside."""
+    """All threads share the tensor that was read, so it must also be usable outside of the mode."""
     model = LazyModel(path, mode=mode)
     first = model[W]
     MODES[use](first)

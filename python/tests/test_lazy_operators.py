@@ -41,7 +41,7 @@ def embed(values: Any, dim: int, before: int, after: int) -> Any:
     return made
 
 
-# How a view's values are stored, and how the view is made of what is stored.
+# How a view's values are stored, and how the view is made from them.
 VIEWS: dict[str, tuple[Maker, Maker]] = {
     "whole": (lambda x: x, lambda t: t),
     "rows": (lambda x: embed(x, 0, 2, 1), lambda t: t[2:-1]),
@@ -51,7 +51,7 @@ VIEWS: dict[str, tuple[Maker, Maker]] = {
                            lambda t: swap_ends(t[..., 2:-1])),
 }
 
-# Results of these are undefined, random in a way of their own, or addresses.
+# Results of these are undefined, random, or addresses.
 NO_VALUES = ("empty", "resize", "as_strided_partial")
 
 
@@ -98,7 +98,7 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 def call(function: Callable[..., Any], tensor: Any, sample: Any) -> Any:
-    """What comes of a call: results and the tensor afterwards, or the kind of error."""
+    """The outcome of a call: results and the tensor afterwards, or the kind of error."""
     torch.manual_seed(0)
     args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, sample.args)
     kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, sample.kwargs)
@@ -187,7 +187,7 @@ def test_every_operator_of_the_registry(dtype: str, tmp_path: Path) -> None:
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
 
-# What the registry has not: uses that show how a view lies in the memory of its tensor.
+# Uses that are not in the registry, and that show how a view lies in the memory of its tensor.
 USES: dict[str, Callable[[Any], Any]] = {
     "as_strided": lambda t: t.as_strided((3,), (1,), 0),
     "as_strided after a read": lambda t: (t.sum(), t.as_strided((3,), (1,), 0))[1],

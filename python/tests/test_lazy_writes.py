@@ -145,7 +145,7 @@ def test_in_place_changes_equal_plain_tensors(path: Path, change: str, mode: str
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
 def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
-    """Watching is for who may write: readers are given the file's pages."""
+    """Only functions that may write are watched. Functions that read get the file's pages."""
     model = LazyModel(path, mode=mode)
     functional = torch.nn.functional
     uses: list[Callable[[Any], Any]] = [
@@ -161,7 +161,7 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
 
 
 def test_trained_parameters_are_plain(path: Path) -> None:
-    """The same object; what is frozen stays a promise, until somebody wants its gradient."""
+    """The same object. A frozen parameter stays lazy until its gradient is needed."""
     import pickle
 
     model = LazyModel(path)
@@ -173,7 +173,7 @@ def test_trained_parameters_are_plain(path: Path) -> None:
     assert isinstance(linear.weight, torch.nn.Parameter) and linear.weight.is_leaf
     assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(promise + 0, tensor(3))
     frozen = torch.nn.Parameter(model["layers.4.w"], requires_grad=False)
-    frozen.loader = "mine"  # as engines note who fills it
+    frozen.loader = "mine"  # engines record the loader in this way
     assert isinstance(frozen, torch.nn.Parameter) and frozen._cell[0] is None
     for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
         assert type(twin) is torch.nn.Parameter and not twin.requires_grad
@@ -238,7 +238,7 @@ def test_modules_of_another_dtype_are_saved(path: Path, mode: str, dtype: Any) -
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
 def test_lazy_tensors_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
-    """By every front, as what they stand for; also onto the file that they are of."""
+    """Every API saves the values that they stand for, also to the file that they were read from."""
     from fastsafetensors.fast_loading import save_safetensors
     from fastsafetensors.torch import load, save
 
@@ -269,7 +269,7 @@ def test_writes_are_visible_through_other_strides(path: Path) -> None:
 
 def test_window_dropped_during_a_read(
         path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads go on to other windows: who waits for a box reads it alone."""
+    """Other threads open new windows: a thread that waits for an old one's slice reads it alone."""
     model = LazyModel(path, mode="load", memory=4 * ALL)
     make_item = lazy_reads.make_item
     dropped = []
@@ -340,10 +340,10 @@ def test_attribute_queries_read_nothing(path: Path) -> None:
 @pytest.mark.skipif(not hasattr(torch._C, "_set_throw_on_mutable_data_ptr"), reason="older torch")
 def test_invalid_data_pointer_is_an_error(path: Path) -> None:
     with pytest.raises(RuntimeError):
-        torch.utils.dlpack.to_dlpack(LazyModel(path)[W])  # asks torch's own code for it
+        torch.utils.dlpack.to_dlpack(LazyModel(path)[W])  # runs torch's own code
 
 
-# ---- files that change, orders that nobody expects ----
+# ---- files that change, unexpected orders ----
 
 
 @pytest.mark.parametrize("rows", [4, 4000])
@@ -476,7 +476,7 @@ def test_resident_tensors_are_not_read(path: Path) -> None:
     stats = model.stats()
     assert stats["loads"] == stats["bytes_read"] == stats["boxes_ahead"] == 0
     assert stats["bytes_needed"] == LAYERS * ALL // 2
-    assert calls <= 70, calls  # a tensor's own cost: none of it grows with the model
+    assert calls <= 70, calls  # the cost of one tensor, independent of the size of the model
 
 
 def test_verified_tensors_are_read(path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_list_of_an_unfinished_save_is_refused(name: str, half: HalfPublished)
 
 
 @pytest.mark.parametrize("name", ["SafeTensorsFileLoader of a group", "ParallelLoader"])
-def test_files_opened_one_by_one_are_opened_again_when_a_save_comes_between(
+def test_files_opened_one_by_one_are_reopened_after_a_concurrent_save(
     name: str, half: HalfPublished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []

@@ -55,7 +55,7 @@ def test_ring_and_numa_can_be_forced(model, torch):
 
 
 def test_one_tensor_keeps_only_its_batch(tmp_path, torch):
-    """Of a load into memory of our own, 64 MiB at most go with a tensor, or the tensor alone."""
+    """With owned memory, a tensor keeps at most 64 MiB alive, or only itself."""
     from fastsafetensors import live_allocation_bytes
     from fastsafetensors.torch import save_file
 

@@ -19,13 +19,13 @@ def path(tmp_path, torch):
 def _fronts():
     import importlib
 
-    fronts = {name: importlib.import_module(f"fastsafetensors.{name}").load_file
+    loaders = {name: importlib.import_module(f"fastsafetensors.{name}").load_file
               for name in ("torch", "numpy")}
     try:
-        fronts["flax"] = importlib.import_module("fastsafetensors.flax").load_file
+        loaders["flax"] = importlib.import_module("fastsafetensors.flax").load_file
     except ModuleNotFoundError:
         pass
-    return fronts
+    return loaders
 
 
 @pytest.mark.parametrize("mode", ["load", "map"])

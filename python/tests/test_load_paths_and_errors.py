@@ -49,7 +49,7 @@ def test_pickled_handle_opens_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_pickled_handle_resolves_links(tmp_path, monkeypatch):
-    """".." behind a link to a folder is the folder above that one."""
+    """".." after a link to a folder is the parent of the link's target."""
     (tmp_path / "deep/er").mkdir(parents=True)
     save_file({"w": torch.tensor([1.0])}, tmp_path / "deep/m.safetensors")
     save_file({"w": torch.tensor([2.0])}, tmp_path / "m.safetensors")
@@ -84,7 +84,7 @@ def test_failed_loader_closes_files(tmp_path):
 
 
 def test_path_loader_lists_its_arguments(tmp_path):
-    """Keywords of the loader of a process group are refused with the way that takes them."""
+    """Keywords of the process group's loader are refused with the call that accepts them."""
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.zeros(4)}, path)
     for words in ({"device": "cpu"}, {"framework": "pt"}, {"nogds": True}):
@@ -126,7 +126,7 @@ def test_misaligned_tensors_are_read_without_the_interpreter(tmp_path, mode):
     thread.join()
     for i, value in enumerate(values):
         assert np.array_equal(tensors[f"t{i}"].numpy(), value)
-    # Counted, not timed: between 40 waits it has turns. By a copy with the interpreter it had none.
+    # Counted, not timed: other threads run between 40 waits. A copy that holds the GIL blocks them.
     assert len(beats) > 3 or mode != "map"
 
 
@@ -151,7 +151,7 @@ def test_impossible_conversion_is_a_value_error(tmp_path):
 
 
 def test_command_load_messages(run_command, tmp_path):
-    """Nothing is said to be unread that was read, no count is told that nobody made."""
+    """Bytes that were read are not reported as unread, and no false count is printed."""
     path = tmp_path / "m.safetensors"
     save_file({f"w{i}": torch.zeros(1 << 18) for i in range(8)}, path)
     with open(path, "rb") as file:
@@ -174,7 +174,7 @@ def test_command_load_messages(run_command, tmp_path):
 
 
 def test_engines_reports_small_loads(run_command, tmp_path):
-    """Little is read at once, by the thread that asks."""
+    """A small model is read at once, by the calling thread."""
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.zeros(3)}, path)
     told = json.loads(run_command("engines", "--json", path).stdout)["engines"]
@@ -186,7 +186,7 @@ def test_engines_reports_small_loads(run_command, tmp_path):
 @pytest.mark.parametrize("options", [{}, {"mode": "load"}, {"cache": "bypass"},
                                      {"dtype": "BF16"}], ids=str)
 def test_progress_ends_with_the_whole(tmp_path, options):
-    """However it comes, cold or cached: totals from the first call on, all of them in the last."""
+    """Cold or cached: totals are known from the first call on, and reached by the last one."""
     path = tmp_path / "m.safetensors"
     save_file({f"w{i}": torch.zeros(1 << 20) for i in range(10)}, path)
     for _ in range(2):
@@ -244,7 +244,7 @@ def test_speed_counts_bytes_read(run_command, tmp_path):
 
 
 def test_small_files_have_no_chunk_statistics(run_command, tmp_path):
-    """Whether they are cached decides nothing, and is not told."""
+    """Residency of small files does not influence the load, and is not reported."""
     path = tmp_path / "small.safetensors"
     save_file({"w": torch.zeros(3)}, path)
     assert "chunks were cached" not in run_command("load", "--mode", "load", path).stdout

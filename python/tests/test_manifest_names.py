@@ -4,7 +4,7 @@
 import pytest
 
 
-def test_an_algorithm_is_no_target(tmp_path):
+def test_an_algorithm_is_not_a_target(tmp_path):
     """The second argument is a path: the name of an algorithm there is a slip."""
     import numpy
     from fastsafetensors import write_manifest

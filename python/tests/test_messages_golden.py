@@ -107,7 +107,7 @@ def check(section, found, folder):
         sections[section] = lines + "\n"
         GOLDEN.write_text("".join(f"## {name}\n{sections[name]}" for name in sorted(sections)))
     assert sections[section].rstrip("\n").split("\n") == lines.rstrip("\n").split("\n")
-    # The file comes once, apart from the one that Python appends to an OSError.
+    # The file is named once, apart from the one that Python appends to an OSError.
     for label, text in found:
         assert text.count(f"{label.split()[-1]}: ") <= 1, text
 

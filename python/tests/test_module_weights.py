@@ -24,7 +24,7 @@ def tied(torch):
 
 
 def on_meta(torch, make):
-    """Make a module on the meta device; its ties are as they are elsewhere."""
+    """Make a module on the meta device, with the same ties as on other devices."""
     with torch.device("meta"):
         return make()
 
@@ -189,7 +189,7 @@ def test_extra_state_is_missing_as_torch_says(torch, tmp_path):
 
 
 def test_parameter_without_storage_is_copied_to(torch, tmp_path):
-    """Parameters of a class of their own take the bytes through torch."""
+    """Parameters of a custom class are filled by torch."""
 
     class Own(torch.nn.Parameter):
         pass
@@ -286,7 +286,7 @@ def test_packed_floats_in_parts(mesh, torch, tmp_path):
 
 
 def test_measured_speeds_are_agreed_on(monkeypatch, torch):
-    """A rank that knows the speeds of a group that is gone measures with those that do not."""
+    """A rank that has measured in a group that ended measures again with those that have not."""
     import fastsafetensors.sharded as sharded
 
     class Group:

@@ -24,7 +24,7 @@ KINDS = ["option", "environment", "environment in words"]
 
 
 def forbid(kind: str, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-    """Forbid the network in one of the ways that there are."""
+    """Forbid the network by one of the possible settings."""
     if kind == "option":
         remote.configure(offline=True, **settings)
     else:
@@ -58,7 +58,7 @@ def server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def actions(url: str) -> list[Callable[[], object]]:
-    """Everything that asks a server, or a service for credentials."""
+    """All calls that connect to a server, or to a service for credentials."""
     tensors = {"a": numpy.zeros(4, numpy.float32)}
     made: list[Callable[[], object]] = []
     for address in (url + "x.safetensors", url + "model.safetensors.index.json",
@@ -81,7 +81,7 @@ def actions(url: str) -> list[Callable[[], object]]:
 def test_offline_opens_no_connection(
     kind: str, server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loads, listings, verification, saves: each is an error, and none reaches the server."""
+    """Loads, listings, verification, saves: each is an error, and none connects to the server."""
     forbid(kind, monkeypatch, retry_base_ms=2)
     for act in actions(server.url):
         with pytest.raises(REFUSALS) as caught:
@@ -94,7 +94,7 @@ def test_offline_opens_no_connection(
 def test_cached_objects_are_served(
     kind: str, server: WebServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A complete object comes from the cache, without a question for its version or for keys."""
+    """A complete object is read from the cache, without revalidation and without credentials."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     addresses = (server.url + "x.safetensors", "s3://box/x.safetensors")

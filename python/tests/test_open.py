@@ -54,7 +54,7 @@ def test_rows_of_a_cached_file_are_views(model):
     rows = loader.item(0)
     assert loader.stats()["bytes_copied"] == 0
     whole = core.load(["large"], mode="map").item(0)
-    # Each load has a mapping of its own, which begins at a page.
+    # Each load has a separate mapping, which begins at a page.
     assert (rows.data_ptr - whole.data_ptr - 3 * 1000 * 4) % mmap.PAGESIZE == 0
     loader = core.load([("large", (0, 0), (9, 10))], mode="map")
     assert loader.item(0).nbytes == 360 and loader.stats()["bytes_copied"] == 360
@@ -72,7 +72,7 @@ def test_wrong_slices(model):
         assert f.get_slice("scalar")[...].item() == 3.5
 
 
-def test_slices_read_only_what_is_asked(tmp_path, torch):
+def test_slices_read_only_the_requested_bytes(tmp_path, torch):
     from safetensors.torch import save_file
 
     from fastsafetensors import _core

@@ -147,8 +147,8 @@ def test_modules_are_filled(pair, tmp_path):
     assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
 
 
-def test_conversion_on_the_way(pair):
-    """Conversion on the way."""
+def test_conversion_while_loading(pair):
+    """Tensors are converted while they are decompressed."""
     loaded = fst_torch.load_file(pair[1], dtype=torch.float32)
     assert torch.equal(loaded["layer.0.weight"], weights()["layer.0.weight"].float())
     assert same(loaded, fst_torch.load_file(pair[0], dtype=torch.float32))
@@ -190,7 +190,7 @@ def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
     assert by_name["numbers"]["stored_bytes"] < by_name["numbers"]["bytes"]
     assert "compressed (zstd)" in command("inspect", packed).stdout
     assert command("verify", packed).returncode == 0
-    os.unlink(back)  # what did not shrink is plain, and comes back as well
+    os.unlink(back)  # files that did not shrink are stored uncompressed, and are restored as well
     assert command("convert", "--decompress", source, back).returncode == 0
     assert pathlib.Path(back).read_bytes() == pathlib.Path(source).read_bytes()
     assert command("convert", "--compress", packed, back).returncode != 0
@@ -203,7 +203,7 @@ def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
 
 
 def test_sizes_are_near_the_entropy(tmp_path):
-    """Gaussian weights take the room of their exponents' entropy, noise its own."""
+    """The size of Gaussian weights is near their exponents' entropy; noise does not shrink."""
     torch.manual_seed(0)
     values = torch.cat([torch.randn(1 << 17) * (0.005 * 1.5**i) for i in range(8)])
     blocks = values.view(-1, 128 * 128)
@@ -216,7 +216,7 @@ def test_sizes_are_near_the_entropy(tmp_path):
 
 
 def test_damage_names_the_tensor(tmp_path, pair):
-    """Damage is told with the tensors name."""
+    """Errors of damaged chunks name the tensor."""
     path = tmp_path / "damaged.safetensors"
     data = bytearray(pathlib.Path(pair[1]).read_bytes())
     (size,) = struct.unpack("<Q", data[:8])
@@ -230,7 +230,7 @@ def test_damage_names_the_tensor(tmp_path, pair):
 
 
 def test_missing_libzstd_is_named(pair):
-    """What was written here is read without it; writing says what to install."""
+    """Files written here are read without it; writing one says what to install."""
     program = f"""
 import sys
 from fastsafetensors import safe_open, SafetensorError
@@ -245,7 +245,7 @@ for work in (lambda: fst_numpy.save_file(original, {pair[0]!r} + ".other", compr
     except Exception as error:
         print(type(error).__name__, error)
 """
-    # A library of that name without the functions comes first: found, and too old.
+    # A library of that name without the functions is found first: it is too old.
     folder = pathlib.Path(pair[1]).parent / "empty"
     folder.mkdir(exist_ok=True)
     source = folder / "nothing.c"
@@ -333,7 +333,7 @@ def test_many_threads_and_a_forked_child_read_one_open_file(pair):
 
 @pytest.mark.parametrize("content", [{}, {"a": torch.tensor(1.5)}], ids=["empty", "scalar"])
 def test_decompressing_a_small_plain_file_copies_it(tmp_path, content):
-    """What did not shrink stayed plain: it comes back with its own size, not a page's."""
+    """Tensors that did not shrink are stored uncompressed, and restored with their exact size."""
     plain, packed, back = (tmp_path / f"{name}.safetensors" for name in ("a", "b", "c"))
     stock.save_file(content, plain)
     assert command("convert", "--compress", plain, packed).returncode == 0
@@ -364,7 +364,7 @@ def test_rank_rows_read_only_their_chunks(tmp_path, dtype):
         assert part * 0.6 < stats["stored_bytes"] <= 1.1 * expected
 
 
-def test_other_rewrites_write_plain_unless_asked(tmp_path, pair):
+def test_other_rewrites_are_uncompressed_by_default(tmp_path, pair):
     """merge, split, extract and convert take compressed files like any other."""
     state = weights()
     more = tmp_path / "more.safetensors"
@@ -383,7 +383,7 @@ def test_other_rewrites_write_plain_unless_asked(tmp_path, pair):
 
 
 def test_signed_folders_of_compressed_files(tmp_path, pair):
-    """What is signed are the stored bytes; a load by key decodes what it has verified."""
+    """The stored bytes are signed; a load by key decodes bytes that it has verified."""
     folder, key, public = tmp_path / "model", tmp_path / "key.pem", tmp_path / "pub.pem"
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command, which makes keys, is not installed")

@@ -103,7 +103,7 @@ class Layers(torch.nn.Module):  # type: ignore[name-defined, misc]
 
 
 def test_sets_of_compressed_and_plain_files(folder: pathlib.Path) -> None:
-    """The index tells true names; twice in a row, and whole or in slices."""
+    """The index has the original names; twice in a row, complete and in slices."""
     index = folder / "model.safetensors.index.json"
     for _ in range(2):
         assert same(load_file(index), weights(0) | weights(2))
@@ -209,7 +209,7 @@ RANK = textwrap.dedent("""
 
 
 def test_ranks_get_their_parts(tmp_path: pathlib.Path) -> None:
-    """Two gloo ranks, every way of sharing the reading."""
+    """Two gloo ranks, every method of sharing the reads."""
     from test_rank_faults import run_ranks
 
     save_file(weights(0), tmp_path / "m.safetensors", compress=True)
@@ -244,7 +244,7 @@ def test_urls_and_the_disk_cache(folder: pathlib.Path, tmp_path: pathlib.Path) -
 
 
 def test_budgets_count_what_threads_decompress_with(packed: str) -> None:
-    """Within a budget, streaming; below a thread's room, both numbers."""
+    """Streaming within a budget. If it is too small for a decoder, the error has both sizes."""
     with closing(_core.Model(packed)) as model:
         with closing(model.load(mode="load", budget=8 << 20)) as loader:
             assert sum(1 for _ in loader) == len(weights(0))
@@ -255,8 +255,8 @@ def test_budgets_count_what_threads_decompress_with(packed: str) -> None:
 
 
 def test_rows_of_two_files_interleaved(tmp_path: pathlib.Path) -> None:
-    """A chunk that a read of one file ended in is not taken for another file's, nor for that of a
-    file that has come to its place."""
+    """A chunk that was kept decoded for one file is not used for another one, nor for a file that
+    replaced it at the same path."""
     paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     held = [weights(0)["layers.0.w"], weights(2)["layers.2.w"]]
     for path, tensor in zip(paths, held, strict=True):
@@ -265,7 +265,7 @@ def test_rows_of_two_files_interleaved(tmp_path: pathlib.Path) -> None:
         for row in range(0, ROWS - 100, 50):
             for file, tensor in ((one, held[0]), (other, held[1])):
                 assert raw(file.get_slice("w")[row : row + 50]) == raw(tensor[row : row + 50])
-        for turn in range(4):  # the first stays open, so that rooms do
+        for turn in range(4):  # the first stays open, so that decoder workspaces are kept
             with safe_open(paths[turn % 2], "pt") as file:
                 assert raw(file.get_slice("w")[3:50]) == raw(held[turn % 2][3:50])
 
@@ -287,8 +287,8 @@ print(len(load_file({packed!r}, mode="load")))
     assert done.stdout.split() == ["interrupted", "True", "5"], done.stdout + done.stderr
 
 
-def become_nobody() -> None:
-    """Root may do anything: be somebody else."""
+def become_other_user() -> None:
+    """Root may do anything, so change to another user."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -296,7 +296,7 @@ def become_nobody() -> None:
 
 
 def test_without_root(command: str, packed: str) -> None:
-    """Somebody who owns nothing but the folder compresses, reads and gives the file back."""
+    """A user who only owns the folder compresses, reads and decompresses the file."""
     with tempfile.TemporaryDirectory() as name:
         place = pathlib.Path(name)
         place.chmod(0o777)
@@ -309,7 +309,7 @@ def test_without_root(command: str, packed: str) -> None:
             ["load", "again.safetensors"],
         ):
             done = subprocess.run([command, *words], cwd=place, capture_output=True, text=True,
-                                  preexec_fn=become_nobody, timeout=600)
+                                  preexec_fn=become_other_user, timeout=600)
             assert done.returncode == 0, (words, done.stderr)
         assert same(load_file(place / "again.safetensors"), weights(0))
         assert (place / "again.safetensors").stat().st_size < 0.9 * (

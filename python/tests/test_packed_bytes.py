@@ -49,19 +49,19 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, p
 
 
 def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
-    """load() of both fronts and deserialize(): of compressed bytes as of plain ones."""
+    """load() of both modules and deserialize() return the same for compressed bytes."""
     plain, packed = (path.read_bytes() for path in pair)
     assert deserialize(packed) == deserialize(plain)
-    for front in (fst_torch, fst_numpy):
-        one, other = front.load(plain), front.load(packed)
+    for module in (fst_torch, fst_numpy):
+        one, other = module.load(plain), module.load(packed)
         assert list(one) == list(other) and len(one) == 5
         for name in one:
-            wanted, got = (tensors[name].reshape(-1).view(torch.uint8 if front is fst_torch
+            wanted, got = (tensors[name].reshape(-1).view(torch.uint8 if module is fst_torch
                                                           else "u1") for tensors in (one, other))
-            assert bytes(memoryview(wanted.numpy() if front is fst_torch else wanted)) == bytes(
-                memoryview(got.numpy() if front is fst_torch else got))
+            assert bytes(memoryview(wanted.numpy() if module is fst_torch else wanted)) == bytes(
+                memoryview(got.numpy() if module is fst_torch else got))
     own = fst_torch.load(packed)["w"]
-    own[0] = 0  # memory of its own, which may be written to
+    own[0] = 0  # owned memory, which may be written to
     assert fst_torch.load(packed)["w"][0].any()
 
 
@@ -125,7 +125,7 @@ def respace(data: bytes) -> bytes:
 def test_pipes_are_read_as_files_are(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path, spaced: bool
 ) -> None:
-    """Through a pipe: valid, the original comes of it, with the rights that new files get."""
+    """Through a pipe: valid, decompresses to the original, and has a new file's permissions."""
     data = pair[1].read_bytes()
     data = respace(data) if spaced else data
     for arguments in (["verify", "-"], ["inspect", "-"]):
@@ -143,7 +143,7 @@ def test_pipes_are_read_as_files_are(
 def test_digests_of_a_file_are_those_of_its_bytes(
     pair: tuple[pathlib.Path, pathlib.Path], command: str
 ) -> None:
-    """Of the file what sha256sum prints; of tensors what those of the plain file have."""
+    """A file's digest is sha256sum's; tensors have the digests of the uncompressed file."""
     lines = []
     for path in pair:
         done = subprocess.run([command, "hash", "--algorithm", "sha256", path], check=True,
@@ -172,7 +172,7 @@ def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.
 def test_changed_tensors_uses_only_the_given_file(
     tmp_path: pathlib.Path, listed: bool
 ) -> None:
-    """Manifests are of stored bytes: a tensor that has changed is told, whatever lies where."""
+    """Manifests describe stored bytes: a changed tensor is reported, wherever it is stored."""
     path, old = tmp_path / "model.safetensors", tmp_path / "old"
     torch.manual_seed(0)
     weights = (torch.randn(3_000_000) * 0.02).bfloat16()

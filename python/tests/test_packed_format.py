@@ -121,7 +121,7 @@ def read_file(path: pathlib.Path) -> bytes:
 
 
 def write_chunk(data: bytes, dtype: str) -> bytes:
-    """A chunk as it is stored."""
+    """The stored form of a chunk."""
     width = ELEMENT_BYTES[dtype]
     numbers = rotate(np.frombuffer(data, f"<u{width}"), 8 * width, 1 if dtype in ROTATED else 0)
     heads, coded, raw = b"", [], []

@@ -46,11 +46,11 @@ def test_memory_budget(tmp_path, torch, budget, queue, batches):
     assert (loader.queue_size, len(loader._plan())) == (queue, batches)
     got = dict(loader.iterate_weights())
     assert len(got) == 12
-    # Memory comes in huge pages: up to one more for each batch.
+    # Memory is allocated in huge pages: up to one more for each batch.
     assert live_allocation_bytes() - before <= (budget << 20) + batches * ((2 << 20) + 8192)
 
 
-def test_budget_that_nothing_fits(tmp_path, torch):
+def test_budget_too_small_for_any_tensor(tmp_path, torch):
     paths = budget_files(tmp_path, torch)
     with pytest.raises(BudgetInfeasibleError, match=r"Model does not fit device_memory_budget: "
                        r"loading '.*2.safetensors' needs >= 13631488 bytes \(12582912 resident "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's own ways of splitting modules hand out (FSDP2, tensor parallelism), saved and loaded
+"""Modules that torch has split (FSDP2, tensor parallelism), saved and loaded
 by the two ranks of a gloo group; and tensors over a forkserver."""
 
 import multiprocessing
@@ -108,12 +108,12 @@ def test_split_modules_round_trip(torch, tmp_path, way):
 
 
 def _read_in_server(path, name, out):
-    """In a process that neither forked nor inherited: its handle came pickled."""
+    """Runs in a process that neither forked nor inherited the handle, which was pickled."""
     out.put((path[name].tolist(), len(path)))
 
 
 def test_handles_and_tensors_through_a_forkserver(torch, tmp_path):
-    """A handle that has read ahead goes to a server's child, and what it reads is right."""
+    """A handle with readahead is pickled to a forkserver's child, which reads the right bytes."""
     from fastsafetensors import safe_open
     from fastsafetensors.torch import load_file, save_file
 

@@ -19,8 +19,8 @@ from fastsafetensors import numpy as fst_numpy
 
 REFUSALS = (SafetensorError, OSError, RuntimeError)
 NAME = "model.safetensors"
-# Hosts of the loopback interface, but not the one that is asked, in spellings that only a resolver
-# understands; then other private networks, where nothing may be connected to either.
+# Hosts of the loopback interface, other than the requested one, in spellings that only a resolver
+# understands; then other private networks, to which no connection may be made either.
 LOOPBACK = ["127.0.0.2", "0x7f.0.0.2", "2130706434", "127.2", "0177.0.0.2", "[::ffff:127.0.0.2]",
             "[::ffff:7f00:2]", "[::1]", "localhost", "LOCALHOST", "localhost.", "0.0.0.0"]
 OTHERS = ["169.254.169.254", "[fe80::1]", "10.0.0.1", "172.16.3.4", "192.168.1.1", "[fc00::1]",
@@ -49,7 +49,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def is_untouched(listener: socket.socket) -> bool:
-    """Whether nobody has connected."""
+    """Whether no connection was made."""
     with contextlib.suppress(BlockingIOError):
         listener.accept()
         return False

@@ -105,7 +105,7 @@ def _names_of(hint):
     return set(re.findall(r"\b[A-Z]\w+", hint if isinstance(hint, str) else ""))
 
 
-def test_what_signatures_name_is_public(torch):
+def test_types_in_public_signatures_are_public(torch):
     """No annotation of a public function leads to a class that only a private path has."""
     public = {getattr(module, name) for _, module in _modules() for name in module.__all__
               if inspect.isclass(getattr(module, name))}
@@ -127,7 +127,7 @@ def test_what_signatures_name_is_public(torch):
 
 
 def test_parameters_have_one_order(torch):
-    """Two parameters that may be given by position come in the same order everywhere."""
+    """Two parameters that may be given by position have the same order everywhere."""
     first = {}
     for where, function in _callables():
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
@@ -148,7 +148,7 @@ POSITIONS = {("async_save.StagingPool.__init__", "memory"), (".verifying", "veri
              ("lazy.LazyTensor.__init__", "dtype"), (".safe_open.read_ahead", "threads")}
 
 
-def test_what_few_need_is_given_by_keyword(torch):
+def test_rare_parameters_are_keyword_only(torch):
     wrong = {(where, p.name) for where, function in _callables()
              for p in inspect.signature(function).parameters.values()
              if p.name in BY_KEYWORD and p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -163,7 +163,7 @@ GROUPS = {
                  "filename_pattern", "max_shard_size"),
     "memory": ("backend", "mode", "assign", "stage", "memory", "ready", "pool", "allocator",
                "pin_memory"),
-    "reading and writing": ("cache", "engine", "gds", "strategy", "threads", "copy_threads", "nice"),
+    "reads and writes": ("cache", "engine", "gds", "strategy", "threads", "copy_threads", "nice"),
     "safety": ("verify", "durable", "manifest"),
     "waiting": ("overlap", "at_exit", "timeout", "progress"),
 }
@@ -195,7 +195,7 @@ def _types_of(parameter):
             for p in inspect.signature(function).parameters.values() if p.name == parameter}
 
 
-# A parameter has one type; where a function takes less, or asks for more, it is listed.
+# A parameter has one type. Functions that accept less, or require more, are listed here.
 ONE_TYPE = {"threads": {"int"}, "durable": {"bool"}, "cache": {"str"}, "engine": {"str"},
             "alignment": {"int"}, "timeout": {"float | None", "float"},
             "memory": {"int | str", "int | str | None"}, "gds": {"str"},

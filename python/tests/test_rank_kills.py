@@ -2,7 +2,7 @@
 """kill -9 of ranks during a joint save: the old model or the new one remains.
 
 Which call of publishing is the last is walked through in tests/unit/save/test_publish_faults.c;
-here all fronts that save on ranks are seen to publish by it.
+here all APIs that save on ranks are seen to publish by it.
 """
 
 import subprocess

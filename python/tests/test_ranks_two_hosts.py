@@ -82,7 +82,7 @@ def hosts():
 
 @pytest.mark.parametrize("way", ["both", "one"])
 def test_two_hosts(hosts, tmp_path, torch, way):
-    """Each host has a disk of its own; with "one", only the first has the file on it."""
+    """Each host has its own disk; with "one", only the first has the file on it."""
     from fastsafetensors.torch import save_file
 
     big = torch.arange(300 * 1000, dtype=torch.float32).reshape(300, 1000)

@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 class _Load:
-    """A load that is open as long as somebody holds it."""
+    """A load that is open as long as it is referenced."""
 
     held = 0
 
@@ -53,7 +53,7 @@ class _Model:
         return _Load(len(names) * SIZE)
 
 
-def _ask(indices, eager=False):
+def _request(indices, eager=False):
     """(bytes read, most bytes held meanwhile) of a program that keeps nothing."""
     model = _Model()
     ahead = ReadAhead(model, {}, eager=eager)
@@ -71,30 +71,30 @@ def _ask(indices, eager=False):
 @pytest.mark.parametrize("step", [2, 3, 4, 8, 16])
 def test_every_nth_tensor(step):
     asked = range(0, COUNT, step)
-    assert _ask(asked) == (len(asked) * SIZE, 0)
+    assert _request(asked) == (len(asked) * SIZE, 0)
 
 
 def test_backwards():
-    assert _ask(reversed(range(COUNT))) == (COUNT * SIZE, 0)
+    assert _request(reversed(range(COUNT))) == (COUNT * SIZE, 0)
 
 
 def test_at_random():
     for seed in range(20):
         asked = random.Random(seed).sample(range(COUNT), COUNT // 4)
-        read, held = _ask(asked)
+        read, held = _request(asked)
         assert read <= 2 * len(asked) * SIZE + (4 << 20)
         assert held <= 16 << 20
 
 
 def test_a_rank_that_takes_a_run_of_experts_in_each_layer():
     asked = [layer * 16 + expert for layer in range(4) for expert in range(4)]
-    read, held = _ask(asked)
+    read, held = _request(asked)
     assert read <= 2 * len(asked) * SIZE and held <= 2 * len(asked) * SIZE
 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_all_in_order_is_read_once(eager):
-    read, _ = _ask(range(COUNT), eager)
+    read, _ = _request(range(COUNT), eager)
     assert read == COUNT * SIZE
 
 
@@ -109,8 +109,8 @@ def test_waits_do_not_exceed_reads():
     ahead.close()
 
 
-def test_eager_programs_that_stop_taking():
-    """Also who has said that it takes everything is believed for so long only."""
+def test_eager_programs_that_stop_reading():
+    """The announcement of an eager program is ignored when it stops taking tensors."""
     model = _Model()
     model.nbytes = lambda index: 64 << 20
     ahead = ReadAhead(model, {}, eager=True)
@@ -145,7 +145,7 @@ def test_memory_of_partial_readers(mode, large, torch):
     before, own_before = live_allocation_bytes(), own_memory()
     with safe_open(path, "pt", mode=mode) as f:
         held = [f.get_tensor(f"t{i:03d}") for i in range(0, COUNT, 8)]
-        # Views hold the file's mapping, which is no memory of the program's.
+        # Views refer to the file's mapping, which is not the program's memory.
         if mode == "load":
             assert live_allocation_bytes() - before <= len(held) * (SIZE + (1 << 16))
         assert own_memory() - own_before <= len(held) * SIZE + (8 << 20)
@@ -181,7 +181,7 @@ def test_forked_workers_read_on(mode, eager, large, torch):
         return all(int(t[0]) == int(t[-1]) == i for ts in (taken, rest) for i, t in enumerate(ts))
 
     assert _in_a_fork(work) == 0
-    assert torch.equal(f.get_tensor("t004"), tensors["t004"])  # and here it goes on
+    assert torch.equal(f.get_tensor("t004"), tensors["t004"])  # and here it continues
     f.close()
 
 
@@ -244,7 +244,7 @@ def test_parallel_loaders_end_with_their_process(large):
 
     def work():
         try:
-            return len(list(weights)) == COUNT - 1  # all had come
+            return len(list(weights)) == COUNT - 1  # all had been read
         except RuntimeError as error:
             return "before fork()" in str(error)
 

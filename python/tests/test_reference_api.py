@@ -111,7 +111,7 @@ def test_refusals_of_open(cube, tmp_path):
         with pytest.raises(SafetensorError, match="File is closed"):
             call()
     assert kept.sum() == 276
-    safe_open(cube, "pt", device="cuda")  # only the form is looked at
+    safe_open(cube, "pt", device="cuda")  # only the form is checked
 
 
 def test_open_has_every_member(model, torch):
@@ -274,7 +274,7 @@ def test_jax(tmp_path):
 
 @pytest.mark.parametrize(("name", "package"), [("tensorflow", "tensorflow"), ("mlx", "mlx"),
                                                ("paddle", "paddlepaddle"), ("flax", "jax")])
-def test_what_is_not_installed_says_what_to_install(name, package):
+def test_missing_package_errors_say_what_to_install(name, package):
     import importlib.util
 
     if importlib.util.find_spec({"paddle": "paddle", "flax": "jax"}.get(name, name)):

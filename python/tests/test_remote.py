@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (folder / "set").mkdir()
     shards = {}
     for i in range(9):
-        name = f"part {i % 3}.safetensors"  # an address can't have the space as it is
+        name = f"part {i % 3}.safetensors"  # a URL can't contain the space unescaped
         shards[f"t{i}"] = name
         if i >= 6:
             held: Tensors = {
@@ -133,7 +133,7 @@ def later(change: Callable[[Answer], object]) -> Callable[[Request, Answer], Ans
     return fault
 
 
-def test_wrong_answers_are_named(folder: pathlib.Path) -> None:
+def test_invalid_responses_are_reported(folder: pathlib.Path) -> None:
     """Each rule of an answer that is broken is an error, before a byte of it counts."""
 
     def header(name: str, value: str | None) -> Callable[[Request, Answer], Answer]:
@@ -154,7 +154,7 @@ def test_wrong_answers_are_named(folder: pathlib.Path) -> None:
 
 
 def test_a_replaced_object_is_an_error(folder: pathlib.Path) -> None:
-    """Whatever tells it: 412, another ETag where If-Match is ignored, another size, 416."""
+    """Detected by 412, another ETag (servers that ignore If-Match), another size, or 416."""
 
     def header(name: str, value: str) -> Callable[[Request, Answer], Answer]:
         return later(lambda answer: answer.headers.update({name: value}))
@@ -203,7 +203,7 @@ def test_broken_requests_are_retried(folder: pathlib.Path) -> None:
         loaded = fst_numpy.load_file(server.url + "model.safetensors")
         assert same(loaded, folder / "model.safetensors")
         size = (folder / "model.safetensors").stat().st_size
-        assert server.sent_bytes < 1.5 * size + 65536  # what had come was not asked for again
+        assert server.sent_bytes < 1.5 * size + 65536  # bytes that had arrived stay
 
 
 def test_permanent_failures_are_errors(folder: pathlib.Path) -> None:
@@ -283,7 +283,7 @@ def test_only_needed_ranges_are_requested(tmp_path: pathlib.Path) -> None:
 
 
 def test_gaps_are_read_over_where_requests_cost_more(tmp_path: pathlib.Path) -> None:
-    """Halves of rows come in a few requests of twice the bytes; quarters each in their own."""
+    """Halves of rows are read in a few requests of twice the bytes; quarters each in its own."""
     file = tmp_path / "m.safetensors"
     rows = numpy.arange(64 * 65536, dtype=numpy.float32).reshape(64, 65536)  # 256 KiB each
     fst_numpy.save_file({"t": rows}, file)

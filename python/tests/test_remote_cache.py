@@ -106,7 +106,7 @@ def test_second_load_is_local(folder: pathlib.Path, cache: pathlib.Path) -> None
 
 
 def test_cached_parts_are_not_requested(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """Of a slice's blocks what is there comes from the disk, and only the rest from the server."""
+    """Cached blocks of a slice are read from the disk, and only the others from the server."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -124,7 +124,7 @@ def test_cached_parts_are_not_requested(folder: pathlib.Path, cache: pathlib.Pat
 def test_an_object_that_is_replaced_is_fetched_anew(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """Another version is another file; the older one stays until there is no room."""
+    """Another version is another file; the older one is kept until its space is needed."""
     file = tmp_path / "model.safetensors"
     with web_server(tmp_path) as server:
         for seed in range(2):
@@ -192,8 +192,8 @@ def digest(path: pathlib.Path) -> str:
 def test_processes_fetch_a_model_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight at once: at most 1.01 times its bytes leave the server; then none."""
-    monkeypatch.setenv("CONNECTIONS_MAX", "1")  # nobody asks once more beside what is merely late
+    """Eight at once: the server sends at most 1.01 times the bytes of the model; later nothing."""
+    monkeypatch.setenv("CONNECTIONS_MAX", "1")  # no hedged requests for late responses
     make(tmp_path / "model.safetensors", 16, 1024)  # 16 MiB
     size, wanted = (
         (tmp_path / "model.safetensors").stat().st_size,
@@ -215,14 +215,14 @@ def test_processes_fetch_a_model_once(
 
 
 def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
-    """kill -9 at random moments of a load: the next one has the right bytes, and asks for no more
-    than what is not there."""
+    """kill -9 at random moments of a load: the next one has the right bytes, and only requests the
+    missing ones."""
     make(tmp_path / "model.safetensors", 10, 1024)
     wanted, generator = local(tmp_path / "model.safetensors"), random.Random(22)
     size = (tmp_path / "model.safetensors").stat().st_size
 
     def slow(request: Request, answer: Answer) -> Answer:
-        answer.pause_before_s = random.uniform(0, 0.05)  # blocks come one after the other
+        answer.pause_before_s = random.uniform(0, 0.05)  # blocks arrive one after the other
         return answer
 
     def forked(url: str) -> int:
@@ -259,7 +259,7 @@ def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The load goes on without it and says so; an error where it is required."""
+    """The load continues without the cache and says so; an error if the cache is required."""
     file = folder / "model.safetensors"
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -326,7 +326,7 @@ def test_planted_files_are_not_followed(folder: pathlib.Path, cache: pathlib.Pat
 
 
 def test_offline(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """Nobody is asked: what is there is used, what is not is an error that says so."""
+    """No request is sent: cached bytes are used, others are an error that says so."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -384,7 +384,7 @@ def test_least_recently_used_is_evicted_first(tmp_path: pathlib.Path, cache: pat
 
 
 def test_fork_during_a_cached_load(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """What was opened before a fork is read by both sides, through the cache."""
+    """Parent and child both read a model that was opened before the fork, through the cache."""
     file = folder / "model.safetensors"
     with web_server(folder) as server, closing(Model(server.url + file.name)) as model:
         child = os.fork()
@@ -443,7 +443,7 @@ def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str)
 
 
 def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """An index and its files: the second start of each front takes no byte from the server."""
+    """An index and its files: the second start of each API requests no byte."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.torch import load_file, load_model, save_file
 
@@ -473,9 +473,9 @@ def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib
 
     with web_server(tmp_path) as server:
         url = server.url + "model.safetensors.index.json"
-        for front in (by_load_file, by_model, by_open):
+        for api in (by_load_file, by_model, by_open):
             remote.cache_prune(0, cache) if cache.exists() else None
-            assert front(url)
+            assert api(url)
             sent, asked = server.sent_bytes, len(server.log)
             for other in (by_load_file, by_model, by_open):
                 assert other(url)
@@ -484,7 +484,7 @@ def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib
 
 
 def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """Who waits for a block that another is bringing ends when it is told to, and so does he."""
+    """A cancelled load ends at once, whether it waits for another's block or fetches one."""
     make(tmp_path / "model.safetensors", 4, 1024)
     remote.configure(cache_dir=cache, stall_ms=600_000, first_byte_ms=600_000)
     go, held = threading.Event(), threading.Event()
@@ -501,7 +501,7 @@ def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.P
         models = [Model(url), Model(url)]
         loaders = [model.load(mode="load") for model in models]
         assert held.wait(300)
-        time.sleep(0.2)  # in which the other comes to wait for it
+        time.sleep(0.2)  # meanwhile the other one starts to wait for it
         for loader in reversed(loaders):
             loader.close()
         assert not over

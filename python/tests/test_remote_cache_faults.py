@@ -114,8 +114,8 @@ int fcntl64(int fd, int what, ...) {
 }
 """
 
-# In a child for each case: two starts with the fault, then one without. Prints how many calls there
-# were, and the cases in which bytes were wrong or an error was none of ours.
+# In a child for each case: two starts with the fault, then one without. Prints the number of calls,
+# and the cases in which bytes were wrong or an error was of an unexpected class.
 PROGRAM = """
 import ctypes, errno, hashlib, json, os, shutil, sys
 from fastsafetensors import SafetensorError, numpy as fst_numpy, remote

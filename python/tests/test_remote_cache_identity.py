@@ -48,7 +48,7 @@ def test_leftovers_of_a_killed_process_are_listed(tmp_path: pathlib.Path, comman
 def test_objects_that_grow_stay_within_the_limit(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """Objects of which little was wanted at first: when more comes there has to be room for it."""
+    """Partial objects count with their full size, so that there is space when more is read."""
     names = [f"{name}.safetensors" for name in "abcdef"]
     for name in names:
         make(tmp_path / name, 2, 1024, ord(name[0]))
@@ -64,7 +64,7 @@ def test_objects_that_grow_stay_within_the_limit(
         for name in names:
             assert load(server.url + name)[0] == local(tmp_path / name)
             assert used() <= 5 * MIB, name
-        # What is there without room for the rest is read, and the rest is not kept.
+        # Without space for the rest, cached blocks are used, and other blocks are not stored.
         remote.cache_prune(0)
         file = tmp_path / names[0]
         with fastsafetensors.safe_open(server.url + file.name, "numpy") as opened:
@@ -108,7 +108,7 @@ def test_unchanged_date_with_other_bytes(
 def test_different_urls_are_different_objects(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """Of a server that numbers versions: one ETag for other content at another address."""
+    """A server that numbers versions: the same ETag for other content at another URL."""
     files = [tmp_path / "first", tmp_path / "second"]
     for seed, file in enumerate(files):
         make(file, 1, 300, seed)
@@ -137,7 +137,7 @@ def test_different_urls_are_different_objects(
 def test_padding_between_tensors_is_cached_too(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """A load asks for no block that only pads; the second start brings these and is a local one."""
+    """A load requests no block of padding. The second start requests these, and the third none."""
     file = tmp_path / "model.safetensors"
     generator = numpy.random.default_rng(3)
     tensors = {name: generator.standard_normal(700_001).astype("f4") for name in "abc"}

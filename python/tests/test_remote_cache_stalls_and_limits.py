@@ -25,7 +25,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_stopped_process_does_not_block_others(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """SIGSTOP of who brings blocks: others read them past the cache, and it goes on unharmed."""
+    """SIGSTOP of a process that fetches blocks: others bypass the cache; it resumes unharmed."""
     held, go = threading.Event(), threading.Event()
 
     def hold(request: Request, answer: Answer) -> Answer:
@@ -44,7 +44,7 @@ def test_stopped_process_does_not_block_others(model: pathlib.Path, tmp_path: pa
             os.waitpid(stopped.pid, os.WUNTRACED)
             remote.configure(cache_dir=place)
             assert load(url)[0] == local(model)
-            # It has its blocks still, so they are not there, and nobody else's write is needed.
+            # It still has its claims, so the blocks are missing, and no other process writes them.
             assert stopped.poll() is None and not go.is_set() and endings(place) != [".data"]
             assert server.sent_bytes <= 2 * model.stat().st_size
             stopped.send_signal(signal.SIGCONT)
@@ -118,7 +118,7 @@ def test_a_full_disk(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_folder_that_may_only_be_read(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What is whole in it is read; else loads go past it."""
+    """Complete objects in it are used; other loads bypass it."""
     place = tmp_path / "cache"
     done = subprocess.run(["sh", "-c", "unshare --mount true"], capture_output=True)
     if done.returncode != 0:
@@ -142,7 +142,7 @@ def test_a_folder_that_may_only_be_read(model: pathlib.Path, tmp_path: pathlib.P
 
 
 def test_planted_cache_files_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Links, folders and pipes under the names of the cache: none is followed or waited for."""
+    """Links, folders and pipes under the cache's file names: none is followed or waited for."""
     place, precious = tmp_path / "cache", tmp_path / "precious"
     precious.write_bytes(b"precious")
     with web_server(tmp_path) as server:
@@ -172,7 +172,7 @@ def test_planted_cache_files_are_refused(model: pathlib.Path, tmp_path: pathlib.
 
 @pytest.mark.parametrize("size", [99999999, 70000], ids=["larger", "smaller"])
 def test_wrong_size_is_corrected(tmp_path: pathlib.Path, size: int) -> None:
-    """It is no size of that version's: the next one to open the address asks anew."""
+    """The cached size does not belong to that version: the next open of the URL revalidates it."""
     make(tmp_path / "m.safetensors", 4, 64 * 1024, 3)
     remote.configure(cache_dir=tmp_path / "cache", retry_base_ms=2)
     lies = [1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from object_store import KINDS, PLACES, ObjectStore, ask, failure, object_store
+from object_store import KINDS, PLACES, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -44,7 +44,7 @@ def seed_of(kind: str) -> int:
 
 
 def names(server: ObjectStore, kind: str) -> list[str]:
-    """What lies in the folder."""
+    """Names of the objects in the folder."""
     return [name.removeprefix(PLACES[kind]) for name in server.objects]
 
 
@@ -55,11 +55,11 @@ CHANGES = [(0, 2), (0, 3), (3, 3), (3, 2), (1, 3), (3, 1)]
 @pytest.mark.parametrize(("before", "files"), CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_save_within_another_save(kind: str, before: int, files: int, knows: bool) -> None:
-    """At each change that a save makes another one comes and ends: what is there is one, whole."""
+    """A second save runs completely at each change of the first: the result is one model."""
     step = 0
     while True:
         with object_store() as server:
-            ask(server, kind)
+            use_store(server, kind)
             if before:
                 save(kind, before, 1)
             server.knows_conditions = knows
@@ -118,7 +118,7 @@ def test_save_within_another_save(kind: str, before: int, files: int, knows: boo
 def test_overtaken_save_is_an_error(kind: str) -> None:
     """Its shards were there when the other began, which took them for left over."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         late = open_set(kind, 3, 2)
         between: list[int] = []
@@ -137,14 +137,14 @@ def test_overtaken_save_is_an_error(kind: str) -> None:
         server.fault = None
         assert "sig=" not in str(caught.value) and "ya29" not in str(caught.value)
         assert between and seed_of(kind) == 3
-        assert len(names(server, kind)) == 3  # the loser's parts are gone
+        assert len(names(server, kind)) == 3  # the loser's parts are deleted
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_concurrent_index_is_kept(kind: str) -> None:
-    """Conditions alone: the second of two that both saw nothing is refused by the store."""
+    """Conditions alone: if two saves both found no object, the store refuses the second."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         one, other = open_set(kind, 2, 2), open_set(kind, 3, 3)
         one.commit()
         with pytest.raises(SafetensorError, match=CONFLICT):
@@ -158,7 +158,7 @@ def test_concurrent_index_is_kept(kind: str) -> None:
 def test_files_of_the_same_names() -> None:
     """Two that both saw nothing have the same names: no file of one gets into the other."""
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         one, other = open_set("s3", 3, 2), open_set("s3", 3, 3)
         one.commit()
         with pytest.raises(SafetensorError, match=CONFLICT):
@@ -172,7 +172,7 @@ def test_files_of_the_same_names() -> None:
 def test_concurrent_file_is_kept(kind: str) -> None:
     """Of old files only those go that are still what was seen."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 1, 1)
         large = open_set(kind, 3, 2)
         fst_numpy.save_file({"x": numpy.ones(4)}, f"{kind}://box/m/model.safetensors")
@@ -184,7 +184,7 @@ def test_concurrent_file_is_kept(kind: str) -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_stores_without_conditions(before: int) -> None:
-    """One that says 501 to them is asked without; a conflict is found all the same."""
+    """A store that answers 501 gets the request without conditions; conflicts are still found."""
 
     def refuse(request: Request) -> Answer | None:
         has_one = any(name in request.headers for name in ("if-match", "if-none-match"))
@@ -192,7 +192,7 @@ def test_stores_without_conditions(before: int) -> None:
         return failure("501 Not Implemented", "NotImplemented") if has_one and is_change else None
 
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         if before:
             save("s3", before, 1)
         server.refuse = refuse
@@ -200,7 +200,7 @@ def test_stores_without_conditions(before: int) -> None:
         save("s3", 3, 3)
         assert seed_of("s3") == 3
         if before:
-            late.commit()  # it lists the other's files, and leads
+            late.commit()  # its listing has the other save's files, and its index is published
         late.close()
         assert seed_of("s3") == (2 if before else 3)
         save("s3", 1, 4)
@@ -209,7 +209,7 @@ def test_stores_without_conditions(before: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lost_first_response_to_an_index(kind: str) -> None:
-    """It is refused when it comes again, and is the one that is there: saved."""
+    """The repeated request is refused, and the existing index is this save's: it succeeded."""
     lost: list[Request] = []
 
     def lose(request: Request, answer: Answer) -> Answer:
@@ -219,7 +219,7 @@ def test_lost_first_response_to_an_index(kind: str) -> None:
         return answer
 
     with object_store(lose) as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         lost.append(Request("PUT", "", "", {}))
         save(kind, 2, 2)

@@ -28,24 +28,24 @@ PLACE = "/bucket/m.safetensors"
 
 @pytest.fixture(autouse=True)
 def home(own_home: pathlib.Path) -> pathlib.Path:
-    """A home of one's own, and nothing of the machine's."""
+    """An empty home directory, without the machine's settings."""
     remote.configure(retry_base_ms=2)
     (own_home / ".aws").mkdir()
     return own_home
 
 
-class Lender:
-    """Who lends: keys number n are KEYn and SECRETn, and the store takes those of `good`."""
+class Issuer:
+    """Keys number n are KEYn and SECRETn; the store accepts those of `good`."""
 
     def __init__(self) -> None:
-        """Begin with nothing lent."""
+        """Start without issued credentials."""
         self.count = 0
         self.good: dict[str, str] = {}
         self.life_s = 3600
         self.asked: list[Request] = []
         self.refusals: list[str] = []
 
-    def lend(self) -> dict[str, str]:
+    def issue(self) -> dict[str, str]:
         """New keys."""
         self.count += 1
         key, secret = f"KEY{self.count}", f"SECRET{self.count}"
@@ -62,7 +62,7 @@ class Lender:
         """STS: a form, and XML; roles by keys are signed."""
         self.asked.append(request)
         form = dict(urllib.parse.parse_qsl(request.body.decode()))
-        keys = self.lend()
+        keys = self.issue()
         if form["Action"] == "AssumeRole":
             code = signature(request, "SOURCESECRET")
             if code:
@@ -75,25 +75,25 @@ class Lender:
         return Answer("200 OK", {}, text.encode())
 
     def machine(self, request: Request, answer: Answer) -> Answer:
-        """IMDSv2, and what a container asks."""
+        """IMDSv2, and the endpoint of containers."""
         self.asked.append(request)
         if request.method == "PUT":
             return Answer("200 OK", {}, b"SESSION")
         if request.path == "/container":
             if request.headers.get("authorization") != "CONTAINER":
                 return failure("401 Unauthorized", "No")
-            return Answer("200 OK", {}, json.dumps(self.lend()).encode())
+            return Answer("200 OK", {}, json.dumps(self.issue()).encode())
         if request.headers.get("x-aws-ec2-metadata-token") != "SESSION":
             return failure("401 Unauthorized", "No")
         if request.path.endswith("/"):
             return Answer("200 OK", {}, b"the-role")
-        return Answer("200 OK", {}, json.dumps(self.lend()).encode())
+        return Answer("200 OK", {}, json.dumps(self.issue()).encode())
 
 
 @pytest.fixture
-def lender() -> Lender:
+def service() -> Issuer:
     """One for a test."""
-    return Lender()
+    return Issuer()
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def store(lender: Lender, model: bytes) -> Iterator[ObjectStore]:
-    """A store that takes lent keys, with a model."""
-    with object_store(keys=lender.good) as server:
-        lender.good["OWNER"] = "OWNERSECRET"
+def store(service: Issuer, model: bytes) -> Iterator[ObjectStore]:
+    """A store that accepts temporary credentials, with a model."""
+    with object_store(keys=service.good) as server:
+        service.good["OWNER"] = "OWNERSECRET"
         server.objects[PLACE] = (model, mark(model))
         remote.configure(endpoint=server.url, retry_base_ms=2)
         yield server
@@ -125,7 +125,7 @@ def names() -> list[str]:
 
 
 def test_web_identity(
-    store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token file for a role: unsigned, once for many files; a bad token is the error."""
     (home / "token").write_text("WEB TOKEN\n")
@@ -133,10 +133,10 @@ def test_web_identity(
     with pytest.raises(Exception, match="AWS_ROLE_ARN is not"):
         names()
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/web identity")
-    with web_server(home, lender.sts) as sts:
+    with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         assert names() == ["a", "b"] and names() == ["a", "b"]
-        assert len(lender.asked) == 1 and "authorization" not in lender.asked[0].headers
+        assert len(service.asked) == 1 and "authorization" not in service.asked[0].headers
         assert store.log[-1].headers["x-amz-security-token"] == "T/+="
         monkeypatch.setenv("AWS_ROLE_SESSION_NAME", "another")
         (home / "token").write_text("WRONG SECRET TOKEN")
@@ -146,7 +146,7 @@ def test_web_identity(
 
 
 def test_a_role_of_a_profile(
-    store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """role_arn and source_profile: a question that is signed with the source's keys."""
     (home / ".aws" / "config").write_text(
@@ -157,21 +157,21 @@ def test_a_role_of_a_profile(
         "[base]\naws_access_key_id = SOURCE\naws_secret_access_key = SOURCESECRET\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "worker")
-    with web_server(home, lender.sts) as sts:
+    with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         assert names() == ["a", "b"]
-    assert "/eu-west-1/sts/aws4_request" in lender.asked[0].headers["authorization"]
-    assert "ExternalId=e%3D1" in lender.asked[0].body.decode()
+    assert "/eu-west-1/sts/aws4_request" in service.asked[0].headers["authorization"]
+    assert "ExternalId=e%3D1" in service.asked[0].body.decode()
     monkeypatch.setenv("AWS_PROFILE", "code")
     with pytest.raises(Exception, match="mfa_serial"):
         names()
 
 
 def test_container_credentials(
-    store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address with a token in a file; other hosts than the machine's only by TLS."""
-    with web_server(home, lender.machine) as server:
+    with web_server(home, service.machine) as server:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url + "container")
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "WRONG")
         with pytest.raises(PermissionError, match="no credentials available"):
@@ -185,16 +185,16 @@ def test_container_credentials(
 
 
 def test_instance_metadata(
-    store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IMDSv2: a token first; one that says nothing costs a second; switched off it is not asked."""
-    with web_server(home, lender.machine) as server:
+    """IMDSv2: a token first. A silent service costs a second; a disabled one gets no request."""
+    with web_server(home, service.machine) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
         with pytest.raises(Exception, match="no credentials for S3"):
             names()
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
         assert names() == ["a", "b"]
-    assert [r.method for r in lender.asked] == ["PUT", "GET", "GET"]
+    assert [r.method for r in service.asked] == ["PUT", "GET", "GET"]
     asked: list[Request] = []
 
     def silent(request: Request, answer: Answer) -> Answer:
@@ -213,7 +213,7 @@ def test_instance_metadata(
     [("AccessKeyId", "\n"), ("SecretAccessKey", "\x7f"), ("Token", "\r"), ("the-role", "\x01")],
 )
 def test_line_breaks_in_credentials(
-    store: ObjectStore, lender: Lender, monkeypatch: pytest.MonkeyPatch, name: str, byte: str
+    store: ObjectStore, service: Issuer, monkeypatch: pytest.MonkeyPatch, name: str, byte: str
 ) -> None:
     """A line break would begin another line of every request's head."""
     store.log.clear()
@@ -222,7 +222,7 @@ def test_line_breaks_in_credentials(
     def fault(request: Request, answer: Answer) -> Answer:
         if name == "the-role" and request.path.endswith("/"):
             return Answer("200 OK", {}, f"ro{byte}le".encode())
-        answer = lender.machine(request, answer)
+        answer = service.machine(request, answer)
         if request.method == "GET" and not request.path.endswith("/"):
             answer.body = json.dumps({**json.loads(answer.body), name: text}).encode()
         return answer
@@ -238,7 +238,7 @@ def test_line_breaks_in_credentials(
 
 def test_line_breaks_in_sts_credentials(
     store: ObjectStore,
-    lender: Lender,
+    service: Issuer,
     home: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -246,7 +246,7 @@ def test_line_breaks_in_sts_credentials(
     store.log.clear()
 
     def fault(request: Request, answer: Answer) -> Answer:
-        answer = lender.sts(request, answer)
+        answer = service.sts(request, answer)
         answer.body = answer.body.replace(b"T/+=", b"T&#13;&#10;X-Evil: 1")
         return answer
 
@@ -262,9 +262,9 @@ def test_line_breaks_in_sts_credentials(
 
 
 def test_credentials_expire_during_a_load(
-    store: ObjectStore, lender: Lender, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ExpiredToken: renewed once for all requests, and the load goes on; twice is an error."""
+    """ExpiredToken: renewed once for all requests, and the load continues; twice is an error."""
     (home / "token").write_text("WEB TOKEN")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:renewed")
@@ -275,24 +275,24 @@ def test_credentials_expire_during_a_load(
         is_old = "Credential=KEY1/" in served[-1]
         return failure("400 Bad Request", "ExpiredToken") if is_old and len(served) > 2 else None
 
-    with web_server(home, lender.sts) as sts:
+    with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         store.refuse = refuse
         loaded = fst_numpy.load_file(ADDRESS)
-        assert len(loaded["b"]) == 9 << 20 and lender.count == 2
+        assert len(loaded["b"]) == 9 << 20 and service.count == 2
         store.refuse = lambda request: failure("400 Bad Request", "ExpiredToken")
         with pytest.raises(OSError, match="ExpiredToken"):
             names()
-    with web_server(home, lender.sts) as sts:
+    with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         store.refuse = lambda request: None
-        lender.life_s = 200  # below five minutes: renewed beside the first use
-        count = lender.count
+        service.life_s = 200  # below five minutes: renewed in the background at the first use
+        count = service.count
         assert names() == ["a", "b"]
         end = time.monotonic() + 120
-        while lender.count < count + 2 and time.monotonic() < end:
+        while service.count < count + 2 and time.monotonic() < end:
             time.sleep(0.02)
-        assert lender.count == count + 2
+        assert service.count == count + 2
 
 
 def test_clock_skew(store: ObjectStore) -> None:
@@ -331,8 +331,8 @@ def test_clock_skew(store: ObjectStore) -> None:
     "status", ["301 Moved Permanently", "307 Temporary Redirect", "400 Bad Request"]
 )
 def test_another_region(store: ObjectStore, status: str) -> None:
-    """x-amz-bucket-region of a refusal or redirect: asked there once, signed for it; reads, small
-    and large saves, listings, removals."""
+    """x-amz-bucket-region of a refusal or redirect: one request there, signed for it; reads,
+    small and large saves, listings, deletes."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     refused: set[str] = set()
 
@@ -362,7 +362,7 @@ def test_another_region(store: ObjectStore, status: str) -> None:
 
 
 def test_object_version(store: ObjectStore) -> None:
-    """versionId stays on every request of that object, and is no part of names beside it."""
+    """versionId is in every request of that object, and not in names next to it."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     store.log.clear()
     fst_numpy.load_file(ADDRESS + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")

@@ -54,7 +54,7 @@ def load_stats(url: str) -> tuple[bytes, dict[str, object]]:
 
 
 def once(path_of_fault: set[str], request: Request) -> bool:
-    """Whether this range is asked for the first time, and is none of a header."""
+    """Whether this range is requested for the first time, and is not part of a header."""
     span = request.headers["range"]
     is_new = span not in path_of_fault and span != "bytes=0-65535"
     path_of_fault.add(span)
@@ -62,8 +62,8 @@ def once(path_of_fault: set[str], request: Request) -> bool:
 
 
 def test_stalled_response_is_retried(path: pathlib.Path) -> None:
-    """Before the head, behind it, in the middle: the timers end it, the rest is asked for."""
-    remote.configure(**QUICK, tries_max=1000)  # who is merely slow here is asked once more, too
+    """Before, after and within the headers: timers end the attempt, the rest is requested again."""
+    remote.configure(**QUICK, tries_max=1000)  # slow responses are retried here, too
     seen: set[str] = set()
     kinds = ["before", "head", "middle"] * 4
 
@@ -236,7 +236,7 @@ def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_igno
         begin, end = request.span(len(data)) or (0, len(data))
         headers = {"ETag": etag, "Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}
         answer = Answer("206 Partial Content", headers, data[begin:end])
-        if generator.random() < 0.2:  # what comes short goes on behind the replacement
+        if generator.random() < 0.2:  # a short response continues after the replacement
             answer.send_bytes, answer.end = int(generator.random() * (end - begin)), "close"
         return answer
 
@@ -260,8 +260,8 @@ def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_igno
 
 
 def test_shard_headers_are_read_in_parallel(tmp_path: pathlib.Path) -> None:
-    """Each is a round trip: of eight files they are under way at once, in whatever order they
-    end; of those that fail the first is named."""
+    """Each is a round trip, so those of eight files are in flight at once. They end in any order;
+    of those that fail, the first is named."""
     names = [f"model-{i:05}-of-00008.safetensors" for i in range(1, 9)]
     for name in names:
         fst_numpy.save_file({name: numpy.ones(3)}, tmp_path / name)
@@ -346,8 +346,8 @@ print(len(Model(sys.argv[1]).names()))
 
 
 def test_stopped_process_resumes(path: pathlib.Path) -> None:
-    """A process, or its machine, that stands still for longer than it would wait: the answer is
-    there when it goes on, so it was not the server that was silent."""
+    """A process, or its machine, is stopped for longer than its timeouts. The response has arrived
+    when it resumes, so the server is not blamed."""
     skip_without_libcurl()
     fst_numpy.save_file({"all": numpy.ones(9)}, path)
     data = path.read_bytes()
@@ -367,5 +367,5 @@ def test_stopped_process_resumes(path: pathlib.Path) -> None:
                 process.send_signal(signal.SIGCONT)
                 assert process.communicate()[0] == "1\n"
             listener.setblocking(False)
-            with pytest.raises(BlockingIOError):  # it has not asked once more
+            with pytest.raises(BlockingIOError):  # no second request was sent
                 listener.accept()

@@ -63,7 +63,7 @@ def serve_slowly(listener: socket.socket, stop: threading.Event) -> None:
 
 
 def test_trickling_response() -> None:
-    """A server that trickles is given up as one that says nothing is."""
+    """A server that sends a byte now and then is given up like a silent one."""
     remote.configure(connect_ms=300, first_byte_ms=300, stall_ms=300, retry_base_ms=2, tries_max=3)
     stop = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ def test_http_1_0(path: pathlib.Path) -> None:
 
 
 def test_proxy_with_password(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """407 to a request, and to CONNECT: said at once, once."""
+    """407 to a request, and to CONNECT: an error at once, without retries."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         return Answer("407 Proxy Authentication Required", {"Proxy-Authenticate": "Basic"})
@@ -109,7 +109,7 @@ def test_proxy_with_password(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS: said with few tries."""
+    """A DNS failure is reported after few attempts."""
     monkeypatch.setenv("no_proxy", "*")
     with pytest.raises(OSError, match="unknown host"):
         Model("http://no-such-host.invalid/m.safetensors")
@@ -133,7 +133,7 @@ def test_default_port() -> None:
 
 
 def test_an_etag_that_breaks_lines(path: pathlib.Path) -> None:
-    """A carriage return in an ETag is sent back to nobody."""
+    """An ETag with a carriage return is never sent back."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         answer.headers["ETag"] = '"a\rX-Injected: 1"'
@@ -149,7 +149,7 @@ def test_an_etag_that_breaks_lines(path: pathlib.Path) -> None:
 @pytest.mark.parametrize("obeys", [True, False])
 def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
     """An object that is replaced while it is loaded: all old, or an error; also where If-Match is
-    not looked at.
+    not examined.
     """
     old = path.read_bytes()
     new = bytearray(old)
@@ -186,7 +186,7 @@ def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
 
 
 def test_merging_presigned_addresses(tmp_path: pathlib.Path, command: str) -> None:
-    """Their queries are on every request, and in nothing that is said; also of an index."""
+    """Their queries are in every request, and never printed; also those of an index."""
     names = ["one", "two"]
     for name in names:
         fst_numpy.save_file({name: numpy.ones((9, 9), numpy.float32)}, tmp_path / f"{name}.st")
@@ -228,7 +228,7 @@ def test_messages_without_a_cache(path: pathlib.Path) -> None:
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http"])
 @pytest.mark.parametrize("bucket", [".", ".."])
 def test_dot_segments_in_bucket_names(scheme: str, bucket: str) -> None:
-    """A bucket `..` would lead out of the endpoint's path."""
+    """A bucket `..` would escape from the endpoint's path."""
     with object_store() as server:
         remote.configure(endpoint=server.url, anonymous=True)
         with pytest.raises(ValueError, match="name is invalid"):

@@ -44,7 +44,7 @@ FILE, FOLDER = "s3://bucket/m.safetensors", "s3://bucket/m"
 
 
 class Held:
-    """Answers that a store keeps to itself until it is told."""
+    """Responses that a store holds back until it is released."""
 
     def __init__(self, which: Callable[[Request], bool]) -> None:
         """Hold the answers of such requests."""
@@ -53,7 +53,7 @@ class Held:
         self.held, self.released, self.removed = (threading.Event() for _ in range(3))
 
     def __call__(self, request: Request, answer: Answer) -> Answer:
-        """Hold it, after the store has done what it was asked for."""
+        """Hold the response after the store has done the requested work."""
         if self.which(request):
             self.count += 1
             self.held.set()
@@ -115,14 +115,14 @@ def test_interrupt_before_the_first_response(step: str) -> None:
     mib, files = (1, 2) if step in ("list", "index") else (1, 0) if step == "whole" else (20, 0)
     with saving(Held(which[step]), FOLDER if files else FILE, mib, files) as (server, _):
         assert not server.uploads
-        # What it was asked for by the request whose answer it holds it may have done; what an index
-        # may lead to stays.
+        # The store may have executed the request whose response it holds. Files that an index may
+        # name stay.
         kept = {"join": 1, "whole": 1, "index": 3}
         assert len(server.objects) == kept.get(step, 0)
 
 
 def test_interrupt_after_the_upload_is_created() -> None:
-    """Its number comes with the answer that nobody waits for: then it is taken back."""
+    """The upload's number is in a response that no caller waits for any more: it is aborted."""
     held = Held(lambda r: r.method == "POST" and "uploadId" not in r.query)
     with saving(held, FILE, 20) as (server, _):
         assert len(server.uploads) == 1 and not held.removed.is_set()
@@ -170,13 +170,13 @@ def test_interrupt_rolls_back() -> None:
 
     held = Held(is_held)
     with saving(held, FOLDER, 1, 2, prepare):
-        assert held.count == 2  # the look before the index comes, and one removal
+        assert held.count == 2  # the check before the index is written, and one delete
 
 
 def test_credentials_are_being_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """One who lends them and says nothing holds up nobody who does not want to wait."""
+    """A silent credential service does not delay a program that cancels."""
     token = tmp_path / "token"
     token.write_text("t")
 

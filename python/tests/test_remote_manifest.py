@@ -8,7 +8,7 @@ import subprocess
 
 import numpy
 import pytest
-from object_store import KINDS, PLACES, ObjectStore, ask, failure, object_store
+from object_store import KINDS, PLACES, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -32,7 +32,7 @@ def save_set(folder: str, files: int, seed: int, manifest: bytes | None, size: i
 
 
 def manifests(server: ObjectStore) -> list[str]:
-    """What is there of them."""
+    """The manifests in the store."""
     return [name for name in server.objects if name.endswith(".manifest")]
 
 
@@ -42,7 +42,7 @@ def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> Non
     """The manifest lists what is there: again and again over another, large and small."""
     folder = f"{kind}://box/m"
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         for seed, count, size in ((1, 3, 1000), (2, files, 5 * MIB + 7), (3, files, 99)):
             save_set(folder, count, seed, b"", size)
             loaded = fst_numpy.load_file(folder + "/", verify=True)
@@ -58,12 +58,12 @@ def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> Non
 @pytest.mark.parametrize("mib", [0, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
-    """The same text as that of a local save; one at another place; none of an earlier file."""
+    """The same text as by a local save; one with another path; the old file's is deleted."""
     tensors = {"a": numpy.arange(mib * MIB // 4 + 3, dtype=numpy.int32)}
     fst_numpy.save_file(tensors, tmp_path / "m.safetensors", manifest=True)
     address = f"{kind}://box/m/m.safetensors"
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         fst_numpy.save_file(tensors, address, manifest=True)
         [place] = manifests(server)
         assert server.objects[place][0] == (tmp_path / "m.safetensors.manifest").read_bytes()
@@ -86,7 +86,7 @@ def test_bytes_in_any_order() -> None:
     """Sent data can't be read again: it is digested while it is sent, in any order."""
     size = 30 * MIB
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         address = "s3://box/m/m.safetensors"
         writer = Writer(address, [("x", "U8", (size,), None, size)], None, manifest=b"")
         value = numpy.arange(size, dtype=numpy.uint32).astype(numpy.uint8)
@@ -102,10 +102,10 @@ def test_bytes_in_any_order() -> None:
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_old_manifest_is_deleted(kind: str, files: int) -> None:
-    """A save without one leaves none that lies about it; what only has its name stays."""
+    """A save without a manifest deletes outdated ones; other files with such a name stay."""
     folder = f"{kind}://box/m"
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save_set(folder, 3, 1, b"")
         other = PLACES[kind] + "model.safetensors.index.json.manifest"
         server.objects[other] = server.objects[PLACES[kind] + "model.manifest"]
@@ -126,7 +126,7 @@ def test_manifest_is_true_at_every_step(before: int, files: int) -> None:
     folder, step, is_over = "s3://box/m", 0, False
     while not is_over:
         with object_store() as server:
-            ask(server, "s3")
+            use_store(server, "s3")
             save_set(folder, before, 1, b"")
             seen, on = [0], [True]
 

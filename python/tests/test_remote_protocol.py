@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy
 import pytest
-from object_store import KEY, SECRET, ObjectStore, ask, failure, object_store
+from object_store import KEY, SECRET, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import numpy as fst_numpy
@@ -60,7 +60,7 @@ def sign(server: ObjectStore) -> None:
                                     "308 Permanent Redirect"])
 @pytest.mark.parametrize("what", list(REQUESTS))
 def test_writes_never_follow_redirects_to_other_hosts(what: str, status: str) -> None:
-    """Neither the model nor a signature: that host is not asked at all, and the save fails."""
+    """Neither the model nor a signature is sent: that host gets no request, and the save fails."""
     size, which = REQUESTS[what]
     with object_store() as server, object_store() as other:
         sign(server)
@@ -107,7 +107,7 @@ def test_redirect_within_the_host(what: str) -> None:
 
 
 def test_region_without_conditional_writes() -> None:
-    """Both are learned by one small save: where to go, and what not to ask for."""
+    """One small save learns the bucket's region, and that the store has no conditions."""
     with object_store() as server:
         sign(server)
         save_set(3, 1)
@@ -135,7 +135,7 @@ def test_region_without_conditional_writes() -> None:
 
 @pytest.mark.parametrize("what", ["index", "removal", "join"])
 def test_delayed_write(what: str) -> None:
-    """409 ConditionalRequestConflict: the store is asked again, with the same condition."""
+    """409 ConditionalRequestConflict: the request is repeated with the same condition."""
     is_it: dict[str, Which] = {
         "index": lambda r: r.method == "PUT" and r.path.endswith(".json"),
         "removal": lambda r: r.method == "DELETE",
@@ -151,7 +151,7 @@ def test_delayed_write(what: str) -> None:
         return conflict if len(asked) == 1 else None
 
     with object_store() as server:
-        ask(server)
+        use_store(server)
         if what == "index":
             save_set(3, 1)
         elif what == "removal":
@@ -171,7 +171,7 @@ def test_delayed_write(what: str) -> None:
     failure("503 Slow Down", "SlowDown"), failure("200 OK", "SlowDown"),
     failure("200 OK", "InternalError"), failure("500 Internal Server Error", "InternalError")])
 def test_complete_upload_is_retried(answer: Answer) -> None:
-    """The store is asked again; where it never can, the save fails, and says what it knows."""
+    """The request is repeated. If it never succeeds, the save fails and says what is known."""
     count = 0
 
     def refuse(request: Request) -> Answer | None:
@@ -182,7 +182,7 @@ def test_complete_upload_is_retried(answer: Answer) -> None:
         return Answer(answer.status, {}, answer.body) if count <= bad else None
 
     with object_store() as server:
-        ask(server)
+        use_store(server)
         server.refuse = refuse
         bad = 1
         save(LARGE, 1)
@@ -219,10 +219,10 @@ def seed_there(kind: str, is_set: bool) -> set[int]:
                          ids=["error", "empty"])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: bool) -> None:
-    """200 with an error, or without an ETag, of a store that did nothing: it is put once more;
-    and where that is said for ever the save fails and the old model stays, whole."""
+    """200 with an error, or without an ETag, from a store that did nothing: it is repeated.
+    If it never succeeds, the save fails and the old model stays complete."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save_there(kind, is_set, 1)
         last = "index.json" if is_set else "m.safetensors"
         refused: list[Request] = []
@@ -248,10 +248,10 @@ def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: boo
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 def test_failure_after_success(kind: str, is_new: bool, is_set: bool) -> None:
-    """A proxy asks the store twice, whose second answer is that something is there already: what
-    is there are our bytes, and so is all that they lead to."""
+    """A proxy sends the request twice; the second response says that the object exists. It has our
+    bytes, and so have all files that it names."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         if not is_new:
             save_there(kind, is_set, 1)
         last = "index.json" if is_set else "m.safetensors"

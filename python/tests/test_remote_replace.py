@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from object_store import ask, failure, object_store
+from object_store import failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError, safe_open
@@ -53,7 +53,7 @@ def is_change(request: Request) -> bool:
 def count_changes(before: int, after: int, has_index: bool) -> int:
     """Requests that change something, of such a save."""
     with object_store() as server:
-        ask(server)
+        use_store(server)
         save(before, 1)
         if not has_index:
             server.objects.pop(INDEX, None)
@@ -68,7 +68,7 @@ def test_each_step_refused(before: int, after: int, has_index: bool) -> None:
     """A save that fails at any step leaves the set that was there; at its end, the new one."""
     for step in range(count_changes(before, after, has_index)):
         with object_store() as server:
-            ask(server)
+            use_store(server)
             save(before, 1)
             if not has_index:
                 server.objects.pop(INDEX, None)
@@ -108,7 +108,7 @@ def test_a_reader_at_each_step(before: int, after: int, has_index: bool) -> None
         return None
 
     with object_store(look) as server:
-        ask(server)
+        use_store(server)
         save(before, 1)
         if not has_index:
             server.objects.pop(INDEX, None)
@@ -133,7 +133,7 @@ def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
         return answer
 
     with object_store(look) as server:
-        ask(server)
+        use_store(server)
         save(3, 1)
         handles.append(None)
         save(3, 2)
@@ -144,7 +144,7 @@ def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
             try:
                 values |= set(numpy.unique(opened.get_tensor(name)).tolist())
             except (OSError, SafetensorError):
-                values.add(1)  # the old one, which is gone
+                values.add(1)  # the old one, which is deleted
         opened.__exit__(None, None, None)
         assert values == ({1} if steps < 4 else {2})
 
@@ -159,7 +159,7 @@ def test_lost_response_to_an_index_upload() -> None:
         return answer
 
     with object_store(lose) as server:
-        ask(server)
+        use_store(server)
         save(3, 1)
         lost[0] = True
         with pytest.raises(OSError, match="it is unknown whether the object was stored"):

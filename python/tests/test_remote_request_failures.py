@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves over every kind of model, with each of their requests failing in turn: the store has the
-old model whole or the new one whole, and what the caller is told is true."""
+complete old model or the complete new one, and what is reported to the caller is true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy
 import pytest
-from object_store import KINDS, ObjectStore, ask, failure, object_store
+from object_store import KINDS, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -19,7 +19,7 @@ from fastsafetensors._core import Writer
 
 pytestmark = pytest.mark.usefixtures("own_home")
 SMALL, LARGE = 999, 3 << 20  # bytes of a tensor; of large ones a file takes several parts
-# Files of the model that is there (0: none), and of the one that is saved.
+# Files of the existing model (0: none), and of the saved one.
 TURNS = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3)]
 # What becomes of one request: the store does it, or not; it answers, or not; and does more, or not.
 FAULTS = ["lost", "500", "done500", "403", "409", "dead", "lost and dead"]
@@ -39,7 +39,7 @@ class Case:
 
 
 class Sweep:
-    """A store of which one request, by its number, goes wrong."""
+    """A store at which one request, chosen by its number, fails."""
 
     def __init__(self, server: ObjectStore, fault: str, number: int) -> None:
         """Count requests from now on."""
@@ -91,7 +91,7 @@ def save(kind: str, files: int, seed: int, size: int, manifest: bool) -> None:
 
 
 def seed_of(server: ObjectStore, kind: str) -> int | None:
-    """Which model is there, whole, and matches its manifest if there is one; None: none."""
+    """The complete model at the store, which matches its manifest if it has one; None: no model."""
     if not any(name.endswith((".safetensors", ".json")) for name in server.objects):
         return None
     has_manifest = any(name.endswith(".manifest") for name in server.objects)
@@ -107,7 +107,7 @@ def seed_of(server: ObjectStore, kind: str) -> int | None:
 def run_case(case: Case, number: int) -> bool:
     """Have the save's request of this number go wrong; False: it makes fewer."""
     with object_store() as server:
-        ask(server, case.kind)
+        use_store(server, case.kind)
         if case.before:
             save(case.kind, case.before, 1, SMALL, case.had_manifest)
         sweep = Sweep(server, case.fault, number)

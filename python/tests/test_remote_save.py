@@ -24,21 +24,21 @@ MIB = 1 << 20
 Tensors = dict[str, numpy.ndarray]
 
 
-def ask(server: ObjectStore, **more: object) -> None:
-    """Have addresses of S3 mean this store."""
+def use_store(server: ObjectStore, **more: object) -> None:
+    """Make S3 URLs use this store."""
     settings: dict[str, object] = {"access_key": KEY, "secret_key": SECRET, "retry_base_ms": 2}
     remote.configure(endpoint=server.url, **{**settings, **more})
 
 
 def make(mib: int, seed: int = 0) -> Tensors:
-    """Tensors of so many MiB, of odd sizes."""
+    """Tensors of `mib` MiB, of odd sizes."""
     generator = numpy.random.default_rng(seed)
     sizes = [mib * MIB // 2, mib * MIB // 2 - 12345, 3, 0]
     return {f"t{i}": generator.integers(0, 255, n, numpy.uint8) for i, n in enumerate(sizes)}
 
 
 def open_writer(size: int, path: str = ADDRESS) -> Writer:
-    """A save of one tensor, whose bytes come later."""
+    """A save of one tensor, whose bytes are written later."""
     return Writer(path, [("x", "U8", (size,), None, size)], None)
 
 
@@ -61,13 +61,13 @@ def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
     tensors = make(mib)
     fst_numpy.save_file(tensors, tmp_path / "local.safetensors", metadata={"a": "b"})
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file(tensors, ADDRESS, metadata={"a": "b"})
         data, _ = server.objects[PLACE]
         assert data == (tmp_path / "local.safetensors").read_bytes()
         assert not server.uploads
         methods = [request.method for request in server.log]
-        # What is asked for is an old manifest beside it.
+        # The requests include one for an old manifest next to it.
         parts = ["POST", *["PUT"] * 3, "GET", "POST"]
         assert methods == (["GET", "PUT"] if mib == 1 else parts)
         assert same(fst_numpy.load_file(ADDRESS), tensors)
@@ -76,7 +76,7 @@ def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
 def test_object_is_invisible_until_complete() -> None:
     """The old object stays until the last request, and a save that is closed leaves nothing."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file({"old": numpy.ones(3)}, ADDRESS)
         old = server.objects[PLACE]
         writer = open_writer(20 * MIB)
@@ -107,7 +107,7 @@ def test_faults_during_a_save() -> None:
         return answer
 
     with object_store(fault, {KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file(tensors, ADDRESS)
         assert same(fst_numpy.load_file(ADDRESS), tensors)
         # One whose beginning was not heard of stays, and has no parts.
@@ -137,7 +137,7 @@ def test_failed_save_leaves_nothing(kind: str) -> None:
 
     with object_store(keys={KEY: SECRET}) as server:
         server.refuse = refuse
-        ask(server, tries_max=3)
+        use_store(server, tries_max=3)
         with pytest.raises((error, SafetensorError), match=words) as caught:
             fst_numpy.save_file(make(20), ADDRESS)
         assert isinstance(caught.value, error)
@@ -146,7 +146,7 @@ def test_failed_save_leaves_nothing(kind: str) -> None:
 
 
 def test_lost_response_to_complete_upload() -> None:
-    """It is asked for again, is gone, and the object is there: saved."""
+    """The repeated request finds no upload, but the object exists: it was saved."""
     tensors = make(10)
     lost: list[Request] = []
 
@@ -157,7 +157,7 @@ def test_lost_response_to_complete_upload() -> None:
         return answer
 
     with object_store(fault, {KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file(tensors, ADDRESS)
         assert lost and server.log[-1].method == "HEAD"
         assert same(fst_numpy.load_file(ADDRESS), tensors)
@@ -166,7 +166,7 @@ def test_lost_response_to_complete_upload() -> None:
 def test_failed_complete_upload_is_an_error() -> None:
     """The upload no longer exists, and the object is an older one of the same size."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file(make(10), ADDRESS)
         old = server.objects[PLACE]
         server.dates[PLACE] = "Sun, 22 Nov 2026 09:00:00 GMT"
@@ -194,7 +194,7 @@ def test_complete_upload_of_other_stores() -> None:
         return answer
 
     with object_store(fault, {KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         fst_numpy.save_file(make(10), ADDRESS)
         assert same(fst_numpy.load_file(ADDRESS), make(10))
 
@@ -216,9 +216,9 @@ def save_set(mib: int, files: int, path: str, seed: int = 0) -> Tensors:
 
 
 def test_a_set() -> None:
-    """Its index comes last; files of the set before go, and nothing else does."""
+    """Its index is published last; files of the old model are deleted, and nothing else."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         saved = save_set(9, 3, "s3://bucket/m")
         puts = [r.path for r in server.log if r.method == "PUT" and not r.query]
         assert puts == ["/bucket/m/model.safetensors.index.json"]
@@ -246,7 +246,7 @@ def test_a_set() -> None:
 def test_a_set_that_fails_at_the_end() -> None:
     """Published files are deleted again, and no index is written."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         for name in ("00003-of", "index"):
 
             def refuse(request: Request, name: str = name) -> Answer | None:
@@ -260,10 +260,10 @@ def test_a_set_that_fails_at_the_end() -> None:
 
 
 def test_bytes_in_any_order() -> None:
-    """A few places at a time are fine; so many that they would take all memory are an error."""
+    """Writes at a few offsets are fine; at so many that they would use all memory are an error."""
     size = 76 * MIB
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         writer = open_writer(size)
         pieces = list(range(0, size, MIB // 2))
         for at in sorted(pieces, key=lambda at: (at // (24 * MIB), at * 7919 % 1000)):
@@ -284,7 +284,7 @@ def test_file_only_operations_are_refused(tmp_path: pathlib.Path) -> None:
     """Options that do not apply to URLs, and servers that accept no objects."""
     tensors = {"a": numpy.ones(3)}
     with object_store() as server:
-        ask(server)
+        use_store(server)
         with pytest.raises(Exception, match="copy it"):
             fst_numpy.save_file(tensors, ADDRESS, compress=True)
         with pytest.raises(Exception, match="take no files here"):
@@ -322,7 +322,7 @@ def test_ranks_say_so(
 def test_create_only() -> None:
     """create_only: FileExistsError, small and large, and the object stays."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server, create_only=True)
+        use_store(server, create_only=True)
         fst_numpy.save_file(make(1), ADDRESS)
         old = server.objects[PLACE]
         for mib in (1, 10):
@@ -339,7 +339,7 @@ def test_create_only() -> None:
     ],
 )
 def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> None:
-    """create_only at Azure and Google: the store refuses what comes second, small and large."""
+    """create_only at Azure and Google: the store refuses the second save, small and large."""
     with object_store() as server:
         remote.configure(endpoint=server.url, create_only=True, **settings)
         fst_numpy.save_file(make(1), address)
@@ -352,12 +352,12 @@ def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> 
 
 @pytest.mark.parametrize(("before", "files"), [(2, 1), (1, 3), (3, 3), (2, 3), (1, 1)])
 def test_create_only_of_a_sharded_model(before: int, files: int) -> None:
-    """create_only: also sets of other numbers of files stay; nothing is sent."""
+    """create_only: models with another number of files stay as well; nothing is sent."""
     with object_store(keys={KEY: SECRET}) as server:
-        ask(server)
+        use_store(server)
         save_set(1, before, "s3://bucket/m")
         old = dict(server.objects)
-        ask(server, create_only=True)
+        use_store(server, create_only=True)
         with pytest.raises(FileExistsError, match="a model exists already"):
             save_set(1, files, "s3://bucket/m", 1)
         assert server.objects == old and server.log[-1].method == "GET"
@@ -375,7 +375,7 @@ def test_no_overwrite_with_lost_responses() -> None:
         return answer
 
     with object_store(fault, {KEY: SECRET}) as server:
-        ask(server, create_only=True)
+        use_store(server, create_only=True)
         lost.append(Request("PUT", "", "", {}))
         fst_numpy.save_file(make(1), "s3://bucket/before.safetensors")  # a connection is kept
         lost.clear()
@@ -391,7 +391,7 @@ def test_no_overwrite_with_lost_responses() -> None:
 
 
 def test_two_saves_of_a_blob() -> None:
-    """Concurrent uploads share a blob's block list: no block gets into the other's object."""
+    """Concurrent uploads share a blob's block list: no block becomes part of the other's object."""
     with object_store() as server:
         remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=x")
         one, other = (open_writer(10 * MIB, "az://box/m.safetensors") for _ in range(2))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy
 import pytest
-from object_store import KINDS, PLACES, ObjectStore, ask, failure, object_store
+from object_store import KINDS, PLACES, ObjectStore, failure, object_store, use_store
 from web_server import Answer, Request
 
 from fastsafetensors import SafetensorError
@@ -54,7 +54,7 @@ def removals(server: ObjectStore) -> list[str]:
 def set_of(kind: str, seed: int, size: int = 1024) -> Callable[[ObjectStore], None]:
     """Another's finished set, to be put into a store at once."""
     with object_store() as other:
-        ask(other, kind)
+        use_store(other, kind)
         save(kind, 2, seed, size)
         objects, numbers = dict(other.objects), dict(other.generations or {})
 
@@ -83,7 +83,7 @@ def test_lost_response_to_an_index_upload(kind: str, code: str) -> None:
         return answer
 
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         server.fault = lose
         server.refuse = lambda request: (
@@ -94,7 +94,7 @@ def test_lost_response_to_an_index_upload(kind: str, code: str) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
-    """The first joining fails, another set comes, the second is refused: that set stays."""
+    """The first completion fails, another save publishes, the second is refused: it stays."""
     put_theirs = set_of(kind, 7, LARGE)
     joins = 0
 
@@ -107,7 +107,7 @@ def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
         return None
 
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         server.refuse = refuse
         with pytest.raises((SafetensorError, OSError)):
             save(kind, 2, 2, LARGE)
@@ -115,7 +115,7 @@ def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
 
 
 def test_a_file_that_azure_refuses() -> None:
-    """By 409, where another set has come: that one stays."""
+    """By 409, if another model was published meanwhile: that one stays."""
     put_theirs = set_of("az", 7, LARGE)
 
     def refuse(request: Request) -> Answer | None:
@@ -125,7 +125,7 @@ def test_a_file_that_azure_refuses() -> None:
         return failure("409 Conflict", "BlobAlreadyExists")
 
     with object_store() as server:
-        ask(server, "az")
+        use_store(server, "az")
         server.refuse = refuse
         with pytest.raises((SafetensorError, OSError)):
             save("az", 2, 2, LARGE)
@@ -134,7 +134,7 @@ def test_a_file_that_azure_refuses() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permanent_failure_during_another_save(kind: str) -> None:
-    """Nobody has said that the files are this save's: they stay."""
+    """It is unknown whether the files are this save's, so they stay."""
     put_theirs = set_of(kind, 7)
 
     def refuse(request: Request) -> Answer | None:
@@ -144,7 +144,7 @@ def test_permanent_failure_during_another_save(kind: str) -> None:
         return failure("500 Internal Server Error", "InternalError")
 
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         server.refuse = refuse
         with pytest.raises((SafetensorError, OSError)):
             save(kind, 2, 2)
@@ -157,7 +157,7 @@ def test_save_without_list_permission_deletes_nothing(kind: str) -> None:
     """A set over a set, and over one file: the old files stay, and the new save reports them."""
     for files in (3, 1):
         with object_store() as server:
-            ask(server, kind)
+            use_store(server, kind)
             save(kind, files, 1)
             before = set(server.objects)
             server.refuse = lambda request: (
@@ -170,7 +170,7 @@ def test_save_without_list_permission_deletes_nothing(kind: str) -> None:
 def test_file_deleted_before_the_check() -> None:
     """It was listed, but does not exist: only objects that were examined are deleted."""
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         save("s3", 1, 1)
         server.knows_conditions = False
 
@@ -187,7 +187,7 @@ def test_file_deleted_before_the_check() -> None:
 def test_single_file_over_an_unlistable_model(kind: str) -> None:
     """The index was seen, and leads to the new file."""
     with object_store() as server:
-        ask(server, kind)
+        use_store(server, kind)
         save(kind, 3, 1)
         server.refuse = lambda request: (
             failure("403 Forbidden", "No") if "list" in request.query else None)
@@ -204,7 +204,7 @@ def test_concurrent_save_writes_its_manifest() -> None:
         fst_numpy.save_file({"a": numpy.full(64, seed, numpy.uint8)}, name, **options)
 
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         save_one(7, manifest=True)
         theirs = dict(server.objects)
         save_one(1, manifest=True)
@@ -228,7 +228,7 @@ def test_undeletable_manifest() -> None:
     """The store refuses that: the model stays what the manifest says of it."""
     name = "s3://box/m/x.safetensors"
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         fst_numpy.save_file({"a": numpy.ones(64, numpy.uint8)}, name, manifest=True)
         before = dict(server.objects)
         server.refuse = lambda request: (
@@ -242,7 +242,7 @@ def test_undeletable_manifest() -> None:
 def test_a_large_object_with_a_manifests_name() -> None:
     """It is not a manifest and does no harm."""
     with object_store() as server:
-        ask(server, "s3")
+        use_store(server, "s3")
         key = PLACES["s3"] + "x.safetensors.manifest"
         server.objects[key] = (bytes((256 << 20) + 1), '"z"')
         fst_numpy.save_file({"a": numpy.ones(8, numpy.uint8)}, "s3://box/m/x.safetensors")

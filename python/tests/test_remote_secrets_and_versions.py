@@ -84,7 +84,7 @@ def test_first_response_fixes_the_version(
 def test_redirected_listing_gets_no_credentials(
     tmp_path: pathlib.Path, scheme: str, settings: dict[str, str]
 ) -> None:
-    """Only the store's own scheme, host and port are ever told who asks."""
+    """Only the store's own scheme, host and port ever receive credentials."""
 
     def nothing(request: Request, answer: Answer) -> Answer:
         return Answer("404 Not Found", {})
@@ -198,7 +198,7 @@ def test_truncated_listing_is_an_error(
 
 @pytest.fixture
 def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """(address, settings) -> the Authorization header that a server has seen; "": none."""
+    """(URL, settings) -> the Authorization header that a server has received; "": no header."""
     (tmp_path / "bk").mkdir()
     fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bk/m.safetensors")
     with web_server(tmp_path) as server:
@@ -272,7 +272,7 @@ def test_credentials_go_only_to_their_store(
     assert ask("gs", bearer_token="ya29.x") == "Bearer ya29.x"
     assert ask("hf", bearer_token="ya29.x") == ""
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "ENVTOKEN")
-    assert "GOOG1E/" in ask("gs", **google)  # explicit settings come before discovered ones
+    assert "GOOG1E/" in ask("gs", **google)  # explicit settings precede discovered ones
     assert ask("gs", **s3) == "Bearer ENVTOKEN"
 
 
@@ -335,7 +335,7 @@ def test_save_messages_have_no_query(scheme: str) -> None:
 
 
 def test_path_objects_of_urls(tmp_path: pathlib.Path) -> None:
-    """pathlib takes a slash away: it is said, without the query."""
+    """pathlib removes a slash of the URL: an error says so, without the query."""
     path = pathlib.Path("http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
     with pytest.raises(Exception, match="must be a str, not a path object") as caught:
         fst_numpy.load_file(path)
@@ -367,7 +367,7 @@ def test_command_output_has_no_query(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("words", ["hash", "hash --manifest", "edit --set a=b", "bench", "clean"])
 def test_file_commands_refuse_urls(words: str) -> None:
-    """One sentence, and nothing is asked of anybody."""
+    """One sentence, and no request is sent."""
     told = command(*words.split(), "http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
     assert told.returncode == 3 and "local files only" in told.stderr
     assert "S3CR3T" not in told.stderr + told.stdout

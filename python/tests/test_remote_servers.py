@@ -140,7 +140,7 @@ def test_seaweedfs(tmp_path: pathlib.Path, tensors: Tensors) -> None:
 
 
 def wait_for_bucket() -> None:
-    """The bucket comes some moments behind the port."""
+    """The bucket exists some moments after the port accepts connections."""
     import time
 
     end = time.monotonic() + 120

@@ -543,7 +543,7 @@ def test_standard_output_is_a_target(command, sample, tmp_path):
     assert done.returncode == 2 and b"No space left" in done.stderr
 
 
-def test_rescue_of_nothing_replaces_nothing(run, tmp_path, torch):
+def test_rescue_without_intact_tensors_replaces_nothing(run, tmp_path, torch):
     save_file({"w": torch.ones(1000)}, tmp_path / "good")
     save_file({"w": torch.ones(1000)}, tmp_path / "cut")
     good = (tmp_path / "good").read_bytes()

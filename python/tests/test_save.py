@@ -150,7 +150,7 @@ def test_refusals(tmp_path, torch):
     with pytest.raises(ValueError, match="UTF-8|surrogates"):
         fastsafetensors.torch.save_file({"a\ud800": a}, path)
     assert not path.exists()
-    # What is no fault: views that share nothing, parameters, no elements at all.
+    # No errors: views that share nothing, parameters, no elements at all.
     fastsafetensors.torch.save_file(
         {"a": a[0], "b": a[1], "c": torch.nn.Parameter(torch.ones(2)), "d": a[:0]}, path)
 
@@ -174,7 +174,7 @@ def test_system_errors_are_both_kinds(tmp_path, torch):
 
 
 def test_full_disk(tmp_path, torch):
-    """A tmpfs of 8 MiB, in a mount namespace of its own."""
+    """A tmpfs of 8 MiB, in a separate mount namespace."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     disk = tmp_path / "disk"

@@ -28,7 +28,7 @@ from fastsafetensors._core import Writer
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command that the package brings."""
+    """Run the command of the installed package."""
     words = [sys.executable, "-m", "fastsafetensors", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -139,7 +139,7 @@ def test_compressed_and_back(tmp_path: pathlib.Path) -> None:
         answer = command("convert", "--decompress", f"--manifest{word}", packed, plain)
         assert answer.returncode == 0 and plain.read_bytes() == source.read_bytes()
         assert is_right(plain, tmp_path / "plain.safetensors.manifest", algorithm)
-    # In its own place: the old manifest is replaced, or goes.
+    # At its default path: the old manifest is replaced or deleted.
     assert command("convert", "--compress", "--manifest", plain, plain).returncode == 0
     assert is_right(plain, tmp_path / "plain.safetensors.manifest")
     assert command("convert", "--decompress", plain, plain).returncode == 0
@@ -189,7 +189,7 @@ def saved_set(path: pathlib.Path, value: float) -> None:
 
 @pytest.mark.parametrize("save", [saved_file, edited_file, saved_set], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("whole", [True, False], ids=["model", "file"])
-def test_a_save_removes_every_file_beside_the_model_that_describes_the_old_one(
+def test_a_save_deletes_every_file_that_describes_the_old_model(
     save, whole: bool, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "m"

@@ -19,8 +19,8 @@ def _save_model(torch, tensors, folder):
     fst.save_model(module, folder / "m")
 
 
-# Every way to give tensors to a file.
-FRONTS = {
+# Every API that gives tensors to a file.
+APIS = {
     "save_file": lambda torch, t, d: fst.save_file(t, d / "m"),
     "save": lambda torch, t, d: fst.save(t),
     "save_model": _save_model,
@@ -91,11 +91,11 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("front", FRONTS)
-def test_no_memory_is_an_error(front, case, torch, mesh, tmp_path):
+@pytest.mark.parametrize("api", APIS)
+def test_no_memory_is_an_error(api, case, torch, mesh, tmp_path):
     tensors = {"good": torch.ones(3), "bad": CASES[case](torch, mesh)}
     with pytest.raises(RuntimeError) as caught:
-        FRONTS[front](torch, tensors, tmp_path)
+        APIS[api](torch, tensors, tmp_path)
     text = str(caught.value)
     assert "bad" in text and type(tensors["bad"]).__name__ in text
     if "DTensor" in case:
@@ -103,25 +103,25 @@ def test_no_memory_is_an_error(front, case, torch, mesh, tmp_path):
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
-@pytest.mark.parametrize("front", FRONTS)
-def test_two_dtensors_do_not_share(front, torch, mesh, tmp_path):
+@pytest.mark.parametrize("api", APIS)
+def test_two_dtensors_do_not_share(api, torch, mesh, tmp_path):
     tensors = {name: _dtensor(torch, mesh) for name in ("first", "second")}
     with pytest.raises(RuntimeError, match="full_tensor"):
-        FRONTS[front](torch, tensors, tmp_path)
+        APIS[api](torch, tensors, tmp_path)
 
 
-@pytest.mark.parametrize("front", FRONTS)
-def test_under_functional_transforms(front, torch, tmp_path):
+@pytest.mark.parametrize("api", APIS)
+def test_under_functional_transforms(api, torch, tmp_path):
     def save(x):
-        FRONTS[front](torch, {"bad": x}, tmp_path)
+        APIS[api](torch, {"bad": x}, tmp_path)
         return x
 
     with pytest.raises(RuntimeError, match="bad"):
         torch.func.vmap(save)(torch.ones(2, 3))
 
 
-@pytest.mark.parametrize("front", FRONTS)
-def test_tensors_with_storage_are_saved(front, torch, tmp_path):
+@pytest.mark.parametrize("api", APIS)
+def test_tensors_with_storage_are_saved(api, torch, tmp_path):
     class Plain(torch.Tensor):
         """A subclass with separate memory."""
 
@@ -129,7 +129,7 @@ def test_tensors_with_storage_are_saved(front, torch, tmp_path):
     tensors = {"plain": torch.ones(2, 2).as_subclass(Plain), "view": base[4:],
                "parameter": torch.nn.Parameter(torch.ones(3)), "empty": torch.empty(0, 2),
                "scalar": torch.tensor(1.5)}
-    FRONTS[front](torch, tensors, tmp_path)
+    APIS[api](torch, tensors, tmp_path)
     found = [p for p in tmp_path.rglob("*") if p.suffix != ".json" and p.is_file()]
     if found:
         loaded = fst.load_file(found[0])

@@ -60,7 +60,7 @@ def test_files_and_index_equal_hugging_face(tmp_path, torch):
         assert set(load_safetensors_sharded(ours)) == set(tensors)
 
 
-def test_shared_memory_goes_to_one_file(tmp_path, torch):
+def test_shared_memory_is_saved_to_one_file(tmp_path, torch):
     base = torch.arange(8, dtype=torch.uint8)
     state = {"a": base, "b": torch.ones(8, dtype=torch.uint8), "tied": base, "c": base[:2]}
     save_safetensors_sharded(state, tmp_path, max_shard_size=10)
@@ -337,7 +337,7 @@ def test_saver_refusals(torch):
             call()
 
 
-def test_embeddings_come_back_as_the_types_they_were(tmp_path, torch):
+def test_embeddings_keep_their_types(tmp_path, torch):
     import collections
 
     path = tmp_path / "e.safetensors"
@@ -361,7 +361,7 @@ def types_of(value):
     return type(value), getattr(value, "requires_grad", value)
 
 
-def test_embeddings_of_types_that_would_not_come_back_are_refused(tmp_path, torch):
+def test_embeddings_of_unsupported_types_are_refused(tmp_path, torch):
     import collections
 
     pair = collections.namedtuple("pair", "prompt pooled")

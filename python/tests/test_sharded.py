@@ -198,7 +198,7 @@ def test_single_process(folder, torch):
 
 @pytest.mark.parametrize("shape, dim", [((4, 6), 2), ((4, 6), -3), ((), 0)])
 def test_missing_dimension(torch, shape, dim):
-    """It is no other dimension of it, and no error without words."""
+    """The dimension is neither replaced by another one, nor an error without a message."""
     from torch.distributed.tensor import Shard
 
     from fastsafetensors._rank_parts import part_on_mesh
@@ -208,7 +208,7 @@ def test_missing_dimension(torch, shape, dim):
 
 
 def test_choice(torch):
-    """The ways that "auto" takes, by speeds: the formulas of choose_method at their corners."""
+    """The methods that "auto" chooses by speed: the formulas of choose_method at their limits."""
     from fastsafetensors.sharded import Part, Speeds, choose_method, over_read, part_of
 
     slow_link, fast_link = Speeds(1e9, 1e8), Speeds(1e9, 1e12)

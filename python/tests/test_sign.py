@@ -184,8 +184,9 @@ def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
-def test_both_ways_with_model_signing(curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
-                                      model_signing: str) -> None:
+def test_signatures_interoperate_with_model_signing(
+        curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
+        model_signing: str) -> None:
     """The other package verifies our signatures, and the reverse."""
     private, public = make_keys(tmp_path, curve)
 

@@ -84,7 +84,7 @@ SIMPLE = [2, -1, slice(1, 3), (0, slice(2)), (..., 0), (slice(None), 1, ...), (0
 
 
 def test_simple_parts_are_planned_in_c(path, monkeypatch, torch):
-    """Numbers, slices and an Ellipsis need none of the planning that is for any expression."""
+    """Numbers, slices and an Ellipsis are planned in C, other expressions in Python."""
     import fastsafetensors._open as opening
 
     planned = []

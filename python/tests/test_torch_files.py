@@ -105,7 +105,7 @@ def test_no_tensor_of_a_torch_file_is_left_out(convert, tmp_path, torch):
     assert set(load_file(tmp_path / "out")) == {"w"} and "not epoch, optimizer" in told
 
 
-def test_torch_files_that_are_no_archives(convert, tmp_path, torch):
+def test_torch_files_that_are_not_archives(convert, tmp_path, torch):
     torch.save({"w": torch.arange(5.0)}, tmp_path / "old.bin",
                _use_new_zipfile_serialization=False)
     convert(tmp_path / "old.bin", tmp_path / "out")

@@ -29,8 +29,8 @@ def test_libraries_in_the_working_folder_are_not_loaded(command, tmp_path):
 PLANTED = ("torch", "pickle", "fastsafetensors", "numpy", "sys", "argparse", "sitecustomize")
 
 
-def test_modules_beside_a_model_are_not_run(command, tmp_path, torch):
-    """Converting a downloaded torch file runs nothing of the folder that it came in."""
+def test_modules_next_to_a_model_are_not_run(command, tmp_path, torch):
+    """Converting a downloaded torch file runs no code from its folder."""
     folder = tmp_path / "downloaded"
     folder.mkdir()
     torch.save({"a": torch.arange(3.0)}, folder / "pytorch_model.bin")
@@ -68,7 +68,7 @@ def test_missing_torch_is_named(command, tmp_path, torch):
 
 
 def test_digests_are_not_written_through_planted_links(command, model, tmp_path):
-    """A link or a pipe in the place of PATH.digest, or of a file on its way there."""
+    """A link or a pipe instead of PATH.digest, or of its temporary file."""
     path, victim = tmp_path / "m.safetensors", tmp_path / "victim"
     shutil.copy(model[0], path)
     for name in ("m.safetensors.digest", "m.safetensors.digest.new"):

@@ -176,7 +176,7 @@ def test_sets_and_their_index(tmp_path) -> None:
 
 
 def test_tensors_without_embedded_digest(tmp_path) -> None:
-    """Some digests are not enough; an unknown algorithm is no digest."""
+    """Digests of some tensors are not enough; an unknown algorithm does not count as a digest."""
     path = tmp_path / "model.safetensors"
     fast_torch.save_file(WEIGHTS, path, metadata={"digest.algorithm": "xxh3"})
     with pytest.raises(SafetensorError, match=r"digests lack this tensor, tensor `layer\.0`"):

@@ -110,7 +110,7 @@ def test_invalid_list_is_an_error(tmp_path):
 
 
 def test_threads_verify_independently(tmp_path):
-    """verifying(False) is for the loads of its own thread."""
+    """verifying(False) applies to loads of the same thread only."""
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.zeros(4)}, path)
     write_manifest(path)

@@ -95,7 +95,7 @@ def by_ranks(path, verify):
         return dict(load_sharded(path, {name: None for name in NAMES}))
 
 
-FRONTS = {
+APIS = {
     "load_file": lambda path, verify: fast_torch.load_file(path, verify=verify),
     "load": lambda path, verify: fast_torch.load_file(path, mode="load", verify=verify),
     "map": lambda path, verify: fast_torch.load_file(path, mode="map", verify=verify),
@@ -111,10 +111,10 @@ FRONTS = {
 }
 
 
-@pytest.mark.parametrize("front", FRONTS)
-def test_every_front_refuses_a_flipped_bit(front: str, model: pathlib.Path) -> None:
-    """Every front loads a whole file, and ends with DigestMismatch for one that is not."""
-    load = FRONTS[front]
+@pytest.mark.parametrize("api", APIS)
+def test_every_api_refuses_a_flipped_bit(api: str, model: pathlib.Path) -> None:
+    """Every API loads a whole file, and ends with DigestMismatch for one that is not."""
+    load = APIS[api]
     tensors = load(model, True)
     assert len(tensors) == len(NAMES)
     for number in range(len(NAMES)):
@@ -260,7 +260,7 @@ def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> N
 
 
 def test_hooks_keep_verification(model: pathlib.Path) -> None:
-    """The reference would hand out what was refused."""
+    """The reference would return the refused tensor."""
     reference = pytest.importorskip("safetensors.torch")
     from fastsafetensors.integrations import accelerate_from_pretrained
 

@@ -80,7 +80,7 @@ def test_folder_with_a_missing_file(tmp_path, source, index) -> None:
 
 
 def test_deleted_index(tmp_path) -> None:
-    """All shards may be there: which tensors are the model's the index said."""
+    """All shards may exist, but only the index says which tensors belong to the model."""
     folder = tmp_path / "set"
     make_set(folder, index=True)
     write_manifest(folder)
@@ -90,7 +90,7 @@ def test_deleted_index(tmp_path) -> None:
 
 
 def test_a_bundle_of_the_folder_above(tmp_path) -> None:
-    """Names of a bundle are below its own folder: others' are not asked for."""
+    """Names in a bundle are below its own folder: files elsewhere are not requested."""
     top = tmp_path / "top"
     for name in ("set", "set.more"):
         make_set(top / name, index=False)

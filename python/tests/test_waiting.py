@@ -14,8 +14,8 @@ import pytest
 from fastsafetensors import ParallelLoader
 from fastsafetensors.torch import save_file
 
-# Reads from byte HOLD_FROM on wait as long as a file is there, as those of a file server that is
-# gone do.
+# Reads from byte HOLD_FROM on wait as long as a file exists, like those of an unreachable file
+# server.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -197,7 +197,7 @@ def test_an_interrupt_ends_the_wait(wait, shim, path, tmp_path):
 
 
 def test_a_cancelled_iteration(path, torch):
-    """The cancellation comes through, also while a thread waits for the next tensor."""
+    """The cancellation is raised, also while a thread waits for the next tensor."""
     steps = []
 
     class Slow(ParallelLoader):
@@ -280,7 +280,7 @@ def test_a_signal_ends_a_save_to_bytes_in_the_middle():
 
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        for _ in range(20):  # a signal may come before the copy begins, or not before its end
+        for _ in range(20):  # a signal may arrive before the copy begins, or only after its end
             events.clear()
             sys.setprofile(note)
             try:

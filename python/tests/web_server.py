@@ -23,7 +23,7 @@ DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
 
 @dataclass
 class Request:
-    """What a client has asked for."""
+    """A client's request."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Request:
     body: bytes = b""
 
     def span(self, size: int) -> tuple[int, int] | None:
-        """The range that is asked for, within `size` bytes; None: all."""
+        """The requested range within `size` bytes; None: everything."""
         text = self.headers.get("range")
         if text is None:
             return None
@@ -78,7 +78,7 @@ class WebServer(socketserver.ThreadingTCPServer):
     def __init__(self, folder: pathlib.Path, fault: Fault | None = None, port: int = 0) -> None:
         """Serve the files of `folder` on `port` of the loopback interface (0: a free one).
 
-        A test that needs a server is skipped where there is no libcurl to ask it.
+        A test that needs a server is skipped without libcurl.
         """
         if "PYTEST_CURRENT_TEST" in os.environ:
             skip_without_libcurl()
@@ -162,7 +162,7 @@ class Handler(socketserver.BaseRequestHandler):
     server: WebServer
 
     def handle(self) -> None:
-        """Answer until the client goes or a fault ends it."""
+        """Answer requests until the client disconnects or a fault ends it."""
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.server.count_lock:
             self.server.connections += 1
@@ -234,7 +234,7 @@ def web_server(
 
 
 def seeded(seed: int) -> random.Random:
-    """A generator of its own for faults, which come from many threads."""
+    """A separate generator for faults, because many threads use it."""
     return random.Random(seed)
 
 
@@ -242,12 +242,12 @@ def main() -> None:
     """web_server.py FOLDER: serve until it is interrupted, and print requests."""
     import sys
 
-    def tell(request: Request, answer: Answer) -> Answer:
+    def print_request(request: Request, answer: Answer) -> Answer:
         wanted = request.headers.get("range", "all")
         print(request.method, request.path, wanted, "->", answer.status, flush=True)
         return answer
 
-    with web_server(pathlib.Path(sys.argv[1]), tell) as server:
+    with web_server(pathlib.Path(sys.argv[1]), print_request) as server:
         print(server.url, flush=True)
         threading.Event().wait()
 

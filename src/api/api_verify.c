@@ -49,10 +49,10 @@ fst_status fst_digest_end(fst_digest_state *state, unsigned char *digest, size_t
     API_DEFER_CANCEL;
     API_REQUIRE(state != NULL && digest != NULL && size_bytes != NULL, error,
                 "state, digest or size_bytes is NULL");
-    bool is_good = state->kind->end(state->state, digest);
+    bool succeeded = state->kind->end(state->state, digest);
     *size_bytes = state->kind->digest_bytes;
     fsti_free(state);
-    return is_good ? FST_OK : fsti_error_memory(error, FST_DIGEST_BYTES_MAX);
+    return succeeded ? FST_OK : fsti_error_memory(error, FST_DIGEST_BYTES_MAX);
 }
 
 void fst_digest_drop(fst_digest_state *state) {

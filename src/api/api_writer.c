@@ -97,9 +97,11 @@ static fst_status copy_tensors(api_save_request *request, const fst_save_tensor 
     return FST_OK;
 }
 
-/// A mark of padding tensors without padding (metadata of an aligned file, saved compressed) would
-/// hide tensors with such names.
-static fst_status check_hidden(const api_save_request *request, size_t count, fst_error *error) {
+/// Refuses real tensors that readers would hide. The metadata key FSTI_PADDING_KEY makes readers
+/// hide tensors that look like padding. A caller who copies the metadata of an aligned file passes
+/// the key on, even if this file has no padding.
+static fst_status check_padding_names(const api_save_request *request, size_t count,
+                                      fst_error *error) {
     size_t size = strlen(FSTI_PADDING_KEY);
     bool is_marked = false;
     for (size_t i = 0; i < request->options.metadata_count; i++)
@@ -126,7 +128,7 @@ fst_status fsti_api_save_request_read(const fst_save_options *options,
     FST_TRY(check_choices(&out->options, error));
     FST_TRY(copy_metadata(out, error));
     FST_TRY(copy_tensors(out, tensors, tensor_count, error));
-    return check_hidden(out, tensor_count, error);
+    return check_padding_names(out, tensor_count, error);
 }
 
 fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors, size_t tensor_count,
@@ -215,8 +217,9 @@ fst_status fst_save(const char *path, const fst_save_tensor *tensors, size_t ten
 }
 
 /// Checks the arguments of compressing and decompressing; fills *own completely.
-static fst_status read_pack(const char *path, const char *target, const fst_pack_options *options,
-                            fst_pack_options *own, fst_error *error) {
+static fst_status read_pack_options(const char *path, const char *target,
+                                    const fst_pack_options *options, fst_pack_options *own,
+                                    fst_error *error) {
     *own = (fst_pack_options){.struct_size = sizeof *own};
     API_REQUIRE(path != NULL && target != NULL, error, "path or target is NULL");
     if (options != NULL)
@@ -237,7 +240,7 @@ fst_status fst_file_compress(const char *path, const char *target, const fst_pac
     fst_save_stats full = {.struct_size = sizeof full};
     // Check before anything is replaced, because afterwards nothing may fail.
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
-    FST_TRY(read_pack(path, target, options, &own, error));
+    FST_TRY(read_pack_options(path, target, options, &own, error));
     FST_TRY(fsti_file_compress(path, target, &own, &full, error));
     if (stats == NULL) return FST_OK;
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
@@ -250,7 +253,7 @@ fst_status fst_file_decompress(const char *path, const char *target,
     fst_pack_options own;
     fst_save_stats full = {.struct_size = sizeof full};
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
-    FST_TRY(read_pack(path, target, options, &own, error));
+    FST_TRY(read_pack_options(path, target, options, &own, error));
     FST_TRY(fsti_file_decompress(path, target, &own, &full, error));
     if (stats == NULL) return FST_OK;
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
@@ -383,10 +386,10 @@ fst_status fst_leftovers_remove(const char *path, size_t *count, uint64_t *size_
                                 fst_error *error) {
     API_DEFER_CANCEL;
     size_t own_count;
-    uint64_t loaded_bytes;
+    uint64_t own_size_bytes;
     API_REQUIRE(path != NULL, error, "path is NULL");
-    fst_status status = fsti_leftovers_clean(path, &own_count, &loaded_bytes, error);
+    fst_status status = fsti_leftovers_clean(path, &own_count, &own_size_bytes, error);
     if (count != NULL) *count = own_count;
-    if (size_bytes != NULL) *size_bytes = loaded_bytes;
+    if (size_bytes != NULL) *size_bytes = own_size_bytes;
     return status;
 }

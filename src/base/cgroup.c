@@ -15,7 +15,7 @@
 
 #define PATH_BYTES 1024
 /// More CPUs than any kernel supports.
-#define PROCESSOR_COUNT_MAX 65536
+#define CPUS_MAX 65536
 
 static const char *cgroup_root = "/sys/fs/cgroup", *self_path = "/proc/self/cgroup";
 
@@ -43,12 +43,12 @@ static bool read_text(const char *path, char *text, size_t text_size) {
 typedef struct group {
     char folder[PATH_BYTES]; ///< below `root`; "" is the root itself
     char root[PATH_BYTES];
-    bool is_old; ///< version 1
+    bool is_v1; ///< version 1
 } group;
 
 /// Whether a line of /proc/self/cgroup ("5:cpu,cpuacct:/path") belongs to a controller. "" matches
 /// version 2.
-static bool is_of_controller(const char *line, const char *controller, const char **path) {
+static bool line_has_controller(const char *line, const char *controller, const char **path) {
     const char *names = strchr(line, ':');
     if (names == NULL) return false;
     const char *end = strchr(++names, ':');
@@ -65,25 +65,25 @@ static bool is_of_controller(const char *line, const char *controller, const cha
 }
 
 /// Finds the group of this process for `controller`, in version 2 or version 1.
-static bool find_group(const char *controller, bool is_old, group *out) {
+static bool find_group(const char *controller, bool is_v1, group *out) {
     char list[16384]; // version 1 has about a dozen lines, each with a path
     if (!read_text(self_path, list, sizeof list)) return false;
     for (char *line = list, *next; line != NULL && *line != '\0'; line = next) {
         next = strchr(line, '\n');
         if (next != NULL) *next++ = '\0';
         const char *path;
-        if (!is_of_controller(line, is_old ? controller : "", &path)) continue;
-        out->is_old = is_old;
+        if (!line_has_controller(line, is_v1 ? controller : "", &path)) continue;
+        out->is_v1 = is_v1;
         snprintf(out->folder, sizeof out->folder, "%s", strcmp(path, "/") == 0 ? "" : path);
-        snprintf(out->root, sizeof out->root, "%.900s%s%s", cgroup_root, is_old ? "/" : "",
-                 is_old ? controller : "");
+        snprintf(out->root, sizeof out->root, "%.900s%s%s", cgroup_root, is_v1 ? "/" : "",
+                 is_v1 ? controller : "");
         return true;
     }
     return false;
 }
 
-/// Moves to the parent group. False at the root.
-static bool go_up(group *at) {
+/// Moves to the parent group, whose limits apply as well. False at the root.
+static bool move_to_parent(group *at) {
     char *slash = strrchr(at->folder, '/');
     if (slash == NULL) return false;
     *slash = '\0';
@@ -103,8 +103,10 @@ static bool read_number(const group *at, const char *name, uint64_t *out) {
     return end != text;
 }
 
+/// The CPUs of the affinity mask; 1 if it cannot be read. The kernel refuses a mask that is smaller
+/// than its own, so the size doubles until it is accepted.
 static uint32_t count_affinity(void) {
-    for (size_t count = CPU_SETSIZE; count <= PROCESSOR_COUNT_MAX; count *= 2) {
+    for (size_t count = CPU_SETSIZE; count <= CPUS_MAX; count *= 2) {
         cpu_set_t *set = CPU_ALLOC(count);
         if (set == NULL) return 1;
         size_t size = CPU_ALLOC_SIZE(count);
@@ -120,7 +122,7 @@ static uint32_t count_affinity(void) {
 /// A group's CPU quota, rounded up to whole CPUs. 0: unlimited.
 static uint32_t group_quota(const group *at) {
     uint64_t quota = 0, period = 0;
-    if (at->is_old) {
+    if (at->is_v1) {
         if (!read_number(at, "cpu.cfs_quota_us", &quota)) return 0;
         if (!read_number(at, "cpu.cfs_period_us", &period)) return 0;
     } else {
@@ -134,13 +136,13 @@ static uint32_t group_quota(const group *at) {
 
 uint32_t fsti_cpu_count(void) {
     uint32_t count = count_affinity();
-    for (int is_old = 0; is_old < 2; is_old++) {
+    for (int is_v1 = 0; is_v1 < 2; is_v1++) {
         group at;
-        if (!find_group("cpu", is_old != 0, &at)) continue;
+        if (!find_group("cpu", is_v1 != 0, &at)) continue;
         do {
             uint32_t quota = group_quota(&at);
             if (quota > 0 && quota < count) count = quota;
-        } while (go_up(&at));
+        } while (move_to_parent(&at));
     }
     return count;
 }
@@ -160,26 +162,27 @@ static uint64_t stat_number(const char *text, const char *name) {
 static uint64_t group_memory(const group *at) {
     char text[8192];
     uint64_t limit, used;
-    if (!read_number(at, at->is_old ? "memory.limit_in_bytes" : "memory.max", &limit) ||
-        !read_number(at, at->is_old ? "memory.usage_in_bytes" : "memory.current", &used))
+    if (!read_number(at, at->is_v1 ? "memory.limit_in_bytes" : "memory.max", &limit) ||
+        !read_number(at, at->is_v1 ? "memory.usage_in_bytes" : "memory.current", &used))
         return UINT64_MAX;
-    // The kernel reclaims file pages before it refuses an allocation.
+    // Usage includes the page cache. The kernel reclaims file pages before it refuses an
+    // allocation, so they count as free.
     if (read_group(at, "memory.stat", text, sizeof text))
         used -= fsti_min(
-            used, stat_number(text, at->is_old ? "total_active_file" : "active_file") +
-                      stat_number(text, at->is_old ? "total_inactive_file" : "inactive_file"));
+            used, stat_number(text, at->is_v1 ? "total_active_file" : "active_file") +
+                      stat_number(text, at->is_v1 ? "total_inactive_file" : "inactive_file"));
     return limit - fsti_min(limit, used);
 }
 
 uint64_t fsti_memory_available(void) {
     uint64_t left = UINT64_MAX;
-    for (int is_old = 0; is_old < 2; is_old++) {
+    for (int is_v1 = 0; is_v1 < 2; is_v1++) {
         group at;
-        if (!find_group("memory", is_old != 0, &at)) continue;
+        if (!find_group("memory", is_v1 != 0, &at)) continue;
         do left = fsti_min(left, group_memory(&at));
-        while (go_up(&at));
+        while (move_to_parent(&at));
     }
-    // Version 1 stores "no limit" as the largest number of pages.
+    // Version 1 stores "no limit" as the largest number of pages, a little less than 2^63 bytes.
     return left >= (uint64_t)1 << 62 ? UINT64_MAX : left;
 }
 

@@ -54,8 +54,8 @@ static void copy_printable(char *target, size_t capacity, const char *source, si
     fsti_text_make_printable(target);
 }
 
-/// Appends the known fields of `place`.
-static void append_place(fst_error *error, const fsti_error_location *location) {
+/// Appends the known fields of a location.
+static void append_location(fst_error *error, const fsti_error_location *location) {
     if (location->tensor != NULL) {
         copy_printable(error->tensor, sizeof error->tensor, location->tensor,
                        location->tensor_size);
@@ -70,7 +70,7 @@ static void append_place(fst_error *error, const fsti_error_location *location) 
 
 void fsti_error_locate(fst_error *error, const fsti_error_location *location) {
     if (error == NULL) return;
-    append_place(error, location);
+    append_location(error, location);
     fsti_text_make_printable(error->message);
 }
 
@@ -103,7 +103,7 @@ fst_status fsti_error_set(fst_error *error, fst_status status, fsti_error_locati
     va_start(arguments, format);
     vsnprintf(error->message + used, sizeof error->message - used, format, arguments);
     va_end(arguments);
-    append_place(error, &location);
+    append_location(error, &location);
     if (location.os_errno != 0)
         append_text(error->message, sizeof error->message, ": %s", strerror(location.os_errno));
     fsti_text_make_printable(error->message);

@@ -12,11 +12,20 @@ static size_t lock_count;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
+/// Called by fork() before it copies the process. All locks are held during the copy, so the data
+/// that they protect is consistent in the child.
+///
+/// Locks are taken in the order of their registration. Code that takes a registered lock while it
+/// holds another one must have registered them in that order; the disk cache does (its own lock,
+/// then that of its thread pool). And it must not register a lock while it holds one, because
+/// list_lock is taken first here.
 static void lock_all(void) {
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
 }
 
+/// Called after fork(), in the parent and in the child. The thread that called fork() owns the
+/// locks in both.
 static void unlock_all(void) {
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);

@@ -37,6 +37,8 @@ uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key) {
 
 uint64_t fsti_hash_key(void) {
     static atomic_uint_fast64_t process_key;
+    // Relaxed is enough, because the key protects no other data. If several threads make one at the
+    // same time, all of them use the first.
     uint64_t key = atomic_load_explicit(&process_key, memory_order_relaxed);
     if (key != 0) return key;
     uint64_t fresh = 0;

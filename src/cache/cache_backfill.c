@@ -41,10 +41,10 @@ static void finish_read(fsti_range_read *read) {
 static bool wait_for_reads(backfill_reads *rest) {
     pthread_mutex_lock(&rest->lock);
     while (rest->done < rest->begun) pthread_cond_wait(&rest->changed, &rest->lock);
-    bool is_good = !rest->failed;
+    bool succeeded = !rest->failed;
     pthread_mutex_unlock(&rest->lock);
     rest->begun = rest->done = 0;
-    return is_good;
+    return succeeded;
 }
 
 static bool begin_read(fsti_cache_entry *entry, uint64_t first, uint64_t count,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Heartbeats. A process that fetches blocks updates counters in the map twice a second, so that
-/// waiters can tell apart stopped and slow processes. Locks only reveal that a process has died.
+/// waiters can distinguish stopped from slow processes. Locks only reveal that a process has died.
 ///
 /// The map has counters after its header. Each block maps to one (several blocks share a counter).
 /// The owner of a claim changes the counters of its blocks; a waiter checks whether they change.
@@ -17,12 +17,12 @@
 /// The last counter belongs to waiters.
 #define HEARTBEAT_BLOCKS (HEARTBEAT_COUNT - 1)
 #define HEARTBEAT_NS ((uint64_t)500000000)
-/// Rounds without a heartbeat, equal to 3 seconds.
+/// Rounds without a heartbeat after which a process counts as stalled, equal to 3 seconds.
 #define STALLED_ROUNDS 6u
 
-_Static_assert(sizeof(cache_map_header) <= HEARTBEATS_AT, "they are after the header");
+_Static_assert(sizeof(cache_map_header) <= HEARTBEATS_AT, "heartbeats follow the header");
 _Static_assert(HEARTBEATS_AT + HEARTBEAT_COUNT * sizeof(uint64_t) <= CACHE_MAP_HEADER_BYTES,
-               "and fit");
+               "heartbeats fit in the header area");
 
 static void write_all_heartbeats(cache_task *task);
 
@@ -43,29 +43,31 @@ void fsti_cache_heartbeat_period(uint64_t period_ns) {
     fsti_cache_unlock();
 }
 
-static void write_numbers(const fsti_cache_entry *entry, uint64_t first, uint64_t count) {
-    uint64_t numbers[HEARTBEAT_COUNT];
-    for (uint64_t i = 0; i < count; i++) numbers[i] = heartbeats.value;
+static void write_counters(const fsti_cache_entry *entry, uint64_t first, uint64_t count) {
+    uint64_t counters[HEARTBEAT_COUNT];
+    for (uint64_t i = 0; i < count; i++) counters[i] = heartbeats.value;
     // If this fails, others wait in vain or fetch the blocks themselves.
-    (void)!fsti_cache_pwrite(entry->map_fd, numbers, (size_t)count * sizeof *numbers,
-                             HEARTBEATS_AT + first * sizeof *numbers);
+    (void)!fsti_cache_pwrite(entry->map_fd, counters, (size_t)count * sizeof *counters,
+                             HEARTBEATS_AT + first * sizeof *counters);
 }
 
 /// Writes the heartbeat of a claim.
 static void write_claim(const fsti_cache_entry *entry, const cache_claim *claim) {
     uint64_t count = claim->last - claim->first, first = claim->first % HEARTBEAT_BLOCKS;
     if (count >= HEARTBEAT_BLOCKS) {
-        write_numbers(entry, 0, HEARTBEAT_BLOCKS);
+        write_counters(entry, 0, HEARTBEAT_BLOCKS);
         return;
     }
     uint64_t some = fsti_min(count, HEARTBEAT_BLOCKS - first);
-    write_numbers(entry, first, some);
-    if (some < count) write_numbers(entry, 0, count - some);
+    write_counters(entry, first, some);
+    if (some < count) write_counters(entry, 0, count - some);
 }
 
+/// Schedules the next round and chooses its counter value. Values are odd: never 0, which means
+/// that no process has written yet, and random at first, so that two processes with claims on the
+/// same counter do not look like one.
 static void begin_round(void) {
-    heartbeats.value =
-        heartbeats.value == 0 ? fsti_net_random() | 1 : heartbeats.value + 2; // never 0
+    heartbeats.value = heartbeats.value == 0 ? fsti_net_random() | 1 : heartbeats.value + 2;
     uint64_t period_ns = heartbeats.period_ns == 0 ? HEARTBEAT_NS : heartbeats.period_ns;
     heartbeats.is_waiting = true;
     heartbeats.due_ns = fsti_now_ns() + period_ns;
@@ -73,7 +75,7 @@ static void begin_round(void) {
 }
 
 /// After fork() the child starts with no heartbeats.
-static void own_heartbeats(void) {
+static void reset_after_fork(void) {
     if (heartbeats.owner == getpid()) return;
     uint64_t period_ns = heartbeats.period_ns;
     memset(&heartbeats, 0, sizeof heartbeats);
@@ -89,7 +91,7 @@ static void heartbeat_entries(void) {
         fsti_cache_entry *entry = *at;
         for (const cache_claim *claim = entry->claims; claim != NULL; claim = claim->next)
             write_claim(entry, claim);
-        if (entry->waiter_count > 0) write_numbers(entry, HEARTBEAT_BLOCKS, 1);
+        if (entry->waiter_count > 0) write_counters(entry, HEARTBEAT_BLOCKS, 1);
         bool is_wanted = entry->claims != NULL || entry->waiter_count > 0;
         if (is_wanted) {
             at = &entry->next_with_heartbeat;
@@ -115,7 +117,7 @@ static void write_all_heartbeats(cache_task *task) {
 }
 
 void fsti_cache_heartbeat_start(fsti_cache_entry *entry, const cache_claim *claim) {
-    own_heartbeats();
+    reset_after_fork();
     if (entry->heartbeat_owner != heartbeats.owner) {
         entry->has_heartbeat = false;
         entry->waiter_count = 0;
@@ -150,16 +152,17 @@ bool fsti_cache_is_stalled(fsti_cache_entry *entry, uint64_t block, cache_stall 
         *stall = (cache_stall){true, block, number, round};
     fsti_cache_lock();
     // A stalled process is stalled for all its blocks: do not wait for its other claims.
-    bool is_known = number != 0 && entry->stalled_process == number;
-    bool is_found = !is_known && round - stall->round >= STALLED_ROUNDS;
-    if (is_found) entry->stalled_process = number;
+    bool is_known_stalled = number != 0 && entry->stalled_process == number;
+    bool is_newly_stalled = !is_known_stalled && round - stall->round >= STALLED_ROUNDS;
+    if (is_newly_stalled) entry->stalled_process = number;
     fsti_cache_unlock();
-    if (is_found) // only if it may take locks itself
+    // The program's log callback may call the library, so it runs without the lock.
+    if (is_newly_stalled)
         fsti_log(FST_LOG_INFO,
                  "a process that downloads %s into the cache does not respond. Its blocks are "
                  "read from the server instead",
                  fsti_object_name(entry->object));
-    return is_known || is_found;
+    return is_known_stalled || is_newly_stalled;
 }
 
 void fsti_cache_wait_begin(fsti_cache_entry *entry) {

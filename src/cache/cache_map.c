@@ -39,9 +39,9 @@ int fsti_cache_map_write_header(int fd, cache_map_header *head) {
 int fsti_cache_map_read_header(int fd, cache_map_header *head) {
     int failed = fsti_cache_pread(fd, head, sizeof *head, 0);
     if (failed != 0) return failed;
-    bool is_good = memcmp(head->magic, magic, sizeof magic) == 0 &&
-                   head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
-    return is_good ? 0 : EINVAL;
+    bool is_valid = memcmp(head->magic, magic, sizeof magic) == 0 &&
+                    head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
+    return is_valid ? 0 : EINVAL;
 }
 
 int fsti_cache_map_read(int fd, uint64_t first, uint64_t count, uint64_t *digests) {
@@ -64,13 +64,13 @@ static bool reopen_map(fsti_cache_entry *entry) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", entry->map_fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return false;
-    bool is_own = dup3(fd, entry->map_fd, O_CLOEXEC) >= 0;
+    bool has_own_map = dup3(fd, entry->map_fd, O_CLOEXEC) >= 0;
     close(fd);
-    if (is_own) {
+    if (has_own_map) {
         entry->claims = NULL;
         entry->owner = getpid();
     }
-    return is_own;
+    return has_own_map;
 }
 
 /// The first claim of this process that overlaps [first, last).
@@ -83,6 +83,7 @@ static const cache_claim *find_claim(const fsti_cache_entry *entry, uint64_t fir
     return found;
 }
 
+/// The lock of a block is on the byte with its number. Locks need no data at their offsets.
 static struct flock range_lock(short type, uint64_t first, uint64_t last) {
     return (struct flock){.l_type = type,
                           .l_whence = SEEK_SET,
@@ -109,6 +110,9 @@ static bool exclude_claimed(int fd, uint64_t *first, uint64_t *last) {
     return true;
 }
 
+/// Claims the first run of free blocks in [first, last). Locks on an open file description separate
+/// processes, but not the threads of one, which share the description. So the process also has a
+/// list of its claims, which the module's lock protects.
 static bool claim_blocks(fsti_cache_entry *entry, uint64_t first, uint64_t last,
                          cache_claim *claim) {
     const cache_claim *own;
@@ -133,9 +137,9 @@ static bool claim_blocks(fsti_cache_entry *entry, uint64_t first, uint64_t last,
 
 bool fsti_cache_claim(fsti_cache_entry *entry, uint64_t first, uint64_t last, cache_claim *claim) {
     fsti_cache_lock();
-    bool is_own = reopen_map(entry);
-    if (!is_own) fsti_cache_break(entry, errno);
-    bool is_claimed = is_own && claim_blocks(entry, first, last, claim);
+    bool has_own_map = reopen_map(entry);
+    if (!has_own_map) fsti_cache_break(entry, errno);
+    bool is_claimed = has_own_map && claim_blocks(entry, first, last, claim);
     fsti_cache_unlock();
     return is_claimed;
 }

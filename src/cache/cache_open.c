@@ -12,7 +12,8 @@
 #define REF_MAGIC "fst-cache-ref 1\n"
 /// A file that is deleted between lookup and lock is looked up again.
 #define OPEN_TRIES_MAX 8
-/// The process whose turn it is sends a request to a server, which may be slow.
+/// Processes wait at most this long for the one that resolves a URL, whose server may be slow. Then
+/// they send their own requests.
 #define TURN_TIMEOUT_NS ((uint64_t)3000000000)
 #define TURN_PAUSE_US 3000
 #define ADDRESS_BYTES_MAX 16384u
@@ -168,7 +169,7 @@ static bool open_pair(const cache_opening *opening, int flags, int *data_fd, int
     return false;
 }
 
-static bool is_pair(const cache_opening *opening, int data_fd, int map_fd) {
+static bool is_valid_pair(const cache_opening *opening, int data_fd, int map_fd) {
     cache_map_header head;
     struct stat data, map;
     uint64_t map_bytes =
@@ -221,22 +222,23 @@ static bool has_first_block(const cache_opening *opening, int map_fd) {
 
 /// Reserves space for a partial object. It counts with its full size and is not evicted, because it
 /// is locked. Without space, only its cached blocks are used.
-static bool has_room(cache_opening *opening, int data_fd) {
+static bool reserve_space(cache_opening *opening, int data_fd) {
     struct stat info;
-    bool is_held = lock_shared(data_fd, opening->size_bytes);
+    bool is_locked = lock_shared(data_fd, opening->size_bytes);
     bool grows = fstat(data_fd, &info) == 0 && (uint64_t)info.st_blocks * 512 < opening->size_bytes;
-    if (!is_held || !grows || fsti_net_is_offline()) return true;
+    if (!is_locked || !grows || fsti_net_is_offline()) return true;
     return fsti_cache_evict(&opening->folder, 0, opening->settings.bytes_max);
 }
 
 static bool find_pair(cache_opening *opening, int *data_fd, int *map_fd) {
     if (open_pair(opening, 0, data_fd, map_fd)) {
-        bool is_good = is_pair(opening, *data_fd, *map_fd) && has_first_block(opening, *map_fd);
-        opening->is_full = is_good && !has_room(opening, *data_fd);
-        if (is_good && (!opening->is_full || !opening->settings.is_required)) return true;
+        bool is_valid =
+            is_valid_pair(opening, *data_fd, *map_fd) && has_first_block(opening, *map_fd);
+        opening->is_full = is_valid && !reserve_space(opening, *data_fd);
+        if (is_valid && (!opening->is_full || !opening->settings.is_required)) return true;
         close(*data_fd);
         close(*map_fd);
-        if (is_good) return fail(opening, "it does not fit in the cache", ENOSPC);
+        if (is_valid) return fail(opening, "it does not fit in the cache", ENOSPC);
     } else if (is_shortage(errno)) {
         return fail(opening, "the cache can't be read", errno);
     }
@@ -350,8 +352,8 @@ static fst_status report_outcome(const cache_opening *opening, bool is_used, fst
              opening->failure == 0 ? "" : strerror(opening->failure));
     if (opening->failure == 0) return FST_OK;
     // Missing versions and long URLs are not failures of the folder.
-    bool is_folders = opening->failure != EOPNOTSUPP && opening->failure != ENAMETOOLONG;
-    if (!opening->settings.is_required && is_folders)
+    bool is_folder_failure = opening->failure != EOPNOTSUPP && opening->failure != ENAMETOOLONG;
+    if (!opening->settings.is_required && is_folder_failure)
         fsti_cache_warn(opening->folder.path, opening->failed, opening->failure);
     if (!opening->settings.is_required) return FST_OK;
     fsti_error_location location = {

@@ -17,8 +17,9 @@
 #define PAUSE_NS_MAX ((uint64_t)20000000)
 /// If another process has held a block this long without delivering it, this process may reach the
 /// server faster. (A stopped process is detected sooner: cache_heartbeat.c.)
-#define PATIENCE_NS ((uint64_t)30000000000)
-/// The number of bytes that one job reads and waits for.
+#define CLAIM_TIMEOUT_NS ((uint64_t)30000000000)
+/// The bytes of one job at most. A range of this size may begin and end within a block, so it
+/// touches up to two blocks more than it fills.
 #define PART_BYTES ((CACHE_READ_BLOCKS - 2) * CACHE_BLOCK_BYTES)
 
 /// The state of a block in the read.
@@ -44,8 +45,8 @@ typedef struct cache_job {
     fsti_range_read fetch;
     fsti_range_edges edges;
     fst_error error;
-    char *sides[2]; ///< one block each, for blocks of which only a part is requested
-    bool side_failed;
+    char *scratch[2]; ///< one block each, for blocks of which only a part is requested
+    bool scratch_failed;
 } cache_job;
 
 static uint64_t block_begin(uint64_t block) { return block * CACHE_BLOCK_BYTES; }
@@ -63,16 +64,16 @@ static void end_job(cache_job *job, int64_t result) {
     fsti_range_read *read = job->read;
     read->result = result;
     stop_waiting(job);
-    fsti_free(job->sides[0]);
-    fsti_free(job->sides[1]);
+    fsti_free(job->scratch[0]);
+    fsti_free(job->scratch[1]);
     fsti_free(job);
     read->done(read);
 }
 
 /// A block of scratch memory next to the read's buffer. NULL without memory.
 static char *scratch_block(cache_job *job, int which) {
-    if (job->sides[which] == NULL) job->sides[which] = fsti_alloc(CACHE_BLOCK_BYTES);
-    return job->sides[which];
+    if (job->scratch[which] == NULL) job->scratch[which] = fsti_alloc(CACHE_BLOCK_BYTES);
+    return job->scratch[which];
 }
 
 // ---- cached blocks ----
@@ -88,11 +89,11 @@ static void find_complete(const cache_job *job, uint64_t *first, uint64_t *last)
 static void check_block(cache_job *job, uint64_t block, const char *bytes) {
     size_t size = (size_t)(block_end(job->entry, block) - block_begin(block));
     size_t index = (size_t)(block - job->first);
-    bool is_good = fsti_cache_digest(bytes, size) == job->digests[index];
-    job->states[index] = is_good ? BLOCK_DONE : BLOCK_SUSPECT;
+    bool matches = fsti_cache_digest(bytes, size) == job->digests[index];
+    job->states[index] = matches ? BLOCK_DONE : BLOCK_SUSPECT;
 }
 
-static void mark(cache_job *job, uint64_t first, uint64_t last, block_state state) {
+static void set_states(cache_job *job, uint64_t first, uint64_t last, block_state state) {
     for (uint64_t i = first; i < last; i++) job->states[i - job->first] = (uint8_t)state;
 }
 
@@ -103,7 +104,7 @@ static void copy_complete(cache_job *job, uint64_t first, uint64_t last) {
     uint64_t begin = block_begin(first), end = block_end(job->entry, last - 1);
     char *target = read->buffer + (begin - read->offset);
     if (fsti_cache_pread(job->entry->data_fd, target, (size_t)(end - begin), begin) != 0) {
-        mark(job, first, last, BLOCK_SUSPECT);
+        set_states(job, first, last, BLOCK_SUSPECT);
         return;
     }
     for (uint64_t i = first; i < last; i++) check_block(job, i, target + (block_begin(i) - begin));
@@ -117,17 +118,17 @@ static void copy_complete(cache_job *job, uint64_t first, uint64_t last) {
 static void copy_part(cache_job *job, uint64_t block) {
     fsti_range_read *read = job->read;
     uint64_t begin = block_begin(block), end = block_end(job->entry, block);
-    char *side = scratch_block(job, 0);
+    char *scratch = scratch_block(job, 0);
     size_t index = (size_t)(block - job->first);
     job->states[index] = BLOCK_SUSPECT;
-    if (side == NULL) job->side_failed = true;
-    if (side == NULL ||
-        fsti_cache_pread(job->entry->data_fd, side, (size_t)(end - begin), begin) != 0)
+    if (scratch == NULL) job->scratch_failed = true;
+    if (scratch == NULL ||
+        fsti_cache_pread(job->entry->data_fd, scratch, (size_t)(end - begin), begin) != 0)
         return;
-    check_block(job, block, side);
+    check_block(job, block, scratch);
     if (job->states[index] != BLOCK_DONE) return;
     uint64_t from = fsti_max(begin, read->offset), to = fsti_min(end, read->offset + read->size);
-    memcpy(read->buffer + (from - read->offset), side + (from - begin), (size_t)(to - from));
+    memcpy(read->buffer + (from - read->offset), scratch + (from - begin), (size_t)(to - from));
     read->counts.kept_bytes += to - from;
 }
 
@@ -205,14 +206,19 @@ static const char *fetched_block(cache_job *job, uint64_t block) {
     if (begin >= edges->begin && end <= edges->end)
         return job->fetch.buffer + (begin - edges->begin);
     bool is_head = begin < edges->begin;
-    char *side = job->sides[is_head ? 0 : 1];
-    if (!is_head && job->claim.last == job->claim.first + 1) side = job->sides[0];
+    char *scratch = job->scratch[is_head ? 0 : 1];
+    if (!is_head && job->claim.last == job->claim.first + 1) scratch = job->scratch[0];
     uint64_t from = fsti_max(begin, edges->begin), to = fsti_min(end, edges->end);
-    memcpy(side + (from - begin), job->fetch.buffer + (from - edges->begin), (size_t)(to - from));
-    return side;
+    memcpy(scratch + (from - begin), job->fetch.buffer + (from - edges->begin),
+           (size_t)(to - from));
+    return scratch;
 }
 
 /// Writes fetched blocks, then marks them in the map. 0 or an errno.
+///
+/// The order matters: a process that finds a block's digest in the map reads the block at once. A
+/// crash may still lose the data and keep the digest, since neither is synced; then the digest does
+/// not match, and the block is fetched again.
 static int write_fetched(cache_job *job) {
     fsti_cache_entry *entry = job->entry;
     uint64_t first = job->claim.first, last = job->claim.last, whole_first = first,
@@ -259,18 +265,18 @@ static bool keep_fetched(cache_job *job) {
 static bool finish_fetch(cache_job *job) {
     job->is_fetching = false;
     fsti_net_count(&job->read->counts, &job->fetch.counts);
-    bool is_good = job->fetch.result >= 0;
+    bool succeeded = job->fetch.result >= 0;
     if (job->claim.last > job->claim.first) {
         uint64_t first = job->claim.first, last = job->claim.last;
-        if (is_good) is_good = keep_fetched(job);
+        if (succeeded) succeeded = keep_fetched(job);
         fsti_cache_unclaim(job->entry, &job->claim);
         fsti_cache_pool_wake();
-        if (is_good) mark(job, first, last, BLOCK_DONE);
+        if (succeeded) set_states(job, first, last, BLOCK_DONE);
         job->claim = (cache_claim){0};
-    } else if (is_good) {
-        mark(job, job->first, job->last, BLOCK_DONE);
+    } else if (succeeded) {
+        set_states(job, job->first, job->last, BLOCK_DONE);
     }
-    if (is_good) return true;
+    if (succeeded) return true;
     *job->read->error = job->error;
     end_job(job, job->fetch.result);
     return false;
@@ -314,6 +320,9 @@ static void drop_claim(cache_job *job) {
     job->claim = (cache_claim){0};
 }
 
+/// Schedules the next step of a job whose missing blocks are all claimed by other jobs. Byte-range
+/// locks cannot notify across processes, so the map is polled, with growing pauses. Blocks that
+/// this process stores wake the job earlier (fsti_cache_pool_wake()).
 static void wait_for_others(cache_job *job) {
     uint64_t now_ns = fsti_now_ns(), first = job->first;
     while (first + 1 < job->last && !is_absent(job, first)) first++;
@@ -323,7 +332,7 @@ static void wait_for_others(cache_job *job) {
         job->waiting_ns = now_ns;
         job->pause_ns = PAUSE_NS_MIN;
     }
-    job->is_uncached = now_ns - job->waiting_ns > PATIENCE_NS ||
+    job->is_uncached = now_ns - job->waiting_ns > CLAIM_TIMEOUT_NS ||
                        fsti_cache_is_stalled(job->entry, first, &job->stall);
     job->pause_ns = fsti_min(job->pause_ns * 3 / 2, PAUSE_NS_MAX);
     fsti_cache_pool_add(&job->task, now_ns + job->pause_ns);
@@ -335,6 +344,8 @@ static bool is_done(const cache_job *job) {
     return true;
 }
 
+/// One step of a job. Ends the job, starts a request, or schedules the next step; after each of the
+/// three the job may already be freed or run on another thread, so nothing touches it afterwards.
 static void run_job(cache_task *task) {
     cache_job *job = (cache_job *)task;
     fsti_cache_entry *entry = job->entry;
@@ -343,12 +354,12 @@ static void run_job(cache_task *task) {
         end_job(job, -ECANCELED);
         return;
     }
-    bool is_known = is_done(job) || copy_present(job);
+    bool has_map = is_done(job) || copy_present(job);
     if (is_done(job)) {
         end_job(job, (int64_t)job->read->size);
         return;
     }
-    if (!is_known || job->is_uncached || job->side_failed || atomic_load(&entry->is_broken)) {
+    if (!has_map || job->is_uncached || job->scratch_failed || atomic_load(&entry->is_broken)) {
         read_uncached(job);
     } else if (!fetch_absent(job)) {
         wait_for_others(job);
@@ -369,7 +380,7 @@ void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read) {
     cache_job *job = NULL;
     bool fits = read->size > 0 && last - first <= CACHE_READ_BLOCKS && fsti_cache_pool_ready();
     if (fits) job = fsti_alloc_zeroed(1, sizeof *job);
-    if (job == NULL) { // the object itself needs no job
+    if (job == NULL) { // without the cache, the read is sent to the server directly
         fsti_range_read_begin(read);
         return;
     }
@@ -389,6 +400,7 @@ typedef struct read_wait {
     bool is_done;
 } read_wait;
 
+/// Signals before it unlocks, because after that the reader may return, and `wait` is on its stack.
 static void wake_reader(fsti_range_read *read) {
     read_wait *wait = read->context;
     pthread_mutex_lock(&wait->lock);

@@ -32,7 +32,7 @@ static bool check_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t
                          char *buffer) {
     uint64_t digests[CHECK_BLOCKS], begin = first * CACHE_BLOCK_BYTES;
     uint64_t size = fsti_min(count * CACHE_BLOCK_BYTES, entry->size_bytes - begin);
-    bool is_good = true;
+    bool is_intact = true;
     if (fsti_cache_map_read(entry->map_fd, first, count, digests) != 0 ||
         fsti_cache_pread(entry->data_fd, buffer, (size_t)size, begin) != 0)
         return false;
@@ -41,18 +41,19 @@ static bool check_blocks(const fsti_cache_entry *entry, uint64_t first, uint64_t
         if (fsti_cache_digest(buffer + at, (size_t)left) == digests[i]) continue;
         const uint64_t absent = 0;
         (void)fsti_cache_map_write(entry->map_fd, first + i, 1, &absent);
-        is_good = false;
+        is_intact = false;
     }
-    return is_good;
+    return is_intact;
 }
 
 static bool check_all(const fsti_cache_entry *entry) {
     char *buffer = fsti_alloc(CHECK_BLOCKS * CACHE_BLOCK_BYTES);
-    bool is_good = buffer != NULL;
-    for (uint64_t at = 0; is_good && at < entry->block_count; at += CHECK_BLOCKS)
-        is_good = check_blocks(entry, at, fsti_min(entry->block_count - at, CHECK_BLOCKS), buffer);
+    bool is_intact = buffer != NULL;
+    for (uint64_t at = 0; is_intact && at < entry->block_count; at += CHECK_BLOCKS)
+        is_intact =
+            check_blocks(entry, at, fsti_min(entry->block_count - at, CHECK_BLOCKS), buffer);
     fsti_free(buffer);
-    return is_good;
+    return is_intact;
 }
 
 static bool is_sealed(const cache_folder *folder, const char *name) {

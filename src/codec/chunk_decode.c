@@ -69,7 +69,7 @@ static bool is_zero(const unsigned char *bytes, size_t size) {
 }
 
 /// Assigns offsets after `*end` to the planes of one kind. False if they exceed the chunk, or
-/// padding before them is not zero.
+/// padding before them is not zero. Padding is checked so that a chunk has only one valid encoding.
 static bool place_planes(chunk_parse *parse, bool coded, size_t *end) {
     for (uint32_t k = 0; k < parse->cut.plane_count; k++) {
         const plane_head *head = &parse->heads[k];
@@ -150,7 +150,7 @@ static fst_status decode_plane(fsti_decoder *decoder, const unsigned char *frame
 static fst_status decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
                                 unsigned char *target, fst_error *error) {
     const unsigned char *planes[FSTI_PLANE_COUNT_MAX];
-    unsigned char *room = decoder->planes;
+    unsigned char *next_plane = decoder->planes;
     size_t size = parse->cut.plane_bytes;
     // Prefetch the target while decoding; joining would otherwise wait for each of its cache lines.
     decoder->table.ahead = (huffman_ahead){target, target + parse->chunk->true_bytes};
@@ -158,9 +158,9 @@ static fst_status decode_planes(fsti_decoder *decoder, const chunk_parse *parse,
         const plane_head *head = &parse->heads[k];
         const unsigned char *stored = parse->chunk->stored + parse->places[k];
         // A single plane is decoded directly into the target.
-        unsigned char *plane = parse->cut.plane_count == 1 ? target : room;
+        unsigned char *plane = parse->cut.plane_count == 1 ? target : next_plane;
         planes[k] = plane;
-        room += size;
+        next_plane += size;
         if (head->kind == PLANE_CODED)
             FST_TRY(decode_plane(decoder, stored, head->stored_bytes, plane, size, error));
         else if (head->kind == PLANE_CONSTANT)

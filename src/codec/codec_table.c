@@ -35,6 +35,7 @@ static const codec_kernels *best_kernels(void) {
 }
 
 const codec_kernels *fsti_codec_kernels(void) {
+    // Relaxed is enough, because the tables are constants.
     const codec_kernels *kernels = atomic_load_explicit(&chosen, memory_order_relaxed);
     return kernels != NULL ? kernels : best_kernels();
 }

@@ -125,17 +125,17 @@ static bool put_coded(frame_parse *parse, bool has_tree) {
 static huffman_verdict put_compressed(frame_parse *parse) {
     if (bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
     uint32_t kind = parse->at[0] & 3, format = parse->at[0] >> 2 & 3;
-    bool is_good;
+    bool is_valid;
     if (kind >= LITERALS_CODED) {
-        is_good = put_coded(parse, kind == LITERALS_CODED);
+        is_valid = put_coded(parse, kind == LITERALS_CODED);
     } else {
         size_t head = format % 2 == 0 ? 1 : format == 1 ? 2 : 3;
         if (bytes_left(parse) < head) return HUFFMAN_DAMAGED;
         size_t size = (size_t)(load_bytes(parse->at, head) >> (head == 1 ? 3 : 4));
         parse->at += head;
-        is_good = kind == LITERALS_RAW ? put_raw(parse, size) : put_repeated(parse, size);
+        is_valid = kind == LITERALS_RAW ? put_raw(parse, size) : put_repeated(parse, size);
     }
-    if (!is_good || bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
+    if (!is_valid || bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
     if (*parse->at++ != 0) return HUFFMAN_OTHER;
     return bytes_left(parse) == 0 ? HUFFMAN_DONE : HUFFMAN_DAMAGED;
 }

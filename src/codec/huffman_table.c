@@ -30,7 +30,11 @@ static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, ui
     return value >> at % 8 & ((1u << count) - 1);
 }
 
-/// Fills counts. Returns the bytes read, or 0.
+/// Fills counts (RFC 8878, 4.1.1). Returns the bytes read, or 0.
+///
+/// A count is stored as count + 1, so that -1 fits. Its width depends on `left`, the states that
+/// have no weight yet plus one. Small values take one bit less than large ones. After a count of
+/// zero follow two-bit numbers of further zeros; a number of 3 means that another one follows.
 static size_t read_counts(weight_states *states, const unsigned char *bytes, size_t size) {
     uint64_t at = 4;
     states->log = (bytes[0] & 15u) + 5;
@@ -62,7 +66,9 @@ static size_t read_counts(weight_states *states, const unsigned char *bytes, siz
     return left == 1 && (at + 7) / 8 <= size ? (size_t)(at + 7) / 8 : 0;
 }
 
-/// Assigns weights, bits and baselines to the states.
+/// Assigns weights, bits and baselines to the states. Weights with a count of -1 get one state each
+/// at the end; the others are spread with a step that is coprime to the table's size and therefore
+/// reaches every state once.
 static void spread_states(weight_states *states) {
     uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1] = {0};
     uint32_t step = (size >> 1) + (size >> 3) + 3;
@@ -85,14 +91,15 @@ static void spread_states(weight_states *states) {
 
 /// Takes bits from the end of the remaining ones; past the start they are zero, and `left` is
 /// negative.
-static uint32_t take_back(const unsigned char *bytes, size_t size, int64_t *left, uint32_t count) {
+static uint32_t read_backward(const unsigned char *bytes, size_t size, int64_t *left,
+                              uint32_t count) {
     *left -= count;
     if (*left >= 0) return bits_at(bytes, size, (uint64_t)*left, count);
     if (*left + (int64_t)count <= 0) return 0;
     return bits_at(bytes, size, 0, (uint32_t)(*left + (int64_t)count)) << -*left;
 }
 
-/// Two states alternate until the bits are used up.
+/// Two states alternate until the bits are used up. The other state still holds one weight then.
 static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes, size_t size) {
     weight_states states = {.weight_count = 0};
     size_t used = read_counts(&states, bytes, size);
@@ -102,13 +109,13 @@ static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes
     size -= used;
     int64_t left = (int64_t)size * 8 - 8 + top_bit(bytes[size - 1]);
     uint32_t state[2];
-    state[0] = take_back(bytes, size, &left, states.log);
-    state[1] = take_back(bytes, size, &left, states.log);
+    state[0] = read_backward(bytes, size, &left, states.log);
+    state[1] = read_backward(bytes, size, &left, states.log);
     if (left < 0) return false;
     for (uint32_t side = 0; weights->count < WEIGHTS_MAX; side ^= 1) {
         uint32_t now = state[side] % STATES_MAX;
         weights->of[weights->count++] = states.weight[now];
-        state[side] = states.base[now] + take_back(bytes, size, &left, states.bits[now]);
+        state[side] = states.base[now] + read_backward(bytes, size, &left, states.bits[now]);
         if (left >= 0) continue;
         if (weights->count == WEIGHTS_MAX) return false;
         weights->of[weights->count++] = states.weight[state[side ^ 1] % STATES_MAX];
@@ -125,7 +132,8 @@ static bool read_plain_weights(tree_weights *weights, const unsigned char *bytes
 }
 
 /// Computes the last symbol's weight, which completes the tree. Returns the longest code's bits, or
-/// 0.
+/// 0. A weight w uses 2^(w-1) cells of the table, and a complete tree fills all of them. So what
+/// the last symbol uses must be a power of two.
 static uint32_t complete_tree(tree_weights *weights) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
@@ -159,21 +167,24 @@ static void sort_symbols(huffman_table *table, const tree_weights *weights, uint
     *sorted_count = total;
 }
 
+/// A cell holds up to six symbols in its lower 48 bits (the first symbol lowest), the bits of their
+/// codes in the next 8, and their number in the upper 8.
 #define CELL_SYMBOLS ((uint64_t)0xffffffffffff)
 #define CELL_ONE_MORE ((uint64_t)1 << 56)
 
-/// Fills the cells of one symbol with `bits` bits after it: the symbol, followed by what those bits
-/// decode to. A cell holds six symbols, so where the rest alone has six (codes of one bit), a
-/// shorter rest with five is used.
+/// Fills the cells of one symbol with `bits` bits after it: the symbol, followed by the symbols of
+/// those bits. Where the rest alone has six symbols (codes of one bit), the cell of its first five
+/// bits is used instead, which has five. One addition adds both cells' code bits and counts; the
+/// rest's symbols move up by one.
 static void fill_cells(const huffman_table *table, uint64_t *cells, uint32_t symbol,
                        uint32_t bits) {
     uint64_t own = symbol | (uint64_t)table->code_bits[symbol] << 48 | CELL_ONE_MORE;
     const uint64_t *rest = table->cells + ((size_t)1 << bits);
     const uint64_t *fewer = bits > 5 ? table->cells + ((size_t)1 << 5) : rest;
-    uint32_t left_out = bits > 5 ? bits - 5 : 0;
+    uint32_t dropped_bits = bits > 5 ? bits - 5 : 0;
     for (size_t i = 0; i < (size_t)1 << bits; i++) {
         uint64_t next = rest[i];
-        if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> left_out];
+        if (next >> 56 >= HUFFMAN_SYMBOLS) next = fewer[i >> dropped_bits];
         cells[i] = own + (next & ~CELL_SYMBOLS) + (next << 8 & CELL_SYMBOLS);
     }
 }

@@ -19,6 +19,8 @@ static bool bind_symbol(void *handle, const char *name, void *field) {
     return symbol != NULL;
 }
 
+/// Finds all functions. Those of CRYPTO_RENAMED have another name since OpenSSL 3; both names are
+/// tried.
 static bool bind_all(void *handle) {
 #define CRYPTO_BIND(result, name, parameters)                                                      \
     if (!bind_symbol(handle, #name, &library.name)) return false;
@@ -38,6 +40,7 @@ static void find_library(void) {
     static const char *const names[] = {"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so"};
     for (size_t i = 0; i < sizeof names / sizeof *names && !is_found; i++) {
         void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        // A library that lacks a function stays loaded: the program may use it.
         is_found = handle != NULL && bind_all(handle);
     }
 }

@@ -5,7 +5,7 @@
 #include "blake3.h"
 #include "digest.h"
 
-static pthread_once_t look_once = PTHREAD_ONCE_INIT;
+static pthread_once_t detect_once = PTHREAD_ONCE_INIT;
 
 static bool hash_blake3(const void *bytes, size_t size_bytes, unsigned char *digest) {
     blake3_hasher state;
@@ -16,14 +16,14 @@ static bool hash_blake3(const void *bytes, size_t size_bytes, unsigned char *dig
 }
 
 /// BLAKE3 detects CPU features on first use and stores them without a lock, so this runs once.
-static void look_at_processor(void) {
+static void detect_features(void) {
     unsigned char digest[BLAKE3_OUT_LEN];
     hash_blake3("", 0, digest);
 }
 
 static fst_status ready_blake3(fst_error *error) {
     (void)error;
-    pthread_once(&look_once, look_at_processor);
+    pthread_once(&detect_once, detect_features);
     return FST_OK;
 }
 

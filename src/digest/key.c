@@ -14,7 +14,7 @@
 struct fsti_key {
     const crypto_library *crypto;
     void *key;
-    const void *kind; ///< the hash that belongs to the curve
+    const void *hash; ///< the hash that belongs to the curve
 };
 
 /// Refuses to ask for a password.
@@ -37,18 +37,18 @@ void fsti_key_free(fsti_key *key) {
 static bool write_public(const crypto_library *crypto, void *key, char *out, size_t capacity) {
     char *text = NULL;
     void *bio = crypto->BIO_new(crypto->BIO_s_mem());
-    bool good = bio != NULL && crypto->PEM_write_bio_PUBKEY(bio, key) == 1;
-    long size = good ? crypto->BIO_ctrl(bio, BIO_INFO, 0, &text) : 0;
-    good = size > 0 && (size_t)size < capacity;
-    if (good) memcpy(out, text, (size_t)size);
-    if (good) out[size] = '\0';
+    bool succeeded = bio != NULL && crypto->PEM_write_bio_PUBKEY(bio, key) == 1;
+    long size = succeeded ? crypto->BIO_ctrl(bio, BIO_INFO, 0, &text) : 0;
+    succeeded = size > 0 && (size_t)size < capacity;
+    if (succeeded) memcpy(out, text, (size_t)size);
+    if (succeeded) out[size] = '\0';
     if (bio != NULL) crypto->BIO_free(bio);
-    return good;
+    return succeeded;
 }
 
 /// Curves by the beginning of their PEM public keys, which has the object identifier (RFC 5480,
 /// 2.1.1.1) and the uncompressed point format. The bit count alone does not identify a curve.
-static const void *kind_of_curve(const crypto_library *crypto, void *key) {
+static const void *hash_of_curve(const crypto_library *crypto, void *key) {
     char text[PUBLIC_BYTES_MAX];
     if (crypto->EVP_PKEY_get_base_id(key) != KEY_IS_EC) return NULL;
     if (!write_public(crypto, key, text, sizeof text)) return NULL;
@@ -74,15 +74,16 @@ fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fst
         made->key = crypto->PEM_read_bio_PUBKEY(bio, NULL, no_password, NULL);
     if (bio != NULL) crypto->BIO_free(bio);
     crypto->ERR_clear_error(); // the error queue belongs to the program
-    if (made->key != NULL) made->kind = kind_of_curve(crypto, made->key);
-    if (made->kind != NULL) {
+    if (made->key != NULL) made->hash = hash_of_curve(crypto, made->key);
+    if (made->hash != NULL) {
         *out = made;
         return FST_OK;
     }
-    bool is_other = made->key != NULL;
+    bool is_unsupported = made->key != NULL;
     fsti_key_free(made);
     return fsti_error_set(error, FST_E_ARGUMENT, location,
-                          is_other ? "unsupported key; expected an EC key on P-256, P-384 or P-521"
+                          is_unsupported
+                              ? "unsupported key; expected an EC key on P-256, P-384 or P-521"
                           : is_private ? "not a PEM private key without a password"
                                        : "not a PEM public key");
 }
@@ -104,13 +105,13 @@ fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_byt
     signature->bytes = fsti_alloc(SIGNATURE_BYTES_MAX);
     if (signature->bytes == NULL) return fsti_error_memory(error, SIGNATURE_BYTES_MAX);
     void *context = crypto->EVP_MD_CTX_new();
-    bool good =
+    bool succeeded =
         context != NULL &&
-        crypto->EVP_DigestSignInit(context, NULL, key->kind, NULL, key->key) == 1 &&
+        crypto->EVP_DigestSignInit(context, NULL, key->hash, NULL, key->key) == 1 &&
         crypto->EVP_DigestSign(context, signature->bytes, &signature->size, bytes, size_bytes) == 1;
     if (context != NULL) crypto->EVP_MD_CTX_free(context);
-    crypto->ERR_clear_error();
-    if (good) return FST_OK;
+    crypto->ERR_clear_error(); // the error queue belongs to the program
+    if (succeeded) return FST_OK;
     fsti_free(signature->bytes);
     return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NO_LOCATION, "libcrypto could not sign");
 }
@@ -119,11 +120,11 @@ bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,
                      const fsti_octets *signature) {
     const crypto_library *crypto = key->crypto;
     void *context = crypto->EVP_MD_CTX_new();
-    bool good = context != NULL &&
-                crypto->EVP_DigestVerifyInit(context, NULL, key->kind, NULL, key->key) == 1 &&
-                crypto->EVP_DigestVerify(context, signature->bytes, signature->size, bytes,
-                                         size_bytes) == 1;
+    bool succeeded = context != NULL &&
+                     crypto->EVP_DigestVerifyInit(context, NULL, key->hash, NULL, key->key) == 1 &&
+                     crypto->EVP_DigestVerify(context, signature->bytes, signature->size, bytes,
+                                              size_bytes) == 1;
     if (context != NULL) crypto->EVP_MD_CTX_free(context);
     crypto->ERR_clear_error();
-    return good;
+    return succeeded;
 }

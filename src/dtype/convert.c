@@ -111,6 +111,8 @@ typedef struct convert_span {
     size_t count;
 } convert_span;
 
+/// Converts one block by way of floats or 64-bit integers. Without `span.out` the result stays in
+/// the scratch space.
 static void convert_block(const struct convert_kernels *kernels, fsti_conversion conversion,
                           convert_blocks *blocks, convert_span span) {
     fst_dtype from = (fst_dtype)conversion.from, to = (fst_dtype)conversion.to;
@@ -123,14 +125,15 @@ static void convert_block(const struct convert_kernels *kernels, fsti_conversion
     }
 }
 
-/// The first unit to write with non-temporal stores; UINT64_MAX: never. Only for results that need
-/// no further packing (32-bit floats, 64-bit integers); for others the extra copy costs as much as
-/// it saves.
-static uint64_t find_stream(fsti_conversion conversion, const char *target, uint64_t unit_count) {
+/// The first unit to write with non-temporal stores; UINT64_MAX: never. Only for results that are
+/// final in the scratch space (32-bit floats, 64-bit integers). Other results would need one more
+/// copy, which costs as much as the stores save.
+static uint64_t find_stream_start(fsti_conversion conversion, const char *target,
+                                  uint64_t unit_count) {
 #if defined(__x86_64__)
-    bool is_result = conversion.to == FST_DTYPE_F32 || conversion.to == FST_DTYPE_I64 ||
-                     conversion.to == FST_DTYPE_U64;
-    if (is_result && unit_count * conversion.to_bytes >= STREAM_BYTES_MIN)
+    bool needs_no_packing = conversion.to == FST_DTYPE_F32 || conversion.to == FST_DTYPE_I64 ||
+                            conversion.to == FST_DTYPE_U64;
+    if (needs_no_packing && unit_count * conversion.to_bytes >= STREAM_BYTES_MIN)
         return units_to_line(target, conversion.to_bytes);
 #endif
     (void)conversion;
@@ -145,16 +148,17 @@ void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion co
     const char *in = source;
     char *out = target;
     uint64_t units_max = CONVERT_BLOCK / conversion.unit_elements;
-    uint64_t stream_from = find_stream(conversion, out, unit_count);
+    uint64_t stream_from = find_stream_start(conversion, out, unit_count);
     for (uint64_t done = 0; done < unit_count;) {
         uint64_t units = fsti_min(unit_count - done, units_max);
-        bool streams = done >= stream_from;
+        bool is_streamed = done >= stream_from;
         // The first block is short, so that all others begin at a cache line.
-        if (!streams && stream_from < unit_count) units = fsti_min(units, stream_from - done);
-        convert_span span = {in, streams ? NULL : out, (size_t)(units * conversion.unit_elements)};
+        if (!is_streamed && stream_from < unit_count) units = fsti_min(units, stream_from - done);
+        convert_span span = {in, is_streamed ? NULL : out,
+                             (size_t)(units * conversion.unit_elements)};
         convert_block(kernels, conversion, &blocks, span);
 #if defined(__x86_64__)
-        if (streams)
+        if (is_streamed)
             stream_block(out, (const char *)blocks.floats, (size_t)(units * conversion.to_bytes));
 #endif
         in += units * conversion.from_bytes;
@@ -163,7 +167,9 @@ void fsti_convert_with(const struct convert_kernels *kernels, fsti_conversion co
     }
 #if defined(__x86_64__)
     if (stream_from < unit_count)
-        _mm_sfence(); // order the stores before the flag that other threads wait for
+        // Non-temporal stores are weakly ordered, even on x86. Without the fence, a thread that
+        // sees the chunk's ready flag could read stale elements.
+        _mm_sfence();
 #endif
 }
 

@@ -91,7 +91,8 @@ static void fill_table(fst_dtype dtype, uint32_t *table) {
 }
 
 /// A table of all values of a dtype of at most 8 bits, computed once per process. While another
-/// thread computes it, the caller fills `own` instead of waiting.
+/// thread computes it, the caller fills `own` instead of waiting. The release store publishes the
+/// table: a thread that loads READY with acquire sees all of its entries.
 static const uint32_t *table_of(fst_dtype dtype, uint32_t *own) {
     enum { MISSING, BEING_MADE, READY };
     static uint32_t tables[FST_DTYPE_COUNT][256];
@@ -165,8 +166,9 @@ static void to_float(fst_dtype from, const void *source, float *target, size_t c
 
 // ---- encoding: round to nearest even ----
 
-/// Encodes |value| before sign and special values: normal numbers are rounded by adding half an
-/// ulp, subnormal ones by an addition that leaves exactly the remaining bits.
+/// Encodes |value| before sign and special values. Normal numbers are rounded by adding half an ulp
+/// (less 1 if the result would otherwise be odd). Subnormal ones are rounded by the CPU: the ulp of
+/// `magic` equals the format's smallest number, so the addition rounds to a multiple of it.
 static inline uint32_t round_small(small_format format, uint32_t magnitude) {
     uint32_t drop = 23 - format.mantissa_bits;
     uint32_t odd = magnitude >> drop & 1;

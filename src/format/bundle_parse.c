@@ -102,11 +102,14 @@ static bool read_one_signature(void *context, json_reader *reader) {
     return read_object(reader, read_signature, context);
 }
 
+/// Decodes the payload in place. It is parsed as JSON later, which needs zero bytes after the text.
+/// Base64 is a third larger than its content, so these fit between the decoded payload and the
+/// cursor, unless the payload is too short for a statement.
 static bool read_payload(fsti_bundle *bundle, json_reader *reader) {
-    const char *behind;
+    const char *padding_end;
     if (!read_base64(reader, bundle->bytes, &bundle->payload, &bundle->payload_size)) return false;
-    behind = bundle->payload + bundle->payload_size + FSTI_FORMAT_PADDING_BYTES;
-    if (behind > reader->cursor) return json_fault(reader, "an empty payload");
+    padding_end = bundle->payload + bundle->payload_size + FSTI_FORMAT_PADDING_BYTES;
+    if (padding_end > reader->cursor) return json_fault(reader, "an empty payload");
     memset(bundle->payload + bundle->payload_size, 0, FSTI_FORMAT_PADDING_BYTES);
     return true;
 }
@@ -186,7 +189,7 @@ typedef struct statement_build {
 } statement_build;
 
 /// Reads a decimal number that ends at `end`. False for anything else.
-static bool take_number(const char **cursor, const char *end, uint64_t *out) {
+static bool parse_number(const char **cursor, const char *end, uint64_t *out) {
     const char *start = *cursor;
     for (*out = 0; *cursor < end && **cursor >= '0' && **cursor <= '9'; ++*cursor)
         if (__builtin_mul_overflow(*out, 10u, out) ||
@@ -196,13 +199,13 @@ static bool take_number(const char **cursor, const char *end, uint64_t *out) {
 }
 
 /// Parses "SIZE MTIME CTIME INODE". Other text is ignored.
-static void take_stamp(const char *text, size_t size, fsti_signed_file *file) {
+static void parse_stamp(const char *text, size_t size, fsti_signed_file *file) {
     const char *cursor = text, *end = text + size;
     uint64_t numbers[4];
     for (size_t i = 0; i < 4; i++) {
         if (i > 0 && (cursor == end || *cursor != ' ')) return;
         if (i > 0) cursor++;
-        if (!take_number(&cursor, end, &numbers[i])) return;
+        if (!parse_number(&cursor, end, &numbers[i])) return;
     }
     if (cursor != end) return;
     file->size_bytes = numbers[0];
@@ -221,7 +224,7 @@ static bool read_resource(void *context, json_reader *reader, const json_string 
     json_skip_space(reader);
     if (fsti_json_equals(key, "stamp") && *reader->cursor == '"') {
         if (!read_text(reader, build->bytes, &text, &size)) return false;
-        take_stamp(text, size, file);
+        parse_stamp(text, size, file);
         return true;
     }
     if (!fsti_json_equals(key, "algorithm")) return fsti_json_skip_value(reader, 4);
@@ -302,11 +305,11 @@ fst_status fsti_statement_parse(fsti_bundle *bundle, const char *path, fsti_stat
     json_reader reader = {
         .start = payload, .cursor = payload, .end = payload + bundle->payload_size};
     statement_build build = {.statement = out, .bytes = bundle->payload};
-    bool good = read_object(&reader, read_statement, &build) && fsti_json_expect_end(&reader);
+    bool is_valid = read_object(&reader, read_statement, &build) && fsti_json_expect_end(&reader);
     fst_status status = FST_OK;
     if (build.out_of_memory)
         status = fsti_error_memory(error, 64);
-    else if (!good)
+    else if (!is_valid)
         status = refuse(&reader, path, reader.fault, error);
     else if (!build.is_right_type || !build.is_by_file)
         status = refuse(NULL, path,

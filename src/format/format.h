@@ -141,7 +141,7 @@ fst_status fsti_index_parse(char *bytes, size_t byte_count, const char *path, ui
 void fsti_index_clear(fsti_index *index);
 
 /// Checks a file name that was read from a file. True for a relative path that stays in its folder:
-/// not empty, not absolute, no `..` component, no NUL byte, and no URL scheme (a name such as
+/// not empty, not absolute, no parent component, no NUL byte, and no URL scheme (a name such as
 /// "http://host/x" would be opened over the network). Every parser of file names must call this;
 /// tests/unit/format/test_file_name_rules.c checks all of them.
 bool fsti_path_stays_inside(const char *name, size_t size);

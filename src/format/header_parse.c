@@ -130,7 +130,7 @@ static bool read_entry(header_build *build, fsti_tensor *tensor) {
     (memcmp((at), literal, sizeof literal - 1) == 0 ? ((at) += sizeof literal - 1, true) : false)
 
 /// Reads digits as the reference writes them; anything unusual is left to the general parser.
-static inline bool take_digits(const char **at, uint64_t *out) {
+static inline bool parse_digits(const char **at, uint64_t *out) {
     const char *digit = *at;
     uint64_t value = 0;
     while (*digit >= '0' && *digit <= '9') value = value * 10 + (uint64_t)(*digit++ - '0');
@@ -141,13 +141,13 @@ static inline bool take_digits(const char **at, uint64_t *out) {
     return true;
 }
 
-static bool take_shape(header_build *build, fsti_tensor *tensor, const char **at) {
+static bool parse_shape(header_build *build, fsti_tensor *tensor, const char **at) {
     tensor->shape_at = (uint32_t)build->header->shape_count;
     tensor->rank = 0;
     if (**at == ']') return true;
     for (;; ++*at) {
         uint64_t *dimension = push_shape(build, tensor->rank);
-        if (dimension == NULL || !take_digits(at, dimension)) return false;
+        if (dimension == NULL || !parse_digits(at, dimension)) return false;
         tensor->rank++;
         if (**at != ',') return **at == ']';
     }
@@ -172,9 +172,9 @@ static bool read_entry_fast(header_build *build, fsti_tensor *tensor) {
     }
     at += last_size;
     tensor->dtype = build->last_dtype;
-    if (TAKE_LITERAL(at, "\",\"shape\":[") && take_shape(build, tensor, &at) &&
-        TAKE_LITERAL(at, "],\"data_offsets\":[") && take_digits(&at, &tensor->begin) &&
-        TAKE_LITERAL(at, ",") && take_digits(&at, &tensor->end) && TAKE_LITERAL(at, "]}")) {
+    if (TAKE_LITERAL(at, "\",\"shape\":[") && parse_shape(build, tensor, &at) &&
+        TAKE_LITERAL(at, "],\"data_offsets\":[") && parse_digits(&at, &tensor->begin) &&
+        TAKE_LITERAL(at, ",") && parse_digits(&at, &tensor->end) && TAKE_LITERAL(at, "]}")) {
         build->reader.cursor = at;
         return true;
     }

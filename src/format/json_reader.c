@@ -11,7 +11,9 @@
 #include <emmintrin.h>
 #endif
 
-/// The first byte at or after `at` that is a quote, a backslash, a control byte or not ASCII.
+/// The first byte at or after `at` that is a quote, a backslash, a control byte or not ASCII. May
+/// read up to 15 bytes past the text, which ends in FSTI_FORMAT_PADDING_BYTES zeros; a zero stops
+/// the scan.
 static inline const char *scan_plain(const char *at) {
 #ifdef __SSE2__
     const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\');
@@ -149,19 +151,19 @@ static bool skip_number(json_reader *reader) {
     if (*at == '-') at++;
     const char *digits = at;
     at = *at == '0' ? at + 1 : skip_digits(at);
-    bool good = at > digits;
-    if (good && *at == '.') {
+    bool is_valid = at > digits;
+    if (is_valid && *at == '.') {
         digits = at + 1;
         at = skip_digits(digits);
-        good = at > digits;
+        is_valid = at > digits;
     }
-    if (good && (*at == 'e' || *at == 'E')) {
+    if (is_valid && (*at == 'e' || *at == 'E')) {
         digits = at + 1 + (at[1] == '+' || at[1] == '-');
         at = skip_digits(digits);
-        good = at > digits;
+        is_valid = at > digits;
         has_exponent = true;
     }
-    if (!good) return json_fault(reader, "invalid number");
+    if (!is_valid) return json_fault(reader, "invalid number");
     if (is_out_of_range(reader->cursor, at, has_exponent))
         return json_fault(reader, "number out of range");
     reader->cursor = at;

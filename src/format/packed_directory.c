@@ -10,7 +10,7 @@
 typedef struct packed_parse {
     const fsti_packed_source *source;
     fsti_packed *packed;
-    const unsigned char *head, *records, *marks;
+    const unsigned char *head, *tensor_table, *chunk_table;
     uint64_t tensor_count, chunk_count, entry_bytes;
     uint64_t chunk_next; ///< first chunk of the next tensor
     fst_error *error;
@@ -35,7 +35,7 @@ static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fs
 }
 
 /// The next pair from *index on that is not the mark of a compressed file, or NULL.
-static const fsti_metadata_pair *next_pair(const fsti_header *header, size_t *index) {
+static const fsti_metadata_pair *next_user_pair(const fsti_header *header, size_t *index) {
     size_t size = strlen(FSTI_PACKED_KEY);
     while (*index < header->metadata_count) {
         const fsti_metadata_pair *pair = &header->metadata[(*index)++];
@@ -55,7 +55,7 @@ static bool is_same_text(const fsti_header *a, fsti_text one, const fsti_header 
 /// the same.
 static bool has_same_metadata(const fsti_header *stored, const fsti_header *original) {
     for (size_t i = 0, j = 0;;) {
-        const fsti_metadata_pair *a = next_pair(stored, &i), *b = next_pair(original, &j);
+        const fsti_metadata_pair *a = next_user_pair(stored, &i), *b = next_user_pair(original, &j);
         if (a == NULL || b == NULL) return a == b;
         if (!is_same_text(stored, a->key, original, b->key) ||
             !is_same_text(stored, a->value, original, b->value))
@@ -78,17 +78,21 @@ void fsti_packed_clear(fsti_packed *packed) {
 static fst_status check_sizes(packed_parse *parse) {
     fsti_packed *packed = parse->packed;
     const unsigned char *head = parse->head;
-    uint64_t claimed = load_number(head + 16, 8), size = parse->entry_bytes, left = 0;
+    uint64_t stated_bytes = load_number(head + 16, 8), size = parse->entry_bytes, left = 0;
     parse->tensor_count = load_number(head + 24, 4);
     parse->chunk_count = load_number(head + 32, 8);
     packed->true_bytes = load_number(head + 40, 8);
     packed->original_bytes = load_number(head + 48, 8);
-    if (claimed < FSTI_PACKED_HEAD_BYTES || claimed > size)
+    if (stated_bytes < FSTI_PACKED_HEAD_BYTES || stated_bytes > size)
         return refuse(parse, NULL, FST_E_CORRUPT, "its directory has a wrong size");
-    left = claimed - FSTI_PACKED_HEAD_BYTES;
-    uint64_t records = parse->tensor_count * FSTI_PACKED_TENSOR_BYTES;
-    if (records > left || parse->chunk_count > (left - records) / FSTI_PACKED_CHUNK_BYTES ||
-        left - records - parse->chunk_count * FSTI_PACKED_CHUNK_BYTES != packed->original_bytes)
+    left = stated_bytes - FSTI_PACKED_HEAD_BYTES;
+    // The count has 32 bits, so this product can't overflow. The chunk count has 64; it is compared
+    // by division before it is multiplied.
+    uint64_t tensor_bytes = parse->tensor_count * FSTI_PACKED_TENSOR_BYTES;
+    if (tensor_bytes > left ||
+        parse->chunk_count > (left - tensor_bytes) / FSTI_PACKED_CHUNK_BYTES ||
+        left - tensor_bytes - parse->chunk_count * FSTI_PACKED_CHUNK_BYTES !=
+            packed->original_bytes)
         return refuse(parse, NULL, FST_E_CORRUPT, "its directory is inconsistent");
     if (packed->original_bytes < FSTI_FORMAT_LENGTH_BYTES ||
         packed->original_bytes > packed->true_bytes)
@@ -98,12 +102,13 @@ static fst_status check_sizes(packed_parse *parse) {
         packed->true_bytes > parse->source->file_size * FSTI_PACKED_FACTOR_MAX + FSTI_PACKED_SLACK)
         return refuse(parse, NULL, FST_E_CORRUPT,
                       "its stated size is more than 64 times the file size");
-    for (uint64_t i = claimed; i < size; i++)
+    for (uint64_t i = stated_bytes; i < size; i++)
         if (packed->bytes[i] != 0)
             return refuse(parse, NULL, FST_E_CORRUPT, "its directory's padding is not zero");
-    parse->records = head + FSTI_PACKED_HEAD_BYTES;
-    parse->marks = parse->records + records;
-    packed->original = (const char *)parse->marks + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
+    parse->tensor_table = head + FSTI_PACKED_HEAD_BYTES;
+    parse->chunk_table = parse->tensor_table + tensor_bytes;
+    packed->original =
+        (const char *)parse->chunk_table + parse->chunk_count * FSTI_PACKED_CHUNK_BYTES;
     return FST_OK;
 }
 
@@ -171,12 +176,12 @@ static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
                               fsti_packed_tensor *tensor, uint64_t true_bytes) {
     uint64_t at = tensor->stored_begin, chunk_bytes = (uint64_t)1 << tensor->chunk_log;
     for (uint64_t i = 0; i < tensor->chunk_count; i++) {
-        const unsigned char *mark =
-            parse->marks + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
-        uint32_t word = (uint32_t)load_number(mark, 4);
+        const unsigned char *record =
+            parse->chunk_table + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
+        uint32_t word = (uint32_t)load_number(record, 4);
         fsti_packed_chunk *chunk = &parse->packed->chunks[tensor->chunk_first + i];
         *chunk = (fsti_packed_chunk){.begin = at,
-                                     .crc = (uint32_t)load_number(mark + 4, 4),
+                                     .crc = (uint32_t)load_number(record + 4, 4),
                                      .stored_bytes = word & ~FSTI_PACKED_RAW,
                                      .is_raw = (word & FSTI_PACKED_RAW) != 0};
         uint64_t loaded_bytes = fsti_min(chunk_bytes, true_bytes - i * chunk_bytes);
@@ -260,7 +265,7 @@ static fst_status read_entries(packed_parse *parse) {
     for (size_t i = 0; i < count; i++) {
         const fsti_tensor *entry = &stored->tensors[i + 1];
         FST_TRY(i < parse->tensor_count
-                    ? read_packed(parse, entry, parse->records + i * FSTI_PACKED_TENSOR_BYTES)
+                    ? read_packed(parse, entry, parse->tensor_table + i * FSTI_PACKED_TENSOR_BYTES)
                     : read_plain(parse, entry));
     }
     if (parse->chunk_next != parse->chunk_count)

@@ -108,7 +108,7 @@ bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index);
 /// Queues the copies of a slot (for pieces after fsti_staging_stage()). Lists of one slot run in
 /// order. After a failure no copy of the list is in flight.
 fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
-                             const fsti_copy_list *parcel, fst_error *error);
+                             const fsti_copy_list *list, fst_error *error);
 /// Copies `size` bytes (at most FSTI_STAGING_CHUNK_BYTES_MAX) from the device into a slot. Complete
 /// when fsti_staging_arrived() says so.
 fst_status fsti_staging_fetch(fsti_staging_ring *ring, uint32_t slot_index, const void *source,

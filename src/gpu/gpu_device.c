@@ -63,7 +63,7 @@ static int32_t chosen_index(const fsti_gpu_api *api, fst_device_kind kind) {
     return index < 0 ? 0 : index;
 }
 
-static void learn_unified(fsti_device *device) {
+static void find_unified(fsti_device *device) {
     int integrated = 0;
     bool is_cuda = device->api->kind == FST_DEVICE_CUDA;
     device->api->device_attribute(&integrated, is_cuda ? CUDA_INTEGRATED : HIP_INTEGRATED,
@@ -87,7 +87,7 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
         return fsti_gpu_error(api, code, "opening the device", error);
     }
     device->name[sizeof device->name - 1] = '\0';
-    learn_unified(device);
+    find_unified(device);
     *out = device;
     return FST_OK;
 }

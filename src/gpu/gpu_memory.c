@@ -5,9 +5,9 @@
 #include "gpu_private.h"
 
 /// The program may drop a tensor whose last kernel is still running. The driver waits for the
-/// kernel, and fsti_gpu_part() waits for the driver.
+/// kernel, and fsti_gpu_release_later() waits for the driver.
 static void release_device(fsti_buffer *buffer) {
-    fsti_gpu_part(buffer->device, buffer->data, NULL);
+    fsti_gpu_release_later(buffer->device, buffer->data, NULL);
 }
 
 static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, fst_error *error) {
@@ -49,7 +49,7 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
 
 /// Unregisters a pinned buffer and releases its memory.
 static void release_registered(fsti_buffer *buffer) {
-    fsti_gpu_part(buffer->device, buffer->data, buffer->host_buffer);
+    fsti_gpu_release_later(buffer->device, buffer->data, buffer->host_buffer);
 }
 
 /// Available memory of the system without swapping; UINT64_MAX: unknown.

@@ -136,7 +136,7 @@ struct fsti_device {
 };
 
 /// Releases device memory, or unpins and releases `beneath`, on another thread. Needs no context.
-void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath);
+void fsti_gpu_release_later(const fsti_device *device, void *data, fsti_buffer *beneath);
 
 /// Loads the kernels once per device. FST_E_DEVICE if they are unavailable. The context must be
 /// current.

@@ -10,7 +10,7 @@ typedef struct pending_release {
     struct pending_release *next;
     const fsti_device *device;
     void *data;
-    fsti_buffer *beneath; ///< pinned memory; NULL: device memory
+    fsti_buffer *pinned; ///< pinned memory; NULL: device memory
 } pending_release;
 
 static struct {
@@ -24,15 +24,15 @@ static struct {
 static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
 static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
-static void give_back(const pending_release *one) {
+static void release_now(const pending_release *one) {
     if (fsti_device_enter_once_more(one->device)) {
-        if (one->beneath != NULL)
+        if (one->pinned != NULL)
             one->device->api->host_unregister(one->data);
         else
             one->device->api->memory_free((uint64_t)(uintptr_t)one->data);
         fsti_device_leave(one->device);
     }
-    fsti_buffer_unref(one->beneath);
+    fsti_buffer_unref(one->pinned);
 }
 
 static void *run_release_queue(void *argument) {
@@ -42,10 +42,12 @@ static void *run_release_queue(void *argument) {
         pending_release *one = release_queue.first;
         release_queue.first = one->next;
         pthread_mutex_unlock(&release_queue.lock);
-        give_back(one);
+        release_now(one);
         fsti_free(one);
         pthread_mutex_lock(&release_queue.lock);
     }
+    // The flag changes under the lock under which the queue was found empty. So a caller either
+    // adds its memory before, or sees the flag and starts another thread.
     release_queue.is_running = false;
     pthread_cond_broadcast(&release_queue.done);
     pthread_mutex_unlock(&release_queue.lock);
@@ -62,7 +64,7 @@ static bool start_thread(void) {
 
 /// After fork() the thread does not exist, and queued memory belongs to the parent. The lock must
 /// be held.
-static void take_over(void) {
+static void reset_after_fork(void) {
     if (release_queue.owner == getpid()) return;
     release_queue.first = NULL;
     release_queue.is_running = false;
@@ -70,21 +72,21 @@ static void take_over(void) {
     pthread_cond_init(&release_queue.done, NULL); // the parent may have been waiting on it
 }
 
-void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) {
+void fsti_gpu_release_later(const fsti_device *device, void *data, fsti_buffer *pinned) {
     // A forked child owns no driver resources, so there is nothing to release.
     if (device->api->owner != getpid()) {
-        fsti_buffer_unref(beneath);
+        fsti_buffer_unref(pinned);
         return;
     }
-    pending_release here = {.device = device, .data = data, .beneath = beneath};
+    pending_release release = {.device = device, .data = data, .pinned = pinned};
     pending_release *one = fsti_alloc(sizeof *one);
     pthread_once(&release_queue_once, register_release_queue);
     pthread_mutex_lock(&release_queue.lock);
-    take_over();
+    reset_after_fork();
     bool queued = one != NULL && (release_queue.is_running || start_thread());
     if (queued) {
         if (release_queue.first == NULL) release_queue.last = &release_queue.first;
-        *one = here;
+        *one = release;
         *release_queue.last = one;
         release_queue.last = &one->next;
         release_queue.is_running = true;
@@ -92,7 +94,7 @@ void fsti_gpu_part(const fsti_device *device, void *data, fsti_buffer *beneath) 
     pthread_mutex_unlock(&release_queue.lock);
     if (queued) return;
     fsti_free(one);
-    give_back(&here);
+    release_now(&release);
 }
 
 bool fsti_device_wait_released(void) {

@@ -23,7 +23,7 @@
 typedef struct ring_slot {
     char *data; ///< NULL until first use
     void *event;
-    bool is_locked;
+    bool is_pinned;
 } ring_slot;
 
 struct fsti_staging_ring {
@@ -33,7 +33,7 @@ struct fsti_staging_ring {
     ring_slot slots[FSTI_STAGING_SLOT_COUNT_MAX];
     void *streams[STREAM_COUNT];
     uint64_t staging[STREAM_COUNT]; ///< device memory; 0 until a kernel needs it
-    atomic_bool has_unlocked;       ///< a slot could not be pinned; read by any thread
+    atomic_bool has_unpinned;       ///< a slot could not be pinned; read by any thread
     atomic_bool is_broken;          ///< a stream reported an error: do not cache the ring
     pthread_mutex_t
         lock; ///< held while sending, so that a copy and its kernel go to the same stream
@@ -41,20 +41,20 @@ struct fsti_staging_ring {
 
 static struct {
     pthread_mutex_t lock;
-    fsti_staging_ring *idle;
-} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static atomic_uint_fast64_t locked_bytes;
+    fsti_staging_ring *first;
+} idle_rings = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static atomic_uint_fast64_t pinned_bytes;
 
-uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&locked_bytes); }
+uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&pinned_bytes); }
 
 /// The context must be current and no copy in flight.
 static void free_ring(fsti_staging_ring *ring) {
     const fsti_gpu_api *api = ring->device->api;
     for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX; i++) {
         ring_slot *slot = &ring->slots[i];
-        if (slot->is_locked) {
+        if (slot->is_pinned) {
             api->host_unregister(slot->data);
-            atomic_fetch_sub(&locked_bytes, SLOT_STRIDE);
+            atomic_fetch_sub(&pinned_bytes, SLOT_STRIDE);
         }
         if (slot->event != NULL) api->event_destroy(slot->event);
     }
@@ -105,64 +105,64 @@ static fst_status make_ring(fsti_device *device, fsti_staging_ring **out, fst_er
 /// Prefers the ring that was used last on the device, because its slots are pinned.
 static fsti_staging_ring *take_idle(const fsti_device *device) {
     fsti_staging_ring *found = NULL;
-    pthread_mutex_lock(&kept.lock);
-    for (fsti_staging_ring **link = &kept.idle; *link != NULL; link = &(*link)->next_idle) {
+    pthread_mutex_lock(&idle_rings.lock);
+    for (fsti_staging_ring **link = &idle_rings.first; *link != NULL; link = &(*link)->next_idle) {
         if ((*link)->device != device) continue;
         found = *link;
         *link = found->next_idle;
         break;
     }
-    pthread_mutex_unlock(&kept.lock);
+    pthread_mutex_unlock(&idle_rings.lock);
     return found;
 }
 
 /// Without pinned memory (limits, WSL) copies are slower but correct: the driver then copies the
 /// bytes before the call returns.
-static bool lock_slot(fsti_staging_ring *ring, uint32_t index) {
+static bool pin_slot(fsti_staging_ring *ring, uint32_t index) {
     ring_slot *slot = &ring->slots[index];
-    slot->is_locked =
+    slot->is_pinned =
         ring->device->api->host_register(ring->memory + index * SLOT_STRIDE, SLOT_STRIDE,
                                          GPU_HOST_REGISTER_PORTABLE) == 0;
-    if (slot->is_locked) atomic_fetch_add(&locked_bytes, SLOT_STRIDE);
-    return slot->is_locked;
+    if (slot->is_pinned) atomic_fetch_add(&pinned_bytes, SLOT_STRIDE);
+    return slot->is_pinned;
 }
 
 /// Retries pinning for slots that failed in an earlier load, until one fails again.
-static void lock_again(fsti_staging_ring *ring) {
+static void retry_pinning(fsti_staging_ring *ring) {
     bool all = true;
     for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX && all; i++)
-        if (ring->slots[i].data != NULL && !ring->slots[i].is_locked) all = lock_slot(ring, i);
-    atomic_store(&ring->has_unlocked, !all);
+        if (ring->slots[i].data != NULL && !ring->slots[i].is_pinned) all = pin_slot(ring, i);
+    atomic_store(&ring->has_unpinned, !all);
 }
 
 fst_status fsti_staging_acquire(fsti_device *device, fsti_staging_ring **out, fst_error *error) {
     *out = take_idle(device);
     if (*out == NULL) return make_ring(device, out, error);
-    if (!fsti_staging_is_pinned(*out)) lock_again(*out);
+    if (!fsti_staging_is_pinned(*out)) retry_pinning(*out);
     return FST_OK;
 }
 
 void fsti_staging_release(fsti_staging_ring *ring) {
     if (ring == NULL) return;
     uint32_t idle_count = 0;
-    pthread_mutex_lock(&kept.lock);
-    for (const fsti_staging_ring *other = kept.idle; other != NULL; other = other->next_idle)
+    pthread_mutex_lock(&idle_rings.lock);
+    for (const fsti_staging_ring *other = idle_rings.first; other != NULL; other = other->next_idle)
         idle_count += other->device == ring->device;
     if (idle_count < IDLE_COUNT_MAX && !ring->is_broken) {
-        ring->next_idle = kept.idle;
-        kept.idle = ring;
+        ring->next_idle = idle_rings.first;
+        idle_rings.first = ring;
         ring = NULL;
     }
-    pthread_mutex_unlock(&kept.lock);
+    pthread_mutex_unlock(&idle_rings.lock);
     if (ring != NULL) free_ring(ring);
 }
 
 uint64_t fsti_staging_trim(void) {
     fsti_device_wait_released();
-    pthread_mutex_lock(&kept.lock);
-    fsti_staging_ring *ring = kept.idle;
-    kept.idle = NULL;
-    pthread_mutex_unlock(&kept.lock);
+    pthread_mutex_lock(&idle_rings.lock);
+    fsti_staging_ring *ring = idle_rings.first;
+    idle_rings.first = NULL;
+    pthread_mutex_unlock(&idle_rings.lock);
     uint64_t before = fsti_staging_pinned_bytes();
     while (ring != NULL) {
         fsti_staging_ring *next = ring->next_idle;
@@ -187,15 +187,16 @@ fst_status fsti_staging_slot(fsti_staging_ring *ring, uint32_t index, char **dat
         int code = api->event_create(&slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
         if (code != 0) return fsti_gpu_error(api, code, "creating an event", error);
     }
+    // The pages are allocated first, so that the driver only has to pin them.
     char *memory = ring->memory + index * SLOT_STRIDE;
     fsti_pages_populate(memory, SLOT_STRIDE);
-    if (!lock_slot(ring, index)) atomic_store(&ring->has_unlocked, true);
+    if (!pin_slot(ring, index)) atomic_store(&ring->has_unpinned, true);
     slot->data = *data = memory;
     return FST_OK;
 }
 
 bool fsti_staging_is_pinned(const fsti_staging_ring *ring) {
-    return !atomic_load(&ring->has_unlocked);
+    return !atomic_load(&ring->has_unpinned);
 }
 
 fst_status fsti_staging_follow(fsti_staging_ring *ring, uintptr_t stream, fst_error *error) {
@@ -223,9 +224,9 @@ bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index) {
             code = api->memory_alloc(staging, SLOT_STRIDE);
         if (code != 0) *staging = 0;
     }
-    bool has_place = *staging != 0;
+    bool is_ready = *staging != 0;
     pthread_mutex_unlock(&ring->lock);
-    return has_place;
+    return is_ready;
 }
 
 /// Waits for a stream after a driver call failed: the device may still access the slots, so they
@@ -246,32 +247,34 @@ static int launch_pieces(const fsti_staging_ring *ring, void *stream, uint64_t s
 
 /// Copies the slot and its table to device memory and launches the kernel.
 static int send_pieces(fsti_staging_ring *ring, const ring_slot *slot, uint32_t stream_index,
-                       const fsti_copy_list *parcel) {
+                       const fsti_copy_list *list) {
     const fsti_gpu_api *api = ring->device->api;
     void *stream = ring->streams[stream_index];
-    uint64_t table_bytes = parcel->piece_count * sizeof(fsti_piece);
-    bool is_one = FSTI_STAGING_SLOT_BYTES - parcel->chunk_bytes <= GAP_BYTES_MAX;
-    uint64_t bytes = is_one ? FSTI_STAGING_SLOT_BYTES + table_bytes : parcel->chunk_bytes;
+    uint64_t table_bytes = list->piece_count * sizeof(fsti_piece);
+    bool in_one_copy = FSTI_STAGING_SLOT_BYTES - list->chunk_bytes <= GAP_BYTES_MAX;
+    uint64_t bytes = in_one_copy ? FSTI_STAGING_SLOT_BYTES + table_bytes : list->chunk_bytes;
     int code = api->copy_in(ring->staging[stream_index], slot->data, bytes, stream);
-    if (code == 0 && !is_one)
+    if (code == 0 && !in_one_copy)
         code = api->copy_in(ring->staging[stream_index] + FSTI_STAGING_SLOT_BYTES,
                             slot->data + FSTI_STAGING_SLOT_BYTES, table_bytes, stream);
-    return code != 0
-               ? code
-               : launch_pieces(ring, stream, ring->staging[stream_index], parcel->piece_count);
+    return code != 0 ? code
+                     : launch_pieces(ring, stream, ring->staging[stream_index], list->piece_count);
 }
 
+/// The lock keeps the copies and the kernel of a slot together in their stream. Slots of one stream
+/// share its device buffer: the stream runs in order, so a copy into the buffer starts only when
+/// the kernel of the slot before has read it.
 fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
-                             const fsti_copy_list *parcel, fst_error *error) {
+                             const fsti_copy_list *list, fst_error *error) {
     const fsti_gpu_api *api = ring->device->api;
     const ring_slot *slot = &ring->slots[slot_index];
     int code = 0;
     uint32_t stream_index = slot_index % STREAM_COUNT;
     pthread_mutex_lock(&ring->lock);
-    for (uint32_t i = 0; i < parcel->copy_count && code == 0; i++)
-        code = api->copy_in(parcel->copies[i].target, slot->data + parcel->copies[i].source,
-                            parcel->copies[i].size, ring->streams[stream_index]);
-    if (code == 0 && parcel->piece_count > 0) code = send_pieces(ring, slot, stream_index, parcel);
+    for (uint32_t i = 0; i < list->copy_count && code == 0; i++)
+        code = api->copy_in(list->copies[i].target, slot->data + list->copies[i].source,
+                            list->copies[i].size, ring->streams[stream_index]);
+    if (code == 0 && list->piece_count > 0) code = send_pieces(ring, slot, stream_index, list);
     if (code == 0) code = api->event_record(slot->event, ring->streams[stream_index]);
     if (code != 0) drain_stream(ring, ring->streams[stream_index]);
     pthread_mutex_unlock(&ring->lock);

@@ -124,15 +124,16 @@ static bool register_file(fsti_file *file, const fsti_gds_api *api, char *reason
     gds_descriptor descriptor = {.type = HANDLE_TYPE_FD, .handle = {.fd = fd}};
     gds_error result = {0, 0};
     pthread_mutex_lock(&file->lock);
-    bool is_other = file->gds_api != NULL && file->gds_api != api;
+    bool has_other_library = file->gds_api != NULL && file->gds_api != api;
     if (file->gds_api == NULL) result = api->handle_register(&file->gds_handle, &descriptor);
-    if (result.error == 0 && !is_other) file->gds_api = api;
+    if (result.error == 0 && !has_other_library) file->gds_api = api;
     pthread_mutex_unlock(&file->lock);
-    if (is_other) snprintf(reason, size, "the file is registered with a different library");
+    if (has_other_library)
+        snprintf(reason, size, "the file is registered with a different library");
     if (result.error != 0)
         snprintf(reason, size, "%s rejects the file or its file system (error %d)", api->library,
                  result.error);
-    return result.error == 0 && !is_other;
+    return result.error == 0 && !has_other_library;
 }
 
 void fsti_gds_unregister(fsti_file *file) {
@@ -175,37 +176,39 @@ static struct {
     pthread_mutex_t lock;
     gds_verdict rows[VERDICT_COUNT_MAX];
     size_t count;
-} known = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} verdicts = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static pthread_once_t known_once = PTHREAD_ONCE_INIT;
-static void register_known(void) { fsti_fork_lock(&known.lock); }
+static pthread_once_t verdicts_once = PTHREAD_ONCE_INIT;
+static void register_verdicts(void) { fsti_fork_lock(&verdicts.lock); }
 
 void fsti_gds_clear_verdicts(void) {
-    pthread_mutex_lock(&known.lock);
-    known.count = 0;
-    pthread_mutex_unlock(&known.lock);
+    pthread_mutex_lock(&verdicts.lock);
+    verdicts.count = 0;
+    pthread_mutex_unlock(&verdicts.lock);
 }
 
-static bool recall(uint64_t device, bool is_hip, gds_verdict *out) {
+static bool find_known(uint64_t device, bool is_hip, gds_verdict *out) {
     bool found = false;
-    pthread_once(&known_once, register_known);
-    pthread_mutex_lock(&known.lock);
-    for (size_t i = 0; i < known.count && !found; i++) {
-        found = known.rows[i].device == device && known.rows[i].is_hip == is_hip;
-        if (found) *out = known.rows[i];
+    pthread_once(&verdicts_once, register_verdicts);
+    pthread_mutex_lock(&verdicts.lock);
+    for (size_t i = 0; i < verdicts.count && !found; i++) {
+        found = verdicts.rows[i].device == device && verdicts.rows[i].is_hip == is_hip;
+        if (found) *out = verdicts.rows[i];
     }
-    pthread_mutex_unlock(&known.lock);
+    pthread_mutex_unlock(&verdicts.lock);
     return found;
 }
 
 static void remember(const gds_verdict *verdict) {
-    pthread_mutex_lock(&known.lock);
-    if (known.count < VERDICT_COUNT_MAX) known.rows[known.count++] = *verdict;
-    pthread_mutex_unlock(&known.lock);
+    pthread_mutex_lock(&verdicts.lock);
+    if (verdicts.count < VERDICT_COUNT_MAX) verdicts.rows[verdicts.count++] = *verdict;
+    pthread_mutex_unlock(&verdicts.lock);
 }
 
-/// Reads by GPUDirect and compares with the bytes that read calls returned meanwhile. False if
-/// other threads read so much that the result is unclear.
+/// Reads by GPUDirect and compares with the bytes that read calls returned meanwhile. A library
+/// that falls back to the CPU reads the file with a call, which adds `size` to the process's
+/// counter; a direct read adds nothing. False if other threads read so much that the result is
+/// unclear.
 static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uint64_t size,
                      gds_verdict *verdict) {
     int refusals = 0;
@@ -219,9 +222,9 @@ static bool try_read(fsti_file *file, const fsti_gds_api *api, void *target, uin
                      got);
             return true;
         }
-        bool is_known = before != UINT64_MAX;
-        verdict->is_good = is_known && after - before < size;
-        bool is_refusal = !is_known || after - before < size + PROBE_NOISE_BYTES;
+        bool has_counter = before != UINT64_MAX;
+        verdict->is_good = has_counter && after - before < size;
+        bool is_refusal = !has_counter || after - before < size + PROBE_NOISE_BYTES;
         refusals = is_refusal ? refusals + 1 : 0;
     }
     bool is_refused = refusals == PROBE_REFUSALS;
@@ -237,7 +240,7 @@ bool fsti_gds_find_verdict(fsti_file *file, bool is_hip, bool *is_good, char *re
                            size_t reason_size) {
     gds_verdict verdict;
     *is_good = false;
-    if (!recall(file->device, is_hip, &verdict)) return false;
+    if (!find_known(file->device, is_hip, &verdict)) return false;
     char refusal[sizeof verdict.reason];
     *is_good = verdict.is_good && register_file(file, get_library(is_hip), refusal, sizeof refusal);
     snprintf(reason, reason_size, "%s", verdict.is_good && !*is_good ? refusal : verdict.reason);
@@ -253,11 +256,11 @@ bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, si
         snprintf(reason, reason_size, "the file is smaller than a page");
         return false;
     }
-    bool is_sure = true;
+    bool is_conclusive = true;
     if (register_file(file, api, verdict.reason, sizeof verdict.reason))
-        is_sure = try_read(file, api, target, size, &verdict);
+        is_conclusive = try_read(file, api, target, size, &verdict);
     snprintf(reason, reason_size, "%s", verdict.reason);
-    if (is_sure) remember(&verdict);
+    if (is_conclusive) remember(&verdict);
     return verdict.is_good;
 }
 

@@ -55,9 +55,9 @@ bool fsti_io_uring_available(char *reason, size_t reason_size) {
     }
     close(fd);
     // Linux 5.6 added this flag and the read and write operations without vectors.
-    bool has_read = (params.features & IORING_FEAT_RW_CUR_POS) != 0;
-    snprintf(reason, reason_size, "%s", has_read ? "io_uring works" : "kernel older than 5.6");
-    return has_read;
+    bool is_supported = (params.features & IORING_FEAT_RW_CUR_POS) != 0;
+    snprintf(reason, reason_size, "%s", is_supported ? "io_uring works" : "kernel older than 5.6");
+    return is_supported;
 }
 
 static bool map_rings(uring_lane *lane, const struct io_uring_params *params) {
@@ -124,6 +124,7 @@ static void submit_op(void *lane_pointer, fsti_io_op *op) {
     entry->off = op->offset;
     entry->user_data = (uint64_t)(uintptr_t)op;
     lane->submit_array[slot] = slot;
+    // The release store publishes the entry: the kernel loads the tail with acquire.
     atomic_store_explicit(lane->submit_tail, tail + 1, memory_order_release);
     lane->unsubmitted++;
     lane->in_flight++;
@@ -136,9 +137,9 @@ static void submit_op(void *lane_pointer, fsti_io_op *op) {
 /// Submits queued operations and optionally waits for a completion. On EAGAIN or EBUSY the kernel
 /// accepts the rest after a completion. Returns an errno if the ring is broken for good.
 static int enter_kernel(uring_lane *lane, bool must_wait) {
-    int taken = ring_enter(lane->fd, lane->unsubmitted, must_wait ? 1 : 0);
-    if (taken >= 0) {
-        lane->unsubmitted -= (unsigned)taken;
+    int accepted = ring_enter(lane->fd, lane->unsubmitted, must_wait ? 1 : 0);
+    if (accepted >= 0) {
+        lane->unsubmitted -= (unsigned)accepted;
         lane->repeat_count = 0;
         return 0;
     }
@@ -151,7 +152,8 @@ static int enter_kernel(uring_lane *lane, bool must_wait) {
     return 0;
 }
 
-/// Removes and fails the last queued operation of a broken ring.
+/// Removes and fails the last queued operation of a broken ring. The tail may move back, because
+/// without a polling thread (IORING_SETUP_SQPOLL) the kernel reads it only during a call.
 static fsti_io_op *fail_unsubmitted(uring_lane *lane, int os_errno) {
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed) - 1;
     fsti_io_op *op = (fsti_io_op *)(uintptr_t)lane->entries[tail & lane->submit_mask].user_data;
@@ -168,6 +170,8 @@ static fsti_io_op *reap_op(void *lane_pointer) {
     if (lane->in_flight == 0) return NULL;
     unsigned head = atomic_load_explicit(lane->complete_head, memory_order_relaxed);
     for (;;) {
+        // Pairs with the kernel's release store, so that the completion is read after it was
+        // written.
         unsigned tail = atomic_load_explicit(lane->complete_tail, memory_order_acquire);
         bool is_empty = head == tail;
         if (!is_empty && lane->unsubmitted == 0) break;
@@ -181,6 +185,7 @@ static fsti_io_op *reap_op(void *lane_pointer) {
     fsti_io_op *op = (fsti_io_op *)(uintptr_t)completion->user_data;
     op->result = completion->res;
     op->data = op->buffer;
+    // Only now may the kernel overwrite the completion.
     atomic_store_explicit(lane->complete_head, head + 1, memory_order_release);
     lane->in_flight--;
     fsti_io_finish(op);

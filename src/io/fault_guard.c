@@ -97,13 +97,13 @@ static bool work_in_range(void (*work)(void *context), void *context, guarded_ra
 
 bool fsti_io_guarded(void (*work)(void *context), void *context, const void *begin, uint64_t size) {
     guarded_range range = {.begin = begin, .end = (const char *)begin + size};
-    sigset_t ours, before;
+    sigset_t bus_error, before;
     // The caller may be a thread of the program that blocks SIGBUS. The kernel then kills the
     // process instead of calling the handler, so unblock it.
-    sigemptyset(&ours);
-    sigaddset(&ours, SIGBUS);
-    pthread_sigmask(SIG_UNBLOCK, &ours, &before);
-    bool good = work_in_range(work, context, &range);
-    if (sigismember(&before, SIGBUS) == 1) pthread_sigmask(SIG_BLOCK, &ours, NULL);
-    return good;
+    sigemptyset(&bus_error);
+    sigaddset(&bus_error, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &bus_error, &before);
+    bool succeeded = work_in_range(work, context, &range);
+    if (sigismember(&before, SIGBUS) == 1) pthread_sigmask(SIG_BLOCK, &bus_error, NULL);
+    return succeeded;
 }

@@ -56,25 +56,26 @@ fsti_file *fsti_io_file_make(const char *path, fst_error *error) {
     return file;
 }
 
-/// Makes a file from an opened cache entry, which is closed on failure.
-static fst_status copy_cached(fsti_cached *cached, fsti_file **out, fst_error *error) {
+/// Makes a file from an opened cache entry. The file owns the entry's object and descriptor; on
+/// failure they are closed.
+static fst_status make_from_cache(fsti_cached *cached, fsti_file **out, fst_error *error) {
     struct stat info = {0};
-    bool is_whole = cached->complete_fd >= 0;
+    bool is_complete = cached->complete_fd >= 0;
     fsti_file *file = fsti_io_file_make(fsti_object_name(cached->object), error);
     fst_status status = file == NULL ? FST_E_NO_MEMORY : FST_OK;
-    if (file != NULL && is_whole && fstat(cached->complete_fd, &info) != 0) {
+    if (file != NULL && is_complete && fstat(cached->complete_fd, &info) != 0) {
         status = fsti_error_errno(error, errno, file->path, "stat");
         fsti_file_unref(file);
     }
     if (status != FST_OK) {
-        if (is_whole) close(cached->complete_fd);
+        if (is_complete) close(cached->complete_fd);
         fsti_cache_close(cached->entry);
         fsti_object_unref(cached->object);
         return status;
     }
     file->origin = cached->object;
     file->entry = cached->entry;
-    if (!is_whole) file->object = cached->object;
+    if (!is_complete) file->object = cached->object;
     file->fd = cached->complete_fd;
     file->size_bytes = fsti_object_size(cached->object);
     file->device = (uint64_t)info.st_dev;
@@ -89,7 +90,7 @@ static fst_status copy_cached(fsti_cached *cached, fsti_file **out, fst_error *e
 static fst_status open_object(const char *url, fsti_file **out, fst_error *error) {
     fsti_cached cached;
     FST_TRY(fsti_cache_open(url, &cached, error));
-    return copy_cached(&cached, out, error);
+    return make_from_cache(&cached, out, error);
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
@@ -118,7 +119,7 @@ fsti_file *fsti_file_ref(fsti_file *file) {
 void fsti_file_unref(fsti_file *file) {
     if (file == NULL || !fsti_refcount_unref(&file->refs)) return;
     if (file->mapping != NULL) munmap(file->mapping, file->size_bytes);
-    fsti_gds_unregister(file);
+    fsti_gds_unregister(file); // before its descriptor is closed
     if (file->fd_direct >= 0) close(file->fd_direct);
     if (file->fd >= 0) close(file->fd);
     if (file->release != NULL) file->release(file->context);
@@ -189,6 +190,7 @@ int fsti_file_identity(const fsti_file *file) {
     return file->derivation.origin != NULL ? file->derivation.origin->fd : file->fd;
 }
 
+/// The first retries after EAGAIN are immediate, later ones wait a millisecond each.
 bool fsti_io_should_retry(int64_t result, uint32_t *tries) {
     if (result != -EINTR && result != -EAGAIN) return false;
     if (result == -EAGAIN && *tries > 8) usleep(1000);
@@ -291,6 +293,8 @@ fst_status fsti_file_map_private(fsti_file *file, const fsti_map_range *range, v
 
 void fsti_io_unmap(void *address, uint64_t size_bytes) { munmap(address, size_bytes); }
 
+/// One mapping per file, shared by all readers and kept until the file is closed. Under the lock,
+/// so that two threads do not map it twice.
 const char *fsti_io_file_mapping(fsti_file *file) {
     if (!fsti_io_file_is_plain(file)) return file->memory;
     pthread_mutex_lock(&file->lock);

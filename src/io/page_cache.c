@@ -118,25 +118,25 @@ static void advise(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
 
 /// Whether the next bytes of a stream are all resident or being read, or none of them. Both are
 /// true if residency is unknown.
-static bool is_ahead(fsti_file_stream *stream, uint64_t at, uint64_t bytes, bool *is_none) {
+static bool is_ahead(fsti_file_stream *stream, uint64_t at, uint64_t bytes, bool *is_absent) {
     uint64_t resident, limit = fsti_min(at + bytes, stream->end);
-    bool is_known = at < limit && fsti_file_resident(stream->file, at, limit, &resident);
-    *is_none = is_known && resident == 0;
-    return !is_known || resident == limit - at;
+    bool has_residency = at < limit && fsti_file_resident(stream->file, at, limit, &resident);
+    *is_absent = has_residency && resident == 0;
+    return !has_residency || resident == limit - at;
 }
 
 /// Checks the kernel's readahead for a running stream. A small one is doubled by advising
 /// sequential access, because its pages are at most that large, and small pages are slow to map. If
 /// there is no readahead (switched off on the device), pages would be read one by one, so from here
 /// on the stream advises. True: advice starts now.
-static bool look_ahead(fsti_file_stream *stream, uint64_t at) {
-    bool is_none, is_last = ++stream->block_count == LAST_SAMPLED_BLOCK_COUNT;
+static bool check_readahead(fsti_file_stream *stream, uint64_t at) {
+    bool is_absent, is_last = ++stream->block_count == LAST_SAMPLED_BLOCK_COUNT;
     if (stream->is_advised || (stream->block_count != SAMPLED_BLOCK_COUNT && !is_last))
         return false;
     if (is_last) {
-        (void)is_ahead(stream, at, BLOCK_BYTES / 4, &is_none);
-        stream->is_advised = is_none;
-    } else if (!is_ahead(stream, at, AHEAD_BYTES, &is_none) && stream->is_own &&
+        (void)is_ahead(stream, at, BLOCK_BYTES / 4, &is_absent);
+        stream->is_advised = is_absent;
+    } else if (!is_ahead(stream, at, AHEAD_BYTES, &is_absent) && stream->is_own &&
                !fsti_io_hidden(FSTI_IO_HIDE_AHEAD)) {
         posix_fadvise(stream->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     }
@@ -145,7 +145,7 @@ static bool look_ahead(fsti_file_stream *stream, uint64_t at) {
 
 /// Near the end of a stream, readahead up to the device's limit would be wasted: switch it off and
 /// advise the remaining bytes.
-static void end_ahead(fsti_file_stream *stream, uint64_t at) {
+static void stop_readahead(fsti_file_stream *stream, uint64_t at) {
     uint64_t limit = stream->end;
     if (stream->is_advised || !stream->is_own || limit == fsti_file_size(stream->file)) return;
     if (limit > at && limit - at > EXACT_BYTES) return;
@@ -162,13 +162,14 @@ static int64_t read_and_discard(fsti_file_stream *stream, uint64_t at, size_t si
         close(stream->null_fd);
         stream->null_fd = -1;
     }
+    // The block stays in the CPU cache, so the copy costs little memory bandwidth.
     ssize_t got = pread(stream->fd, stream->block, size, (off_t)at);
     return got >= 0 ? got : -errno;
 }
 
 fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t end,
                             uint64_t *read_count, fst_error *error) {
-    end_ahead(stream, begin);
+    stop_readahead(stream, begin);
     if (stream->is_advised) advise(stream, begin, end);
     for (uint64_t at = begin; at < end;) {
         fsti_io_op read = {.file = stream->file,
@@ -186,7 +187,7 @@ fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t e
         }
         if (read.result == 0) break; // the caller checks the file's size and sees that it shrank
         at += (uint64_t)read.result;
-        if (look_ahead(stream, at)) advise(stream, at, end);
+        if (check_readahead(stream, at)) advise(stream, at, end);
     }
     return FST_OK;
 }

@@ -61,9 +61,9 @@ static bool count_by_mincore(fsti_file *file, uint64_t begin, uint64_t end, uint
 
 bool fsti_file_is_resident_at(fsti_file *file, uint64_t at) {
     char byte;
-    struct iovec room = {&byte, 1};
+    struct iovec vector = {&byte, 1};
     if (!fsti_io_file_is_plain(file)) return file->memory != NULL;
-    return preadv2(file->fd, &room, 1, (off_t)at, RWF_NOWAIT) == 1;
+    return preadv2(file->fd, &vector, 1, (off_t)at, RWF_NOWAIT) == 1;
 }
 
 /// Resident bytes of [begin, end) given the number of resident pages; a lower bound if some are

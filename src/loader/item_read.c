@@ -114,7 +114,7 @@ static fst_status check_cancelled(fst_loader *loader, fst_error *error) {
     return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "the load was cancelled");
 }
 
-/// Puts a parked read at the front of the list. The lock must be held.
+/// Puts a parked read at the head of the list. The lock must be held.
 static void park_read(fst_loader *loader, item_read *read) {
     unlist(loader, read);
     read->parked_ns = fsti_now_ns();
@@ -123,20 +123,21 @@ static void park_read(fst_loader *loader, item_read *read) {
 }
 
 typedef struct parked_counts {
-    size_t kept, abandoned;
+    size_t parked, abandoned;
 } parked_counts;
 
 static parked_counts count_parked(const fst_loader *loader) {
     parked_counts counts = {0};
     for (const item_read *read = loader->reads; read != NULL; read = read->next) {
         counts.abandoned += read->is_abandoned;
-        counts.kept += !read->is_abandoned && read->waiter_count == 0;
+        counts.parked += !read->is_abandoned && read->waiter_count == 0;
     }
     return counts;
 }
 
 /// Removes a read that can be freed without waiting: an abandoned one or, if the list is full, a
-/// complete one that no caller has asked for in time. NULL: none. The lock must be held.
+/// complete one that no caller has asked for in time. New reads are at the head of the list, so
+/// the last match is the oldest. NULL: there is no such read. The lock must be held.
 static item_read *remove_replaceable(fst_loader *loader, bool is_full) {
     uint64_t now_ns = fsti_now_ns();
     item_read *found = NULL;
@@ -155,11 +156,11 @@ static item_read *remove_replaceable(fst_loader *loader, bool is_full) {
 
 /// Frees what is possible without waiting. Returns whether a caller with a timeout may start
 /// another read: with timeout 0 it will be parked, otherwise it may be abandoned at the timeout.
-static bool make_room(fst_loader *loader, bool is_poll) {
+static bool free_slots(fst_loader *loader, bool is_poll) {
     for (;;) {
         pthread_mutex_lock(&loader->lock);
         parked_counts counts = count_parked(loader);
-        bool is_full = counts.kept >= PARKED_COUNT_MAX;
+        bool is_full = counts.parked >= PARKED_COUNT_MAX;
         item_read *removed = remove_replaceable(loader, is_full);
         pthread_mutex_unlock(&loader->lock);
         if (removed == NULL) return is_poll ? !is_full : counts.abandoned < ABANDONED_COUNT_MAX;
@@ -170,7 +171,7 @@ static bool make_room(fst_loader *loader, bool is_poll) {
 /// Waits until another read may be started.
 static fst_status wait_for_slot(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    while (!make_room(loader, timeout_ms == 0)) {
+    while (!free_slots(loader, timeout_ms == 0)) {
         if (fsti_loader_time_left(timeout_ms, start_ns) == 0)
             return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
                                   "timed out after %lld ms: %u other items are being read",
@@ -186,8 +187,8 @@ static fst_status wait_for_slot(fst_loader *loader, int64_t timeout_ms, fst_erro
 /// caller's memory is always kept: it uses no memory of the load, and only one read may write
 /// there. The lock must be held.
 static void abandon_if_too_many(fst_loader *loader, item_read *read) {
-    bool fills_callers = loader->plan.items[read->item].destination != NULL;
-    if (!fills_callers && count_parked(loader).kept > PARKED_COUNT_MAX) {
+    bool has_destination = loader->plan.items[read->item].destination != NULL;
+    if (!has_destination && count_parked(loader).parked > PARKED_COUNT_MAX) {
         read->is_abandoned = true;
         fsti_pipeline_cancel(read->pipeline);
     }
@@ -218,7 +219,8 @@ static fst_status deliver(fst_loader *loader, item_read *read, fst_tensor **out,
 }
 
 /// Starts the only read into the caller's memory; other callers for the item join it. *out is NULL
-/// if the item is already there.
+/// if the item is already there. Lock order: place_lock, then loader->lock, which is not held while
+/// the read is opened.
 static fst_status begin_only_read(fst_loader *loader, uint32_t item, int64_t timeout_ms,
                                   item_read **out, fst_error *error) {
     fst_status status = FST_OK;
@@ -257,8 +259,8 @@ static fst_status wait_read(fst_loader *loader, item_read *read, int64_t timeout
 /// Makes the tensor of an item that is at its destination.
 static fst_status make_placed_tensor(fst_loader *loader, uint32_t item, fst_tensor **out,
                                      fst_error *error) {
-    tensor_source there = {.item = &loader->plan.items[item], .want = &loader->wants[item]};
-    return fsti_tensor_make(loader, &there, out, error);
+    tensor_source source = {.item = &loader->plan.items[item], .want = &loader->wants[item]};
+    return fsti_tensor_make(loader, &source, out, error);
 }
 
 fst_status fsti_loader_read_item(fst_loader *loader, uint32_t item, int64_t timeout_ms,

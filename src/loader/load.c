@@ -9,14 +9,14 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     if (options->device.kind == FST_DEVICE_CPU) return FST_OK;
     FST_TRY(fsti_device_get(options->device, &loader->device, error));
     fst_unified unified = loader->tuning.unified;
-    bool shares = unified == FST_UNIFIED_ON ||
-                  (unified == FST_UNIFIED_AUTO && fsti_device_shares(loader->device));
+    bool shares_memory = unified == FST_UNIFIED_ON ||
+                         (unified == FST_UNIFIED_AUTO && fsti_device_shares(loader->device));
     bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
     loader->device_id.index = loader->device_id.index < 0 ? 0 : loader->device_id.index;
     // Caller memory is filled according to its kind, so it is not pinned.
     loader->pins_memory = options->allocator == NULL && !fsti_loader_has_destinations(loader) &&
-                          (is_pinned || shares);
+                          (is_pinned || shares_memory);
     if (is_pinned && !loader->pins_memory) loader->device = NULL;
     return FST_OK;
 }
@@ -226,8 +226,9 @@ static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int6
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
-/// The next batch whose tensors were all returned and that is not released. False: none.
-static bool take_delivered(fst_loader *loader, uint32_t *out) {
+/// The next batch whose tensors were all returned and that is not released. False: there is no such
+/// batch.
+static bool next_delivered(fst_loader *loader, uint32_t *out) {
     const fsti_plan *plan = &loader->plan;
     pthread_mutex_lock(&loader->lock);
     uint32_t next = loader->next_batch;
@@ -244,7 +245,7 @@ static bool take_delivered(fst_loader *loader, uint32_t *out) {
 static void release_delivered(fst_loader *loader) {
     uint32_t batch;
     if (loader->options.budget_bytes == 0) return; // kept for access by name
-    while (take_delivered(loader, &batch)) fsti_pipeline_release(loader->pipeline, batch);
+    while (next_delivered(loader, &batch)) fsti_pipeline_release(loader->pipeline, batch);
 }
 
 static fst_status make_tensor(fst_loader *loader, uint32_t item_index, fsti_buffer *buffer,
@@ -294,6 +295,7 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
         return FST_END;
     }
     FST_TRY(stream_item(loader, plan->delivery[position], timeout_ms, out, error));
+    // The position advances only now, so that a call after a timeout returns the same item.
     pthread_mutex_lock(&loader->lock);
     loader->next_delivery = position + 1;
     pthread_mutex_unlock(&loader->lock);
@@ -302,7 +304,8 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
 }
 
 /// Whether an item must be read separately: the stream has released it, or has not reached it, and
-/// may not before this call returns. An item at a destination stays as the caller has left it.
+/// may not before this call returns. An item with a destination is claimed first: the stream then
+/// skips it, and does not overwrite memory that the caller already uses.
 static bool is_read_alone(fst_loader *loader, uint32_t index, fsti_batch_step step) {
     if (loader->plan.items[index].destination == NULL) return step != BATCH_ADMITTED;
     if (step == BATCH_WAITING) fsti_pipeline_claim(loader->pipeline, index);

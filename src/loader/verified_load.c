@@ -2,9 +2,9 @@
 /// Refuses requests that cannot be verified while loading, and names an alternative.
 #include "load.h"
 
-static fst_status refuse(const char *what, const char *instead, fst_error *error) {
+static fst_status refuse(const char *feature, const char *alternative, fst_error *error) {
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
-                          "%s can't be verified during the load: %s", what, instead);
+                          "%s can't be verified during the load: %s", feature, alternative);
 }
 
 /// A converted element across a piece boundary would combine bytes that were verified at different

@@ -91,9 +91,9 @@ uint64_t fsti_arena_trim(void) {
 void fsti_arena_keep_max(uint64_t size_bytes) {
     pthread_mutex_lock(&pool.lock);
     pool.keep_bytes_max = size_bytes;
-    bool above = pool.cached_bytes > size_bytes;
+    bool exceeds = pool.cached_bytes > size_bytes;
     pthread_mutex_unlock(&pool.lock);
-    if (above) fsti_arena_trim();
+    if (exceeds) fsti_arena_trim();
 }
 
 static void unreserve(fsti_buffer *buffer, uint64_t size_bytes);
@@ -128,12 +128,13 @@ char *fsti_pages_map(uint64_t bytes) {
 /// their owners will need them.
 static atomic_uint_fast64_t reserved_bytes;
 
-/// Takes up to `size_bytes` off a buffer's reservation.
+/// Takes up to `size_bytes` off a buffer's reservation. Threads fill parts of a buffer concurrently
+/// and may report more bytes than are reserved, so the rest stops at zero.
 static void unreserve(fsti_buffer *buffer, uint64_t size_bytes) {
-    uint64_t had = atomic_load(&buffer->reserved_bytes), less;
-    do less = fsti_min(had, size_bytes);
-    while (!atomic_compare_exchange_weak(&buffer->reserved_bytes, &had, had - less));
-    atomic_fetch_sub(&reserved_bytes, less);
+    uint64_t before = atomic_load(&buffer->reserved_bytes), taken;
+    do taken = fsti_min(before, size_bytes);
+    while (!atomic_compare_exchange_weak(&buffer->reserved_bytes, &before, before - taken));
+    atomic_fetch_sub(&reserved_bytes, taken);
 }
 
 void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes) {
@@ -143,14 +144,14 @@ void fsti_buffer_use(fsti_buffer *buffer, uint64_t size_bytes) {
 /// Exceeding a cgroup limit or the machine's memory kills processes, so fail first. The limit for
 /// the machine is its total memory, because caches that can be reclaimed are not reported reliably.
 fst_status fsti_memory_check(uint64_t size_bytes, fst_error *error) {
-    uint64_t left = fsti_memory_available(), whole = fsti_memory_total();
-    uint64_t available = fsti_min(left, whole), reserved = atomic_load(&reserved_bytes);
+    uint64_t left = fsti_memory_available(), total = fsti_memory_total();
+    uint64_t available = fsti_min(left, total), reserved = atomic_load(&reserved_bytes);
     if (size_bytes <= available - fsti_min(available, reserved)) return FST_OK;
     return fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
                           "out of memory: %llu bytes needed and %llu reserved by running loads, "
                           "%s %llu",
                           (unsigned long long)size_bytes, (unsigned long long)reserved,
-                          left <= whole ? "the cgroup's limit leaves" : "the machine has",
+                          left <= total ? "the cgroup's limit leaves" : "the machine has",
                           (unsigned long long)available);
 }
 
@@ -159,6 +160,7 @@ fst_status fsti_memory_check(uint64_t size_bytes, fst_error *error) {
 #define SMALL_CHECK_BYTES ((uint64_t)8 << 20)
 static atomic_uint_fast64_t small_bytes;
 
+/// Concurrent callers may reset the sum of each other. That only moves the next check.
 static fst_status check_small(uint64_t size_bytes, fst_error *error) {
     if (atomic_fetch_add(&small_bytes, size_bytes) + size_bytes < SMALL_CHECK_BYTES) return FST_OK;
     atomic_store(&small_bytes, 0);
@@ -176,8 +178,8 @@ static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error
     return status;
 }
 
-/// Returns a cached arena if its missing pages fit in memory; else nothing, so that new memory is
-/// mapped.
+/// Takes a cached arena, if the pages that it lacks fit in memory. Otherwise maps new memory, if
+/// all of it fits.
 static fst_status find_arena(uint64_t bytes, cached_arena *out, fst_error *error) {
     *out = take_cached(bytes);
     if (out->data != NULL && out->reserved_bytes > 0 &&

@@ -87,6 +87,8 @@ void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent) {
 }
 
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
+    // Several threads may populate parts of a new buffer. The exchange lets exactly one of them
+    // measure; meanwhile the others use small pages.
     int unchosen = FSTI_PAGES_UNCHOSEN;
     if (atomic_compare_exchange_strong(&buffer->pages, &unchosen, FSTI_PAGES_UNCHANGED))
         choose_now(buffer);

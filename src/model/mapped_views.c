@@ -48,6 +48,7 @@ fst_status fsti_model_map_tensor(const fst_model *model, model_entry position, f
     uint64_t begin = fsti_align_down(first, fsti_page_bytes());
     fsti_map_range range = {begin, file->header->data_begin + entry->end - begin, true};
     fsti_error_location where = {.file = fsti_file_path(file->file), .byte_offset = FST_NO_OFFSET};
+    // Count first, and take it back on failure: concurrent calls cannot exceed the limit together.
     if (atomic_fetch_add(&tensor_mapping_count, 1) >= TENSOR_MAPPINGS_MAX) {
         atomic_fetch_sub(&tensor_mapping_count, 1);
         return fsti_error_set(error, FST_E_UNSUPPORTED, where,

@@ -42,7 +42,7 @@ typedef struct packed_file {
 static pthread_mutex_t workspaces_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t workspaces_once = PTHREAD_ONCE_INIT;
 static decode_workspace *idle_workspaces;
-static uint64_t files_open, files_made;
+static uint64_t files_open, last_number;
 static void register_workspaces(void) { fsti_fork_lock(&workspaces_lock); }
 
 /// The state of a read.
@@ -91,7 +91,7 @@ static decode_workspace *take_workspace(const packed_file *file, uint64_t chunk)
     return workspace;
 }
 
-static void give_workspace(decode_workspace *workspace) {
+static void return_workspace(decode_workspace *workspace) {
     pthread_mutex_lock(&workspaces_lock);
     workspace->next = idle_workspaces;
     idle_workspaces = workspace;
@@ -184,8 +184,8 @@ static fst_status read_stored(const packed_read *read, uint64_t begin, uint64_t 
 /// How much of `left` uncompressed bytes to read at once. Pieces read into the workspace end at
 /// page boundaries, so that no page is read twice, and have similar sizes.
 static uint64_t plain_piece(const packed_read *read, uint64_t begin, uint64_t left) {
-    bool by_workspace = bypasses_cache(read) || read->file->digests.kind != NULL;
-    if (!by_workspace || left <= GROUP_BYTES) return left;
+    bool uses_workspace = bypasses_cache(read) || read->file->digests.kind != NULL;
+    if (!uses_workspace || left <= GROUP_BYTES) return left;
     uint64_t count = left / GROUP_BYTES + 1;
     return fsti_align_down(begin + left / count, FSTI_IO_PAGE_BYTES) - begin;
 }
@@ -229,14 +229,14 @@ static fst_status decode_chunk(const packed_read *read, const packed_part *part,
     const fsti_packed *packed = &read->file->packed;
     const fsti_packed_tensor *tensor = &packed->tensors[part->index];
     const fsti_tensor *original = &packed->header->tensors[part->index];
-    const fsti_packed_chunk *mark = &packed->chunks[tensor->chunk_first + number];
+    const fsti_packed_chunk *entry = &packed->chunks[tensor->chunk_first + number];
     uint64_t size = (uint64_t)1 << tensor->chunk_log;
     uint64_t left = original->end - original->begin - number * size;
     fsti_chunk chunk = {.dtype = (fst_dtype)original->dtype,
-                        .is_raw = mark->is_raw,
-                        .crc = mark->crc,
+                        .is_raw = entry->is_raw,
+                        .crc = entry->crc,
                         .stored = (const unsigned char *)stored,
-                        .stored_bytes = mark->stored_bytes,
+                        .stored_bytes = entry->stored_bytes,
                         .true_bytes = (size_t)fsti_min(size, left)};
     fst_error cause;
     uint64_t start_ns = fsti_now_ns();
@@ -247,11 +247,12 @@ static fst_status decode_chunk(const packed_read *read, const packed_part *part,
     fsti_error_location location = {.file = fsti_file_path(read->file->stored),
                                     .tensor = fsti_header_name(packed->header, original),
                                     .tensor_size = original->name_size,
-                                    .byte_offset = mark->begin};
+                                    .byte_offset = entry->begin};
     return fsti_error_set(read->error, status, location, "%s", cause.message);
 }
 
-/// Decodes a chunk to its destination, or through the workspace if only a part of it is requested.
+/// Decodes a chunk to its destination, or through the workspace's tail if only a part of it is
+/// requested. `stored` NULL: the tail already has this chunk, from the read before.
 static fst_status place_chunk(const packed_read *read, const packed_part *part, uint64_t number,
                               const char *stored) {
     const fsti_packed_tensor *tensor = &read->file->packed.tensors[part->index];
@@ -266,6 +267,7 @@ static fst_status place_chunk(const packed_read *read, const packed_part *part, 
     if (from == begin && until == end && stored != NULL)
         return decode_chunk(read, part, number, stored, target);
     if (stored != NULL) {
+        // Until the chunk is decoded, the tail is not valid for any chunk.
         workspace->tail_chunk = NO_CHUNK;
         FST_TRY(decode_chunk(read, part, number, stored, workspace->tail));
         workspace->tail_chunk = tensor->chunk_first + number;
@@ -368,7 +370,7 @@ static uint64_t chunk_at(const fsti_packed *packed, uint64_t at) {
     return tensor->is_packed ? tensor->chunk_first + ((at - begin) >> tensor->chunk_log) : NO_CHUNK;
 }
 
-static void read_made(void *context, fsti_io_op *op) {
+static void read_original(void *context, fsti_io_op *op) {
     packed_file *file = context;
     uint64_t end = fsti_min(op->offset + op->size, file->packed.true_bytes);
     fst_error error;
@@ -383,7 +385,7 @@ static void read_made(void *context, fsti_io_op *op) {
         status = fsti_error_memory(read.error, sizeof *read.workspace);
     else
         status = read_bytes(&read, op->offset, end);
-    if (read.workspace != NULL) give_workspace(read.workspace);
+    if (read.workspace != NULL) return_workspace(read.workspace);
     op->result = status == FST_OK ? (int64_t)(end - op->offset) : -EIO;
 }
 
@@ -451,7 +453,7 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
     pthread_once(&workspaces_once, register_workspaces);
     pthread_mutex_lock(&workspaces_lock);
     files_open++;
-    file->number = ++files_made;
+    file->number = ++last_number;
     pthread_mutex_unlock(&workspaces_lock);
     file->stored = target->file;
     file->digests = target->digests;
@@ -470,13 +472,13 @@ fst_status fsti_packed_file_open(const fst_model *model, model_file *target, uin
     target->stored_header = target->header;
     target->header = fsti_header_ref(file->packed.header);
     target->digests = (fsti_digest_list){0};
-    fsti_derivation maker = {.origin = target->file,
-                             .size_bytes = file->packed.true_bytes,
-                             .context = file,
-                             .read = read_made,
-                             .drop_cached = drop_cached,
-                             .release = release_file,
-                             .what = "compressed"};
+    fsti_derivation derivation = {.origin = target->file,
+                                  .size_bytes = file->packed.true_bytes,
+                                  .context = file,
+                                  .read = read_original,
+                                  .drop_cached = drop_cached,
+                                  .release = release_file,
+                                  .what = "compressed"};
     target->file = NULL; // now owned by the derivation
-    return fsti_file_derive(&maker, &target->file, error);
+    return fsti_file_derive(&derivation, &target->file, error);
 }

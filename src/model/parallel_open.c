@@ -20,6 +20,7 @@ typedef struct open_pool {
     fst_error error;
 } open_pool;
 
+/// Keeps the failure of the first file in the list's order, which a sequential open would report.
 static void note_failure(open_pool *pool, size_t i, fst_status status, const fst_error *error) {
     pthread_mutex_lock(&pool->lock);
     if (i < pool->failed) {

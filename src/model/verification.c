@@ -87,8 +87,9 @@ static fst_status find_sibling(const char *path, const char *folder, bool is_dir
 }
 
 /// Other digest sources: lists of whole files, or embedded digests.
-static fst_status find_whole(const char *path, const char *folder, const model_request *request,
-                             model_verification *made, fst_error *error) {
+static fst_status find_file_digests(const char *path, const char *folder,
+                                    const model_request *request, model_verification *made,
+                                    fst_error *error) {
     FST_TRY(fsti_file_digests_find(path, folder, request, &made->expected, &made->path, error));
     if (made->expected != NULL) return FST_OK;
     made->path = fsti_model_redact(path);
@@ -176,7 +177,8 @@ static const char *signed_name(const char *path, const char *bundle, char *text)
     return text + prefix + 1;
 }
 
-/// A manifest counts as signed if the bundle lists it with the digest of exactly this text.
+/// A manifest counts as signed if the bundle lists it with the digest of exactly this text. The
+/// digest is of the bytes that are parsed later, not of another read of the file.
 static fst_status check_signed(const model_verification *verification, const model_request *request,
                                const char *bytes, size_t byte_count, fst_error *error) {
     signed_bundle signed_by;
@@ -266,7 +268,7 @@ static fst_status find_manifest(const char *path, const model_request *request,
     if (status == FST_OK && made->source != NULL)
         made->path = fsti_model_redact(made->source);
     else if (status == FST_OK && request->manifest == NULL)
-        status = find_whole(path, folder, request, made, error);
+        status = find_file_digests(path, folder, request, made, error);
     fsti_free(folder);
     return status == FST_OK && made->path == NULL ? fsti_error_memory(error, strlen(path)) : status;
 }

@@ -42,9 +42,9 @@ void fsti_attempt_evaluate(net_attempt *attempt) {
     if (expected.is_first && attempt->verdict == NET_OK && !pin->is_set) fsti_pin_set(pin, answer);
 }
 
-static size_t receive_header(char *line, size_t one, size_t count, void *context) {
+static size_t receive_header(char *line, size_t unit, size_t count, void *context) {
     net_attempt *attempt = context;
-    size_t size = one * count;
+    size_t size = unit * count;
     attempt->last_data_ns = fsti_now_ns();
     if (!attempt->has_first_byte)
         attempt->request->counts.first_byte_ns += attempt->last_data_ns - attempt->started_ns;
@@ -57,8 +57,8 @@ static size_t receive_header(char *line, size_t one, size_t count, void *context
 }
 
 /// Appends to a text of at most `most` bytes; false above that.
-static bool keep_text(net_attempt *attempt, const char *bytes, size_t size, size_t most) {
-    if (size > most - attempt->text_bytes) return false;
+static bool keep_text(net_attempt *attempt, const char *bytes, size_t size, size_t size_max) {
+    if (size > size_max - attempt->text_bytes) return false;
     size_t wanted = attempt->text_bytes + size + 1;
     if (wanted > attempt->text_capacity) {
         size_t capacity = wanted * 2;
@@ -98,7 +98,10 @@ void fsti_request_put(const net_request *request, uint64_t at, const char *bytes
     }
 }
 
-static size_t take_range(net_attempt *attempt, const char *bytes, size_t size) {
+/// Stores body bytes at their place in the caller's buffer. A hedged request has two attempts,
+/// which may store the same bytes: each response's version is checked first, and both run on the
+/// event loop's thread.
+static size_t store_range(net_attempt *attempt, const char *bytes, size_t size) {
     net_request *request = attempt->request;
     uint64_t end = request->end;
     if (request->is_first) end = fsti_min(end, attempt->answer.total_bytes);
@@ -110,10 +113,10 @@ static size_t take_range(net_attempt *attempt, const char *bytes, size_t size) {
     return size;
 }
 
-static size_t receive_body(char *bytes, size_t one, size_t count, void *context) {
+static size_t receive_body(char *bytes, size_t unit, size_t count, void *context) {
     net_attempt *attempt = context;
     net_request *request = attempt->request;
-    size_t size = one * count;
+    size_t size = unit * count;
     attempt->last_data_ns = fsti_now_ns();
     fsti_attempt_evaluate(attempt);
     request->counts.bytes += size;
@@ -121,11 +124,12 @@ static size_t receive_body(char *bytes, size_t one, size_t count, void *context)
     if (attempt->verdict != NET_OK) {
         // The beginning of an error text is enough, and reading the body to its end keeps the
         // connection usable.
-        size_t most = ERROR_BODY_BYTES_MAX - fsti_min(ERROR_BODY_BYTES_MAX, attempt->text_bytes);
-        if (size > most) return 0;
+        size_t size_max =
+            ERROR_BODY_BYTES_MAX - fsti_min(ERROR_BODY_BYTES_MAX, attempt->text_bytes);
+        if (size > size_max) return 0;
         return keep_text(attempt, bytes, size, ERROR_BODY_BYTES_MAX) ? size : 0;
     }
-    if (request->is_range) return take_range(attempt, bytes, size);
+    if (request->is_range) return store_range(attempt, bytes, size);
     attempt->is_too_long = size > request->text_bytes_max - attempt->text_bytes;
     return keep_text(attempt, bytes, size, request->text_bytes_max) ? size : 0;
 }
@@ -141,9 +145,9 @@ static const char *match_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
     const net_pin *pin = pin_of(request);
     // A version reported by a redirect's target is unknown to the redirecting host.
-    bool is_known = pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
-                    (attempt->is_redirected || !fsti_object_redirects(request->object));
-    return is_known ? pin->etag : NULL;
+    bool host_knows_version = pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
+                              (attempt->is_redirected || !fsti_object_redirects(request->object));
+    return host_knows_version ? pin->etag : NULL;
 }
 
 static bool add_field(const curl_library *curl, curl_list **list, const char *name,
@@ -157,11 +161,12 @@ static bool add_field(const curl_library *curl, curl_list **list, const char *na
 /// Adds all headers except the signature.
 static bool add_lines(const curl_library *curl, const net_request *request, curl_list **list) {
     // No content encoding, and no waiting for "100 Continue".
-    bool good = add_header(curl, list, "Accept-Encoding: identity");
-    if (good && request->body != NULL) good = add_header(curl, list, "Expect:");
-    for (const char *const *line = request->lines; good && line != NULL && *line != NULL; line++)
-        good = add_header(curl, list, *line);
-    return good;
+    bool succeeded = add_header(curl, list, "Accept-Encoding: identity");
+    if (succeeded && request->body != NULL) succeeded = add_header(curl, list, "Expect:");
+    for (const char *const *line = request->lines; succeeded && line != NULL && *line != NULL;
+         line++)
+        succeeded = add_header(curl, list, *line);
+    return succeeded;
 }
 
 static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {

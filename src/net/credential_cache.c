@@ -88,16 +88,17 @@ static bool has_ended(const net_credentials *credentials) {
     return credentials->keys.expires_s != 0 && credentials->keys.expires_s <= (int64_t)time(NULL);
 }
 
-/// Ignores expired credentials, for example after the machine was suspended.
+/// Ignores expired credentials, for example after the machine was suspended. The two locks are
+/// never held together, so they have no order.
 static net_credentials *find_valid(const provider_config *source) {
     pthread_mutex_lock(&table_lock);
     net_credentials *credentials = look_up(source);
     pthread_mutex_unlock(&table_lock);
     if (credentials == NULL) return NULL;
     pthread_mutex_lock(&credentials->lock);
-    bool is_good = !has_ended(credentials);
+    bool is_valid = !has_ended(credentials);
     pthread_mutex_unlock(&credentials->lock);
-    if (is_good) return credentials;
+    if (is_valid) return credentials;
     pthread_mutex_lock(&table_lock);
     for (size_t i = 0; i < CREDENTIALS_COUNT_MAX; i++)
         if (table[i] == credentials) {
@@ -121,6 +122,8 @@ fst_status fsti_credentials_get(const provider_config *source, net_credentials *
     fsti_refcount_init(&credentials->refs);
     pthread_mutex_init(&credentials->lock, NULL);
     credentials->source = *source;
+    // No lock is held during the request. Two threads may fetch at the same time; both results are
+    // valid, and later callers get the first.
     fst_status status = fetch(source, &credentials->keys, error);
     if (status != FST_OK) {
         fsti_credentials_unref(credentials);
@@ -198,12 +201,12 @@ bool fsti_credentials_are_renewing(net_credentials *credentials) {
 bool fsti_credentials_have_secret(net_credentials *credentials, const char *text) {
     pthread_mutex_lock(&credentials->lock);
     const net_keys *keys = &credentials->keys;
-    bool knows = fsti_text_has_secret(keys->access_key, text) ||
-                 fsti_text_has_secret(keys->secret_key, text) ||
-                 fsti_text_has_secret(keys->session_token, text) ||
-                 fsti_text_has_secret(keys->bearer_token, text);
+    bool is_found = fsti_text_has_secret(keys->access_key, text) ||
+                    fsti_text_has_secret(keys->secret_key, text) ||
+                    fsti_text_has_secret(keys->session_token, text) ||
+                    fsti_text_has_secret(keys->bearer_token, text);
     pthread_mutex_unlock(&credentials->lock);
-    return knows;
+    return is_found;
 }
 
 // ---- requests to providers ----

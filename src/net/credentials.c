@@ -176,11 +176,12 @@ static const char *read_container(provider_config *source) {
                    : snprintf(source->url, sizeof source->url, "%s", full);
     if (used < 0 || (size_t)used >= sizeof source->url || fsti_url_parse(source->url, &url) != NULL)
         return "the container's credentials URL is invalid";
-    bool is_good = fsti_url_part_is(url.scheme, "https");
+    bool is_allowed = fsti_url_part_is(url.scheme, "https");
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
-        is_good = is_good ||
-                  (fsti_url_part_is(url.scheme, "http") && fsti_url_part_is(url.host, hosts[i]));
-    if (!is_good) return "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor a local address";
+        is_allowed = is_allowed ||
+                     (fsti_url_part_is(url.scheme, "http") && fsti_url_part_is(url.host, hosts[i]));
+    if (!is_allowed)
+        return "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither https nor a local address";
     if (file != NULL && !put(source->file, sizeof source->file, file))
         return "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE is too long";
     if (file == NULL && token != NULL) {

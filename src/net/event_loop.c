@@ -57,6 +57,8 @@ static struct {
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint_fast64_t random_state;
 
+/// The counter makes values of the same nanosecond differ; the process's secret key makes them
+/// unpredictable.
 uint64_t fsti_net_random(void) {
     uint64_t state = atomic_fetch_add(&random_state, 1) ^ fsti_now_ns();
     return fsti_hash(&state, sizeof state, fsti_hash_key());
@@ -171,7 +173,7 @@ static void start_waiting(net_event_loop *loop, net_host *host) {
     }
 }
 
-static void start_queued(net_event_loop *loop) {
+static void accept_arrived(net_event_loop *loop) {
     pthread_mutex_lock(&loop->lock);
     net_request *request = loop->arrived;
     loop->arrived = NULL;
@@ -197,14 +199,14 @@ static void finish_attempt(net_event_loop *loop, net_attempt *attempt, int resul
     net_host *host = request->host;
     uint64_t now_ns = fsti_now_ns(), took_ns = now_ns - attempt->started_ns;
     uint64_t bytes = attempt->at - attempt->begin;
-    bool slower, is_alone = request->attempts[0] == NULL || request->attempts[1] == NULL;
-    bool is_good = attempt->is_evaluated && attempt->verdict == NET_OK && result == CURL_OK;
-    if (!is_alone && !is_good && !attempt->is_too_long) {
+    bool is_throttled, is_alone = request->attempts[0] == NULL || request->attempts[1] == NULL;
+    bool succeeded = attempt->is_evaluated && attempt->verdict == NET_OK && result == CURL_OK;
+    if (!is_alone && !succeeded && !attempt->is_too_long) {
         drop_attempt(loop, attempt); // the other attempt continues
         return;
     }
-    request_step step = fsti_request_finish(request, attempt, result, &slower);
-    if (slower) fsti_window_halve(&host->window, now_ns);
+    request_step step = fsti_request_finish(request, attempt, result, &is_throttled);
+    if (is_throttled) fsti_window_halve(&host->window, now_ns);
     if (step == REQUEST_DONE && request->status == FST_OK) {
         fsti_times_add(&host->times, took_ns);
         fsti_window_grow(&host->window, bytes, now_ns);
@@ -272,7 +274,7 @@ static bool waits_for_keys(const net_request *request) {
 }
 
 /// Whether a request must end now (cancelled or timed out). Sets its status.
-static bool is_given_up(net_request *request, uint64_t now_ns) {
+static bool must_end(net_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
     bool is_over =
         request->bound_ms > 0 && now_ns - request->begun_ns > request->bound_ms * (uint64_t)1000000;
@@ -287,7 +289,7 @@ static bool is_given_up(net_request *request, uint64_t now_ns) {
 }
 
 static void tick_request(net_event_loop *loop, net_request *request, uint64_t now_ns) {
-    if (is_given_up(request, now_ns)) {
+    if (must_end(request, now_ns)) {
         end_request(loop, request);
         return;
     }
@@ -312,7 +314,7 @@ static void tick_request(net_event_loop *loop, net_request *request, uint64_t no
 static void tick_waiting(net_host *host, uint64_t now_ns) {
     for (net_request **at = &host->waiting; *at != NULL;) {
         net_request *request = *at;
-        if (!is_given_up(request, now_ns)) {
+        if (!must_end(request, now_ns)) {
             at = &request->next;
             continue;
         }
@@ -372,7 +374,7 @@ static void *run_event_loop(void *context) {
         uint64_t now_ns = fsti_now_ns();
         if (now_ns > due_ns && now_ns - due_ns > STALLED_NS)
             drain_after_pause(loop, now_ns - due_ns, now_ns);
-        start_queued(loop);
+        accept_arrived(loop);
         int wait_ms = tick(loop);
         loop->curl->curl_multi_perform(loop->multi, &running);
         finish_completed(loop);
@@ -472,6 +474,8 @@ void fsti_request_begin(net_request *request) {
     request->have = request->begin;
     request->next = NULL;
     request->begun_ns = fsti_now_ns();
+    // From here on the request belongs to the loop's thread, which may call done() at once. Loops
+    // are never freed, so waking one after unlocking is safe.
     pthread_mutex_lock(&loop->lock);
     *loop->arrived_end = request;
     loop->arrived_end = &request->next;

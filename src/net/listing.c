@@ -32,9 +32,9 @@ static size_t read_entity(const char *at, const char *end, char *out) {
     memcpy(digits, at + skip, count);
     unsigned long number = strtoul(digits, &digits_end, is_hex ? 16 : 10);
     *out = (char)number;
-    bool is_good =
+    bool is_valid =
         *digits_end == '\0' && digits[0] != '-' && digits[0] != '+' && number > 0 && number < 128;
-    return is_good ? (size_t)(semicolon - at) + 1 : 0;
+    return is_valid ? (size_t)(semicolon - at) + 1 : 0;
 }
 
 /// The text of an element, unescaped.

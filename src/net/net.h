@@ -156,8 +156,8 @@ typedef enum fsti_precondition_kind {
 } fsti_precondition_kind;
 typedef struct fsti_precondition {
     fsti_precondition_kind kind;
-    bool is_hidden; ///< FSTI_PRECONDITION_NONE because read permission is missing; otherwise the
-                    ///< store has no ETags
+    bool is_forbidden; ///< FSTI_PRECONDITION_NONE because read permission is missing; otherwise the
+                       ///< store has no ETags
     char mark[192];
 } fsti_precondition;
 /// Examines the object at a URL. `watch` may be NULL.
@@ -207,11 +207,11 @@ void fsti_upload_close(fsti_upload *upload);
 typedef struct fsti_fetched {
     char *text; ///< from fsti_alloc(), NUL-terminated; NULL: missing, unreadable or too large
     size_t size;
-    bool is_large; ///< has more than `most` bytes
+    bool is_large; ///< has more than `size_max` bytes
     fsti_precondition precondition;
 } fsti_fetched;
-/// Reads an object of at most `most` bytes.
-fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
+/// Reads an object of at most `size_max` bytes.
+fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t size_max,
                           fsti_fetched *out, fst_error *error);
 /// Deletes an object; a missing one is not an error. `expected` (NULL: no condition): an object
 /// that has replaced it is kept, which is no error either and sets *is_other (may be NULL). If

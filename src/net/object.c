@@ -142,14 +142,14 @@ static fst_status request_redirected(fsti_object *object, const net_pin *known, 
 
 fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_error *error) {
     net_pin pin;
-    bool is_known = known != NULL && read_version(known, &pin);
-    if (is_known && fsti_net_is_offline()) {
+    bool has_version = known != NULL && read_version(known, &pin);
+    if (has_version && fsti_net_is_offline()) {
         object->pin = pin;
         keep_first(object, 0);
         return FST_OK;
     }
-    is_known = is_known && fsti_pin_is_strong(&pin);
-    return request_first(object, is_known ? &pin : NULL, true, error);
+    has_version = has_version && fsti_pin_is_strong(&pin);
+    return request_first(object, has_version ? &pin : NULL, true, error);
 }
 
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {
@@ -191,7 +191,7 @@ static signature_kinds find_signatures(const char *query) {
 
 /// Whether a query field only signs the request, or limits its validity.
 static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
-    static const char *const begins[] = {"x-amz-", "x-goog-"};
+    static const char *const prefixes[] = {"x-amz-", "x-goog-"};
     static const char *const names[] = {"awsaccesskeyid",
                                         "googleaccessid",
                                         "signature",
@@ -214,8 +214,9 @@ static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
                                         "skv"};
     enum { PLAIN_COUNT = 6 }; // the others belong to a SAS
     size_t name_size = fsti_min(size, strcspn(field, "=&"));
-    for (size_t i = 0; kinds.is_plain && i < sizeof begins / sizeof *begins; i++)
-        if (name_size >= strlen(begins[i]) && strncasecmp(field, begins[i], strlen(begins[i])) == 0)
+    for (size_t i = 0; kinds.is_plain && i < sizeof prefixes / sizeof *prefixes; i++)
+        if (name_size >= strlen(prefixes[i]) &&
+            strncasecmp(field, prefixes[i], strlen(prefixes[i])) == 0)
             return true;
     size_t first = kinds.is_plain ? 0 : PLAIN_COUNT;
     size_t last = kinds.is_sas ? sizeof names / sizeof *names : PLAIN_COUNT;
@@ -225,6 +226,8 @@ static bool is_signing(const char *field, size_t size, signature_kinds kinds) {
     return false;
 }
 
+/// The key of the disk cache: the URL without the fields that differ in each signed URL of the same
+/// object. Other fields stay, because they may select other content.
 bool fsti_object_address(const fsti_object *object, char *out, size_t size) {
     const char *query = strchr(object->url, '?');
     size_t used = query == NULL ? strlen(object->url) : (size_t)(query - object->url);

@@ -15,9 +15,9 @@ void fsti_precondition_read(net_store_kind kind, const net_response *answer,
     const char *mark = kind == NET_STORE_GCS ? answer->generation : answer->etag;
     *out = (fsti_precondition){.kind = FSTI_PRECONDITION_NONE};
     // A weak ETag cannot be used as a condition.
-    bool is_good = kind == NET_STORE_GCS ? strspn(mark, "0123456789") == strlen(mark)
-                                         : strncmp(mark, "W/", 2) != 0;
-    if (mark[0] == '\0' || !is_good) return;
+    bool is_usable = kind == NET_STORE_GCS ? strspn(mark, "0123456789") == strlen(mark)
+                                           : strncmp(mark, "W/", 2) != 0;
+    if (mark[0] == '\0' || !is_usable) return;
     out->kind = FSTI_PRECONDITION_VERSION;
     snprintf(out->mark, sizeof out->mark, "%s", mark);
 }
@@ -29,12 +29,12 @@ bool fsti_precondition_equals(const fsti_precondition *one, const fsti_precondit
 bool fsti_precondition_header(net_store_kind kind, const fsti_precondition *precondition, char *out,
                               size_t size) {
     bool is_google = kind == NET_STORE_GCS,
-         is_nothing = precondition->kind == FSTI_PRECONDITION_ABSENT;
+         must_be_absent = precondition->kind == FSTI_PRECONDITION_ABSENT;
     if (precondition->kind == FSTI_PRECONDITION_NONE) return false;
     if (is_google)
         snprintf(out, size, "x-goog-if-generation-match: %s",
-                 is_nothing ? "0" : precondition->mark);
-    else if (is_nothing)
+                 must_be_absent ? "0" : precondition->mark);
+    else if (must_be_absent)
         snprintf(out, size, "If-None-Match: *");
     else
         snprintf(out, size, "If-Match: %s", precondition->mark);
@@ -43,59 +43,59 @@ bool fsti_precondition_header(net_store_kind kind, const fsti_precondition *prec
 
 // ---- one request, in the bucket's region ----
 
-typedef struct small_request {
+typedef struct request_spec {
     const char *method, *url;
     const fsti_precondition *precondition; ///< NULL: unconditional
     const fsti_net_watch *watch;
     size_t text_bytes_max; ///< 0: ignore the response body; otherwise it is returned to the caller
-} small_request;
+} request_spec;
 
-/// *again: repeating the request may help.
-static fst_status try_once(net_store *store, const small_request *small, net_request *request,
-                           bool *again, fst_error *error) {
+/// *may_retry: the response named another region, so repeating the request may help.
+static fst_status try_once(net_store *store, const request_spec *spec, net_request *request,
+                           bool *may_retry, fst_error *error) {
     char *address = NULL, name[NAME_BYTES_MAX], condition[sizeof(fsti_precondition) + 32];
     const char *lines[] = {condition, NULL};
-    FST_TRY(fsti_store_address(store, small->url, &address, error));
-    fsti_url_redact(small->url, name, sizeof name);
+    FST_TRY(fsti_store_address(store, spec->url, &address, error));
+    fsti_url_redact(spec->url, name, sizeof name);
     bool has_line =
-        small->precondition != NULL &&
-        fsti_precondition_header(store->kind, small->precondition, condition, sizeof condition);
-    *request = (net_request){.method = small->method,
+        spec->precondition != NULL &&
+        fsti_precondition_header(store->kind, spec->precondition, condition, sizeof condition);
+    *request = (net_request){.method = spec->method,
                              .url = address,
                              .name = name,
                              .store = store,
                              .lines = has_line ? lines : NULL,
-                             .text_bytes_max = fsti_max(ANSWER_BYTES_MAX, small->text_bytes_max),
-                             .watch = small->watch};
+                             .text_bytes_max = fsti_max(ANSWER_BYTES_MAX, spec->text_bytes_max),
+                             .watch = spec->watch};
     fsti_request_run(request);
     fsti_secret_text_free(address);
-    bool is_wanted = small->text_bytes_max > 0 && request->status == FST_OK;
-    if (!is_wanted) {
+    bool keeps_text = spec->text_bytes_max > 0 && request->status == FST_OK;
+    if (!keeps_text) {
         fsti_free(request->text);
         request->text = NULL;
     }
-    *again = request->status != FST_OK && fsti_store_move(store, request->answer.region);
+    *may_retry = request->status != FST_OK && fsti_store_move(store, request->answer.region);
     if (request->status != FST_OK && error != NULL) *error = request->error;
     return request->status;
 }
 
-static fst_status run_small(net_store *store, const small_request *small, net_request *request,
-                            fst_error *error) {
-    bool again = false;
-    fst_status status = try_once(store, small, request, &again, error);
-    return again ? try_once(store, small, request, &again, error) : status;
+static fst_status run_in_region(net_store *store, const request_spec *spec, net_request *request,
+                                fst_error *error) {
+    bool may_retry = false;
+    fst_status status = try_once(store, spec, request, &may_retry, error);
+    return may_retry ? try_once(store, spec, request, &may_retry, error) : status;
 }
 
 static fst_status request_metadata(net_store *store, const char *url, const fsti_net_watch *watch,
                                    fsti_precondition *out, fst_error *error) {
-    const small_request small = {.method = "HEAD", .url = url, .watch = watch};
+    const request_spec spec = {.method = "HEAD", .url = url, .watch = watch};
     net_request request = {0};
     fst_error cause = {0};
     *out = (fsti_precondition){.kind = FSTI_PRECONDITION_NONE};
-    fst_status status = run_small(store, &small, &request, &cause);
+    fst_status status = run_in_region(store, &spec, &request, &cause);
     if (status == FST_OK) fsti_precondition_read(store->kind, &request.answer, out);
     if (status == FST_E_NOT_FOUND) out->kind = FSTI_PRECONDITION_ABSENT;
-    out->is_hidden = status == FST_E_PERMISSION;
+    out->is_forbidden = status == FST_E_PERMISSION;
     if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
     if (error != NULL) *error = cause;
     return status;
@@ -121,14 +121,14 @@ fst_status fsti_net_stat(const char *url, const fsti_net_watch *watch, fsti_prec
     return status;
 }
 
-static fst_status fetch(net_store *store, const small_request *small, fsti_fetched *out,
+static fst_status fetch(net_store *store, const request_spec *spec, fsti_fetched *out,
                         fst_error *error) {
     net_request request = {0};
     fst_error cause = {0};
-    fst_status status = run_small(store, small, &request, &cause);
+    fst_status status = run_in_region(store, spec, &request, &cause);
     *out = (fsti_fetched){.text = request.text, .size = request.text_bytes};
     out->is_large = status != FST_OK && request.answer.status == 200 &&
-                    request.answer.length_bytes > small->text_bytes_max;
+                    request.answer.length_bytes > spec->text_bytes_max;
     if (status == FST_OK) fsti_precondition_read(store->kind, &request.answer, &out->precondition);
     if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION ||
         out->is_large)
@@ -137,13 +137,13 @@ static fst_status fetch(net_store *store, const small_request *small, fsti_fetch
     return status;
 }
 
-fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t most,
+fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t size_max,
                           fsti_fetched *out, fst_error *error) {
     net_store *store = NULL;
-    const small_request small = {.url = url, .watch = watch, .text_bytes_max = most};
+    const request_spec spec = {.url = url, .watch = watch, .text_bytes_max = size_max};
     *out = (fsti_fetched){.text = NULL};
     FST_TRY(open_store(url, watch, &store, error));
-    fst_status status = fetch(store, &small, out, error);
+    fst_status status = fetch(store, &spec, out, error);
     fsti_store_unref(store);
     return status;
 }
@@ -152,20 +152,20 @@ fst_status fsti_net_fetch(const char *url, const fsti_net_watch *watch, size_t m
 
 /// Some stores lack conditional deletes or ignore the condition, so check the version first as
 /// well. *is_other: the object is not the expected version, and was kept.
-static fst_status remove_checked(net_store *store, const small_request *small, bool *is_other,
+static fst_status remove_checked(net_store *store, const request_spec *spec, bool *is_other,
                                  fst_error *error) {
     net_request request = {0};
     fsti_precondition now;
-    FST_TRY(request_metadata(store, small->url, small->watch, &now, error));
+    FST_TRY(request_metadata(store, spec->url, spec->watch, &now, error));
     *is_other = now.kind == FSTI_PRECONDITION_VERSION &&
-                !fsti_precondition_equals(&now, small->precondition);
+                !fsti_precondition_equals(&now, spec->precondition);
     if (now.kind == FSTI_PRECONDITION_ABSENT || *is_other) return FST_OK;
-    fst_status status = run_small(store, small, &request, error);
+    fst_status status = run_in_region(store, spec, &request, error);
     *is_other = request.answer.status == 412 || request.answer.status == 409;
     if (*is_other) return FST_OK;
     if (request.answer.status != STATUS_NOT_IMPLEMENTED) return status;
-    const small_request plain = {.method = small->method, .url = small->url, .watch = small->watch};
-    return run_small(store, &plain, &request, error);
+    const request_spec plain = {.method = spec->method, .url = spec->url, .watch = spec->watch};
+    return run_in_region(store, &plain, &request, error);
 }
 
 fst_status fsti_net_remove(const char *url, const fsti_precondition *precondition,
@@ -174,14 +174,14 @@ fst_status fsti_net_remove(const char *url, const fsti_precondition *preconditio
     bool changed = false;
     net_request request = {0};
     fst_error cause = {0};
-    const small_request small = {
+    const request_spec spec = {
         .method = "DELETE", .url = url, .precondition = precondition, .watch = watch};
-    bool is_seen = precondition != NULL && precondition->kind == FSTI_PRECONDITION_VERSION;
+    bool is_conditional = precondition != NULL && precondition->kind == FSTI_PRECONDITION_VERSION;
     if (is_other != NULL) *is_other = false;
     if (precondition != NULL && precondition->kind == FSTI_PRECONDITION_ABSENT) return FST_OK;
     FST_TRY(open_store(url, watch, &store, error));
-    fst_status status = is_seen ? remove_checked(store, &small, &changed, &cause)
-                                : run_small(store, &small, &request, &cause);
+    fst_status status = is_conditional ? remove_checked(store, &spec, &changed, &cause)
+                                       : run_in_region(store, &spec, &request, &cause);
     fsti_store_unref(store);
     if (is_other != NULL) *is_other = changed;
     if (status == FST_OK || status == FST_E_NOT_FOUND) return FST_OK;

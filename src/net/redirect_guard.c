@@ -32,7 +32,7 @@ static void note_refusal(net_attempt *attempt, const struct sockaddr *address) {
     attempt->refused_address[0] = '\0';
     (void)!inet_ntop(address->sa_family, bytes, attempt->refused_address,
                      sizeof attempt->refused_address);
-    attempt->is_private = true;
+    attempt->has_refused_address = true;
 }
 
 static uint32_t port_of(const struct sockaddr *address) {
@@ -65,7 +65,7 @@ static int check_connection(void *context, const char *address, const char *own_
     if (!fsti_host_is_private(address, strlen(address)) || fsti_net_is_proxy_port((uint32_t)port))
         return REQUEST_ALLOWED;
     snprintf(attempt->refused_address, sizeof attempt->refused_address, "%s", address);
-    attempt->is_private = true;
+    attempt->has_refused_address = true;
     return REQUEST_IS_REFUSED;
 }
 

@@ -38,7 +38,7 @@ typedef struct net_attempt {
     char *text;           ///< text outside the object: an error's body, or a complete text
     size_t text_bytes, text_capacity;
     bool is_out_of_memory;
-    bool is_private;          ///< refused a redirect to a private address
+    bool has_refused_address; ///< refused a redirect to a private address
     char refused_address[48]; ///< the refused address
 } net_attempt;
 

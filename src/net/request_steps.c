@@ -40,12 +40,12 @@ static bool contains_secret(const net_request *request, const char *text) {
     bool redirected;
     char *target =
         request->object == NULL ? NULL : fsti_object_target(request->object, &redirected);
-    bool knows = fsti_url_has_secret(request->url, text) ||
-                 (request->target != NULL && fsti_url_has_secret(request->target, text)) ||
-                 (target != NULL && fsti_url_has_secret(target, text)) ||
-                 (store != NULL && fsti_store_has_secret(store, text));
+    bool is_found = fsti_url_has_secret(request->url, text) ||
+                    (request->target != NULL && fsti_url_has_secret(request->target, text)) ||
+                    (target != NULL && fsti_url_has_secret(target, text)) ||
+                    (store != NULL && fsti_store_has_secret(store, text));
     fsti_secret_text_free(target);
-    return knows;
+    return is_found;
 }
 
 /// Writes "(status 503 SlowDown, request 4711, 8 tries)".
@@ -268,12 +268,12 @@ static request_step succeed(net_request *request) {
 static request_step finish_success(net_request *request, net_attempt *attempt, int result) {
     uint64_t end = request->end;
     if (request->is_range && request->is_first) {
-        bool is_whole = attempt->answer.status != 206;
-        if (is_whole && attempt->answer.length_bytes == RESPONSE_UNKNOWN) {
+        bool has_full_body = attempt->answer.status != 206;
+        if (has_full_body && attempt->answer.length_bytes == RESPONSE_UNKNOWN) {
             if (result != CURL_OK) return try_again(request, attempt, result);
             attempt->answer.length_bytes = attempt->at;
         }
-        if (is_whole) attempt->answer.total_bytes = attempt->answer.length_bytes;
+        if (has_full_body) attempt->answer.total_bytes = attempt->answer.length_bytes;
         end = fsti_min(end, attempt->answer.total_bytes);
     }
     if (request->is_range ? request->have < end : result != CURL_OK)
@@ -396,7 +396,7 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
         fail_answer(request, attempt, FST_E_PERMISSION, refusal);
         return true;
     }
-    if (attempt->is_private && result != CURL_OK && attempt->answer.status == 0) {
+    if (attempt->has_refused_address && result != CURL_OK && attempt->answer.status == 0) {
         fail_private(request, attempt);
         return true;
     }

@@ -16,6 +16,8 @@ typedef struct request_wait {
     atomic_bool stop;
 } request_wait;
 
+/// Runs on the event loop's thread. Signals before it unlocks, because after that the waiter may
+/// return, and `wait` is on its stack.
 static void wake_waiter(net_request *request) {
     request_wait *wait = request->context;
     pthread_mutex_lock(&wait->lock);

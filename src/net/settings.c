@@ -121,7 +121,8 @@ static void describe_proxy(const char *proxy, char *out, size_t size) {
     fsti_text_make_printable(out);
 }
 
-/// The lock must be held.
+/// Reads the proxies that libcurl will use, for messages and for redirect_guard.c. libcurl reads
+/// the same variables itself. The lock must be held.
 static void read_proxies(void) {
     const char *exempt = fsti_net_environment("no_proxy");
     if (exempt == NULL) exempt = fsti_net_environment("NO_PROXY");

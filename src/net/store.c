@@ -179,8 +179,8 @@ static bool is_version(const net_url *url, net_store_kind kind) {
 static const char *check_name(const net_url *url, net_store_kind kind) {
     if (url->has_query && !is_version(url, kind))
         return "queries are not supported: write a ? in a key as %3F, a revision of the Hub as "
-               "hf://OWNER/NAME@REVISION/FILE, a version as ?versionId=.. or, of gs://, "
-               "?generation=..";
+               "hf://OWNER/NAME@REVISION/FILE, a version as ?versionId=... or, for gs://, "
+               "?generation=...";
     return url->port != 0 || url->has_brackets ? "a bucket URL can't have a port" : NULL;
 }
 

@@ -6,8 +6,9 @@
 ///
 ///   SLOT_FREE     -> SLOT_FILLING  a byte of a part without a slot arrives (use_slot)
 ///   SLOT_FILLING  -> SLOT_SENDING  the last byte of its part has arrived (end_part), or commit
-///                                  sends the whole object (try_whole)
-///   SLOT_SENDING  -> SLOT_FREE     the request has ended (finish_part) or cannot start (give_up)
+///                                  sends the whole object (try_single)
+///   SLOT_SENDING  -> SLOT_FREE     the request has ended (finish_part) or cannot start
+///   (fail_unsent)
 ///
 /// The memory of a slot must not change in SLOT_SENDING. After the first failure no further part is
 /// sent.
@@ -107,8 +108,8 @@ fst_status fsti_upload_check_target(const net_store *store, const char *url, fst
 }
 
 static void choose_sizes(fsti_upload *upload) {
-    uint64_t least = (upload->size_bytes + PART_COUNT_MAX - 1) / PART_COUNT_MAX;
-    upload->part_bytes = fsti_max(PART_BYTES_MIN, fsti_align_up(least, PART_BYTES_STEP));
+    uint64_t needed = (upload->size_bytes + PART_COUNT_MAX - 1) / PART_COUNT_MAX;
+    upload->part_bytes = fsti_max(PART_BYTES_MIN, fsti_align_up(needed, PART_BYTES_STEP));
     uint64_t count = (upload->size_bytes + upload->part_bytes - 1) / upload->part_bytes;
     upload->target.part_count = (uint32_t)fsti_max(count, 1);
     upload->slot_count =
@@ -130,8 +131,8 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, const fsti_n
     *out = upload;
     upload->name = fsti_string_copy(name, strlen(name));
     upload->given = fsti_string_copy(url, strlen(url));
-    upload->target.marks = fsti_alloc_zeroed(upload->target.part_count, sizeof(upload_etag));
-    if (upload->name == NULL || upload->given == NULL || upload->target.marks == NULL)
+    upload->target.etags = fsti_alloc_zeroed(upload->target.part_count, sizeof(upload_etag));
+    if (upload->name == NULL || upload->given == NULL || upload->target.etags == NULL)
         return fsti_error_memory(error, upload->target.part_count * sizeof(upload_etag));
     FST_TRY(fsti_store_open(url, watch, &upload->store, error));
     FST_TRY(fsti_upload_check_target(upload->store, url, error));
@@ -251,7 +252,7 @@ static void finish_part(net_request *request) {
 }
 
 /// A part that cannot even be sent.
-static fst_status give_up(fsti_upload *upload, upload_slot *slot, fst_error *error) {
+static fst_status fail_unsent(fsti_upload *upload, upload_slot *slot, fst_error *error) {
     pthread_mutex_lock(&upload->lock);
     slot->state = SLOT_FREE;
     upload->status = fsti_error_memory(&upload->error, strlen(upload->url));
@@ -266,7 +267,7 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
     size_t size = (size_t)part_size(upload, slot->part);
     slot->url = is_whole ? fsti_string_copy(upload->url, strlen(upload->url))
                          : fsti_upload_part_url(&upload->target, slot->part);
-    if (slot->url == NULL) return give_up(upload, slot, error);
+    if (slot->url == NULL) return fail_unsent(upload, slot, error);
     slot->request = (net_request){
         .method = "PUT",
         .url = slot->url,
@@ -286,7 +287,8 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
     return FST_OK;
 }
 
-/// The slot that collects a part, or a free one; NULL: none is free. The lock must be held.
+/// The slot that collects a part, or a free one, preferably one that has memory already. NULL: no
+/// slot is free. The lock must be held.
 static upload_slot *find_slot(fsti_upload *upload, uint32_t part, bool *is_any_sent) {
     upload_slot *free = NULL;
     *is_any_sent = false;
@@ -313,7 +315,7 @@ static fst_status use_slot(fsti_upload *upload, upload_slot *slot, uint32_t part
 }
 
 /// Waits briefly for a part to be sent. The lock must be held; it is released meanwhile.
-static fst_status wait_a_moment(fsti_upload *upload, fst_error *error) {
+static fst_status wait_briefly(fsti_upload *upload, fst_error *error) {
     const fsti_net_watch *watch = &upload->watch;
     if (fsti_net_wait(&upload->changed, &upload->lock) || watch->ask == NULL) return FST_OK;
     pthread_mutex_unlock(&upload->lock);
@@ -340,7 +342,7 @@ static fst_status take_slot(fsti_upload *upload, uint32_t part, upload_slot **ou
                         "an object is sent sequentially, and writes at so many offsets exceed "
                         "the buffer. Write tensors one after the other",
                         error);
-        FST_TRY(wait_a_moment(upload, error));
+        FST_TRY(wait_briefly(upload, error));
     }
 }
 
@@ -394,10 +396,11 @@ fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size,
     return FST_OK;
 }
 
-/// Waits until all requests have ended. The lock must be held.
+/// Waits until all requests have ended. The lock must be held; it is released meanwhile. A slot
+/// that was found idle stays idle, because the caller no longer writes.
 static fst_status wait_for_parts(fsti_upload *upload, fst_error *error) {
     for (uint32_t i = 0; i < upload->slot_count; i++)
-        while (upload->slots[i].state == SLOT_SENDING) FST_TRY(wait_a_moment(upload, error));
+        while (upload->slots[i].state == SLOT_SENDING) FST_TRY(wait_briefly(upload, error));
     return FST_OK;
 }
 
@@ -458,7 +461,7 @@ static fst_status report_change(const fsti_upload *upload, fst_status status, fs
 
 /// One request for the whole object. *again: repeat it, in another region, without a condition, or
 /// because the store did not store it.
-static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) {
+static fst_status try_single(fsti_upload *upload, bool *again, fst_error *error) {
     upload_slot *slot = &upload->slots[0];
     pthread_mutex_lock(&upload->lock);
     fst_status status = use_slot(upload, slot, 0, error); // an empty object has no slot
@@ -492,13 +495,13 @@ static fst_status try_whole(fsti_upload *upload, bool *again, fst_error *error) 
 
 /// The first attempt, and one for each reason to repeat it: another region, no condition, not
 /// stored.
-#define WHOLE_TRIES_MAX 4
+#define SINGLE_TRIES_MAX 4
 
-static fst_status send_whole(fsti_upload *upload, fst_error *error) {
+static fst_status send_single(fsti_upload *upload, fst_error *error) {
     for (int i = 1;; i++) {
         bool again = false;
-        fst_status status = try_whole(upload, &again, error);
-        if (!again || i == WHOLE_TRIES_MAX) return status;
+        fst_status status = try_single(upload, &again, error);
+        if (!again || i == SINGLE_TRIES_MAX) return status;
         pthread_mutex_lock(&upload->lock);
         upload->status = FST_OK;
         atomic_store(&upload->stop, false);
@@ -512,7 +515,7 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
     fst_status status;
     FST_TRY(fsti_upload_drain(upload, error));
     if (upload->target.part_count == 1) {
-        status = send_whole(upload, error);
+        status = send_single(upload, error);
     } else {
         fst_error cause = {0};
         status = fsti_upload_join(&upload->target, &is_unknown, &cause);
@@ -561,16 +564,18 @@ void fsti_upload_describe(fsti_upload *upload, char *text, size_t size) {
 }
 
 /// Cancels running requests and aborts the upload at the store.
-static void take_back(fsti_upload *upload) {
+static void abort_upload(fsti_upload *upload) {
     end_parts(upload);
     if (upload->is_committed != 1 && upload->url != NULL) fsti_upload_abort(&upload->target);
 }
 
 void fsti_upload_close(fsti_upload *upload) {
     if (upload == NULL) return;
+    // In a forked child, the requests belong to threads of the parent. Waiting for them would never
+    // end, and aborting the upload would destroy the parent's.
     bool is_own = upload->owner == getpid();
     if (is_own) {
-        take_back(upload);
+        abort_upload(upload);
         pthread_mutex_destroy(&upload->lock);
         pthread_cond_destroy(&upload->changed);
     }
@@ -579,7 +584,7 @@ void fsti_upload_close(fsti_upload *upload) {
         fsti_secret_text_free(upload->slots[i].url);
     }
     fsti_store_unref(upload->store);
-    fsti_free(upload->target.marks);
+    fsti_free(upload->target.etags);
     fsti_secret_text_free(upload->url);
     fsti_free(upload->name);
     fsti_secret_text_free(upload->given);

@@ -24,7 +24,7 @@ typedef struct upload_target {
     char id[UPLOAD_ID_BYTES]; ///< escaped; "": no ID
     uint64_t number;          ///< random, unique to this upload
     int64_t begun_s;          ///< by the store's clock; -1: unknown
-    upload_etag *marks;       ///< of the parts
+    upload_etag *etags;       ///< of the parts
     uint32_t refusal;         ///< HTTP status of completing the upload
     bool forbids_overwrite;
     fsti_precondition precondition, put; ///< what it may replace, and its version afterwards

@@ -136,12 +136,12 @@ fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_
     fsti_net_count(&target->counts, &request->counts);
     snprintf(region, region_size, "%s", request->answer.region);
     target->begun_s = fsti_response_date(request->answer.date);
-    bool is_good = read_number(request, target->id, sizeof target->id);
+    bool has_id = read_number(request, target->id, sizeof target->id);
     fsti_error_location where = {.file = target->name, .byte_offset = FST_NO_OFFSET};
     if (status == FST_OK && request->status != FST_OK) {
         status = request->status;
         if (error != NULL) *error = request->error;
-    } else if (status == FST_OK && !is_good) {
+    } else if (status == FST_OK && !has_id) {
         status = fsti_error_set(error, FST_E_IO, where,
                                 "the store did not begin the upload and gave no reason");
     }

@@ -123,7 +123,7 @@ bool fsti_upload_keep_etag(upload_target *target, uint32_t part, const char *eta
     if (is_azure(target->store)) return true;
     // It is copied into XML without escaping.
     if (etag[0] == '\0' || strpbrk(etag, "<>&") != NULL) return false;
-    snprintf(target->marks[part], sizeof target->marks[part], "%s", etag);
+    snprintf(target->etags[part], sizeof target->etags[part], "%s", etag);
     return true;
 }
 
@@ -144,7 +144,7 @@ static char *write_list(const upload_target *target) {
                           : snprintf(text + used, size - used,
                                      "<Part><PartNumber>%" PRIu32 "</PartNumber><ETag>%s</ETag>"
                                      "</Part>",
-                                     i + 1, target->marks[i]);
+                                     i + 1, target->etags[i]);
         used += (size_t)added;
     }
     snprintf(text + used, size - used, "%s", azure ? "</BlockList>" : "</CompleteMultipartUpload>");

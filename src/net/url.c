@@ -91,9 +91,9 @@ static const char *parse_authority(const char *at, const char *end, net_url *out
         return "its host or bucket name is invalid";
     for (size_t i = 0; i < out->host.size; i++) {
         char byte = out->host.at[i];
-        bool is_good = is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' ||
-                       byte == '_' || (out->has_brackets && byte == ':');
-        if (!is_good) return "its host contains an invalid character";
+        bool is_allowed = is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' ||
+                          byte == '_' || (out->has_brackets && byte == ':');
+        if (!is_allowed) return "its host contains an invalid character";
     }
     if (host_end == end) return NULL;
     return *host_end == ':' ? parse_port(host_end + 1, end, out) : "its host has an invalid end";

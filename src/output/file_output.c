@@ -60,10 +60,10 @@ static fst_status open_hidden(fsti_output *output, fst_error *error) {
         location.file = output->target.path;
         location.os_errno = ENOENT;
         // /proc and similar file systems exist but accept no files.
-        bool is_there = access(output->target.folder, F_OK) == 0;
+        bool folder_exists = access(output->target.folder, F_OK) == 0;
         return fsti_error_set(error, FST_E_NOT_FOUND, location,
-                              is_there ? "no file can be created in the folder '%s'"
-                                       : "the folder '%s' does not exist",
+                              folder_exists ? "no file can be created in the folder '%s'"
+                                            : "the folder '%s' does not exist",
                               output->target.folder);
     }
     return fsti_error_errno(error, errno, output->target.path, "creating the temporary file");

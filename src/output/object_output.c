@@ -13,7 +13,7 @@ const fsti_precondition *fsti_output_mark(const fsti_output *output) {
 }
 
 /// The existing object may be this output, or another save's.
-static fst_status leave(const fsti_output *output, fst_error *error) {
+static fst_status keep_unknown_object(const fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
     fsti_error_location where = FSTI_NO_LOCATION;
     where.file = target->path;
@@ -32,7 +32,7 @@ fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
     if (is_ours)
         return fsti_net_remove(target->path, fsti_output_mark(output), &watch, NULL, error);
     return target->is_unique ? fsti_net_remove(target->path, NULL, &watch, NULL, error)
-                             : leave(output, error);
+                             : keep_unknown_object(output, error);
 }
 
 void fsti_output_stop(fsti_output *output) {
@@ -44,8 +44,8 @@ void fsti_output_describe(fsti_output *output, char *text, size_t size) {
     if (output->upload != NULL) fsti_upload_describe(output->upload, text, size);
 }
 
-void fsti_output_give_parts(fsti_output *output, fsti_output_taker taker, void *context) {
-    fsti_upload_observe_parts(output->upload, taker, context);
+void fsti_output_observe_parts(fsti_output *output, fsti_output_observer observer, void *context) {
+    fsti_upload_observe_parts(output->upload, observer, context);
 }
 
 // ---- deleted objects, kept for rollback ----
@@ -59,7 +59,8 @@ struct fsti_kept_object {
     char text[];
 };
 
-static fst_status keep(const char *text, size_t size, fsti_kept_object **kept, fst_error *error) {
+static fst_status copy_kept(const char *text, size_t size, fsti_kept_object **kept,
+                            fst_error *error) {
     *kept = fsti_alloc(sizeof **kept + size);
     if (*kept == NULL) return fsti_error_memory(error, size);
     (*kept)->size = size;
@@ -68,8 +69,9 @@ static fst_status keep(const char *text, size_t size, fsti_kept_object **kept, f
 }
 
 /// Reads the object to delete into *kept; NULL: it does not exist.
-static fst_status find(const char *address, const char *word, const fsti_net_watch *watch,
-                       fsti_kept_object **kept, fsti_precondition *expected, fst_error *error) {
+static fst_status fetch_object(const char *address, const char *word, const fsti_net_watch *watch,
+                               fsti_kept_object **kept, fsti_precondition *expected,
+                               fst_error *error) {
     fsti_fetched found;
     size_t word_size = strlen(word);
     *kept = NULL;
@@ -78,7 +80,7 @@ static fst_status find(const char *address, const char *word, const fsti_net_wat
     if (found.is_large)
         fsti_log(FST_LOG_WARNING, "%s is not deleted: it is larger than its name states", address);
     if (found.text != NULL && found.size >= word_size && memcmp(found.text, word, word_size) == 0)
-        status = keep(found.text, found.size, kept, error);
+        status = copy_kept(found.text, found.size, kept, error);
     *expected = found.precondition;
     fsti_free(found.text);
     return status;
@@ -93,7 +95,7 @@ fst_status fsti_object_hide(const char *address, const char *word, const fsti_ne
         fsti_precondition expected;
         bool is_other = false;
         fsti_object_forget(*kept);
-        FST_TRY(find(address, word, watch, kept, &expected, error));
+        FST_TRY(fetch_object(address, word, watch, kept, &expected, error));
         if (*kept == NULL) return FST_OK;
         FST_TRY(fsti_net_remove(address, &expected, watch, &is_other, error));
         if (!is_other) return FST_OK;

@@ -97,8 +97,10 @@ static fst_status place_copy(const fsti_output *output, const char *second, fst_
     return status;
 }
 
-/// Gives the file a second name at the path; the temporary one stays.
-static fst_status place_second(const fsti_output *output, fst_error *error) {
+/// Gives the file a second name at the path; the temporary one stays, because an index may name it.
+/// link() does not replace files and rename() would remove the temporary name, so a third name is
+/// linked and then renamed to the path.
+static fst_status place_link(const fsti_output *output, fst_error *error) {
     char *second = fsti_hidden_path(output->target.folder, output->target.path);
     if (second == NULL) return fsti_error_memory(error, strlen(output->target.path));
     fst_status status;
@@ -117,7 +119,7 @@ static fst_status place_second(const fsti_output *output, fst_error *error) {
 
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error) {
     if (output->upload != NULL) return fsti_upload_commit(output->upload, error);
-    if (keep_hidden) return place_second(output, error);
+    if (keep_hidden) return place_link(output, error);
     // If no file is replaced, link directly, without a temporary name.
     if (!output->has_hidden && link_descriptor(output->fd, output->target.path) == 0) return FST_OK;
     FST_TRY(fsti_output_name(output, error));

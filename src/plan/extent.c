@@ -75,6 +75,8 @@ static bool join_extent(const plan_build *build, fsti_plan_extent *extent,
     return true;
 }
 
+/// Groups the segments from `segment_first` on, which are in file order, into extents: each joins
+/// the extent before it if reading over the gap pays off, or else starts a new one.
 static fst_status cut_extents(plan_build *build, uint32_t batch_index, size_t segment_first) {
     const fsti_plan *plan = build->plan;
     fsti_plan_extent extent = {0};

@@ -24,7 +24,7 @@ static bool has_overlaps(const fsti_plan *plan, size_t first) {
     return false;
 }
 
-/// Moves the segments of one layer to the front and keeps the order of both groups. Returns the
+/// Moves the segments of one layer to the beginning and keeps the order of both groups. Returns the
 /// index of the second group.
 static size_t split_layer(fsti_plan *plan, size_t first, fsti_plan_segment *others) {
     size_t kept = first, other_count = 0;

@@ -36,7 +36,7 @@ static bool fits(const fsti_load_facts *facts, uint64_t bytes) {
 }
 
 /// Why memory-mapped tensors are impossible; NULL if they are possible.
-static const char *why_not_views(const fsti_load_facts *facts) {
+static const char *find_view_obstacle(const fsti_load_facts *facts) {
     if (facts->to_device)
         return facts->pins_memory ? "to a device, whose driver pins the memory" : "to a device";
     if (facts->has_destinations) return "the caller provides the memory";
@@ -70,19 +70,20 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
         return facts->engine == FST_ENGINE_PREAD || facts->engine == FST_ENGINE_MMAP;
     }
     // Owned memory exists in addition to the page cache.
-    bool is_twice = mode == FST_MODE_LOAD && !facts->to_device;
+    bool doubles_memory = mode == FST_MODE_LOAD && !facts->to_device;
     if (facts->bytes <= FSTI_POLICY_CALLER_BYTES && facts->budget_bytes == 0) {
         *why = "it is small";
         return true;
     }
-    if (is_twice && (facts->bytes > OWNED_CACHE_BYTES_MAX || is_part(facts))) {
+    if (doubles_memory && (facts->bytes > OWNED_CACHE_BYTES_MAX || is_part(facts))) {
         *why = is_part(facts) ? "it is part of a large model"
                               : "the page cache would hold a second copy of it";
         return false;
     }
-    uint64_t loaded_bytes = is_twice ? fsti_min(facts->loaded_bytes, UINT64_MAX - facts->bytes) : 0;
+    uint64_t loaded_bytes =
+        doubles_memory ? fsti_min(facts->loaded_bytes, UINT64_MAX - facts->bytes) : 0;
     bool comfortable = fits(facts, facts->bytes + loaded_bytes);
-    if (is_twice)
+    if (doubles_memory)
         *why = comfortable ? "it fits in memory twice"
                            : "it does not fit in the available memory twice";
     else
@@ -127,7 +128,7 @@ static fsti_gaps find_gaps(uint64_t wanted_bytes, bool is_object) {
 }
 
 void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
-    const char *obstacle = why_not_views(facts), *why_cache;
+    const char *obstacle = find_view_obstacle(facts), *why_cache;
     const char *why = "the default on the CPU";
     out->mode = facts->mode;
     if (facts->mode == FST_MODE_AUTO) {
@@ -211,13 +212,13 @@ fsti_page_in_method fsti_policy_page_in(const fsti_page_in_facts *facts) {
 }
 
 fsti_route fsti_policy_save(const fsti_save_facts *facts, const char **reason) {
-    bool is_ours = facts->engine == FST_SAVE_ENGINE_AUTO;
+    bool is_automatic = facts->engine == FST_SAVE_ENGINE_AUTO;
     *reason = NULL;
     if (facts->engine == FST_SAVE_ENGINE_BUFFERED)
         *reason = "buffered was requested";
-    else if (is_ours && !facts->is_durable)
+    else if (is_automatic && !facts->is_durable)
         *reason = "the page cache is faster than the disk";
-    else if (is_ours && facts->file_bytes < DIRECT_SAVE_BYTES_MIN)
+    else if (is_automatic && facts->file_bytes < DIRECT_SAVE_BYTES_MIN)
         *reason = "the file is small";
     bool has_ring = facts->has_ring && facts->engine != FST_SAVE_ENGINE_DIRECT;
     fsti_route_facts route = {

@@ -56,7 +56,7 @@ typedef struct fsti_load_policy {
     bool keeps_cache;        ///< absent bytes are read into the page cache and stay there
     bool clears_cache;       ///< bytes that must go through the page cache are dropped from it
     fsti_memory_kind memory; ///< for views: memory of items that cannot be mapped
-    /// Maximum size of a batch, whose tensors share a buffer; a larger item is a batch of its own.
+    /// Maximum size of a batch, whose tensors share a buffer; a larger item has its own batch.
     /// UINT64_MAX: one batch per file.
     uint64_t batch_bytes_max;
     fsti_gaps gaps;

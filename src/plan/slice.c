@@ -4,8 +4,8 @@
 
 #include "plan_build.h"
 
-static fst_status want_failure(const plan_build *build, const fsti_plan_want *want,
-                               fst_status status, const char *what) {
+static fst_status refuse_want(const plan_build *build, const fsti_plan_want *want,
+                              fst_status status, const char *what) {
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     fsti_error_location location = FSTI_NO_LOCATION;
@@ -25,16 +25,16 @@ static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *w
                                 uint64_t *shape, uint64_t *element_count) {
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    const uint64_t *whole = fsti_header_shape(header, tensor);
+    const uint64_t *full_shape = fsti_header_shape(header, tensor);
     *element_count = 1;
     for (uint32_t i = 0; i < tensor->rank; i++) {
         uint64_t begin = want->slice_begin[i], end = want->slice_end[i];
-        if (begin > end || end > whole[i])
-            return want_failure(build, want, FST_E_ARGUMENT, "slice out of range");
+        if (begin > end || end > full_shape[i])
+            return refuse_want(build, want, FST_E_ARGUMENT, "slice out of range");
         shape[i] = end - begin;
         // In a valid header a product overflows only if a later dimension is zero.
         if (!fsti_mul(*element_count, shape[i], element_count))
-            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "slice size overflows");
+            return refuse_want(build, want, FST_E_VALIDATION_OVERFLOW, "slice size overflows");
     }
     return FST_OK;
 }
@@ -59,14 +59,14 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
     if (!is_whole(want)) {
         uint64_t element_count;
         if (item->source_bytes > SLICED_BYTES_MAX)
-            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW,
-                                "the tensor is too large to be sliced");
+            return refuse_want(build, want, FST_E_VALIDATION_OVERFLOW,
+                               "the tensor is too large to be sliced");
         item->shape = *shapes;
         FST_TRY(resolve_slice(build, want, *shapes, &element_count));
         *shapes += tensor->rank;
         if (fsti_dtype_size((fst_dtype)tensor->dtype, element_count, &item->source_bytes) != FST_OK)
-            return want_failure(build, want, FST_E_MISALIGNED_SLICE,
-                                "the slice does not cover whole bytes");
+            return refuse_want(build, want, FST_E_MISALIGNED_SLICE,
+                               "the slice does not cover whole bytes");
     }
     // Bytes in the file to bytes in memory; both are whole numbers. A conversion can multiply the
     // size by 16, and sparse files can have 2^60 bytes.
@@ -74,19 +74,19 @@ static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shape
     item->size_bytes = item->source_bytes;
     if (item->is_converted) {
         if (item->source_bytes % unit_bytes != 0)
-            return want_failure(build, want,
-                                is_whole(want) ? FST_E_ARGUMENT : FST_E_MISALIGNED_SLICE,
-                                "the elements do not fill whole bytes");
+            return refuse_want(build, want,
+                               is_whole(want) ? FST_E_ARGUMENT : FST_E_MISALIGNED_SLICE,
+                               "the elements do not fill whole bytes");
         if (!fsti_mul(item->source_bytes / unit_bytes, item->conversion.to_bytes,
                       &item->size_bytes))
-            return want_failure(build, want, FST_E_VALIDATION_OVERFLOW,
-                                "the converted tensor's size overflows");
+            return refuse_want(build, want, FST_E_VALIDATION_OVERFLOW,
+                               "the converted tensor's size overflows");
     }
     if (want->destination != NULL && want->destination_bytes != item->size_bytes)
-        return want_failure(build, want, FST_E_ARGUMENT, "the destination has a wrong size");
+        return refuse_want(build, want, FST_E_ARGUMENT, "the destination has a wrong size");
     // Sums of sizes, including partial pages, must not overflow either.
     if (item->size_bytes > PLAN_BYTES_MAX - build->plan->bytes_requested)
-        return want_failure(build, want, FST_E_VALIDATION_OVERFLOW, "the request's size overflows");
+        return refuse_want(build, want, FST_E_VALIDATION_OVERFLOW, "the request's size overflows");
     build->plan->bytes_requested += item->size_bytes;
     return FST_OK;
 }
@@ -137,10 +137,11 @@ typedef struct slice_geometry {
     uint64_t run_bytes, first_offset;
 } slice_geometry;
 
-/// Bits between neighbours in dimension `dimension` of the whole tensor.
-static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *whole, uint32_t dimension) {
+/// Bits between neighbours in dimension `dimension` of the full_shape tensor.
+static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *full_shape,
+                           uint32_t dimension) {
     uint64_t bits = fsti_dtype_bits((fst_dtype)tensor->dtype);
-    for (uint32_t i = tensor->rank; i-- > dimension + 1;) bits *= whole[i];
+    for (uint32_t i = tensor->rank; i-- > dimension + 1;) bits *= full_shape[i];
     return bits;
 }
 
@@ -148,9 +149,10 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
                                 slice_geometry *out) {
     const fsti_header *header = build->headers[want->file];
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    const uint64_t *whole = fsti_header_shape(header, tensor);
+    const uint64_t *full_shape = fsti_header_shape(header, tensor);
     uint32_t cut = tensor->rank;
-    while (cut > 0 && want->slice_begin[cut - 1] == 0 && want->slice_end[cut - 1] == whole[cut - 1])
+    while (cut > 0 && want->slice_begin[cut - 1] == 0 &&
+           want->slice_end[cut - 1] == full_shape[cut - 1])
         cut--;
     // Dimension cut - 1 is the innermost one that is not complete: its elements form the run.
     uint64_t run_bits = 0, first_bits = 0;
@@ -158,20 +160,22 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
         run_bits = (tensor->end - tensor->begin) * 8;
     } else {
         run_bits = (want->slice_end[cut - 1] - want->slice_begin[cut - 1]) *
-                   pitch_bits(tensor, whole, cut - 1);
+                   pitch_bits(tensor, full_shape, cut - 1);
         for (uint32_t i = 0; i < cut; i++) {
-            uint64_t bits = want->slice_begin[i] * pitch_bits(tensor, whole, i);
-            if (bits % 8 != 0 || pitch_bits(tensor, whole, i) % 8 != 0) run_bits |= 1;
+            uint64_t bits = want->slice_begin[i] * pitch_bits(tensor, full_shape, i);
+            // An odd number of bits marks a slice that does not begin at whole bytes. It is refused
+            // below, with other runs that are not whole bytes.
+            if (bits % 8 != 0 || pitch_bits(tensor, full_shape, i) % 8 != 0) run_bits |= 1;
             first_bits += bits;
         }
     }
     uint32_t unit_bytes = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype).from_bytes;
     if (want->dtype != (fst_dtype)tensor->dtype && run_bits / 8 % unit_bytes != 0)
-        return want_failure(build, want, FST_E_MISALIGNED_SLICE,
-                            "the slice's elements do not fill whole bytes");
+        return refuse_want(build, want, FST_E_MISALIGNED_SLICE,
+                           "the slice's elements do not fill whole bytes");
     if (run_bits % 8 != 0)
-        return want_failure(build, want, FST_E_MISALIGNED_SLICE,
-                            "the slice begins or ends inside a byte");
+        return refuse_want(build, want, FST_E_MISALIGNED_SLICE,
+                           "the slice begins or ends inside a byte");
     *out = (slice_geometry){cut == 0 ? 0 : cut - 1, run_bits / 8, first_bits / 8};
     return FST_OK;
 }
@@ -180,15 +184,17 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
 typedef struct outer_walk {
     const fsti_plan_want *want;
     const fsti_tensor *tensor;
-    const uint64_t *whole; ///< shape of the tensor
-    uint64_t *counter;     ///< position in the slice, per dimension
+    const uint64_t *full_shape; ///< shape of the tensor
+    uint64_t *counter;          ///< position in the slice, per dimension
     uint32_t count;
     uint64_t offset; ///< bytes from the slice's first element
 } outer_walk;
 
+/// Advances to the next position, like an odometer: the innermost dimension first. False at the
+/// end.
 static bool next_outer(outer_walk *walk) {
     for (uint32_t i = walk->count; i-- > 0;) {
-        uint64_t pitch = pitch_bits(walk->tensor, walk->whole, i) / 8;
+        uint64_t pitch = pitch_bits(walk->tensor, walk->full_shape, i) / 8;
         uint64_t span = walk->want->slice_end[i] - walk->want->slice_begin[i];
         walk->offset += pitch;
         if (++walk->counter[i] < span) return true;
@@ -216,9 +222,9 @@ static fst_status append_rows(plan_build *build, fsti_plan_segment *segment, uin
 
 static fst_status check_pieces(const plan_build *build, const fsti_plan_want *want, size_t first) {
     if (build->plan->segment_count - first <= PIECE_COUNT_MAX) return FST_OK;
-    return want_failure(build, want, FST_E_ARGUMENT,
-                        "the slice has more than 4194304 pieces. Slice fewer dimensions, or read "
-                        "the whole tensor");
+    return refuse_want(build, want, FST_E_ARGUMENT,
+                       "the slice has more than 4194304 pieces. Slice fewer dimensions, or read "
+                       "the full_shape tensor");
 }
 
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
@@ -230,13 +236,13 @@ static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan
     uint32_t rows = geometry.cut; // rows are counted along the dimension before the run
     outer_walk walk = {.want = want,
                        .tensor = tensor,
-                       .whole = fsti_header_shape(header, tensor),
+                       .full_shape = fsti_header_shape(header, tensor),
                        .count = rows == 0 ? 0 : rows - 1};
     segment.run_bytes = segment.stride_bytes = geometry.run_bytes;
     uint64_t row_count = 1;
     if (rows > 0) {
         row_count = want->slice_end[rows - 1] - want->slice_begin[rows - 1];
-        segment.stride_bytes = pitch_bits(tensor, walk.whole, rows - 1) / 8;
+        segment.stride_bytes = pitch_bits(tensor, walk.full_shape, rows - 1) / 8;
     }
     walk.counter = fsti_alloc_zeroed(walk.count, sizeof *walk.counter);
     if (walk.counter == NULL) return fsti_error_memory(build->error, walk.count * 8u);

@@ -19,9 +19,10 @@ static size_t find_range(const byte_coverage *coverage, uint64_t at) {
     return low;
 }
 
-static bool overlaps(byte_range a, byte_range b, byte_range *both) {
-    *both = (byte_range){fsti_max(a.begin, b.begin), fsti_min(a.end, b.end)};
-    return both->begin < both->end;
+/// Whether two ranges share bytes. *common: the shared range.
+static bool intersect(byte_range a, byte_range b, byte_range *common) {
+    *common = (byte_range){fsti_max(a.begin, b.begin), fsti_min(a.end, b.end)};
+    return common->begin < common->end;
 }
 
 static void remove_range(byte_coverage *coverage, size_t at) {
@@ -44,7 +45,7 @@ fst_status fsti_coverage_claim(byte_coverage *coverage, byte_range range, byte_r
     size_t at = find_range(coverage, range.begin);
     // The range found may only touch this one; then the next one may overlap.
     for (size_t i = at; i < coverage->count && i < at + 2; i++)
-        if (overlaps(coverage->ranges[i], range, overlap)) return FST_E_ARGUMENT;
+        if (intersect(coverage->ranges[i], range, overlap)) return FST_E_ARGUMENT;
     uint64_t size = range.end - range.begin;
     if (at < coverage->count && coverage->ranges[at].end == range.begin) {
         range.begin = coverage->ranges[at].begin;

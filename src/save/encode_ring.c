@@ -2,8 +2,8 @@
 /// The ring: chunk n is in slot n modulo the ring's size. The consumer encodes chunks itself while
 /// the next one is not ready.
 ///
-/// Invariant: take_next - give_next never exceeds the number of slots, and the slot of the chunk
-/// returned last is reused only after the next call.
+/// Invariant: next_to_encode - next_to_return never exceeds the number of slots, and the slot of
+/// the chunk returned last is reused only after the next call.
 #include "encode_ring.h"
 
 #include <pthread.h>
@@ -31,10 +31,10 @@ struct encode_ring {
     unsigned char *bytes;
     uint32_t slot_count, worker_count, thread_count; ///< worker 0 is the consumer
     ring_worker workers[THREADS_MAX + 1];
-    size_t take_item; ///< the item of take_next
+    size_t encode_item_index; ///< the item of next_to_encode
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t take_next, give_next; ///< next chunk to encode, and to return
+    uint64_t next_to_encode, next_to_return; ///< next chunk to encode, and to return
     bool stop;
     fst_status status;
     fst_error error;
@@ -60,16 +60,16 @@ static bool work_once(ring_worker *worker) {
     encode_ring *ring = worker->ring;
     const encode_job *job = ring->job;
     // The chunk that was returned last still occupies its slot.
-    uint64_t held = ring->give_next > 0 ? ring->give_next - 1 : 0;
-    if (ring->stop || ring->status != FST_OK || ring->take_next == job->chunk_count ||
-        ring->take_next - held >= ring->slot_count)
+    uint64_t occupied = ring->next_to_return > 0 ? ring->next_to_return - 1 : 0;
+    if (ring->stop || ring->status != FST_OK || ring->next_to_encode == job->chunk_count ||
+        ring->next_to_encode - occupied >= ring->slot_count)
         return false;
-    uint64_t number = ring->take_next++;
+    uint64_t number = ring->next_to_encode++;
     const encode_item *items = job->items;
-    while (ring->take_item + 1 < job->item_count &&
-           items[ring->take_item + 1].chunk_first <= number)
-        ring->take_item++;
-    const encode_item *item = &items[ring->take_item];
+    while (ring->encode_item_index + 1 < job->item_count &&
+           items[ring->encode_item_index + 1].chunk_first <= number)
+        ring->encode_item_index++;
+    const encode_item *item = &items[ring->encode_item_index];
     ring_slot *slot = &ring->slots[number % ring->slot_count];
     pthread_mutex_unlock(&ring->lock);
     fst_error error;
@@ -88,7 +88,7 @@ static void *run_worker(void *context) {
     ring_worker *worker = context;
     encode_ring *ring = worker->ring;
     pthread_mutex_lock(&ring->lock);
-    while (!ring->stop && ring->status == FST_OK && ring->take_next < ring->job->chunk_count)
+    while (!ring->stop && ring->status == FST_OK && ring->next_to_encode < ring->job->chunk_count)
         if (!work_once(worker)) pthread_cond_wait(&ring->changed, &ring->lock);
     pthread_mutex_unlock(&ring->lock);
     return NULL;
@@ -141,14 +141,14 @@ fst_status fsti_encode_open(const encode_job *job, encode_ring **out, fst_error 
 fst_status fsti_encode_next(encode_ring *ring, const fsti_chunk **out, fst_error *error) {
     pthread_mutex_lock(&ring->lock);
     // The previous chunk has been used, so its slot is free.
-    if (ring->give_next > 0) pthread_cond_broadcast(&ring->changed);
-    ring_slot *slot = &ring->slots[ring->give_next % ring->slot_count];
+    if (ring->next_to_return > 0) pthread_cond_broadcast(&ring->changed);
+    ring_slot *slot = &ring->slots[ring->next_to_return % ring->slot_count];
     while (!slot->is_done && ring->status == FST_OK)
         if (!work_once(&ring->workers[0])) pthread_cond_wait(&ring->changed, &ring->lock);
     fst_status status = ring->status;
     if (status != FST_OK && error != NULL) *error = ring->error;
     slot->is_done = false;
-    ring->give_next++;
+    ring->next_to_return++;
     pthread_mutex_unlock(&ring->lock);
     *out = &slot->chunk;
     return status;

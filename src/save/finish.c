@@ -3,7 +3,7 @@
 /// models; then checks that every byte was written, and syncs if durable.
 #include <string.h>
 
-#include "far.h"
+#include "device_reader.h"
 #include "save_state.h"
 
 #define THREAD_COUNT_MAX 16u
@@ -31,18 +31,18 @@ static fst_status write_padding(save_file *file, const fsti_header_entry *entry,
 }
 
 /// Writes a device tensor block by block, without a complete copy in CPU memory.
-static fst_status write_device_tensor(save_file *file, const save_tensor *tensor, save_far *far,
-                                      fst_error *error) {
+static fst_status write_device_tensor(save_file *file, const save_tensor *tensor,
+                                      device_reader *reader, fst_error *error) {
     const char *data;
     uint64_t size;
     for (uint64_t done = 0; done < tensor->size_bytes; done += size) {
-        FST_TRY(fsti_far_take(far, &data, &size, error));
+        FST_TRY(fsti_device_reader_next(reader, &data, &size, error));
         FST_TRY(fsti_stage_put(file->stage, tensor->offset + done, data, size, false, error));
     }
     return FST_OK;
 }
 
-static fst_status write_tensors(fst_writer *writer, uint32_t file_index, save_far *far,
+static fst_status write_tensors(fst_writer *writer, uint32_t file_index, device_reader *reader,
                                 fst_error *error) {
     save_file *file = &writer->files[file_index];
     const uint32_t *members = writer->members + writer->member_begin[file_index];
@@ -54,9 +54,10 @@ static fst_status write_tensors(fst_writer *writer, uint32_t file_index, save_fa
         }
         save_tensor *tensor = &writer->tensors[members[entry]];
         if (tensor->data == NULL || tensor->size_bytes == 0) continue;
-        FST_TRY(fsti_far_is(tensor) ? write_device_tensor(file, tensor, far, error)
-                                    : fsti_stage_put(file->stage, tensor->offset, tensor->data,
-                                                     tensor->size_bytes, true, error));
+        FST_TRY(fsti_save_is_on_device(tensor)
+                    ? write_device_tensor(file, tensor, reader, error)
+                    : fsti_stage_put(file->stage, tensor->offset, tensor->data, tensor->size_bytes,
+                                     true, error));
         pthread_mutex_lock(&writer->lock);
         writer->tensors_done++;
         pthread_mutex_unlock(&writer->lock);
@@ -65,9 +66,9 @@ static fst_status write_tensors(fst_writer *writer, uint32_t file_index, save_fa
 }
 
 static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
-    save_far far = {.writer = writer, .file_index = file_index};
-    fst_status status = write_tensors(writer, file_index, &far, error);
-    fsti_far_close(&far);
+    device_reader reader = {.writer = writer, .file_index = file_index};
+    fst_status status = write_tensors(writer, file_index, &reader, error);
+    fsti_device_reader_close(&reader);
     return status;
 }
 

@@ -84,8 +84,9 @@ static void clear_found(found_tensors *found) {
 }
 
 /// Makes a writer for existing files.
-static fst_status begin(const char *path, const char *const *hidden, const found_tensors *found,
-                        const fst_save_options *options, fst_writer **out, fst_error *error) {
+static fst_status begin_existing(const char *path, const char *const *hidden,
+                                 const found_tensors *found, const fst_save_options *options,
+                                 fst_writer **out, fst_error *error) {
     save_request request = {.path = path,
                             .tensors = found->tensors,
                             .tensor_count = found->count,
@@ -119,7 +120,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
                              .progress_context = options->progress_context};
     found_tensors found = {0};
     fst_status status = find_tensors(&found, &path, 1, error);
-    if (status == FST_OK) status = begin(path, &path, &found, &save, out, error);
+    if (status == FST_OK) status = begin_existing(path, &path, &found, &save, out, error);
     if (status == FST_OK) {
         (*out)->is_joined = true;
         copy_offsets(*out, found.models[0]);
@@ -131,8 +132,8 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
 // ---- publishing ----
 
 /// Only handed over files within the folder may be renamed or deleted.
-static fst_status check_hidden(const char *folder, const char *path, fst_error *error) {
-    struct stat own, there;
+static fst_status check_temporary_file(const char *folder, const char *path, fst_error *error) {
+    struct stat own, parent_info;
     const char *name = fsti_path_name(path);
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = path;
@@ -142,8 +143,8 @@ static fst_status check_hidden(const char *folder, const char *path, fst_error *
     char *parent =
         name == path ? fsti_string_copy(".", 1) : fsti_string_copy(path, (size_t)(name - path));
     if (parent == NULL) return fsti_error_memory(error, strlen(path));
-    bool is_inside = stat(folder, &own) == 0 && stat(parent, &there) == 0 &&
-                     own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+    bool is_inside = stat(folder, &own) == 0 && stat(parent, &parent_info) == 0 &&
+                     own.st_dev == parent_info.st_dev && own.st_ino == parent_info.st_ino;
     fsti_free(parent);
     if (is_inside) return FST_OK;
     return fsti_error_set(error, FST_E_ARGUMENT, location, "the file is not in the folder '%.200s'",
@@ -160,7 +161,7 @@ static fst_status publish(const char *folder, const char *const *paths, const fo
                              .stem = options->stem,
                              .manifest = options->manifest,
                              .digest = options->digest};
-    FST_TRY(begin(folder, paths, found, &save, &writer, error));
+    FST_TRY(begin_existing(folder, paths, found, &save, &writer, error));
     writer->is_shared = writer->is_adopted = true;
     writer->names_only = options->names_only != 0;
     writer->bytes_total = 0;
@@ -179,7 +180,7 @@ static fst_status publish(const char *folder, const char *const *paths, const fo
 fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t path_count,
                             const fst_publish_options *options, fst_save_stats *stats,
                             fst_error *error) {
-    for (size_t i = 0; i < path_count; i++) FST_TRY(check_hidden(folder, paths[i], error));
+    for (size_t i = 0; i < path_count; i++) FST_TRY(check_temporary_file(folder, paths[i], error));
     found_tensors found = {0};
     fst_status status = find_tensors(&found, paths, path_count, error);
     if (status == FST_OK) status = publish(folder, paths, &found, options, stats, error);

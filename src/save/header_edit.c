@@ -107,13 +107,13 @@ static fst_status rename_digests(header_edit *edit, fst_error *error) {
 
 /// Whether it is the key that marks padding tensors. It must stay, because they would otherwise
 /// become ordinary tensors.
-static bool is_mark(const header_edit *edit, const fst_metadata_entry *entry) {
+static bool is_padding_mark(const header_edit *edit, const fst_metadata_entry *entry) {
     return edit->file.padding_count > 0 && entry->key_size == strlen(FSTI_PADDING_KEY) &&
            memcmp(entry->key, FSTI_PADDING_KEY, entry->key_size) == 0;
 }
 
 /// Copies the old entries in their order.
-static fst_status take_metadata(header_edit *edit, const fst_edit_options *options,
+static fst_status copy_metadata(header_edit *edit, const fst_edit_options *options,
                                 fst_error *error) {
     size_t capacity = edit->file.metadata_count + options->metadata_count + 1;
     edit->metadata = fsti_alloc(capacity * sizeof *edit->metadata);
@@ -121,7 +121,7 @@ static fst_status take_metadata(header_edit *edit, const fst_edit_options *optio
     for (size_t i = 0; i < edit->file.metadata_count; i++) {
         fst_metadata_entry *entry = &edit->metadata[edit->metadata_count];
         fsti_model_metadata(edit->model, 0, i, entry);
-        if (options->clear_metadata == 0 || is_mark(edit, entry)) edit->metadata_count++;
+        if (options->clear_metadata == 0 || is_padding_mark(edit, entry)) edit->metadata_count++;
     }
     return rename_digests(edit, error);
 }
@@ -133,41 +133,41 @@ static fsti_name name_of_key(const void *context, size_t index) {
 
 /// Sets an entry at its position, or appends it. A deleted entry keeps its position without a
 /// value.
-static void change_entry(header_edit *edit, fsti_name_table *places,
+static void change_entry(header_edit *edit, fsti_name_table *table,
                          const fst_metadata_entry *change) {
-    size_t at = fsti_name_table_find(places, (fsti_name){change->key, change->key_size});
-    bool is_there = at != SIZE_MAX && edit->metadata[at].value != NULL;
+    size_t at = fsti_name_table_find(table, (fsti_name){change->key, change->key_size});
+    bool exists = at != SIZE_MAX && edit->metadata[at].value != NULL;
     if (change->value == NULL) {
-        if (is_there) edit->metadata[at].value = NULL;
-    } else if (is_there) {
+        if (exists) edit->metadata[at].value = NULL;
+    } else if (exists) {
         edit->metadata[at] = *change;
     } else {
         edit->metadata[edit->metadata_count] = *change;
-        fsti_name_table_put(places, edit->metadata_count++);
+        fsti_name_table_put(table, edit->metadata_count++);
     }
 }
 
 static fst_status change_metadata(header_edit *edit, const fst_edit_options *options,
                                   fst_error *error) {
-    fsti_name_table places;
-    FST_TRY(take_metadata(edit, options, error));
+    fsti_name_table table;
+    FST_TRY(copy_metadata(edit, options, error));
     size_t capacity = edit->metadata_count + options->metadata_count;
-    if (!fsti_name_table_make(&places, name_of_key, edit, capacity))
-        return fsti_error_memory(error, capacity * sizeof *places.slots);
-    for (size_t i = 0; i < edit->metadata_count; i++) fsti_name_table_put(&places, i);
+    if (!fsti_name_table_make(&table, name_of_key, edit, capacity))
+        return fsti_error_memory(error, capacity * sizeof *table.slots);
+    for (size_t i = 0; i < edit->metadata_count; i++) fsti_name_table_put(&table, i);
     fst_status status = FST_OK;
     for (size_t i = 0; status == FST_OK && i < options->metadata_count; i++) {
         const fst_metadata_entry *change = &options->metadata[i];
-        if (change->value == NULL && is_mark(edit, change))
+        if (change->value == NULL && is_padding_mark(edit, change))
             status =
                 refuse(edit->file.path,
                        "the metadata key " FSTI_PADDING_KEY " marks padding tensors and can't be "
                        "removed while the file has padding tensors",
                        error);
         else
-            change_entry(edit, &places, change);
+            change_entry(edit, &table, change);
     }
-    fsti_name_table_clear(&places);
+    fsti_name_table_clear(&table);
     size_t kept = 0;
     for (size_t i = 0; i < edit->metadata_count; i++)
         if (edit->metadata[i].value != NULL) edit->metadata[kept++] = edit->metadata[i];

@@ -21,7 +21,7 @@ static const char *const step_names[] = {
     [STEP_ASIDE] = "the manifest or digests of an earlier save moved aside",
     [STEP_NAME] = "temporary name for the new file",
     [STEP_PLACE] = "the new file in place",
-    [STEP_PLACE_COPY] = "the new file under its own name",
+    [STEP_LINK] = "the new file under its own name",
     [STEP_UNNAME] = "its hidden name removed",
     [STEP_SYNC] = "names synced to disk",
     [STEP_REMOVE] = "a file of an earlier save removed",
@@ -124,7 +124,7 @@ static fst_status run_step(save_journal *journal, size_t index, fst_error *error
     case STEP_ASIDE: return move_aside(step, error);
     case STEP_NAME: return fsti_output_name(step->output, error);
     case STEP_PLACE: return replace_file(step, index + 1 < journal->commit_index, error);
-    case STEP_PLACE_COPY: return fsti_output_place(step->output, true, error);
+    case STEP_LINK: return fsti_output_place(step->output, true, error);
     case STEP_UNNAME: return fsti_output_unname(step->output, error);
     case STEP_SYNC: return sync_names(journal, step->path, error);
     case STEP_REMOVE:

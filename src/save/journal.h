@@ -14,7 +14,7 @@ typedef enum step_kind {
     STEP_ASIDE,       ///< move a file aside that will become outdated; undone by moving it back
     STEP_NAME,        ///< give a new file its temporary name
     STEP_PLACE,       ///< rename a new file to its path; undone by restoring the old file
-    STEP_PLACE_COPY,  ///< the same, and keep the temporary name
+    STEP_LINK,        ///< the same, but the temporary name stays as a second name
     STEP_UNNAME,      ///< remove the temporary name
     STEP_SYNC,        ///< sync the names in a folder
     STEP_REMOVE,      ///< delete a file of an earlier save

@@ -144,15 +144,16 @@ static void clear_used(used_names *used) {
 typedef struct leftover_sweep {
     fst_writer *writer;
     used_names used;
-    bool has_read, is_known; ///< indexes are read only if there is something to delete
+    /// Indexes are read only once there is a file to delete. If that failed, nothing is deleted.
+    bool tried_indexes, has_indexes;
 } leftover_sweep;
 
 static void remove_leftover(void *context, const fsti_leftover *leftover) {
     leftover_sweep *sweep = context;
     if (leftover->has_owner || !is_own(sweep->writer, leftover)) return;
-    if (!sweep->has_read) sweep->is_known = read_indexes(&sweep->used, NULL) == FST_OK;
-    sweep->has_read = true;
-    if (!sweep->is_known || is_used(&sweep->used, leftover->name)) return;
+    if (!sweep->tried_indexes) sweep->has_indexes = read_indexes(&sweep->used, NULL) == FST_OK;
+    sweep->tried_indexes = true;
+    if (!sweep->has_indexes || is_used(&sweep->used, leftover->name)) return;
     if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
     sweep->writer->leftover_count++;
     fsti_log(FST_LOG_INFO, "removed %s, left by a killed save", leftover->name);
@@ -182,9 +183,9 @@ void fsti_writer_take_back(fst_writer *writer) {
         left += has_output_file(writer->files[f].output);
     if (left == 0) return;
     // Without this lock another process may be publishing, so the files stay for the next save.
-    bool is_known =
+    bool has_indexes =
         fsti_folder_lock(used.folder, &lock, NULL) == FST_OK && read_indexes(&used, NULL) == FST_OK;
-    for (uint32_t f = 0; is_known && f < writer->file_count; f++)
+    for (uint32_t f = 0; has_indexes && f < writer->file_count; f++)
         if (!is_used(&used, fsti_output_hidden(writer->files[f].output)))
             (void)!fsti_output_unname(writer->files[f].output, NULL);
     fsti_folder_unlock(lock);

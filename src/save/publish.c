@@ -69,30 +69,30 @@ static fst_status make_manifest(fst_writer *writer, fst_error *error) {
 // ---- existing files ----
 
 /// What is in a folder when a sharded model is published.
-typedef struct folder_scene {
+typedef struct folder_models {
     const char *stem;
     bool is_empty;   ///< has no model
     bool has_index;  ///< with this stem
     bool has_shards; ///< with this stem
-} folder_scene;
+} folder_models;
 
 static fst_status note_model(void *context, const fsti_folder_entry *entry, fst_error *error) {
-    folder_scene *scene = context;
+    folder_models *models = context;
     const char *name = entry->name;
     (void)error;
     if (name[0] != '.' &&
         (fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".safetensors.index.json")))
-        scene->is_empty = false;
-    if (fsti_save_is_shard(name, strlen(name), scene->stem)) scene->has_shards = true;
+        models->is_empty = false;
+    if (fsti_save_is_shard(name, strlen(name), models->stem)) models->has_shards = true;
     return FST_OK;
 }
 
-static fst_status list_folder_models(const fst_writer *writer, folder_scene *scene,
+static fst_status list_folder_models(const fst_writer *writer, folder_models *models,
                                      fst_error *error) {
     struct stat info;
-    *scene = (folder_scene){.stem = writer->stem, .is_empty = true};
-    scene->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
-    return fsti_folder_visit(writer->folder, note_model, scene, error);
+    *models = (folder_models){.stem = writer->stem, .is_empty = true};
+    models->has_index = lstat(writer->index_target.path, &info) == 0 || errno != ENOENT;
+    return fsti_folder_visit(writer->folder, note_model, models, error);
 }
 
 /// Adds a deletion for each file that an earlier save with the same stem left.
@@ -186,7 +186,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->interim_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     fsti_journal_set_commit(journal);
-    FST_TRY(add_files(writer, STEP_PLACE_COPY, error));
+    FST_TRY(add_files(writer, STEP_LINK, error));
     FST_TRY(add_sync(writer, writer->folder, error));
     FST_TRY(fsti_journal_add(journal, STEP_PLACE, writer->final_index, error));
     FST_TRY(add_sync(writer, writer->folder, error));
@@ -200,7 +200,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
 }
 
 static fst_status plan(fst_writer *writer, fst_error *error) {
-    folder_scene scene;
+    folder_models models;
     if (writer->is_remote) {
         if (fsti_writer_wants_index(writer))
             FST_TRY(make_index(writer, false, &writer->final_index, error));
@@ -208,11 +208,11 @@ static fst_status plan(fst_writer *writer, fst_error *error) {
         return fsti_writer_plan_objects(writer, error);
     }
     if (writer->folder == NULL) return plan_file(writer, error);
-    FST_TRY(list_folder_models(writer, &scene, error));
-    if (writer->file_count == 1 && !scene.has_index && !scene.has_shards)
+    FST_TRY(list_folder_models(writer, &models, error));
+    if (writer->file_count == 1 && !models.has_index && !models.has_shards)
         return plan_file(writer, error);
-    return scene.is_empty ? plan_first_set(writer, error)
-                          : plan_next_set(writer, scene.has_index, error);
+    return models.is_empty ? plan_first_set(writer, error)
+                           : plan_next_set(writer, models.has_index, error);
 }
 
 /// Syncs what other processes have written.

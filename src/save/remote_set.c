@@ -30,7 +30,7 @@ static bool is_member(const fst_writer *writer, const char *name) {
            fsti_save_is_single(name, size, writer->stem);
 }
 
-static fst_status report_bad_key(const fst_writer *writer, fst_error *error) {
+static fst_status report_existing_model(const fst_writer *writer, fst_error *error) {
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = writer->folder;
     (void)!fsti_error_set(error, FST_E_IO, location,
@@ -56,34 +56,38 @@ static fst_status record_path(const fst_writer *writer, const char *name, char *
 
 /// Whether it is the manifest of such a file, or of its index.
 static bool is_manifest(const fst_writer *writer, const char *name) {
-    char of[LISTED_NAME_BYTES];
-    if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof of) return false;
-    snprintf(of, sizeof of, "%.*s", (int)(strlen(name) - strlen(".manifest")), name);
-    return is_member(writer, of) || fsti_save_is_index(of, strlen(of), writer->stem);
+    char described[LISTED_NAME_BYTES];
+    if (!fsti_ends_with(name, ".manifest") || strlen(name) >= sizeof described) return false;
+    snprintf(described, sizeof described, "%.*s", (int)(strlen(name) - strlen(".manifest")), name);
+    return is_member(writer, described) ||
+           fsti_save_is_index(described, strlen(described), writer->stem);
 }
 
 static fst_status record_key(void *context, const char *name, fst_error *error) {
     fst_writer *writer = context;
-    remote_scene *scene = &writer->scene;
+    remote_objects *remote_state = &writer->remote_state;
     bool is_index = fsti_save_is_index(name, strlen(name), writer->stem);
     if (is_manifest(writer, name))
-        return record_path(writer, name, &scene->manifests, &scene->manifest_count,
-                           &scene->manifest_capacity, error);
+        return record_path(writer, name, &remote_state->manifests, &remote_state->manifest_count,
+                           &remote_state->manifest_capacity, error);
     if (!is_index && !is_member(writer, name)) return FST_OK;
-    if (fsti_net_forbids_overwrite()) return report_bad_key(writer, error);
+    if (fsti_net_forbids_overwrite()) return report_existing_model(writer, error);
     if (is_index) {
-        scene->has_index = true;
+        remote_state->has_index = true;
         return FST_OK;
     }
-    return record_path(writer, name, &scene->members, &scene->count, &scene->capacity, error);
+    return record_path(writer, name, &remote_state->members, &remote_state->count,
+                       &remote_state->capacity, error);
 }
 
-void fsti_writer_clear_scene(fst_writer *writer) {
-    for (size_t i = 0; i < writer->scene.count; i++) fsti_free(writer->scene.members[i]);
-    for (size_t i = 0; i < writer->scene.manifest_count; i++) fsti_free(writer->scene.manifests[i]);
-    fsti_free(writer->scene.members);
-    fsti_free(writer->scene.manifests);
-    writer->scene = (remote_scene){0};
+void fsti_writer_clear_remote_state(fst_writer *writer) {
+    for (size_t i = 0; i < writer->remote_state.count; i++)
+        fsti_free(writer->remote_state.members[i]);
+    for (size_t i = 0; i < writer->remote_state.manifest_count; i++)
+        fsti_free(writer->remote_state.manifests[i]);
+    fsti_free(writer->remote_state.members);
+    fsti_free(writer->remote_state.manifests);
+    writer->remote_state = (remote_objects){0};
 }
 
 /// Lists existing objects. Without list permission the save works too, but deletes nothing of an
@@ -98,8 +102,8 @@ static fst_status list_existing(fst_writer *writer, fst_error *error) {
         fsti_log(FST_LOG_WARNING,
                  "files of an earlier save are not deleted, because the folder can't be listed: %s",
                  cause.message);
-        fsti_writer_clear_scene(writer);
-        writer->scene.has_index = writer->scene.is_unknown = true;
+        fsti_writer_clear_remote_state(writer);
+        writer->remote_state.has_index = writer->remote_state.is_unknown = true;
         return FST_OK;
     }
     if (status != FST_OK && error != NULL) *error = cause;
@@ -119,30 +123,33 @@ static bool is_own(const fst_writer *writer, const char *member) {
 /// Files of a sharded model get unique names next to the existing ones. Readers see the old model
 /// until the index is replaced, and then the new one.
 static fst_status choose_names(fst_writer *writer, fst_error *error) {
-    const remote_scene *scene = &writer->scene;
-    bool is_free = !scene->has_index && scene->count == 0;
+    const remote_objects *remote_state = &writer->remote_state;
+    bool is_free = !remote_state->has_index && remote_state->count == 0;
     if (writer->file_count == 1 || is_free || fsti_net_forbids_overwrite()) return FST_OK;
     snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_net_random());
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 
-/// Examines objects that will be replaced, so that a concurrent save is detected.
+/// Examines objects that will be replaced, so that a concurrent save is detected: the later request
+/// has the version that is found here as its condition.
 static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
-    remote_scene *scene = &writer->scene;
+    remote_objects *remote_state = &writer->remote_state;
     const char *index = writer->published[writer->file_count];
-    scene->index = (fsti_precondition){.kind = FSTI_PRECONDITION_ABSENT};
-    if (scene->has_index) FST_TRY(fsti_net_stat(index, &writer->watch, &scene->index, error));
+    remote_state->index = (fsti_precondition){.kind = FSTI_PRECONDITION_ABSENT};
+    if (remote_state->has_index)
+        FST_TRY(fsti_net_stat(index, &writer->watch, &remote_state->index, error));
     // Of the files to delete, only the single file's name can be reused by another save.
-    for (size_t i = 0; i < scene->count; i++)
-        if (is_single(writer, scene->members[i]))
-            FST_TRY(fsti_net_stat(scene->members[i], &writer->watch, &scene->single, error));
+    for (size_t i = 0; i < remote_state->count; i++)
+        if (is_single(writer, remote_state->members[i]))
+            FST_TRY(fsti_net_stat(remote_state->members[i], &writer->watch, &remote_state->single,
+                                  error));
     return FST_OK;
 }
 
 static void set_expected_version(fst_writer *writer, uint32_t file) {
     static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
     bool is_index = file == writer->file_count;
-    if (is_index) writer->index_target.expected_version = &writer->scene.index;
+    if (is_index) writer->index_target.expected_version = &writer->remote_state.index;
     // The first files of another model would get the same names.
     bool has_usual_name = writer->file_count > 1 && writer->tag[0] == '\0';
     if (!is_index && has_usual_name) writer->files[file].target.expected_version = &nothing;
@@ -159,30 +166,31 @@ static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
 }
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
-    bool is_set = writer->folder != NULL;
+    bool is_sharded = writer->folder != NULL;
     writer->watch = (fsti_net_watch){.ask = ask_caller, .context = writer};
-    if (is_set) FST_TRY(list_existing(writer, error));
-    if (is_set) FST_TRY(examine_replaced(writer, error));
-    if (is_set) FST_TRY(choose_names(writer, error));
-    for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
+    if (is_sharded) FST_TRY(list_existing(writer, error));
+    if (is_sharded) FST_TRY(examine_replaced(writer, error));
+    if (is_sharded) FST_TRY(choose_names(writer, error));
+    for (uint32_t f = 0; f < writer->file_count + (is_sharded ? 1 : 0); f++) {
         bool is_index = f == writer->file_count;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         FST_TRY(fsti_target_object(writer->published[f], target, error));
         target->watch = &writer->watch;
-        if (is_set) set_expected_version(writer, f);
+        if (is_sharded) set_expected_version(writer, f);
         // A single object is not checked for existence.
-        target->had_object = is_index ? writer->scene.has_index : !is_set;
+        target->had_object = is_index ? writer->remote_state.has_index : !is_sharded;
     }
-    for (size_t i = 0; i < writer->scene.count; i++)
-        if (is_own(writer, writer->scene.members[i])) writer->files[0].target.had_object = true;
+    for (size_t i = 0; i < writer->remote_state.count; i++)
+        if (is_own(writer, writer->remote_state.members[i]))
+            writer->files[0].target.had_object = true;
     return FST_OK;
 }
 
 // ---- the journal ----
 
 static bool has_stale(const fst_writer *writer) {
-    for (size_t i = 0; i < writer->scene.count; i++)
-        if (!is_own(writer, writer->scene.members[i])) return true;
+    for (size_t i = 0; i < writer->remote_state.count; i++)
+        if (!is_own(writer, writer->remote_state.members[i])) return true;
     return false;
 }
 
@@ -190,9 +198,10 @@ bool fsti_writer_wants_index(const fst_writer *writer) {
     if (writer->file_count > 1) return true;
     // When a single file replaces a sharded model, the index leads to it until the old files are
     // deleted. Without list permission the index may still have been seen.
-    const remote_scene *scene = &writer->scene;
-    bool has_index =
-        scene->is_unknown ? scene->index.kind == FSTI_PRECONDITION_VERSION : scene->has_index;
+    const remote_objects *remote_state = &writer->remote_state;
+    bool has_index = remote_state->is_unknown
+                         ? remote_state->index.kind == FSTI_PRECONDITION_VERSION
+                         : remote_state->has_index;
     return writer->folder != NULL && (has_index || has_stale(writer));
 }
 
@@ -251,7 +260,7 @@ static fst_status check_no_index(void *context, fst_error *error) {
     fsti_precondition now;
     FST_TRY(fsti_net_stat(writer->index_target.path, &writer->watch, &now, error));
     bool is_new = now.kind == FSTI_PRECONDITION_VERSION &&
-                  !fsti_precondition_equals(&now, &writer->scene.index);
+                  !fsti_precondition_equals(&now, &writer->remote_state.index);
     return is_new
                ? report_concurrent_save(writer, "has written an index since this save began", error)
                : FST_OK;
@@ -259,7 +268,7 @@ static fst_status check_no_index(void *context, fst_error *error) {
 
 /// Old files may be deleted only after checking that no other index refers to them.
 static bool lacks_list_permission(const fst_writer *writer) {
-    return writer->scene.index.is_hidden || writer->scene.single.is_hidden;
+    return writer->remote_state.index.is_forbidden || writer->remote_state.single.is_forbidden;
 }
 
 static fst_status report_hidden_files(void *context, fst_error *error) {
@@ -297,14 +306,15 @@ static fst_status check_file(void *context, fst_error *error) {
 
 /// Deletes only what existed when this save began; newer objects belong to other saves.
 static fst_status add_removals(fst_writer *writer, fst_error *error) {
-    const remote_scene *scene = &writer->scene;
+    const remote_objects *remote_state = &writer->remote_state;
     save_journal *journal = &writer->journal;
     bool has_index = writer->final_index != NULL;
     if (has_index && (has_stale(writer) || writer->manifest.kind != NULL))
         FST_TRY(fsti_journal_add_check(journal, check_index, writer, error));
-    for (size_t i = 0; i < scene->count && !lacks_list_permission(writer); i++) {
-        const char *member = scene->members[i];
-        const fsti_precondition *expected = is_single(writer, member) ? &scene->single : NULL;
+    for (size_t i = 0; i < remote_state->count && !lacks_list_permission(writer); i++) {
+        const char *member = remote_state->members[i];
+        const fsti_precondition *expected =
+            is_single(writer, member) ? &remote_state->single : NULL;
         if (!is_own(writer, member))
             FST_TRY(fsti_journal_add_removal(journal, member, expected, &writer->watch, error));
     }
@@ -317,7 +327,7 @@ static fst_status add_removals(fst_writer *writer, fst_error *error) {
 static fst_status plan_until_commit(fst_writer *writer, fst_error *error) {
     save_journal *journal = &writer->journal;
     fsti_output *index = writer->final_index;
-    bool is_first = index != NULL && writer->file_count == 1 && !writer->scene.has_index;
+    bool is_first = index != NULL && writer->file_count == 1 && !writer->remote_state.has_index;
     bool is_last = index != NULL && !is_first;
     if (!is_last) FST_TRY(fsti_save_manifest_aside_objects(writer, error));
     if (is_first) FST_TRY(fsti_journal_add(journal, STEP_PLACE, index, error));
@@ -338,7 +348,7 @@ fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error) {
     FST_TRY(add_removals(writer, error));
     // Remaining files are hidden by an index of the new file.
     bool leaves_some =
-        writer->scene.is_unknown || (lacks_list_permission(writer) && has_stale(writer));
+        writer->remote_state.is_unknown || (lacks_list_permission(writer) && has_stale(writer));
     if (writer->file_count == 1 && index != NULL && !leaves_some)
         FST_TRY(fsti_journal_add(journal, STEP_REMOVE_LAST, index, error));
     if (writer->manifest.kind != NULL && index == NULL)

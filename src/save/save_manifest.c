@@ -94,7 +94,7 @@ static fst_status digest_part(void *chunks, uint64_t offset, const void *data, u
 static fst_status begin_object(fst_writer *writer, save_file *file, fst_error *error) {
     FST_TRY(fsti_chunk_digests_open(writer->manifest.kind, file->layout.file_bytes,
                                     &file->listed.chunks, error));
-    fsti_output_give_parts(file->output, digest_part, file->listed.chunks);
+    fsti_output_observe_parts(file->output, digest_part, file->listed.chunks);
     return FST_OK;
 }
 
@@ -323,15 +323,15 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
 }
 
 fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error) {
-    const remote_scene *scene = &writer->scene;
+    const remote_objects *remote_state = &writer->remote_state;
     const char *own = writer->manifest.target.path;
     if (fsti_net_forbids_overwrite()) return FST_OK; // then nothing is replaced
     char *usual = usual_path(writer);
     if (usual == NULL) return fsti_error_memory(error, 64);
     bool is_other = own != NULL && strcmp(own, usual) != 0;
     FST_TRY(add_aside(writer, usual, error));
-    for (size_t i = 0; i < scene->manifest_count; i++)
-        FST_TRY(add_aside(writer, join(NULL, scene->manifests[i], ""), error));
+    for (size_t i = 0; i < remote_state->manifest_count; i++)
+        FST_TRY(add_aside(writer, join(NULL, remote_state->manifests[i], ""), error));
     return is_other ? add_aside(writer, join(NULL, own, ""), error) : FST_OK;
 }
 

@@ -30,7 +30,7 @@ typedef struct save_tensor {
 } save_tensor;
 
 /// Existing objects in a store's folder when the save starts.
-typedef struct remote_scene {
+typedef struct remote_objects {
     bool has_index;                  ///< with this stem
     bool is_unknown;                 ///< it may not be listed
     fsti_precondition index, single; ///< versions of the index and the single file
@@ -38,7 +38,7 @@ typedef struct remote_scene {
     size_t manifest_count, manifest_capacity;
     char **members; ///< URLs of files with this stem
     size_t count, capacity;
-} remote_scene;
+} remote_objects;
 
 /// A file of a save.
 typedef struct save_file {
@@ -76,14 +76,14 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
-    fsti_net_watch watch; ///< cancellation while waiting for a store
-    remote_scene scene;   ///< existing objects of a sharded model at a store
-    char tag[20];         ///< makes file names unique: \"-\" and 16 digits, or \"\"
-    bool is_remote;       ///< the files are objects of a store
-    bool is_shared;       ///< other processes know the temporary names
-    bool is_joined;       ///< joined to another process's file
-    bool is_adopted;      ///< files made by other processes, to be published by this one
-    bool names_only;      ///< see fst_publish_options
+    fsti_net_watch watch;        ///< cancellation while waiting for a store
+    remote_objects remote_state; ///< existing objects of a sharded model at a store
+    char tag[20];                ///< makes file names unique: \"-\" and 16 digits, or \"\"
+    bool is_remote;              ///< the files are objects of a store
+    bool is_shared;              ///< other processes know the temporary names
+    bool is_joined;              ///< joined to another process's file
+    bool is_adopted;             ///< files made by other processes, to be published by this one
+    bool names_only;             ///< see fst_publish_options
 
     fsti_file *origin;                   ///< for an edit: the file with the tensors; else NULL
     uint64_t origin_begin;               ///< offset of its data
@@ -192,7 +192,7 @@ fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_opt
 fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error);
 /// Lists existing objects, and sets the new files' names and targets.
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error);
-void fsti_writer_clear_scene(fst_writer *writer);
+void fsti_writer_clear_remote_state(fst_writer *writer);
 /// Whether the commit writes an index, and the commit's steps.
 bool fsti_writer_wants_index(const fst_writer *writer);
 fst_status fsti_writer_plan_objects(fst_writer *writer, fst_error *error);

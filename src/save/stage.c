@@ -57,9 +57,10 @@ static fst_status refuse_engine(const save_stage *stage, const char *name, const
                           reason);
 }
 
-static void explain(save_stage *stage, const char *one, const char *two) {
-    const char *comma = one[0] != '\0' && two[0] != '\0' ? ", " : "";
-    snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.60s%s%.60s", one, comma, two);
+static void explain(save_stage *stage, const char *first, const char *second) {
+    const char *comma = first[0] != '\0' && second[0] != '\0' ? ", " : "";
+    snprintf(stage->counts.reason, sizeof stage->counts.reason, "%.60s%s%.60s", first, comma,
+             second);
 }
 
 static void set_route(save_stage *stage, fsti_route route) {
@@ -104,7 +105,7 @@ static fst_status choose_route(save_stage *stage, fst_error *error) {
     return FST_OK;
 }
 
-/// If io_uring is unavailable now (locked memory may be short), uses blocking writes through the
+/// If io_uring is unavailable now (pinned memory may be short), uses blocking writes through the
 /// same slots, unless it was forced.
 static fst_status open_lane(save_stage *stage, fst_error *error) {
     bool may_fall_back =
@@ -168,8 +169,8 @@ static fst_status write_buffered(save_stage *stage, const void *data, uint64_t s
 /// was requested.
 static fst_status finish_write(save_stage *stage, fsti_io_op *op, fst_error *error) {
     uint64_t done = op->result < 0 ? 0 : fsti_min((uint64_t)op->result, op->size);
-    bool is_ours = stage->options.engine == FST_SAVE_ENGINE_AUTO;
-    if (op->result < 0 && is_ours && stage->route != FSTI_ROUTE_CACHE) {
+    bool is_automatic = stage->options.engine == FST_SAVE_ENGINE_AUTO;
+    if (op->result < 0 && is_automatic && stage->route != FSTI_ROUTE_CACHE) {
         stage->route = fsti_policy_demote(stage->route, false);
         explain(stage, "then buffered, because a direct write failed", strerror((int)-op->result));
     }
@@ -191,9 +192,9 @@ static fst_status reap_one(save_stage *stage, fst_error *error) {
 
 static fst_status take_slot(save_stage *stage, stage_slot **out, fst_error *error) {
     while (stage->busy_count == stage->slot_count) FST_TRY(reap_one(stage, error));
-    uint32_t free = 0; // there is one, because not all are busy
-    while (stage->slots[free].busy) free++;
-    *out = &stage->slots[free];
+    uint32_t index = 0; // a free slot exists, because not all are busy
+    while (stage->slots[index].busy) index++;
+    *out = &stage->slots[index];
     // The slot gets pages with its first bytes: count them as used instead of reserved.
     if (!(*out)->has_pages) fsti_buffer_use(stage->memory, stage->slot_bytes);
     (*out)->has_pages = true;
@@ -246,7 +247,8 @@ static fst_status fill_slot(save_stage *stage, const char *data, uint64_t *size,
 }
 
 /// Bytes at the cursor that can be written from the caller's memory; 0 if they must be staged.
-static uint64_t source_bytes(const save_stage *stage, const char *data, uint64_t size) {
+/// Direct I/O requires an aligned file offset, size and address.
+static uint64_t direct_source_bytes(const save_stage *stage, const char *data, uint64_t size) {
     if (stage->cursor % FSTI_IO_PAGE_BYTES != 0 || size < SOURCE_BYTES_MIN) return 0;
     if ((uintptr_t)data % stage->memory_alignment != 0) return 0;
     return fsti_align_down(fsti_min(size, stage->slot_bytes), FSTI_IO_PAGE_BYTES);
@@ -257,7 +259,7 @@ static uint64_t source_bytes(const save_stage *stage, const char *data, uint64_t
 static fst_status stage_direct(save_stage *stage, const char *data, uint64_t *size, bool *borrowed,
                                fst_error *error) {
     uint64_t gap = -stage->cursor % FSTI_IO_PAGE_BYTES;
-    uint64_t source = source_bytes(stage, data, *size);
+    uint64_t source = direct_source_bytes(stage, data, *size);
     if (source > 0) {
         stage_slot *slot = NULL;
         FST_TRY(close_slot(stage, error)); // ends at a page, so all of it is written directly

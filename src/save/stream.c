@@ -41,6 +41,8 @@ fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error) {
                           state == WRITER_FAILED ? "has failed" : "is finished");
 }
 
+/// Lock order: progress_lock, then lock. The first is held during the callback, so that reports of
+/// several threads do not overtake each other; the second is not, because the callback may be slow.
 fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error) {
     fst_writer *writer = context;
     const fst_save_options *options = &writer->options;
@@ -128,7 +130,8 @@ static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t off
     return status;
 }
 
-/// Records that bytes of a tensor arrive; each byte only once.
+/// Records that bytes of a tensor arrive; each byte only once. It is called before they are
+/// written: of two threads that write the same bytes, the second is refused and writes nothing.
 static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range range,
                         fst_error *error) {
     byte_range twice;
@@ -176,8 +179,8 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
         return fsti_writer_refuse(tensor, error,
                                   "the tensor's data was given when the save was opened");
     FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
-    // Record only if something is filled. One call at a time, in addition to writes, which check
-    // it.
+    // The tensor is claimed after the mapping succeeded. Calls of this function are not concurrent
+    // with each other (writer.h); concurrent writes check the claim.
     if (!tensor->is_mapped)
         FST_TRY(claim(writer, tensor, (byte_range){0, tensor->size_bytes}, error));
     tensor->is_mapped = true;

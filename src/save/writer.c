@@ -38,7 +38,9 @@ static fst_status copy_tensors(fst_writer *writer, const fst_save_tensor *tensor
     return FST_OK;
 }
 
-/// Groups the tensors by file with a counting sort.
+/// Groups the tensors by file with a counting sort. The counts are stored two positions further, so
+/// that begin[f + 1] can serve as the write position of file f. After the last loop it is the end
+/// of file f, which is the beginning of file f + 1.
 static void group_members(fst_writer *writer) {
     size_t *begin = writer->member_begin;
     for (size_t i = 0; i < writer->tensor_count; i++) begin[writer->tensors[i].file + 2]++;
@@ -163,29 +165,30 @@ static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst
 
 /// The index of a sharded model gets a path too.
 fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
-    bool is_set = writer->folder != NULL;
-    for (uint32_t f = 0; f < writer->file_count + (is_set ? 1 : 0); f++) {
+    bool is_sharded = writer->folder != NULL;
+    for (uint32_t f = 0; f < writer->file_count + (is_sharded ? 1 : 0); f++) {
         fsti_free(writer->published[f]);
         writer->published[f] =
-            is_set ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
+            is_sharded ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
         if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
     }
     return FST_OK;
 }
 
 static fst_status find_targets(fst_writer *writer, fst_error *error) {
-    bool is_set = writer->folder != NULL;
+    bool is_sharded = writer->folder != NULL;
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (writer->is_remote) return fsti_writer_find_objects(writer, error);
-    if (is_set) FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
-    if (is_set) FST_TRY(fsti_folder_visit(writer->folder, record_member, writer, error));
+    if (is_sharded)
+        FST_TRY(fsti_folder_make(writer->folder, durable, &writer->folders_made, error));
+    if (is_sharded) FST_TRY(fsti_folder_visit(writer->folder, record_member, writer, error));
     for (uint32_t f = 0; f <= writer->file_count; f++) {
         bool is_index = f == writer->file_count;
-        if (is_index && !is_set) break;
+        if (is_index && !is_sharded) break;
         fsti_target *target = is_index ? &writer->index_target : &writer->files[f].target;
         // A link in a sharded model is replaced, not followed: the index refers to files in its
         // folder, and the link's target may be in a shared store.
-        bool follow = !is_set && writer->options.replace_link == 0;
+        bool follow = !is_sharded && writer->options.replace_link == 0;
         FST_TRY(fsti_target_find(writer->published[f], follow, target, error));
         // Users who could not read the old file must not read its tensors elsewhere.
         FST_TRY(find_rights(writer, target, error));
@@ -235,7 +238,7 @@ static fst_status copy_options(fst_writer *writer, const char *path,
     return writer->folder == NULL || writer->stem == NULL ? fsti_error_memory(error, size) : FST_OK;
 }
 
-/// What needs no disk: names, layouts, paths.
+/// The part of opening that needs no disk: names, layouts, paths.
 static fst_status plan_at(fst_writer *writer, const char *path, const save_request *request,
                           fst_error *error) {
     FST_TRY(copy_options(writer, path, request->options, error));
@@ -305,9 +308,9 @@ fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_
 /// Closes the files and deletes their temporary names, unless the commit passed its commit step,
 /// because an index may then refer to them. Names known to other processes are kept.
 static void clear_files(fst_writer *writer, bool is_published) {
-    bool are_known = writer->is_joined || (writer->is_shared && !writer->is_adopted);
+    bool names_are_shared = writer->is_joined || (writer->is_shared && !writer->is_adopted);
     void (*drop)(fsti_output *) =
-        is_published || are_known ? fsti_output_abandon : fsti_output_close;
+        is_published || names_are_shared ? fsti_output_abandon : fsti_output_close;
     for (uint32_t f = 0; writer->files != NULL && f < writer->file_count; f++) {
         save_file *file = &writer->files[f];
         fsti_stage_close(file->stage, NULL);
@@ -334,7 +337,7 @@ static void clear_memory(fst_writer *writer) {
     fsti_target_clear(&writer->index_target);
     fsti_target_clear(&writer->manifest.target);
     fsti_journal_clear(&writer->journal);
-    fsti_writer_clear_scene(writer);
+    fsti_writer_clear_remote_state(writer);
     fsti_writer_drop_snapshot(writer);
     fsti_free(writer->set_member);
     fsti_free(writer->published);

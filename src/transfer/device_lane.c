@@ -170,8 +170,9 @@ static bool wait_for_reaper(fsti_pipeline *pipeline) {
     return true;
 }
 
-/// Removes the oldest slot from the queue if its copy is complete, else returns NO_SLOT. The lock
-/// must be held; it is released during driver calls.
+/// Removes the oldest slot from the queue if its copy is complete, or failed; else returns NO_SLOT.
+/// The lock must be held. It is released during driver calls, while is_reaping keeps other threads
+/// from the head of the queue.
 static uint32_t pop_arrived(device_lane *lane, bool wait, worker_counts *counts, fst_status *status,
                             fst_error *error) {
     bool arrived = false;
@@ -225,8 +226,8 @@ static uint32_t find_free(fsti_pipeline *pipeline, bool wait) {
     pthread_mutex_lock(&lane->lock);
     while (wait && lane->free_count == 0 && lane->sent_count == 0 && !atomic_load(&pipeline->stop))
         pthread_cond_wait(&lane->slot_changed, &lane->lock);
-    bool has_room = lane->free_count > 0 && lane->sent_count < SENT_COUNT_MAX;
-    uint32_t slot = has_room ? lane->free_slots[--lane->free_count] : NO_SLOT;
+    bool has_slot = lane->free_count > 0 && lane->sent_count < SENT_COUNT_MAX;
+    uint32_t slot = has_slot ? lane->free_slots[--lane->free_count] : NO_SLOT;
     pthread_mutex_unlock(&lane->lock);
     return slot;
 }
@@ -282,16 +283,16 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
     const fsti_plan_extent *extent = &plan->extents[range->extent];
     const fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     uint64_t origin = fsti_chunk_origin(range);
-    copy_list_builder *maker;
+    copy_list_builder *builder;
     bool wanted = wants_kernel(plan, range);
     bool has_kernels =
         wanted && fsti_device_has_kernels(lane->device) && fsti_staging_stage(lane->ring, slot);
     if (wanted && !has_kernels) atomic_store(&lane->lacks_kernels, true);
-    FST_TRY(fsti_copy_list_open(lane->ring, slot, lane->data[slot], has_kernels, &maker, error));
+    FST_TRY(fsti_copy_list_open(lane->ring, slot, lane->data[slot], has_kernels, &builder, error));
     uint64_t end = extent->converts
                        ? fsti_min(range->end + FSTI_PLAN_UNIT_BYTES_MAX - 1, extent->end)
                        : range->end;
-    fsti_copy_list_set_size(maker, end - origin);
+    fsti_copy_list_set_size(builder, end - origin);
     scatter_order order = {.plan = plan,
                            .extent = extent,
                            .buffer = buffer == NULL ? NULL : buffer->data,
@@ -300,10 +301,10 @@ static fst_status send_scattered(fsti_pipeline *pipeline, uint32_t chunk, uint32
                            .end = range->end,
                            .places = pipeline->places,
                            .emit = fsti_copy_list_add,
-                           .emit_context = maker};
+                           .emit_context = builder};
     fsti_scatter(&order);
     counts->bytes_converted += order.converted;
-    return fsti_copy_list_close(maker, counts, error);
+    return fsti_copy_list_close(builder, counts, error);
 }
 
 /// Queues a slot that was sent, or frees it after a failure.

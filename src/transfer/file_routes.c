@@ -49,8 +49,9 @@ static uint64_t classify_pages(fsti_file *file, const fsti_plan_chunk *range) {
     uint64_t bits = 0, resident, page = fsti_page_bytes();
     if (fsti_file_resident(file, range->begin, range->end, &resident) && resident == 0) return 0;
     for (uint64_t i = 0, at = range->begin; at < range->end; i++, at += page) {
-        bool is_known = fsti_file_resident(file, at, fsti_min(at + page, range->end), &resident);
-        if (!is_known || resident > 0) bits |= (uint64_t)1 << i;
+        bool has_residency =
+            fsti_file_resident(file, at, fsti_min(at + page, range->end), &resident);
+        if (!has_residency || resident > 0) bits |= (uint64_t)1 << i;
     }
     return bits;
 }
@@ -127,6 +128,8 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
         snprintf(
             pipeline->gds_reason, sizeof pipeline->gds_reason, "stopped: a read %s%s",
             os_errno == 0 ? "ended early" : "failed: ", os_errno == 0 ? "" : strerror(os_errno));
+    // Routes are numbered by preference. Reads of several threads may fail at the same time, so a
+    // route is only ever replaced by one with a higher number.
     is_demoted = atomic_load(&route->absent) < (int)next;
     if (is_demoted) {
         atomic_store(&route->absent, (int)next);

@@ -26,17 +26,17 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
                                  .has_budget = job->budget_bytes != 0,
                                  .may_wait = job->may_wait,
                                  .is_view_only = is_view_only};
-    fsti_executor who = fsti_policy_executor(&facts);
-    if (who != FSTI_EXECUTOR_CALLER_IF_CACHED) return who == FSTI_EXECUTOR_CALLER;
+    fsti_executor executor = fsti_policy_executor(&facts);
+    if (executor != FSTI_EXECUTOR_CALLER_IF_CACHED) return executor == FSTI_EXECUTOR_CALLER;
     for (size_t i = 0; i < job->plan->chunk_count; i++) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
         uint64_t bytes;
         // The chunk of a view was examined as well as possible.
-        bool is_there = is_view_only && pipeline->chunks[i].is_resident;
+        bool is_resident = is_view_only && pipeline->chunks[i].is_resident;
         if (fsti_file_resident(file, chunk->begin, chunk->end, &bytes))
-            is_there = bytes == chunk->end - chunk->begin;
-        if (!is_there) return false;
+            is_resident = bytes == chunk->end - chunk->begin;
+        if (!is_resident) return false;
     }
     return true;
 }
@@ -62,8 +62,8 @@ static void *run_thread(void *argument) {
     thread_start start = *(thread_start *)argument;
     fsti_free(argument);
     fsti_worker_run(start.pipeline, start.index);
-    atomic_fetch_sub(&start.pipeline->threads_running,
-                     1); // the last access of this thread to the pipeline
+    // The last access of this thread to the pipeline: at 0 another thread may close it.
+    atomic_fetch_sub(&start.pipeline->threads_running, 1);
     return NULL;
 }
 
@@ -145,7 +145,8 @@ static void init_locks(fsti_pipeline *pipeline) {
     pthread_condattr_destroy(&attributes);
 }
 
-/// Finishes all chunks of views that need no reads.
+/// Finishes all chunks of views that need no reads. No other thread knows the pipeline yet, so the
+/// stores need no order.
 static void finish_views(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     for (size_t i = 0; i < plan->chunk_count; i++)

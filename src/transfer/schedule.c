@@ -54,13 +54,14 @@ static void classify_mapped_chunk(fsti_pipeline *pipeline, uint32_t index) {
     if (!is_view && !clears && !fsti_pipeline_pages_in(pipeline, index) &&
         fsti_route_engine(route, true) == fsti_route_engine(route, false))
         return;
-    bool is_known = fsti_file_resident(file, chunk->begin, chunk->end, &resident);
-    state->is_resident =
-        is_known ? resident == chunk->end - chunk->begin : is_resident_probe(pipeline, file, chunk);
+    bool has_residency = fsti_file_resident(file, chunk->begin, chunk->end, &resident);
+    state->is_resident = has_residency ? resident == chunk->end - chunk->begin
+                                       : is_resident_probe(pipeline, file, chunk);
     // If residency is unknown, pages may have been cached before and are kept.
     if (!clears || state->is_resident) return;
-    state->is_dropped = is_known || fsti_file_derived_uses_cache(file);
-    if (is_known && resident > 0) state->is_dropped = fsti_pipeline_note_resident(pipeline, index);
+    state->is_dropped = has_residency || fsti_file_derived_uses_cache(file);
+    if (has_residency && resident > 0)
+        state->is_dropped = fsti_pipeline_note_resident(pipeline, index);
 }
 
 /// Classifies a chunk. True if it is resident.
@@ -71,10 +72,10 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
     state->queue =
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
     // A resident chunk of a view needs no work, except prefaulting if requested.
-    bool is_there =
+    bool needs_no_read =
         is_view && pipeline->job.digests == NULL &&
         (state->is_resident ? !pipeline->job.populate : !pipeline->job.policy->keeps_cache);
-    atomic_store_explicit(&state->step, is_there ? CHUNK_DONE : CHUNK_PENDING,
+    atomic_store_explicit(&state->step, needs_no_read ? CHUNK_DONE : CHUNK_PENDING,
                           memory_order_release);
     return state->is_resident;
 }
@@ -146,8 +147,8 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
 /// Later batches leave memory for read buffers, without which no batch could complete.
 static fst_status check_spare(const fsti_pipeline *pipeline, const fsti_plan_batch *batch,
                               fst_error *error) {
-    bool is_ours = !pipeline->sink->is_view && pipeline->job.policy->memory == FSTI_MEMORY_ARENA;
-    if (pipeline->job.budget_bytes == 0 || !is_ours) return FST_OK;
+    bool uses_arena = !pipeline->sink->is_view && pipeline->job.policy->memory == FSTI_MEMORY_ARENA;
+    if (pipeline->job.budget_bytes == 0 || !uses_arena) return FST_OK;
     uint64_t spare = pipeline->thread_count * SPARE_BYTES_PER_THREAD;
     return fsti_memory_check(fsti_buffer_arena_bytes(batch->buffer_bytes) + spare, error);
 }
@@ -345,7 +346,7 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     return UINT32_MAX;
 }
 
-static uint32_t take_now(fsti_pipeline *pipeline, const chunk_request *request) {
+static uint32_t take_pending(fsti_pipeline *pipeline, const chunk_request *request) {
     uint32_t chunk = find_pending(pipeline, request->preferred);
     if (chunk == UINT32_MAX && (request->may_steal || pipeline->is_demoted)) {
         chunk_queue other = request->preferred == QUEUE_RING ? QUEUE_BLOCKING : QUEUE_RING;
@@ -382,7 +383,7 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
         classify_before(pipeline);
         // The lock was released, so the stop may have been signalled meanwhile.
         if (atomic_load(&pipeline->stop)) break;
-        chunk = take_now(pipeline, &request);
+        chunk = take_pending(pipeline, &request);
         if (chunk != UINT32_MAX) break;
         if (classify_ahead(pipeline)) continue;
         if (request.may_populate) *populate = find_unpopulated(pipeline);
@@ -416,7 +417,7 @@ uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_
 
 void fsti_pipeline_fail(fsti_pipeline *pipeline, const fst_error *error) {
     pthread_mutex_lock(&pipeline->lock);
-    if (!pipeline->has_failed) {
+    if (!pipeline->has_failed) { // the first error is reported, not its consequences
         pipeline->has_failed = true;
         pipeline->error = *error;
     }
@@ -433,7 +434,8 @@ void fsti_pipeline_cancel(fsti_pipeline *pipeline) {
     fsti_pipeline_fail(pipeline, &error);
 }
 
-/// only_first: skip if a report was made before.
+/// Calls the progress callback. only_first: skip if a report was made before. Lock order:
+/// progress_lock, then lock. The first serialises the callback, so that its numbers never decrease.
 static void report_progress(fsti_pipeline *pipeline, bool only_first) {
     const fsti_job *job = &pipeline->job;
     if (job->progress == NULL) return;
@@ -477,6 +479,8 @@ void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     pthread_mutex_lock(&pipeline->lock);
     add_counts(&pipeline->counts, counts);
+    // The release store publishes the chunk's bytes: fsti_pipeline_chunks_done() loads it with
+    // acquire and without the lock.
     atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DONE, memory_order_release);
     pipeline->chunks_done++;
     pipeline->bytes_done += range->end - range->begin;
@@ -526,9 +530,9 @@ void fsti_pipeline_claim(fsti_pipeline *pipeline, uint32_t item) {
 }
 
 void fsti_pipeline_mark_filled(fsti_pipeline *pipeline, uint32_t item) {
-    unsigned char settled = PLACE_CLAIMED;
+    unsigned char claimed = PLACE_CLAIMED;
     if (pipeline->places != NULL)
-        atomic_compare_exchange_strong(&pipeline->places[item], &settled, PLACE_FILLED);
+        atomic_compare_exchange_strong(&pipeline->places[item], &claimed, PLACE_FILLED);
 }
 
 void fsti_pipeline_release(fsti_pipeline *pipeline, uint32_t batch) {

@@ -122,7 +122,7 @@ static void close_lanes(worker *self) {
 }
 
 /// Whether a chunk's blocks are read to the sink's target instead of the lane's slots: if the sink
-/// has slots of its own, with blocking engines, and for chunks that io_uring reads directly.
+/// has its own slots, with blocking engines, and for chunks that io_uring reads directly.
 static bool reads_to_target(const fsti_pipeline *pipeline, const io_lane *lane, uint32_t chunk,
                             const sink_target *target) {
     if (pipeline->sink->has_slots) return true;
@@ -303,12 +303,12 @@ static fst_status recover_read(worker *self, const io_lane *lane, io_block *bloc
     return FST_E_IO;
 }
 
-/// Examines a finished read. *again: all or part of it must be read again.
-static fst_status check_result(worker *self, const io_lane *lane, io_block *block, bool *again,
-                               fst_error *error) {
+/// Examines a finished read. *must_repeat: all or part of it must be read again.
+static fst_status check_result(worker *self, const io_lane *lane, io_block *block,
+                               bool *must_repeat, fst_error *error) {
     fsti_io_op *read = &block->read;
-    *again = may_retry(block);
-    if (*again) return FST_OK;
+    *must_repeat = may_retry(block);
+    if (*must_repeat) return FST_OK;
     if (read->result < 0) return recover_read(self, lane, block, error);
     uint64_t have = read->offset + (uint64_t)read->result;
     if (have >= block->needed_end) return FST_OK;
@@ -321,7 +321,7 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
     read->offset += advance;
     read->size -= advance;
     read->buffer = (char *)read->buffer + advance;
-    *again = true;
+    *must_repeat = true;
     return FST_OK;
 }
 
@@ -345,19 +345,19 @@ static fst_status finish_block(worker *self, io_lane *lane, fst_error *error) {
     self->counts.read_ns += fsti_now_ns() - start_ns;
     lane->in_flight--;
     count_requests(&self->counts, &block->read.net);
-    bool again = false;
-    fst_status status = check_result(self, lane, block, &again, error);
-    if (status == FST_OK && again && !atomic_load(&self->pipeline->stop)) {
+    bool must_repeat = false;
+    fst_status status = check_result(self, lane, block, &must_repeat, error);
+    if (status == FST_OK && must_repeat && !atomic_load(&self->pipeline->stop)) {
         self->counts.read_count++;
         lane->in_flight++;
         lane->engine->submit(lane->handle, &block->read);
         return FST_OK;
     }
-    if (status == FST_OK && !again) status = place_block(self, lane, block, error);
+    if (status == FST_OK && !must_repeat) status = place_block(self, lane, block, error);
     block->next_free = lane->free_blocks;
     lane->free_blocks = block;
     FST_TRY(status);
-    if (again) return FST_OK; // the pipeline stops
+    if (must_repeat) return FST_OK; // the pipeline stops
     chunk_state *state = &self->pipeline->chunks[block->chunk];
     if (--state->blocks_left > 0) return FST_OK;
     // A write or truncation before this moment changes size or time.
@@ -384,11 +384,11 @@ static fst_status locate_failure(const fsti_pipeline *pipeline, uint32_t chunk, 
                                  fst_error *error) {
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     uint64_t offset = cause->byte_offset;
-    bool is_known = offset >= extent->begin && offset < extent->end;
-    if (!is_known) offset = pipeline->job.plan->chunks[chunk].begin;
+    bool has_position = offset >= extent->begin && offset < extent->end;
+    if (!has_position) offset = pipeline->job.plan->chunks[chunk].begin;
     if (cause->status == FST_E_IO && cause->tensor[0] == '\0') {
         fsti_error_location location = fsti_pipeline_locate(pipeline, extent, offset);
-        if (is_known) location.byte_offset = FST_NO_OFFSET; // the message already has it
+        if (has_position) location.byte_offset = FST_NO_OFFSET; // the message already has it
         fsti_error_locate(cause, &location);
     }
     if (error != NULL) *error = *cause;
@@ -453,9 +453,9 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk,
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     bool to_target = reads_to_target(pipeline, lane, chunk, target);
     // Digest in blocks, while the bytes are in the CPU cache.
-    bool whole = lane->engine->is_mapped || (lane->engine->is_network && to_target) ||
-                 (!lane->engine->is_async && to_target && pipeline->job.digests == NULL);
-    uint64_t step = whole ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
+    bool by_chunk = lane->engine->is_mapped || (lane->engine->is_network && to_target) ||
+                    (!lane->engine->is_async && to_target && pipeline->job.digests == NULL);
+    uint64_t step = by_chunk ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);
     for (uint64_t begin = range->begin; begin < range->end;) {
@@ -492,7 +492,7 @@ static fst_status submit_chunk(worker *self, uint32_t chunk, fst_error *error) {
     return submit_blocks(self, lane, chunk, &target, error);
 }
 
-static void populate_place(worker *self, uint32_t chunk) {
+static void populate_target(worker *self, uint32_t chunk) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
@@ -556,7 +556,7 @@ static fst_status work(worker *self, work_limit *limit, fst_error *error) {
             status = submit_chunk(self, chunk, error);
             busy = true;
         } else if (populate != UINT32_MAX) {
-            populate_place(self, populate);
+            populate_target(self, populate);
         } else if (!busy) {
             break; // no chunk left and no read in flight
         } else {

@@ -88,8 +88,8 @@ static const char *name_kind(mode_t mode) {
 
 /// Lists an entry without bytes, with its kind as an error: a signature cannot cover it, so its
 /// presence is a difference. Takes over `name`.
-static fst_status push_odd(file_tree *tree, char *name, fst_status status, const char *what,
-                           fst_error *error) {
+static fst_status push_undigestible(file_tree *tree, char *name, fst_status status,
+                                    const char *what, fst_error *error) {
     FST_TRY(push_file(tree, name, error));
     (void)fsti_error_set(&tree->files[tree->count - 1].error, status, FSTI_NO_LOCATION, "%s", what);
     return FST_OK;
@@ -107,8 +107,8 @@ static bool is_above(const tree_walk *walk, const struct stat *info) {
 static fst_status walk_below(tree_walk *walk, char *name, const struct stat *info,
                              fst_error *error) {
     if (is_above(walk, info))
-        return push_odd(walk->tree, name, FST_E_NOT_REGULAR,
-                        "a symbolic link to a folder that contains it", error);
+        return push_undigestible(walk->tree, name, FST_E_NOT_REGULAR,
+                                 "a symbolic link to a folder that contains it", error);
     char *below = join(name, "/", "");
     fst_status status =
         below == NULL ? fsti_error_memory(error, strlen(name)) : walk_folder(walk, below, error);
@@ -118,15 +118,15 @@ static fst_status walk_below(tree_walk *walk, char *name, const struct stat *inf
 }
 
 /// Lists an entry, and takes over its name. `failed`: the errno of stat(), or 0.
-static fst_status take_entry(tree_walk *walk, char *name, const struct stat *info, int failed,
+static fst_status list_entry(tree_walk *walk, char *name, const struct stat *info, int failed,
                              fst_error *error) {
     if (failed == ENOENT || failed == ELOOP)
-        return push_odd(walk->tree, name, FST_E_NOT_FOUND,
-                        failed == ELOOP ? "a symbolic link in a loop" : "a broken symbolic link",
-                        error);
+        return push_undigestible(
+            walk->tree, name, FST_E_NOT_FOUND,
+            failed == ELOOP ? "a symbolic link in a loop" : "a broken symbolic link", error);
     if (S_ISREG(info->st_mode)) return push_file(walk->tree, name, error);
     if (S_ISDIR(info->st_mode)) return walk_below(walk, name, info, error);
-    return push_odd(walk->tree, name, FST_E_NOT_REGULAR, name_kind(info->st_mode), error);
+    return push_undigestible(walk->tree, name, FST_E_NOT_REGULAR, name_kind(info->st_mode), error);
 }
 
 /// Handles an entry of the folder `prefix` (relative, with a final slash).
@@ -149,7 +149,7 @@ static fst_status walk_entry(tree_walk *walk, const char *prefix, const char *en
     if (failed != 0 && !(is_link && (failed == ENOENT || failed == ELOOP)))
         status = fsti_error_errno(error, failed, path, "examining the file");
     fsti_free(path);
-    if (status == FST_OK) return take_entry(walk, name, &info, failed, error);
+    if (status == FST_OK) return list_entry(walk, name, &info, failed, error);
     fsti_free(name);
     return status;
 }
@@ -273,7 +273,7 @@ static fst_status hash_bytes(tree_hash *hash, fsti_file *file, void *state, char
 }
 
 /// Whether an earlier signed digest is still valid: same size, times and inode.
-static bool keep_file(tree_file *target, const char *path) {
+static bool reuse_digest(tree_file *target, const char *path) {
     struct stat info;
     const fsti_signed_file *known = target->known;
     if (known == NULL || known->is_listed_otherwise || known->stamp.inode == 0) return false;
@@ -288,8 +288,9 @@ static bool keep_file(tree_file *target, const char *path) {
 }
 
 /// Takes the stamp of the open file before reading it, so that changes from here on change the
-/// stamp.
-static void put_stamp(const tree_hash *hash, tree_file *target, const fsti_file *file) {
+/// stamp. A file that changed just before the run began gets no stamp: within the resolution of the
+/// file system's clock it could change again and keep its times.
+static void record_stamp(const tree_hash *hash, tree_file *target, const fsti_file *file) {
     struct stat info;
     int fd = fsti_file_descriptor(file);
     if (fd < 0 || fstat(fd, &info) != 0) return;
@@ -305,7 +306,7 @@ static fst_status open_file(const tree_hash *hash, tree_file *target, fsti_file 
     *out = NULL;
     char *path = join(hash->tree->folder, target->name, "");
     if (path == NULL) return fsti_error_memory(error, strlen(target->name));
-    fst_status status = keep_file(target, path) ? FST_OK : fsti_file_open(path, out, error);
+    fst_status status = reuse_digest(target, path) ? FST_OK : fsti_file_open(path, out, error);
     fsti_free(path);
     return status;
 }
@@ -314,7 +315,7 @@ static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fs
     fsti_file *file;
     FST_TRY(open_file(hash, target, &file, error));
     if (file == NULL) return fsti_work_add(&hash->progress, target->size_bytes, error);
-    put_stamp(hash, target, file);
+    record_stamp(hash, target, file);
     void *state = fsti_digest_sha256.begin();
     fst_status status =
         state == NULL ? fsti_error_memory(error, 64) : hash_bytes(hash, file, state, buffer, error);
@@ -324,6 +325,7 @@ static fst_status hash_file(tree_hash *hash, tree_file *target, char *buffer, fs
     return status;
 }
 
+/// Threads take files by a shared counter. Each file's row is written by the thread that took it.
 static void *run_hash(void *context) {
     tree_hash *hash = context;
     char *buffer = fsti_alloc(PIECE_BYTES);
@@ -391,7 +393,7 @@ fst_status fsti_file_tree_hash(file_tree *tree, const fsti_check_progress *liste
 }
 
 /// The error of a file without digest, with its name.
-static fst_status fail_row(const tree_file *file, fst_error *error) {
+static fst_status report_file_error(const tree_file *file, fst_error *error) {
     fsti_error_location location = {.file = file->name, .byte_offset = FST_NO_OFFSET};
     if (error == NULL || file->error.file[0] != '\0') {
         if (error != NULL) *error = file->error;
@@ -407,7 +409,7 @@ fst_status fsti_file_tree_rows(const file_tree *tree, fsti_signed_file **out, fs
     for (size_t i = 0; i < tree->count; i++) {
         if (tree->files[i].error.status != FST_OK) {
             fsti_free(files);
-            return fail_row(&tree->files[i], error);
+            return report_file_error(&tree->files[i], error);
         }
         files[i].name = tree->files[i].name;
         files[i].name_size = strlen(files[i].name);

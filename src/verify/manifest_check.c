@@ -161,7 +161,7 @@ static fst_status check_all(check_job *job, const char *path, fst_manifest_stats
     return FST_E_DIGEST;
 }
 
-/// There is no manifest. Checks a checksum list, or opens the model to use another digest source.
+/// Without a manifest: checks a checksum list, or opens the model to use another digest source.
 static fst_status check_other(const model_verification *found, const char *path,
                               const fsti_check_listener *listener, fst_manifest_stats *stats,
                               fst_error *error) {

@@ -83,17 +83,17 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
 }
 
 /// Whether the old entry of a file is still valid; if so, it is copied.
-static bool keep_file(const manifest_job *job, size_t index, const struct stat *info) {
+static bool reuse_entry(const manifest_job *job, size_t index, const struct stat *info) {
     const char *name = job->list.names[index];
     const fsti_manifest_file *old = fsti_manifest_find(&job->old, name, strlen(name));
-    bool lacks_tensors = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
+    bool wants_tensors = (job->options->flags & FST_MANIFEST_TENSORS) != 0;
     fsti_file_stamp now = fsti_file_stamp_of(info);
     if (old == NULL || old->size_bytes != (uint64_t)info->st_size ||
         !fsti_file_stamp_equals(&old->stamp, &now))
         return false;
-    if (lacks_tensors && old->header_bytes > 0 && old->tensor_lines_size == 0) return false;
+    if (wants_tensors && old->header_bytes > 0 && old->tensor_lines_size == 0) return false;
     job->rows[index] = *old;
-    if (!lacks_tensors) job->rows[index].tensor_lines_size = 0;
+    if (!wants_tensors) job->rows[index].tensor_lines_size = 0;
     return true;
 }
 
@@ -126,15 +126,15 @@ static fst_status open_file(manifest_job *job, size_t index, fst_manifest_stats 
     const char *name = job->list.names[index];
     made->path = fsti_folder_join(&job->list, name);
     if (made->path == NULL) return fsti_error_memory(error, strlen(name));
-    bool is_there = stat(made->path, &info) == 0;
-    if (is_there && keep_file(job, index, &info)) {
+    bool exists = stat(made->path, &info) == 0;
+    if (exists && reuse_entry(job, index, &info)) {
         stats->files_kept++;
         return fsti_work_add(&job->progress, job->rows[index].size_bytes, error);
     }
     FST_TRY(fsti_file_open(made->path, &made->file, error));
     *row = (fsti_manifest_file){
         .name = name, .name_size = strlen(name), .size_bytes = fsti_file_size(made->file)};
-    if (is_there && fsti_file_stamp_is_settled(&info, &job->begun))
+    if (exists && fsti_file_stamp_is_settled(&info, &job->begun))
         row->stamp = fsti_file_stamp_of(&info);
     if (fsti_verify_is_model(name) || job->list.is_single)
         FST_TRY(read_header(made, row, job, error));
@@ -214,8 +214,8 @@ static void finish_file(made_file *made, fsti_manifest_file *row) {
 }
 
 /// Processes files from job->first_file on, up to the limit of open files: *end is after them.
-static fst_status fill_some(manifest_job *job, size_t *end, fst_manifest_stats *stats,
-                            fst_error *error) {
+static fst_status digest_group(manifest_job *job, size_t *end, fst_manifest_stats *stats,
+                               fst_error *error) {
     *end = (size_t)fsti_min(job->list.count, job->first_file + FSTI_SCAN_FILES_MAX);
     memset(job->scans, 0, sizeof job->scans);
     for (size_t i = job->first_file; i < *end; i++) FST_TRY(open_file(job, i, stats, error));
@@ -257,7 +257,7 @@ static fst_status fill_rows(manifest_job *job, fst_manifest_stats *stats, fst_er
     fst_status status = FST_OK;
     fsti_work_begin(&job->progress, &job->listener, total_bytes(job));
     for (size_t end; job->first_file < count && status == FST_OK; job->first_file = end)
-        status = fill_some(job, &end, stats, error);
+        status = digest_group(job, &end, stats, error);
     fsti_work_end(&job->progress);
     FST_TRY(status);
     // All bytes read are digested.

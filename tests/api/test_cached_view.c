@@ -121,7 +121,7 @@ TEST(ranges_that_cannot_be_views)
     fst_model_close(model);
 }
 
-TEST(nonsense)
+TEST(invalid_ranges_are_refused)
 {
     const char *path = fixture_tensors("nonsense", COUNT, BYTES);
     fst_model *model = open_model(path);

@@ -202,7 +202,7 @@ static fst_status rename_first(const char *path, const char *target) {
     return fst_header_edit(path, target, &options, NULL, NULL);
 }
 
-/// A folder for each way in which an index leads to a file.
+/// Creates a folder for each path by which an index can refer to a file.
 static void make_folders(void) {
     static const char *const names[] = {"blobs", "snap", "dot", "up", "up/sub", "over", "linked"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -287,7 +287,7 @@ TEST(empty_metadata_is_kept)
 
 #define EDIT_COUNT 150
 
-/// Sets keys "<who>0", "<who>1", .., again and again where another edit was faster.
+/// Sets keys "<who>0", "<who>1", ... and repeats each edit that lost a race against another one.
 static int set_keys(const char *path, char who) {
     for (int i = 0; i < EDIT_COUNT;) {
         char key[16];
@@ -340,7 +340,7 @@ static int tell_parent(void *context, uint64_t done, uint64_t total, size_t tens
     return write(*(int *)context, "", 1) == 1 ? 0 : 1;
 }
 
-/// Whether the file is what it was is looked at under the lock under which it is replaced.
+/// The file is compared with its earlier state under the lock that is held to replace it.
 TEST(edit_waits_for_a_concurrent_replacement)
 {
     char path[512], byte;

@@ -72,7 +72,7 @@ static fst_model *open_slow(slow_file *slow) {
     return open_slow_file(slow, fixture_tensors("slow", COUNT, BYTES));
 }
 
-/// A load that lets go of what its stream has handed out.
+/// A load that frees tensors after its stream has returned them.
 static fst_loader *open_limited(fst_model *model) {
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.budget_bytes = 2 * BYTES + (4 << 20);
@@ -81,7 +81,7 @@ static fst_loader *open_limited(fst_model *model) {
     return loader;
 }
 
-/// One whose stream has come to its end: items are read again.
+/// A load whose stream has ended, so that items are read again.
 static fst_loader *open_streamed(slow_file *slow, size_t count, uint64_t size) {
     fst_model *model = open_slow_file(slow, fixture_tensors("again", count, size));
     fst_loader *loader = open_limited(model);
@@ -110,7 +110,7 @@ TEST(item_read_continues_between_waits)
     CHECK(poll_item(loader, 0, &tensor) > 1);
     CHECK(is_tensor(tensor, 0));
     fst_tensor_unref(tensor);
-    // Once, however often it was asked for, and it is counted.
+    // One read, however often it was requested, and it is counted.
     CHECK_INT(atomic_load(&slow.bytes) - before, BYTES);
     CHECK_INT(stats_of(loader).bytes_read - counted, BYTES);
     // Items that are not waited for end with the load.
@@ -119,7 +119,7 @@ TEST(item_read_continues_between_waits)
     fclose(slow.file);
 }
 
-/// Of more items than may go on at a time, asked for by turns, each arrives.
+/// More items than may be read at a time are polled one after the other; each one arrives.
 TEST(many_polled_items_all_arrive)
 {
     enum { MANY = 14, TURNS_MAX = 1000 };
@@ -138,7 +138,7 @@ TEST(many_polled_items_all_arrive)
     fclose(slow.file);
 }
 
-/// No call waits for the source beyond its limit, however many items are under way.
+/// No call waits for the source longer than its timeout, however many items are being read.
 TEST(more_than_eight_item_reads_are_queued)
 {
     enum { MANY = 12 };
@@ -296,7 +296,7 @@ TEST(destination_is_filled_without_a_wait)
     fclose(slow.file);
 }
 
-/// Items that were asked for ahead come with the stream all the same, with all their bytes.
+/// Items that were read early are also returned by the stream, with all their bytes.
 TEST(item_read_early_is_also_streamed)
 {
     for (int converts = 0; converts < 2; converts++) {
@@ -370,7 +370,7 @@ TEST(destination_is_written_once_by_concurrent_readers)
             pthread_join(threads[i], &failed);
             CHECK(failed == NULL);
         }
-        usleep(20000); // a second read would be under way
+        usleep(20000); // a second read would be running
         CHECK_INT(target[7], 99);
         fst_loader_close(loader);
         fst_model_close(model);
@@ -437,7 +437,7 @@ TEST(allocator_release_is_called_without_locks)
     options.allocator = &allocator;
     fst_tensor *tensor;
     CHECK_INT(fst_loader_open(model, &options, &asked_loader, NULL), FST_OK);
-    alarm(100); // what asks would wait for itself
+    alarm(100); // the allocator's call would deadlock
     while (fst_loader_next(asked_loader, -1, &tensor, NULL) == FST_OK) fst_tensor_unref(tensor);
     alarm(0);
     CHECK_INT(answers, 1);
@@ -466,7 +466,7 @@ TEST(allocator_calls_are_serialized)
         CHECK(failed == NULL);
     }
     CHECK_INT(atomic_load(&most_inside), 1);
-    // All that was allocated is told, with what was read again.
+    // Statistics include all allocations, also those of repeated reads.
     CHECK(stats_of(loader).buffer_bytes >= (uint64_t)atomic_load(&allocated) * BYTES);
     fst_loader_close(loader);
     fst_model_close(model);
@@ -517,7 +517,7 @@ TEST(unmappable_items_are_copied)
     fst_loader_cancel(loader);
     CHECK_INT(fst_loader_tensor_at(loader, 2, -1, &tensors[0], NULL), FST_E_CANCELLED);
     fst_loader_close(loader);
-    // Left to us it is no map: all of it would be copied.
+    // The automatic mode does not map, because everything would be copied.
     options = options_of(FST_MODE_AUTO);
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);

@@ -127,7 +127,7 @@ TEST(budgeted_load_continues_after_any_item)
     fst_model_close(model);
     for (size_t i = 0; i < ITEM_COUNT; i++) {
         fst_tensor *tensor;
-        size_t item = (i * 4 + 7) % ITEM_COUNT; // behind, ahead, and what is next
+        size_t item = (i * 4 + 7) % ITEM_COUNT; // released, ahead, and the next one
         CHECK_INT(fst_loader_tensor_at(loader, item, -1, &tensor, NULL), FST_OK);
         check_item(tensor, item);
         CHECK_INT(fst_loader_next(loader, -1, &tensor, NULL), FST_OK);

@@ -36,13 +36,13 @@ TEST(other_users_cold_files_load_like_own_files)
     fst_model_close(open_tensors());
     const char *path = fixture_path("tensors");
     fixture_evict(path);
-    int result = fixture_as_stranger(load_as_stranger, (void *)(uintptr_t)path);
+    int result = fixture_as_other_user(load_as_stranger, (void *)(uintptr_t)path);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
 }
 
 /// Loads everything, checks every byte, and says how.
-static int load_and_tell(const fst_load_options *options, fst_load_stats *stats) {
+static int load_and_report(const fst_load_options *options, fst_load_stats *stats) {
     fst_model *model;
     fst_loader *loader;
     if (fst_model_open(fixture_path("tensors"), NULL, &model, NULL) != FST_OK) return 1;
@@ -67,15 +67,15 @@ TEST(cold_load_fills_the_page_cache)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");
     if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.bytes_direct + stats.bytes_copied + stats.buffer_bytes, 0);
     CHECK(stats.read_count >= 8 && stats.read_count < 1000);
-    // What a caller gets is the same, how it comes is not.
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    // Callers get the same bytes by different methods.
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "map");
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
     CHECK_INT(stats.bytes_read + stats.cache_bytes + stats.read_count, 0);
@@ -85,7 +85,7 @@ static int load_own_as_stranger(void *context) {
     fst_load_options options = options_of(FST_MODE_LOAD);
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
@@ -94,7 +94,7 @@ TEST(small_files_of_other_users_become_resident)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    int result = fixture_as_stranger(load_own_as_stranger, NULL);
+    int result = fixture_as_other_user(load_own_as_stranger, NULL);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
 }
@@ -105,14 +105,14 @@ TEST(owned_load_of_small_files_fills_the_page_cache)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "load");
     if (stats.chunks_resident > 0) SKIP("this file system does not evict on request");
     CHECK_CONTAINS(stats.reason, "kept in the page cache: it fits in memory twice");
     CHECK_INT(stats.bytes_direct, 0);
     CHECK_INT(stats.bytes_read, COUNT * BYTES);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, stats.chunk_count);
     CHECK_INT(stats.cache_bytes, 0);
 }
@@ -123,17 +123,17 @@ TEST(bypass_leaves_the_page_cache_unchanged)
     fst_load_stats stats;
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_TEXT(stats.mode, "load");
     if (stats.bytes_direct == 0) SKIP("no direct reads here");
     CHECK_INT(stats.cache_bytes, 0);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, 0); // it still is not there
     options.cache = FST_CACHE_KEEP;
     options.mode = FST_MODE_LOAD;
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
-    CHECK_INT(load_and_tell(&options, &stats), 0);
+    CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.chunks_resident, stats.chunk_count); // now it is
     CHECK_INT(stats.cache_bytes, 0);
     fst_loader *loader;
@@ -150,7 +150,7 @@ static int map_as_stranger(void *context) {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     return stats.chunks_resident == 0 && stats.cache_bytes == COUNT * BYTES ? 0 : 10;
 }
@@ -160,7 +160,7 @@ static int map_again_as_stranger(void *context) {
     fst_load_options options = {.struct_size = sizeof options};
     fst_load_stats stats;
     (void)context;
-    int result = load_and_tell(&options, &stats);
+    int result = load_and_report(&options, &stats);
     if (result != 0) return result;
     if (stats.chunks_resident != stats.chunk_count) return 11;
     return stats.bytes_read + stats.read_count == 0 ? 0 : 12;
@@ -180,11 +180,11 @@ TEST(views_of_other_users_files_are_paged_in)
 {
     fst_model_close(open_tensors());
     fixture_evict(fixture_path("tensors"));
-    int result = fixture_as_stranger(map_as_stranger, NULL);
+    int result = fixture_as_other_user(map_as_stranger, NULL);
     if (result < 0) SKIP("needs root");
     CHECK_INT(result, 0);
     if (!answers_at_once(fixture_path("tensors"))) SKIP("no RWF_NOWAIT here");
-    CHECK_INT(fixture_as_stranger(map_again_as_stranger, NULL), 0);
+    CHECK_INT(fixture_as_other_user(map_again_as_stranger, NULL), 0);
 }
 
 /// A load that can't be finished: its budget holds four of the tensors.
@@ -242,7 +242,7 @@ TEST(fork_during_a_load)
     CHECK(WIFEXITED(status));
     CHECK_INT(WEXITSTATUS(status), 0);
     fst_tensor_unref(held);
-    for (size_t i = 1; i < COUNT; i++) { // the parent's goes on
+    for (size_t i = 1; i < COUNT; i++) { // the parent's load continues
         CHECK_INT(fst_loader_next(loader, -1, &held, NULL), FST_OK);
         CHECK(is_tensor(held, i));
         fst_tensor_unref(held);
@@ -257,7 +257,7 @@ static void *ask_and_allocate(void *context, size_t size_bytes, size_t alignment
     (void)context;
     fst_load_stats stats = {.struct_size = sizeof stats};
     allocations++;
-    // The first one comes before the program has the handle.
+    // The first call happens before the program has the handle.
     if (asked_loader != NULL && fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK)
         answers++;
     void *memory = NULL;
@@ -276,7 +276,7 @@ TEST(allocator_may_call_the_loader)
         .struct_size = sizeof allocator, .allocate = ask_and_allocate, .release = release_memory};
     fst_load_options options = options_of(FST_MODE_LOAD);
     options.allocator = &allocator;
-    alarm(250); // what used to stand still for ever
+    alarm(250); // ends the test after a deadlock
     asked_loader = NULL;
     fst_loader *loader = asked_loader = open_limited(&options);
     for (size_t i = 0; i < COUNT; i++) {
@@ -297,7 +297,7 @@ static void *allocate_slowly(void *context, size_t size_bytes, size_t alignment)
     if (atomic_load(&is_armed)) {
         atomic_store(&is_allocating, true);
         usleep(100000);
-        return NULL; // and there is none
+        return NULL; // refuses to allocate
     }
     void *memory = NULL;
     return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
@@ -329,8 +329,8 @@ TEST(close_during_allocation)
 
 TEST(destinations_are_filled_once)
 {
-    // What a caller has changed at a destination stays, whether its turn has come or not. The
-    // others need memory, so that most batches wait for the budget.
+    // What a caller has changed at a destination stays, before and after the stream reaches it. The
+    // other items need memory, so that most batches wait for the budget.
     static char first[BYTES], last[BYTES];
     fst_part items[COUNT];
     for (size_t i = 0; i < COUNT; i++)
@@ -396,7 +396,7 @@ TEST(refused_mapping_becomes_a_copy)
     fst_loader_close(loader);
 }
 
-/// Lets the address space of this process grow by so much.
+/// Lets the address space of this process grow by this many bytes.
 static bool limit_growth(uint64_t address_bytes) {
     unsigned long long pages = 0;
     FILE *stream = fopen("/proc/self/statm", "re");
@@ -407,8 +407,8 @@ static bool limit_growth(uint64_t address_bytes) {
     return setrlimit(RLIMIT_AS, &limit) == 0;
 }
 
-/// A child whose address space may grow by so much loads the file, as it is told in turn. Returns
-/// its exit status, or -1.
+/// A child whose address space may grow by this many bytes loads the file with the given options.
+/// Returns its exit status, or -1.
 static int load_within(uint64_t address_bytes, const fst_load_options *ways, size_t way_count) {
     pid_t child = fork();
     int status;
@@ -416,7 +416,7 @@ static int load_within(uint64_t address_bytes, const fst_load_options *ways, siz
         int result = limit_growth(address_bytes) ? 0 : 90;
         fst_load_stats stats;
         for (size_t i = 0; i < way_count && result == 0; i++)
-            result = load_and_tell(&ways[i], &stats);
+            result = load_and_report(&ways[i], &stats);
         _exit(result);
     }
     if (child < 0 || waitpid(child, &status, 0) != child) return -1;
@@ -429,7 +429,7 @@ TEST(address_space_limit_covers_mappings_and_buffers)
     fst_model_close(open_tensors());
     fst_load_options ways[] = {options_of(FST_MODE_AUTO), options_of(FST_MODE_LOAD)};
     ways[1].budget_bytes = 8 << 20;
-    // What maps the file leaves room for buffers, and threads with what they reserve, too.
+    // A load that maps the file leaves address space for buffers and for the stacks of threads.
     for (uint64_t mib = 20; mib <= 240; mib += 20) {
         fixture_evict(fixture_path("tensors"));
         CHECK_INT(load_within(mib << 20, ways, 2), 0);

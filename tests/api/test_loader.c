@@ -51,7 +51,7 @@ TEST(random_access_while_streaming_within_a_budget)
         fst_tensor *next, *other;
         CHECK_INT(fst_loader_next(loader, -1, &next, &error), FST_OK);
         CHECK(is_tensor(next, i));
-        // One that is long gone, one that is far ahead, one by name.
+        // A released item, one far ahead of the stream, and one by name.
         size_t any = i * 7 % COUNT;
         CHECK_INT(fst_loader_tensor_at(loader, any, -1, &other, &error), FST_OK);
         CHECK(is_tensor(other, any));

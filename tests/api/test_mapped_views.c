@@ -34,8 +34,8 @@ TEST(stores_to_views_stay_private)
     fst_model_close(model);
 }
 
-/// Loads everything as `mode` says and clears the tensors afterwards if asked to. Whether every
-/// tensor had the file's bytes.
+/// Loads everything with `mode`, and clears the tensors afterwards if requested. Returns whether
+/// every tensor had the file's bytes.
 static bool load_and_clear(fst_model *model, fst_load_mode mode, bool clears) {
     fst_load_options options = options_of(mode);
     fst_loader *loader;
@@ -126,7 +126,7 @@ TEST(mapping_with_an_engine_is_refused_at_open)
     fst_model_close(model);
 }
 
-TEST(views_are_populated_only_when_asked)
+TEST(views_are_populated_only_on_request)
 {
     // Another program may have the page cache emptied at any moment: such a round says nothing.
     for (int populate = 0, lost = 0; populate < 2 && lost < 100; populate++) {

@@ -133,7 +133,7 @@ TEST(not_files)
     CHECK_INT(open_path("", &model, &error), FST_E_NOT_FOUND);
     const char *secret = fixture_file("secret", "x", 1);
     chmod(secret, 0);
-    // Root can read everything, so become "nobody" for this test.
+    // Root can read everything, so become another user for this test.
     uid_t user = geteuid();
     if (user != 0 || seteuid(65534) == 0) {
         CHECK_INT(open_path(secret, &model, &error), FST_E_PERMISSION);

@@ -26,7 +26,7 @@ static fst_status save_values(const char *path, char value, fst_save_options *op
     return fst_save(path, &tensor, 1, options, NULL, NULL);
 }
 
-/// Opens a save of two tensors in the first folder and goes to the second one.
+/// Opens a save of two tensors in the first folder and changes to the second one.
 static fst_writer *open_and_leave(const char *path, fst_save_options *options, const char *second) {
     static char bytes[64];
     memset(bytes, 'n', sizeof bytes);

@@ -18,7 +18,7 @@
 
 static const char *const names[TENSORS] = {"a", "b", "c", "d", "e", "f"};
 
-/// Tensors of fixture_byte(), each at its place in `data`, spread over so many files.
+/// Tensors of fixture_byte(), each at its offset in `data`, distributed over `file_count` files.
 static void describe(fst_save_tensor *tensors, uint8_t *data, uint32_t file_count) {
     static const uint64_t shape[] = {TENSOR_BYTES};
     for (uint32_t i = 0; i < TENSORS; i++) {
@@ -123,7 +123,7 @@ TEST(manifest_is_written_to_the_given_path)
     CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
     CHECK(is_right(path, other, FST_DIGEST_XXH3_128));
     CHECK(access(manifest_of(path), F_OK) != 0);
-    // Not in place of the model, by whatever way there.
+    // The manifest may not replace the model, by any spelling of its path.
     snprintf(taken, sizeof taken, "%s", fixture_path("elsewhere/../plain.safetensors"));
     options.manifest = taken;
     CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_E_ARGUMENT);
@@ -356,7 +356,7 @@ TEST(publishing_rank_writes_the_manifest)
         const char *manifest = fixture_path("published/model.manifest");
         if (is_first)
             CHECK(is_right(fixture_path("published"), manifest, FST_DIGEST_XXH3_128));
-        else // that of the old set is gone
+        else // the manifest of the old model is deleted
             CHECK(access(fixture_path("published/model.manifest"), F_OK) != 0);
     }
     const char *none[] = {"x"};

@@ -17,7 +17,7 @@ static fst_status open_verified(const char *path, fst_model **model, fst_error *
     return fst_model_open(path, &options, model, error);
 }
 
-/// Loads everything and looks at every tensor that comes; *handed_out counts them.
+/// Loads everything and compares every returned tensor; *handed_out counts them.
 static fst_status load_all(const char *path, const fst_load_options *wish, fst_load_stats *stats,
                            size_t *handed_out, fst_error *error) {
     fst_model *model;
@@ -194,7 +194,7 @@ TEST(caller_memory_gets_verified_bytes)
     memset(place, 0x5a, BYTES);
     CHECK_INT(load_item(path, &item, &stats, &error), FST_OK);
     CHECK(fixture_matches(place, 3 * BYTES, BYTES));
-    // Not a byte of a chunk that differs comes there.
+    // No byte of a damaged chunk reaches the destination.
     memset(place, 0x5a, BYTES);
     flip(path, 8 * (size_of(path) - 9 * BYTES + 1) + 3);
     CHECK_INT(load_item(path, &item, &stats, &error), FST_E_DIGEST);
@@ -258,7 +258,7 @@ TEST(header_is_verified_before_parsing)
     CHECK_CONTAINS(error.message, "size");
 }
 
-/// Whether a flipped bit is refused before a tensor with it is out; the bit is put back.
+/// Whether a flipped bit is refused before its tensor is returned. Restores the bit.
 static bool refuses_flip(const char *path, const char *flipped, uint64_t bit, fst_error *error) {
     size_t handed_out;
     flip(flipped, bit);
@@ -288,7 +288,7 @@ TEST(a_thousand_flipped_bits_are_refused)
         return;
     }
     size_t handed_out;
-    CHECK_INT(load_all(path, NULL, NULL, &handed_out, &error), FST_OK); // all were put back
+    CHECK_INT(load_all(path, NULL, NULL, &handed_out, &error), FST_OK); // all bits were restored
 }
 
 TEST(nothing_to_verify_with_is_an_error)

@@ -232,7 +232,7 @@ TEST(unsavable_tensors_are_named)
     CHECK_INT(fst_save(fixture_path("refused"), NULL, 0, &options, NULL, NULL), FST_E_ARGUMENT);
 }
 
-TEST(nonsense_is_refused)
+TEST(invalid_writes_are_refused)
 {
     fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_1, "x");
     fst_save_options options = save_options_of();

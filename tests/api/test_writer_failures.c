@@ -38,7 +38,7 @@ TEST(overlapping_writes_are_named)
     CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "bytes 32768 to 65536 of the tensor were never written");
     CHECK_TEXT(error.tensor, "t");
-    // What was missing may still come, in any order.
+    // The missing bytes may still be written, in any order.
     CHECK_INT(fst_writer_write(writer, 0, 50000, half, 15536, NULL), FST_OK);
     CHECK_INT(fst_writer_write(writer, 0, 40000, half, 10001, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "bytes 50000 to 50001");
@@ -357,7 +357,7 @@ TEST(leftovers_of_killed_saves_are_removed)
     CHECK_INT(counts[0], 2);
     CHECK_INT(counts[1], 0);
     CHECK_INT(counts[2], 2);
-    // The next save of the same target removes its own, and no other's.
+    // The next save of the same target deletes its own leftovers and no others.
     fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
     CHECK_INT(fst_save(fixture_path("left/model.safetensors"), &tensor, 1, NULL, &stats, NULL),
               FST_OK);

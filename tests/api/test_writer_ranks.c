@@ -62,7 +62,7 @@ TEST(files_of_ranks_become_a_sharded_model)
     CHECK(stats.sync_count >= 4);
     CHECK_INT(save_set_value("ranks", 2), 'y');
     CHECK_INT(save_hidden_count("ranks"), 0);
-    // Where an index was, one stays also when none is asked for.
+    // An existing index is replaced, even if none was requested.
     options.names_only = 1;
     CHECK_INT(save_ranks("ranks", 'z', &options, &stats, NULL), FST_OK);
     CHECK_INT(save_entry_count("ranks"), 3);
@@ -85,7 +85,7 @@ TEST(unpublished_files_are_deleted_with_the_writer)
     fst_writer_close(writer);
     CHECK_INT(save_entry_count("back"), 0);
 
-    // An index leads to it: a publication was killed half way.
+    // An index refers to it: a save was killed while it published.
     writer = open_rank("back/model-00001-of-00001.safetensors", "a", bytes);
     const char *name = strrchr(fst_writer_hidden_path(writer, 0), '/') + 1;
     FILE *index = fopen(fixture_path("back/model.safetensors.index.json"), "we");
@@ -117,7 +117,7 @@ TEST(only_handed_over_files_are_published)
     CHECK_INT(fst_set_publish(fixture_path("here"), elsewhere, 1, NULL, NULL, &error),
               FST_E_ARGUMENT);
     CHECK(strstr(error.message, "not in the folder") != NULL);
-    // The same tensor twice: nothing is published, and the hidden files go.
+    // The same tensor twice: nothing is published, and the temporary files are deleted.
     fst_writer *other = open_rank("there/model-2.safetensors", "a", bytes);
     const char *twice[] = {fst_writer_hidden_path(writer, 0), fst_writer_hidden_path(other, 0)};
     CHECK_INT(fst_set_publish(fixture_path("there"), twice, 2, NULL, NULL, &error), FST_E_ARGUMENT);
@@ -125,7 +125,7 @@ TEST(only_handed_over_files_are_published)
     fst_writer_close(writer);
     fst_writer_close(other);
     CHECK_INT(save_entry_count("there"), 0);
-    // One that is gone.
+    // A file that was deleted.
     const char *gone[] = {fixture_path("there/.model.safetensors.0123456789abcdef.tmp")};
     CHECK_INT(fst_set_publish(fixture_path("there"), gone, 1, NULL, NULL, &error), FST_E_NOT_FOUND);
     CHECK_INT(fst_set_publish(fixture_path("there"), gone, 0, NULL, NULL, &error), FST_E_ARGUMENT);
@@ -209,7 +209,7 @@ TEST(invalid_joins_are_refused)
     CHECK_INT(fst_writer_join(fst_writer_hidden_path(maker, 0), NULL, &part, NULL), FST_OK);
     CHECK_INT(fst_writer_write(part, 0, 60, "12345", 5, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK);
-    CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK); // nobody counts
+    CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK); // overlaps are not counted
     fst_writer_close(part);
     fst_writer_close(maker);
 }

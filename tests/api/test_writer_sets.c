@@ -116,7 +116,7 @@ TEST(leftovers_with_long_names_are_removed)
     // Names are cut where they are hidden: 200 bytes of them.
     snprintf(hidden, sizeof hidden, "long/.%.200s.0123456789abcdef.tmp", stem);
     fixture_file(hidden, "x", 1);
-    fixture_file("long/.t.safetensors.0123456789abcdef.tmp", "x", 1); // somebody else's
+    fixture_file("long/.t.safetensors.0123456789abcdef.tmp", "x", 1); // of another target
     CHECK_INT(fst_save(fixture_path("long"), &tensor, 1, &options, &stats, NULL), FST_OK);
     CHECK_INT(stats.leftover_count, 1);
     CHECK_INT(save_hidden_count("long"), 1);

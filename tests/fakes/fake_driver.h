@@ -23,7 +23,7 @@ enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINA
 enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 enum { DEVICE_COUNT_MAX = 8, CONTEXT_DEPTH_MAX = 16 };
 
-/// The device that calls of this thread are for; -1: none (HIP's threads always have one).
+/// The device that calls of this thread use; -1: no device (HIP's threads always have one).
 int fake_current_device(void);
 /// The thread has loaded a module.
 extern _Thread_local bool fake_loaded_module;

@@ -89,7 +89,7 @@ static ssize_t read_straight(int fd, void *target, size_t size, off_t offset) {
     if ((off_t)size > info.st_size - offset) size = (size_t)(info.st_size - offset);
     char *mapping = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, offset);
     if (mapping == MAP_FAILED) return -1;
-    madvise(mapping, size, MADV_RANDOM); // nothing comes into the page cache that was not asked for
+    madvise(mapping, size, MADV_RANDOM); // no readahead into the page cache
     memcpy(target, mapping, size);
     munmap(mapping, size);
     posix_fadvise(fd, offset, (off_t)size, POSIX_FADV_DONTNEED);

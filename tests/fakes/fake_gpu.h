@@ -7,21 +7,21 @@
 
 /// Settings, by name, also from the environment as FAKE_GPU_<NAME> when the driver starts:
 ///   devices, memory (bytes a device), version, integrated, capability (90: 9.0)
-///   delay_us (most, a queued operation), fail_at (the n-th call from now fails), fail_code,
-///   no_lock (memory can't be locked), init_code, no_kernels, no_binaries (PTX alone is taken),
-///   other_address (locked memory has another address for the device),
-///   capturing (a graph is being captured: calls that end that fail with 900, unless their thread
-///   has asked to be let through), sticky (what every call answers from now on), gone (1: the
-///   driver has ended)
-/// Costs: free_us, alloc_us, module_us, lock_us and lock_mib_us (one at a time), wake_us (of who
-///   sleeps for an event), bus_mbps (0: as fast as memory; else nothing is moved, and the time
-///   passes) and copy_us (a copy of that); no_bytes: nothing is moved.
+///   delay_us (maximum per queued operation), fail_at (the n-th call from now fails), fail_code,
+///   no_lock (memory can't be pinned), init_code, no_kernels, no_binaries (only PTX is accepted),
+///   other_address (pinned memory has another address for the device),
+///   capturing (a graph is being captured: calls that would end that fail with 900, unless their
+///   thread has requested the relaxed mode), sticky (the result of every call from now on), gone
+///   (1: the driver has shut down)
+/// Costs: free_us, alloc_us, module_us, lock_us and lock_mib_us (one at a time), wake_us (of a
+///   thread that sleeps for an event), bus_mbps (0: as fast as memory; otherwise nothing is copied,
+///   and the time passes) and copy_us (cost of each copy); no_bytes: nothing is copied.
 /// fake_gpu_fail() names the function that fails, by the CUDA name; NULL: any.
 typedef void (*fake_gpu_set_function)(const char *name, long value);
 typedef void (*fake_gpu_fail_function)(const char *function, long nth_call, long code);
 /// Counters: allocations, allocated_bytes, locked_bytes, contexts (bits of devices), streams,
-/// events, calls, copies, launches, copied_out, out_ahead (of these, asked
-/// for while another one was on its way), pageable (copies of memory that is not locked),
+/// events, calls, copies, launches, copied_out, out_ahead (copies out that were queued
+/// while another one was running), pageable (copies of memory that is not pinned),
 /// bus_idle_us (pauses of less than 5 ms between copies, where bus_mbps is set),
 /// overwritten (copies whose source was written to before they were done),
 /// alloc_calls, free_calls, lock_calls, stream_calls, module_calls, modules, module_copies (by

@@ -7,7 +7,7 @@
 
 static const char code[] = "FAKE HIP CODE";
 
-// The header files' texts and names follow; none are given.
+// The texts and names of header files follow; the library passes none.
 EXPORT int hiprtcCreateProgram(void **program, const char *source, const char *name, int headers) {
     (void)name;
     *program = (void *)code;

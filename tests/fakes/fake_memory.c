@@ -17,7 +17,7 @@ enum { RANGE_COUNT_MAX = 4096, ALIGNMENT = 512, PAGE = 4096 };
 typedef struct range {
     char *begin;
     size_t size;
-    int device; ///< -1: locked memory of the processors
+    int device; ///< -1: pinned memory of the CPU
 } range;
 
 static struct {
@@ -88,8 +88,8 @@ FUNCTION(cuMemAlloc_v2, hipMalloc)(uint64_t *address, size_t size) {
     return fake_error(memory == NULL ? OUT_OF_MEMORY : 0);
 }
 
-/// What a queued copy reads or writes must not go: with memory that others hand out again, the
-/// next owner would be written to.
+/// Memory of a queued copy must not be freed: an allocator may give it to another owner, whose
+/// bytes would then be overwritten.
 static void check_unused(const char *function, const void *begin, size_t size) {
     if (!fake_streams_use(begin, size)) return;
     fprintf(stderr, "fake GPU: %s of memory that a queued copy uses\n", function);
@@ -123,7 +123,7 @@ FUNCTION(cuMemFree_v2, hipFree)(uint64_t address) {
 
 FUNCTION(cuMemHostRegister_v2, hipHostRegister)(void *address, size_t size, unsigned flags) {
     BEGIN_IN_CONTEXT("cuMemHostRegister");
-    if (flags > 1) return INVALID_VALUE; // 1: for all contexts; what else there is nobody means
+    if (flags > 1) return INVALID_VALUE; // 1: for all contexts; other flags are unknown
     fake_number_add(LOCK_CALLS, 1);
     if (fake_number(NO_LOCK) != 0) return fake_error(OUT_OF_MEMORY);
     pthread_mutex_lock(&locking);
@@ -255,7 +255,7 @@ __attribute__((visibility("default"))) void fake_gpu_on_first_copy(void (*hook)(
     first_copy_hook = hook;
 }
 
-/// What had been asked of the driver when the first copy was queued.
+/// Records the number of driver calls when the first copy was queued.
 static void note_first_copy(void) {
     if (fake_loaded_module) fake_number_add(MODULE_COPIES, 1);
     if (fake_number_add(COPIES, 1) != 0) return;
@@ -306,7 +306,7 @@ FUNCTION(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *target, uint64_t source
     fake_stream_add(stream, &work, fake_number(DELAY_US));
     if (is_locked(target, size)) return 0;
     fake_number_add(PAGEABLE, 1);
-    fake_stream_sync(stream); // by way of the driver's own memory
+    fake_stream_sync(stream); // the driver copies through its own memory
     return 0;
 }
 

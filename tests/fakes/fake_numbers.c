@@ -97,11 +97,11 @@ static bool is_unsafe(const char *function) {
     return false;
 }
 
-/// The rules that no failure is asked for in: 0, or what the call answers.
+/// Rules without an injected failure: 0, or the call's result.
 static int broken_rule(const char *function) {
     fake_number_add(CALLS, 1);
     if (fake_number(GONE) != 0) return DEINITIALIZED;
-    // An error of the device stays until the process ends; contexts still come and go.
+    // An error of the device stays until the process ends; contexts are still pushed and popped.
     if (fake_number(STICKY) != 0 && strncmp(function, "cuCtx", 5) != 0)
         return (int)fake_number(STICKY);
     if (fake_number(CAPTURING) != 0 && capture_mode != CAPTURE_RELAXED && is_unsafe(function)) {

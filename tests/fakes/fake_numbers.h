@@ -77,8 +77,7 @@ void fake_number_or(int index, long bits);
 void fake_numbers_read(void);
 /// The result of a call before it starts; 0: continue.
 int fake_call_begin(const char *function);
-/// The same for calls that give something back: what fails there is lost, so no failure is asked
-/// for.
+/// The same for calls that free something. A failure would leak it, so none is injected.
 int fake_call_end(const char *function);
 /// The code of a call that failed, which becomes the thread's last error, as HIP keeps it.
 int fake_error(int code);

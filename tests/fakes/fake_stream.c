@@ -48,7 +48,7 @@ static struct {
 
 static bool is_simulated(void) { return fake_number(BUS_MBPS) != 0; }
 
-/// Sleeps to the microsecond: what the system adds to a sleep is no driver's.
+/// Sleeps with microsecond precision, because the system's sleep overruns are not the driver's.
 static void sleep_until(int64_t time_ns) {
     struct timespec time = {time_ns / 1000000000, time_ns % 1000000000};
     prctl(PR_SET_TIMERSLACK, 1ul);

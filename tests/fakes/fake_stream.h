@@ -24,7 +24,7 @@ typedef struct fake_work {
     bool is_copy;           ///< its memory must not go before it is done
 } fake_work;
 
-/// `blocking`: in order with the legacy stream, as streams are unless they are told not to.
+/// `blocking`: in order with the legacy stream, which is the default for streams.
 fake_stream *fake_stream_open(bool blocking);
 /// The stream that the handle 0 stands for: in order with every blocking one.
 fake_stream *fake_stream_legacy(void);

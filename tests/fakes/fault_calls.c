@@ -94,7 +94,7 @@ WRAP(ssize_t, copy_file_range,
      (from, from_at, to, to_at, size, flags), EIO, ENOSPC, EINTR, EXDEV, EINVAL)
 WRAP(int, flock, (int fd, int operation), (fd, operation), ENOLCK)
 
-/// Reads fail only where a test asks for it.
+/// Reads fail only if a test requests it.
 ssize_t __real_pread64(int fd, void *data, size_t size, off_t at);
 ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at);
 ssize_t __wrap_pread64(int fd, void *data, size_t size, off_t at) {

@@ -10,7 +10,7 @@
 typedef enum fault_kind {
     FAULT_NONE,    ///< count only
     FAULT_ONCE,    ///< the n-th call fails
-    FAULT_FOREVER, ///< and all that come after it
+    FAULT_FOREVER, ///< and all calls after it
     FAULT_KILL,    ///< the process ends before the n-th call
     FAULT_ACTION,  ///< `action` runs before the n-th call
 } fault_kind;

@@ -54,8 +54,8 @@ bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near);
 bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats *stats);
 /// Loads the mixed model whole, in slices, with and without every conversion.
 bool gpu_same_however(fst_model *model, const gpu_fake *driver);
-/// Nothing of a load is left, but for the ring that is kept; and, after fst_memory_trim(), not even
-/// that.
+/// Whether nothing of a load is left, except the cached ring; after fst_memory_trim(), not even
+/// the ring.
 bool gpu_is_clean(const gpu_fake *driver);
 
 #endif

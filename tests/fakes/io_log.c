@@ -128,7 +128,7 @@ EXPORT ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
     return done;
 }
 
-/// What came to a file from another one, from `at` on.
+/// Records the bytes that a file received from another one, from `at` on.
 static void note_copied(int fd, off_t at, size_t size) {
     char *bytes = malloc(size);
     char link[64];

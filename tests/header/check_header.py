@@ -67,7 +67,8 @@ def compilers(c_compiler: str) -> list[tuple[list[str], str]]:
     runs = [([c_compiler, "-std=c11", "-x", "c"], ".c")]
     found = [shutil.which(name) for name in ("g++", "clang++")]
     for cxx in [path for path in found if path]:
-        runs += [([cxx, f"-std=c++{year}", "-x", "c++"], ".cc") for year in ("11", "14", "17", "20", "2b")]
+        runs += [([cxx, f"-std=c++{year}", "-x", "c++"], ".cc")
+                 for year in ("11", "14", "17", "20", "2b")]
     if len(runs) == 1:
         print("no C++ compiler: C++ is not checked")
     return runs

@@ -136,7 +136,7 @@ void fixture_warm(const char *path) {
 
 #define STRANGER_ID 65534
 
-int fixture_as_stranger(int (*work)(void *context), void *context) {
+int fixture_as_other_user(int (*work)(void *context), void *context) {
     int status = 0;
     if (geteuid() != 0) return -1;
     fixture_path("");

@@ -32,11 +32,11 @@ void fixture_evict(const char *path);
 void fixture_warm(const char *path);
 
 /// Runs `work` in a child that is neither root nor the owner of the fixture's files, which it may
-/// read. Returns what `work` does (0 to 100), or -1 where this process can't become somebody else.
-int fixture_as_stranger(int (*work)(void *context), void *context);
+/// read. Returns the result of `work` (0 to 100), or -1 if this process can't change its user.
+int fixture_as_other_user(int (*work)(void *context), void *context);
 
-/// Whether the system notes the flag of the mapping that holds `address`, as "hg" (asks for huge
-/// pages) and "nh" (asks for small ones) in proc(5), smaps.
+/// Whether the system reports a flag of the mapping that holds `address`: "hg" (huge pages were
+/// advised) or "nh" (small ones), see proc(5), smaps.
 int fixture_mapping_has(const void *address, const char *flag);
 
 /// Deterministic pseudo-random numbers.

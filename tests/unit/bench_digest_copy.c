@@ -5,7 +5,7 @@
 /// CPU cache. Reads one word per line from standard input and prints its seconds: "none" only
 /// copies, the name of a digest copies and digests; the prefix "only-" digests without copying,
 /// "fresh-" copies to new memory, as the first load of a program does. benchmarks/verified_loads.py
-/// runs it in turns with loads.
+/// runs it interleaved with loads.
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>

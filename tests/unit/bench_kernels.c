@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The limits of the CPU, and how close the kernels come: non-temporal copies and conversions, in
+/// The limits of the CPU, and how close the kernels get: non-temporal copies and conversions, in
 /// mapped memory. GB/s count bytes read and written.
 #include <pthread.h>
 #include <stdio.h>

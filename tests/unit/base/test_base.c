@@ -33,7 +33,7 @@ TEST(error_message_has_all_fields)
 TEST(error_message_is_escaped_for_terminals)
 {
     fst_error error;
-    // What a message quotes comes from files, too; C1 controls are two bytes of UTF-8.
+    // Messages also quote bytes of files; C1 control characters are two bytes of UTF-8.
     CHECK_INT(fsti_error_set(&error, FST_E_IO, FSTI_NO_LOCATION, "bad `%s`",
                              "\x1b[31m\xc2\x9b\xc3\xa9\n"),
               FST_E_IO);
@@ -189,7 +189,7 @@ TEST(hash_depends_on_every_byte_and_the_key)
     CHECK(fsti_hash_key() != 0 && fsti_hash_key() == fsti_hash_key());
 }
 
-/// A machine of so many processors, all of which may be used; 0: the real one.
+/// The number of CPUs of a fake machine, all of which may be used; 0: the real one.
 static size_t fake_processor_count;
 
 /// In place of the C library's.

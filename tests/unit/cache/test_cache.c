@@ -136,8 +136,8 @@ TEST(threads_and_entries_share_fetched_blocks)
     }
     for (int i = 0; i < READER_COUNT; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < READER_COUNT; i++) CHECK(readers[i].is_good);
-    // Two openings may both have brought the first block. On a busy machine the module also repeats
-    // requests whose answers are late.
+    // Two opens may both have fetched the first block. On a busy machine the module also repeats
+    // requests whose responses are late.
     fsti_net_counts counts[2] = {{0}, {0}};
     for (int i = 0; i < 2; i++) fsti_cache_counts(opened[i].entry, &counts[i]);
     uint64_t repeated = counts[0].hedges + counts[1].hedges + counts[0].retries + counts[1].retries;
@@ -162,7 +162,7 @@ static bool find_name(const char *folder, char name[CACHE_NAME_BYTES]) {
     return is_found;
 }
 
-/// An object that is there in part, in a folder of its own.
+/// An object that is partly cached, in a separate folder.
 static bool open_entry(const char *name, fsti_cached *out) {
     char url[64];
     snprintf(url, sizeof url, "http://127.0.0.1:%u/%s", (unsigned)port, name);
@@ -204,7 +204,7 @@ static uint64_t count_blocks(const fsti_cache_entry *entry, uint64_t first, uint
     return count;
 }
 
-/// Numbers that change behind the head of a map are who brings blocks, and these do not.
+/// Counters after the header of a map that change are a sign of a running process; these do not.
 TEST(stalled_process_is_not_waited_for)
 {
     char reason[160];
@@ -259,7 +259,7 @@ TEST(process_with_heartbeats_is_waited_for)
     CHECK(fsti_cache_claim(holder.entry, 16, 40, &claim));
     whole_read read = {.opened = &waiter};
     CHECK_INT(pthread_create(&thread, NULL, read_whole, &read), 0);
-    // So many signs that one who is silent would have been passed over long ago.
+    // More heartbeats than a stalled process would be given before it is bypassed.
     for (int changes = 0; changes < 40; changes += number != before, usleep(1000)) {
         before = number;
         CHECK_INT(fsti_cache_pread(holder.entry->map_fd, &number, sizeof number, 2048 + 16 * 8), 0);

@@ -169,7 +169,7 @@ TEST(chunk_layout_matches_the_format)
 {
     fsti_chunk chunk;
     if (!have_room()) return;
-    for (size_t i = 0; i < 32; i++) { // BF16 1.0 and -1.5, in turns
+    for (size_t i = 0; i < 32; i++) { // BF16 1.0 and -1.5, alternately
         source[2 * i] = i % 2 == 0 ? 0x80 : 0xc0;
         source[2 * i + 1] = i % 2 == 0 ? 0x3f : 0xbf;
     }
@@ -194,7 +194,7 @@ TEST(damaged_chunks_are_refused)
         size_t size = 4000;
         fill_weights(dtype, size);
         CHECK(round_trip(dtype, size, &chunk));
-        // A copy of its own size, so that a sanitizer sees what is read beyond it.
+        // A copy of exactly this size, so that a sanitizer detects reads past its end.
         unsigned char *copy = malloc(chunk.stored_bytes);
         memcpy(copy, stored, chunk.stored_bytes);
         size_t at = i % 2 == 0 ? next_random() % 40 : next_random() % chunk.stored_bytes;

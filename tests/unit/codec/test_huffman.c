@@ -56,8 +56,8 @@ static void fill(size_t size, uint32_t values, uint32_t skew) {
     }
 }
 
-/// Room that ends, to the byte, where pages begin that nobody may touch: loops in assembly are seen
-/// by no sanitizer.
+/// Memory that ends exactly where inaccessible pages begin, because sanitizers do not check loops
+/// in assembly.
 typedef struct guarded_room {
     unsigned char *pages;
     size_t bytes;

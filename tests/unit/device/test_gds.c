@@ -120,7 +120,7 @@ TEST(compatibility_mode_is_refused)
             fst_model_close(again);
         }
         CHECK(get("reads") - reads <= 3);
-        // Memory for the tensors, and none to probe with.
+        // Memory for the tensors, and no memory for a probe.
         CHECK_INT(driver->get("alloc_calls") - allocations, 4 * each);
         CHECK_INT(each, 1);
         CHECK_INT(stats.gds_bytes, 0);
@@ -169,7 +169,8 @@ TEST(framework_memory_is_a_gpudirect_target)
     fsti_device *device;
     fsti_buffer *buffers[16] = {0};
     CHECK_INT(fsti_device_get((fst_device){FST_DEVICE_CUDA, 0}, &device, NULL), FST_OK);
-    CHECK_INT(fsti_buffer_device(device, 4096, &buffers[0], NULL), FST_OK); // tells which device
+    CHECK_INT(fsti_buffer_device(device, 4096, &buffers[0], NULL),
+              FST_OK); // the buffer's device is reported
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     fst_allocator allocator = {.struct_size = sizeof allocator,
                                .context = buffers,
@@ -274,7 +275,7 @@ TEST(failed_and_short_gpudirect_reads)
         options.tuning = fixture_gds(FST_GDS_AUTO);
         fst_load_stats stats;
         set("short_at", nth);
-        CHECK(gpu_same_load(model, &options, &stats)); // goes on where the read ended
+        CHECK(gpu_same_load(model, &options, &stats)); // continues where the read ended
         CHECK(stats.gds_bytes >= 24000000 - 8192);
         fixture_evict(fixture_path("cold"));
         set("short_at", 0);

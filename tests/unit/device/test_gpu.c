@@ -204,7 +204,7 @@ TEST(repeated_loads_do_not_leak)
     CHECK(gpu_is_clean(driver));
 }
 
-TEST(shared_and_locked_memory)
+TEST(shared_and_pinned_memory)
 {
     const gpu_fake *driver = gpu_fake_of(0);
     fst_model *model = gpu_mixed_model();
@@ -231,7 +231,7 @@ TEST(shared_and_locked_memory)
     CHECK(gpu_same_load(model, &options, NULL));
     driver->set("no_lock", 1);
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_NO_MEMORY);
-    // Through memory that is not locked: slower, but right, and said.
+    // Through memory that is not pinned: slower, correct, and reported.
     options = gpu_options_on(FST_DEVICE_CUDA, 0);
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK(strstr(stats.reason, "not all of them pinned") != NULL);

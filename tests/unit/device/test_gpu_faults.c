@@ -75,8 +75,8 @@ TEST(every_call_may_fail)
     }
 }
 
-/// Sends half a slot, asks whether it has arrived, and writes to the slot as soon as a call of
-/// these has failed. True when none did.
+/// Sends half a slot, queries its arrival, and writes to the slot as soon as one of these calls has
+/// failed. True if none failed.
 static bool send_and_reuse(fsti_device *device, uint64_t target) {
     fsti_staging_ring *ring = NULL;
     char *data = NULL;

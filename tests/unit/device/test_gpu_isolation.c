@@ -36,7 +36,7 @@ TEST(tensors_are_aligned_for_vectors)
         fst_model *model = shifted_model(remainder);
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
         fst_load_stats stats;
-        CHECK(gpu_same_load(model, &options, &stats)); // 16 bytes: looked at there
+        CHECK(gpu_same_load(model, &options, &stats)); // 16 bytes: compared there
         CHECK(stats.buffer_bytes <= 5900181 + 2 * 4096 + 6 * 256);
         // As many copies as chunks, except for the few bytes that cross chunks.
         CHECK(stats.device_copies + stats.device_launches <= stats.chunk_count + 12);
@@ -61,8 +61,8 @@ TEST(tensors_are_aligned_for_vectors)
 
 enum { BLOCK_BYTES = 4 << 20, BLOCK_COUNT = 8 };
 
-/// A framework's allocator: a block that comes back is handed out again at once, while kernels
-/// that used it are queued on the framework's stream.
+/// A framework's allocator: a freed block is reused at once, while kernels that used it are queued
+/// on the framework's stream.
 typedef struct pool {
     const gpu_fake *driver;
     void *stream;
@@ -330,9 +330,9 @@ TEST(saves_copy_blocks_through_pinned_memory)
     fst_writer_close(writer);
     driver->set("delay_us", 0);
     CHECK(driver->get("copied_out") - out >= 28);
-    CHECK(driver->get("out_ahead") > ahead); // one comes while the one before is written
+    CHECK(driver->get("out_ahead") > ahead); // one block is copied while the one before is written
     CHECK_INT(driver->get("pageable") - pageable, 0);
-    CHECK(driver->get("stream_calls") - streams <= 2); // the load's, which the save goes on with
+    CHECK(driver->get("stream_calls") - streams <= 2); // the save reuses the load's
     fst_model *saved = gpu_open_model(fixture_path("saved"));
     CHECK(gpu_same_load(saved, &options, NULL));
     for (int i = 0; i < 2; i++) fst_tensor_unref(tensors[i]);

@@ -31,7 +31,7 @@ TEST(pinned_memory_uses_an_existing_context)
     CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
     CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &tensor, NULL), FST_OK);
     fst_device device = gpu_view_of(tensor).device;
-    CHECK(device.kind == FST_DEVICE_PINNED && device.index == 0); // it is no device's
+    CHECK(device.kind == FST_DEVICE_PINNED && device.index == 0); // it belongs to no device
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
     CHECK_INT(driver->get("contexts"), 2);
@@ -135,7 +135,7 @@ TEST(loads_do_not_wait_for_other_streams)
     CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK); // memory and locks are there now
     fst_loader_close(loader);
     fsti_device_wait_released();
-    driver->hold(NULL); // the default stream, which streams that are not told otherwise wait for
+    driver->hold(NULL); // the default stream, which blocking streams wait for
     CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
     fst_status status = fst_loader_wait(loader, 10000, NULL);
     driver->let_go();
@@ -190,7 +190,7 @@ TEST(unpinnable_shared_memory_is_copied_to)
         fst_model *model = gpu_open_model(fixture_tensors("shared", 4, 3000000));
         fst_load_options options = gpu_options_on(driver->kind, SHARED_DEVICE);
         fst_load_stats stats;
-        driver->set("integrated", 1); // asked when the device is opened: here
+        driver->set("integrated", 1); // queried when the device is opened, which is here
         for (size_t i = 0; i < 2; i++) {
             driver->set(settings[i], 1);
             CHECK(gpu_same_load(model, &options, &stats));

@@ -15,10 +15,10 @@
 /// Tensors of 3 MB: more than the ring takes, and no more where each byte is watched.
 #define MANY ((size_t)(CHECK_SANITIZED ? 24 : 64))
 
-/// A driver without hooks: only its kind is looked at.
+/// A driver without hooks: only its kind is used.
 static gpu_fake real;
 
-/// False, with the reason, where there is no GPU.
+/// Whether there is a GPU. If not, prints the reason.
 static bool has_gpu(void) {
     real.kind = fst_device_count(FST_DEVICE_CUDA) > 0 ? FST_DEVICE_CUDA : FST_DEVICE_HIP;
     if (fst_device_count(real.kind) > 0) return true;

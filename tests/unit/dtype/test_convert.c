@@ -143,8 +143,8 @@ TEST(supported_conversions)
     CHECK(!fsti_dtype_convertible(FST_DTYPE_C64, FST_DTYPE_F32));
 }
 
-/// Large targets are written around the cache, from the first line on: the same bits at every
-/// place.
+/// Large targets are written with non-temporal stores, from the first cache line on. The result
+/// has the same bits at every alignment.
 TEST(large_targets_get_the_same_bits)
 {
     enum { LARGE = 200003 };
@@ -160,7 +160,7 @@ TEST(large_targets_get_the_same_bits)
         for (size_t place = 0; place < 130; place += place < 8 ? 1 : 61) {
             fsti_conversion c = fsti_dtype_conversion(pairs[p][0], pairs[p][1]);
             size_t size = (size_t)LARGE * c.to_bytes;
-            // In small pieces nothing is streamed.
+            // Small pieces are written with ordinary stores.
             for (size_t at = 0; at < LARGE; at += 1000) {
                 size_t units = LARGE - at < 1000 ? LARGE - at : 1000;
                 fsti_dtype_convert(c, plain + at * c.to_bytes, source + at * c.from_bytes, units);

@@ -162,7 +162,7 @@ TEST(every_field_takes_names_inside_the_folder)
                         fields[f].what, accepted[i], error.message);
 }
 
-/// The rule itself: what passes is no URL to the reader of files, whatever is put before it.
+/// The rule itself: an accepted name is never read as a URL, whatever folder precedes it.
 TEST(accepted_names_are_never_urls)
 {
     for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++) {

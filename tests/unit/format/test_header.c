@@ -119,7 +119,7 @@ static const verdict verdicts[] = {
     {"{\"__metadata__\":[]}", 0, FST_E_INVALID_HEADER_JSON, NULL},
     {"{\"a\":{" U8_2 ",\"x\":1e999}}", 2, FST_E_INVALID_HEADER_JSON, "1e999"},
     {"{\"a\":{" U8_2 ",\"x\":1.7e308}}", 2, FST_OK, NULL},
-    // UTF-8 comes before JSON, as in the reference
+    // UTF-8 is checked before JSON, as in the reference
     {"{\"a\x80\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER, NULL},
     {"{\"\xed\xa0\x80\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER, NULL},
     {"{\"\xc0\xaf\":{" U8_2 "}}", 2, FST_E_INVALID_HEADER, NULL},
@@ -285,7 +285,7 @@ TEST(many_tensors_within_twice_the_header)
         CHECK_INT(status, FST_OK);
         CHECK_INT(header->tensor_count, count);
         CHECK(header->table_bytes <= 2 * size);
-        // All of the tables: the one of names comes last.
+        // All tables are allocated: the one of names is the last.
         CHECK(header->slot_count >= count);
         CHECK(header->table_bytes >
               size + count * sizeof *header->tensors + header->slot_count * sizeof *header->slots);

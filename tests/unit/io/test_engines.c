@@ -16,7 +16,7 @@
 
 static fsti_file *open_pattern(const char *name) {
     static char json[1] = "";
-    // Eight bytes of length zero come first: byte i of the file is fixture_byte(i - 8).
+    // The first eight bytes are a length of zero: byte i of the file is fixture_byte(i - 8).
     const char *path = fixture_model(name, json, FILE_BYTES - 8);
     fsti_file *file = NULL;
     if (fsti_file_open(path, &file, NULL) != FST_OK) abort();
@@ -54,8 +54,8 @@ static void read_everywhere(const fsti_io_engine *engine) {
     fsti_file_unref(file);
 }
 
-/// A mapping that can't be made present is no reason to refuse the file: its bytes come when they
-/// are touched. Here a page of it is away, which is ENOMEM.
+/// A file is not refused because its mapping can't be populated; its pages are read when they are
+/// accessed. Here one page is unmapped, which is ENOMEM.
 static fst_status map_whole(fsti_file *file, void **out) {
     fsti_map_range range = {0, fsti_file_size(file), false};
     return fsti_file_map_private(file, &range, out, NULL);
@@ -107,7 +107,7 @@ TEST(irregular_files_are_refused)
     CHECK_CONTAINS(error.message, "device");
     const char *secret = fixture_file("secret", "x", 1);
     chmod(secret, 0);
-    // Root can read everything, so become "nobody" for this test.
+    // Root can read everything, so become another user for this test.
     uid_t user = geteuid();
     if (user != 0 || seteuid(65534) == 0) {
         CHECK_INT(fsti_file_open(secret, &file, &error), FST_E_PERMISSION);
@@ -139,7 +139,7 @@ TEST(change_is_noticed)
 }
 
 enum { STREAM_BYTES = 8 << 20 };
-static uint64_t resident_ahead; ///< of the last MiB, when its first block has come
+static uint64_t resident_ahead; ///< of the last MiB, when its first block was read
 
 static void look_ahead(fsti_io_op *read) {
     if (read->offset == STREAM_BYTES / 2)
@@ -147,7 +147,7 @@ static void look_ahead(fsti_io_op *read) {
                                  &resident_ahead);
 }
 
-/// Streams the file in two halves: -1 where it can't be evicted, else whether all of it has come.
+/// Streams the file in two halves: -1 if it can't be evicted, else whether all of it was read.
 static int stream_halves(const char *path, uint64_t *read_count) {
     fsti_file *file;
     fsti_file_stream *stream;
@@ -264,8 +264,8 @@ TEST(residency_by_cachestat_and_mincore)
     fsti_file_unref(file);
 }
 
-/// 0 when nothing false is said of a file that was evicted.
-static int ask_as_stranger(void *context) {
+/// 0 if nothing wrong is reported about a file that was evicted.
+static int query_as_other_user(void *context) {
     uint64_t bytes;
     for (unsigned hidden = 0; hidden < 2; hidden++) {
         fsti_io_hide(hidden ? FSTI_IO_HIDE_CACHESTAT : 0);
@@ -281,7 +281,7 @@ TEST(residency_of_other_users_files_is_unknown)
     uint64_t bytes;
     fixture_evict(fixture_path("foreign"));
     bool evicts = fsti_file_resident(file, 0, FILE_BYTES, &bytes) && bytes == 0;
-    int result = evicts ? fixture_as_stranger(ask_as_stranger, file) : -1;
+    int result = evicts ? fixture_as_other_user(query_as_other_user, file) : -1;
     fsti_file_unref(file);
     if (result < 0) SKIP("needs root, and a file system that evicts on request");
     CHECK_INT(result, 0);
@@ -340,7 +340,7 @@ TEST(guard_works_with_a_blocked_signal)
     fsti_file *file = open_pattern("blocked");
     void *mapping;
     sigset_t blocked, now;
-    static char first_bytes[FILE_BYTES]; // no mapping of the file: nothing is lost
+    static char first_bytes[FILE_BYTES]; // not a mapping of the file, so nothing is lost
     CHECK(fsti_io_guard_ready());
     CHECK_INT(map_whole(file, &mapping), FST_OK);
     CHECK_INT(truncate(fixture_path("blocked"), 4096), 0);

@@ -133,7 +133,7 @@ TEST(mincore_is_called_with_whole_pages)
     CHECK_INT(atomic_load(&refused), 0);
 }
 
-// ---- memory that goes back ----
+// ---- memory that is returned to the system ----
 
 #define ARENA_BYTES ((uint64_t)64 << 20)
 

@@ -127,11 +127,11 @@ TEST(cheaper_page_size_is_chosen)
     fsti_pages_fake(tell_cost);
     check_choice(100000, "hg", 3); // small ones are not known yet
     check_choice(1400000, "hg", 1);
-    check_choice(2000000, "nh", 3); // perhaps luck: a second one is asked
+    check_choice(2000000, "nh", 3); // may be an outlier, so a second page is measured
     check_choice(4000000, "nh", 2); // the host has to find them
     check_choice(100000, "hg", 1);  // it has some again
     fsti_pages_fake(NULL);
-    data = fsti_pages_map(8 << 20); // little: not asked
+    data = fsti_pages_map(8 << 20); // too small: nothing is measured
     fsti_pages_fake(tell_cost);
     measured_count = 0;
     fsti_pages_choose(data, 8 << 20);
@@ -140,7 +140,8 @@ TEST(cheaper_page_size_is_chosen)
     munmap(data, 8 << 20);
 }
 
-static unsigned cheap_count; // so many huge pages are there, and then the host has to find them
+static unsigned
+    cheap_count; // huge pages that are backed already; the host has to allocate the later ones
 static uint64_t tell_cost_later(char *data, bool is_huge) {
     (void)data;
     if (is_huge && measured_count++ >= cheap_count) return 4000000;

@@ -8,7 +8,7 @@
 typedef struct sample {
     const char *bytes;
     size_t size;
-    const char *words; ///< NULL: nothing is said
+    const char *words; ///< NULL: no message
 } sample;
 
 #define S(text, words) {text, sizeof text - 1, words}

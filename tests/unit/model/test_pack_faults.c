@@ -82,7 +82,7 @@ TEST(cancelled_compression_leaves_no_file)
     free(target);
 }
 
-/// A source that is written to while it is read: its time changes when the first bytes came.
+/// A source that is written to while it is read: its time changes after its first bytes were read.
 static char *changing;
 
 static int change_source(void *context, uint64_t bytes_done, uint64_t bytes_total,

@@ -15,12 +15,13 @@
 
 #define WEIGHTS ((size_t)3 << 20)
 
-// ---- a disk of our own: calls come here by way of the linker ----
+// ---- a fake disk: the linker redirects calls to these functions ----
 
 typedef enum disk_kind { DISK_REAL, DISK_SMALL, DISK_PLAIN } disk_kind;
-static atomic_int disk;                     ///< DISK_PLAIN: small, and without fallocate()
-static atomic_uint_fast64_t disk_bytes;     ///< no file may be larger
-static atomic_uint_fast64_t asked, written; ///< the end of what was made room for; of what came
+static atomic_int disk;                 ///< DISK_PLAIN: small, and without fallocate()
+static atomic_uint_fast64_t disk_bytes; ///< no file may be larger
+static atomic_uint_fast64_t asked,
+    written; ///< the end of the reserved bytes, and of the written ones
 
 int __real_fallocate64(int fd, int mode, off64_t offset, off64_t size);
 ssize_t __real_pwrite64(int fd, const void *data, size_t size, off64_t offset);
@@ -63,7 +64,7 @@ int __wrap_fstatvfs64(int fd, struct statvfs64 *out) {
 
 // ---- what is compressed ----
 
-/// 12 MiB of F32 that were BF16, 4 MiB compressed, in a folder of their own.
+/// 12 MiB of F32 that were BF16, 4 MiB compressed, in a separate folder.
 static const char *make_source(void) {
     static const uint64_t shape[] = {WEIGHTS};
     static const char *path;
@@ -96,8 +97,8 @@ static const char *target_folder(void) {
     return folder;
 }
 
-/// Compresses on a disk of a kind; the size of what came, 0 when nothing did, UINT64_MAX when that
-/// left something else behind.
+/// Compresses on a kind of disk. Returns the size of the result, 0 if there is none, UINT64_MAX if
+/// the failed save left a file behind.
 static uint64_t compress_on(disk_kind kind, uint64_t bytes, fst_error *error) {
     char target[512];
     struct stat info = {.st_size = 0};

@@ -66,7 +66,7 @@ static int count_direct(fst_cache cache, fst_engine engine, const file_bytes *pl
     options.cache = cache;
     options.tuning = fixture_engine(engine);
     if (fst_model_open(make_packed(), NULL, &model, &error) != FST_OK) return -1;
-    fixture_evict(make_packed()); // what opening has brought, with what the kernel read beyond it
+    fixture_evict(make_packed()); // pages read by opening, with the kernel's readahead
     atomic_store(&direct_reads, 0);
     fsti_io_fault_hook_set(watch_direct);
     fst_status status = load_and_compare(model, &options, plain, &error);
@@ -91,8 +91,8 @@ TEST(absent_chunks_are_read_directly)
     int around = count_direct(FST_CACHE_BYPASS, FST_ENGINE_AUTO, &plain);
     CHECK(can ? around > 0 : around == 0);
     CHECK_INT(count_direct(FST_CACHE_KEEP, FST_ENGINE_AUTO, &plain), 0);
-    CHECK_INT(count_direct(FST_CACHE_AUTO, FST_ENGINE_PREAD, &plain), 0); // as asked
-    // Refused once, and not tried again; the bytes come all the same.
+    CHECK_INT(count_direct(FST_CACHE_AUTO, FST_ENGINE_PREAD, &plain), 0); // as requested
+    // Refused once, and not tried again; the bytes are still read.
     atomic_store(&fault, EINVAL);
     int refused = count_direct(FST_CACHE_BYPASS, FST_ENGINE_AUTO, &plain);
     CHECK(can ? refused > 0 && refused <= 64 : refused == 0);
@@ -135,7 +135,7 @@ TEST(opening_a_compressed_file_takes_one_more_read)
     fst_model_close(model);
 }
 
-TEST(stored_entries_are_shown_when_asked_for)
+TEST(stored_entries_are_shown_on_request)
 {
     fst_model *model;
     size_t index;
@@ -362,7 +362,7 @@ TEST(flipped_bits_are_detected_or_harmless)
     for (unsigned i = 0; i < rounds; i++) {
         fst_error error = {.status = FST_OK};
         fst_model *model;
-        // Plain tensors have no checksum here: they come last, and are left alone.
+        // Uncompressed tensors have no checksum here. They are stored last and not changed.
         uint64_t span = i % 2 == 0 ? places.original - places.directory + 400
                                    : file.size - places.directory - 700000;
         size_t at = places.directory + fixture_random(&state) % span;
@@ -441,7 +441,7 @@ TEST(nonzero_padding_is_reported)
     free(file.bytes);
 }
 
-/// One that was cut off can't be rescued: it is said, and not advised either.
+/// A truncated file can't be rescued: the message says so, and does not recommend it.
 TEST(truncated_compressed_file_is_reported)
 {
     fst_error error = {.status = FST_OK};

@@ -120,8 +120,8 @@ static void *load_shared(void *context) {
     return NULL;
 }
 
-/// Half of them read one open file, the others a second one of the same bytes: a chunk that a read
-/// of one ended in is not taken for the other's.
+/// Half of them read one open file, the others a second one with the same bytes. A chunk that was
+/// kept decoded for one is not used for the other.
 TEST(sixty_four_threads_decompress_at_once)
 {
     fst_model *models[2];

@@ -222,7 +222,7 @@ static bool read_all(int fd, char *to, size_t size) {
     return true;
 }
 
-/// The value of a line of a head; NULL: it has none of that name.
+/// The value of a header field; NULL: there is no field of that name.
 static const char *value_of(const char *head, const char *name) {
     const char *at = strcasestr(head, name);
     return at == NULL ? NULL : at + strlen(name);

@@ -54,7 +54,7 @@ static fst_status load_all(const char *path, fst_error *error) {
 
 enum { CHILD_LOADED, CHILD_TOLD, CHILD_WRONG };
 
-/// Loads in a child, which has no threads yet, with so many threads to start.
+/// Loads in a child without threads, which may start `thread_count` threads.
 static int load_in_child(const char *path, int thread_count, const char *cache) {
     pid_t child = fork();
     int result = 0;

@@ -327,7 +327,7 @@ TEST(a_window_grows_while_that_helps)
         fsti_window_grow(&window, 1 << 20, now);
     }
     CHECK_INT(window.size, 64);
-    // One that is no faster with more of them: a step or two.
+    // A server that is not faster with more connections: the window grows by one or two steps.
     fsti_window_begin(&window, 64, now);
     for (int i = 0; i < 2000; i++) fsti_window_grow(&window, 1 << 20, now += 1000000);
     CHECK(window.size <= 16);

@@ -30,7 +30,8 @@ typedef struct copies {
     size_t in_dumps, elsewhere;
 } copies;
 
-/// But for what is in `piece` itself, which the kernel may have put beside what is looked for.
+/// Without the copy in `piece` itself, which the kernel may have placed next to the searched
+/// memory.
 static size_t count_in(int memory, uint64_t begin, uint64_t end, char *piece) {
     size_t found = 0;
     for (uint64_t at = begin; at < end; at += PIECE_BYTES) {
@@ -138,7 +139,7 @@ TEST(secret_key_in_use_is_in_no_dump)
     fst_model_close(model);
     fst_remote_options nothing = FST_STRUCT_INIT(fst_remote_options);
     CHECK_INT(fst_remote_configure(&nothing, NULL), FST_OK);
-    // Threads of the room free what they had of a request some moments after its end.
+    // The module's threads free the memory of a request some moments after its end.
     for (int i = 0; i < 1000 && find_copies().elsewhere != 0; i++) usleep(20000);
     copies left = find_copies();
     CHECK_INT(left.in_dumps + left.elsewhere, 0);

@@ -65,7 +65,7 @@ static bool begin(void) {
     return fst_remote_configure(&options, NULL) == FST_OK;
 }
 
-/// Threads of the room free what they had of a request some moments after its end.
+/// The module's threads free the memory of a request some moments after its end.
 static long live_after(long before) {
     for (int i = 0; i < 60000 && fsti_alloc_live() != before; i++) usleep(2000);
     return fsti_alloc_live();
@@ -74,7 +74,7 @@ static long live_after(long before) {
 static void try_save(const save_case *one, long nth, fst_status *status) {
     fst_error error = {0};
     size_t size = 0, size_now = 0;
-    // Without memory nothing is taken back: each begins anew.
+    // Without memory no upload is aborted, so each attempt starts with an empty store.
     small_store_clear();
     CHECK_INT(save(one, 1, NULL), FST_OK);
     long live = fsti_alloc_live();

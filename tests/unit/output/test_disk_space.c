@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Disks that are too small: the error comes before anything is written, with the free space.
+/// Disks that are too small: the error is reported before anything is written, with the free space.
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include "fastsafetensors/writer.h"
 #include "fixture.h"
 
-// ---- a disk: the calls come here because the linker wraps them ----
+// ---- a fake disk: the linker redirects calls to these functions ----
 
 static bool is_wrapped;
 static uint64_t block_count, free_blocks; ///< what the file system reports, in blocks of 4 KiB
@@ -41,7 +41,7 @@ int __wrap_fstatvfs64(int fd, struct statvfs64 *out) {
     return result;
 }
 
-/// Saves two tensors of 4 MiB, in files of their own if `file_count` is 2.
+/// Saves two tensors of 4 MiB, in separate files if `file_count` is 2.
 static fst_status save_on_disk(const char *path, uint32_t file_count, fst_error *error) {
     static const uint64_t shape[] = {4 << 20};
     static char bytes[4 << 20];

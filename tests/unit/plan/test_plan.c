@@ -5,7 +5,7 @@
 #include "fixture.h"
 #include "plan_fixture.h"
 
-/// Carries the plan out: chunk by chunk, as the transfer room does. Returns the batch buffers.
+/// Executes the plan chunk by chunk, as the transfer module does. Returns the batch buffers.
 static char **execute(const fsti_plan *plan) {
     char **buffers = calloc(plan->batch_count + 1, sizeof *buffers);
     for (size_t i = 0; i < plan->batch_count; i++)
@@ -144,7 +144,7 @@ TEST(every_small_slice)
     }
 }
 
-/// The plan describes every piece: beyond 2^22 of them it would outgrow what was asked for.
+/// The plan describes every piece: above 2^22 pieces it would be larger than the requested bytes.
 TEST(slices_of_too_many_pieces_are_refused)
 {
     model m;
@@ -337,7 +337,7 @@ TEST(repeated_requests_share_reads)
     wants[1].slice_begin = middle;
     wants[2].slice_end = wants[3].slice_end = last;
     check_plan(&m, wants, SAME_COUNT, &plain_rules);
-    // Very often the same: a read each, as ever, and no time is lost.
+    // The same tensor very often: one read for each request, in linear time.
     fsti_plan_want *many = calloc(MANY, sizeof *many);
     CHECK_INT(make_plan(headers, many, MANY, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, MANY);

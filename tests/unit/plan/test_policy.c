@@ -38,7 +38,7 @@ TEST(load_modes)
         {{.mode = AUTO, .bytes = GIB, .available_bytes = 0}, MAP, false, "does not fit"},
         {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it is small"},
         {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as asked"},
-        // Where views can't be what is asked for.
+        // Requests that views cannot satisfy.
         {{.mode = AUTO, .to_device = true, .bytes = GIB, .available_bytes = 4 * GIB},
          LOAD,
          true,
@@ -54,11 +54,11 @@ TEST(load_modes)
         {{.mode = AUTO, .converts = true}, LOAD, true, "converted"},
         {{.mode = AUTO, .has_allocator = true}, LOAD, true, "allocator"},
         {{.mode = AUTO, .budget_bytes = 1}, LOAD, true, "budget"},
-        // An engine that was asked for does with the cache what it always does.
+        // A requested engine uses the page cache as it always does.
         {{.mode = AUTO, .engine = FST_ENGINE_PREAD}, LOAD, true, "kept in the page cache: with"},
         {{.mode = LOAD, .engine = FST_ENGINE_MMAP}, LOAD, true, "kept in the page cache: with"},
         {{.mode = LOAD, .engine = FST_ENGINE_DIRECT}, LOAD, false, "the page cache: with"},
-        // Views are made by none, whatever was asked for.
+        // Engines are not used for views, whatever was requested.
         {{.mode = MAP, .engine = FST_ENGINE_DIRECT, .bytes = GIB, .available_bytes = 4 * GIB},
          MAP,
          true,
@@ -105,9 +105,9 @@ TEST(load_modes_by_available_memory)
          MAP,
          false,
          "for verification"},
-        // Of what the program or a server gives there is no page cache to speak of.
+        // For read callbacks and servers, the reason does not mention the page cache.
         {{.mode = LOAD, .lacks_cache = true}, LOAD, true, "load: as asked"},
-        // What is asked of the cache is done, whatever fits.
+        // A cache mode that was requested is used, whether it fits or not.
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
          LOAD,
          false,
@@ -131,7 +131,7 @@ TEST(load_modes_by_available_memory)
 TEST(owned_memory_and_the_page_cache)
 {
     static const kind_case cases[] = {
-        // Memory of one's own holds what the page cache keeps once more: where both fit.
+        // Owned memory is a second copy of the cached pages: is there space for both?
         {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 8, .available_bytes = GIB / 2},
          LOAD,
          true,
@@ -203,7 +203,7 @@ TEST(small_and_growing_requests)
          LOAD,
          false,
          "as asked"},
-        // What is little is not worth looking for ways around it.
+        // Small requests use the page cache.
         {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB},
          LOAD,
          true,
@@ -212,7 +212,7 @@ TEST(small_and_growing_requests)
          LOAD,
          false,
          "part of a large model"},
-        // What becomes larger on its way has to fit as it becomes.
+        // Tensors that grow by conversion must fit at their converted size.
         {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 2, .available_bytes = GIB},
          LOAD,
          false,
@@ -335,8 +335,8 @@ TEST(gaps)
         {{.gap_bytes = 0}, {64 << 10, 64 << 10}},
         {{.asks_servers = true},
          {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
-        {{.gap_bytes = 4096, .asks_servers = true}, {4096, 4096}}, // as asked
-        {{.gap_bytes = UINT64_MAX}, {0, 0}},                       // nothing is read over
+        {{.gap_bytes = 4096, .asks_servers = true}, {4096, 4096}}, // as requested
+        {{.gap_bytes = UINT64_MAX}, {0, 0}},                       // no gap is read
         {{.gap_bytes = UINT64_MAX, .asks_servers = true}, {0, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -438,8 +438,8 @@ TEST(bypassed_cache_is_cleared_after_buffered_reads)
     } cases[] = {
         {{.mode = LOAD, .cache = FST_CACHE_BYPASS}, true},
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS}, true},
-        {{.mode = MAP, .cache = FST_CACHE_BYPASS}, false}, // the program's own touches bring it
-        {{.mode = LOAD, .bytes = 9 * GIB}, false},         // around it, where there is a way
+        {{.mode = MAP, .cache = FST_CACHE_BYPASS}, false}, // the program's own accesses read it
+        {{.mode = LOAD, .bytes = 9 * GIB}, false},         // bypassing it, if possible
         {{.mode = LOAD, .cache = FST_CACHE_KEEP}, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

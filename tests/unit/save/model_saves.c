@@ -162,7 +162,7 @@ fst_status save_model(const char *path, uint32_t file_count, char value, fst_sav
     fst_save_options options = FST_STRUCT_INIT(fst_save_options);
     options.promise = promise;
     options.file_count = FILE_COUNT(file_count);
-    options.thread_count = 1; // calls come in the same order every time
+    options.thread_count = 1; // calls have the same order in every run
     options.manifest = manifest;
     if ((file_count & PACKED) != 0) options.compress = FST_COMPRESS_ALL;
     if ((file_count & PARTS) != 0) return save_parts(path, tensors, &options, error);

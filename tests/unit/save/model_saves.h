@@ -33,7 +33,7 @@ enum { NO_MODEL = 0, NOT_WHOLE = -1, OLD_MODEL = 'o', NEW_MODEL = 'n' };
 
 /// Whether that is one file, and no folder.
 bool is_file(uint32_t files);
-/// Saves tensors that hold `value`: to a file (0 files), or a folder of so many.
+/// Saves tensors that hold `value`: to a file (0 files), or to a folder with `file_count` files.
 fst_status save_model(const char *path, uint32_t file_count, char value, fst_save_promise promise,
                       fst_error *error);
 /// Whether such a save can be tried here: compressing needs libzstd.

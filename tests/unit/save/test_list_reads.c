@@ -81,7 +81,7 @@ static void close_models(void) {
     }
 }
 
-/// What comes of models that were opened one by one: a value, or 0 where the check refuses them.
+/// The value of models that were opened one by one, or 0 if the check refuses them.
 static int look_at_models(void) {
     for (unsigned i = 0; i < FILE_COUNT_OF_SET; i++)
         if (models[i] == NULL) return 0;
@@ -100,7 +100,7 @@ static int look_at_list(fst_status *status) {
     return value;
 }
 
-/// What the reader opens at the call of the save that it meets; the rest comes after the save.
+/// What the reader opens at one call of the concurrent save; it opens the rest after the save.
 enum { OPEN_LIST, OPEN_FIRST, OPEN_OTHERS, OPEN_ALL };
 static int at_call;
 static int met;

@@ -259,8 +259,8 @@ static int save_under_fault(const fault_case *fault, fault_report *report, fst_e
     return (int)status;
 }
 
-/// A manifest is never one of another model, and there as the outcome says: that of the new one,
-/// unless a step of tidying up failed, or as it was.
+/// A manifest never belongs to another model, and matches the outcome: it is that of the new model
+/// unless a cleanup step failed, or the old one.
 static const char *judge_manifest(const fault_case *fault, int status, int found) {
     const save_kind *kind = fault->kind;
     bool had = kind->old_files > 0 && ((uint32_t)kind->old_files & MANIFEST) != 0;
@@ -311,7 +311,7 @@ static bool is_tidy(const save_kind *kind) {
     return entry_count(at("set")) == entries;
 }
 
-/// Whether space was refused that is more than what comes of compressing needs.
+/// Whether a disk with enough space for the compressed file was refused.
 static bool is_needless_refusal(int status, const fst_error *error, const char *failed) {
     static const char refusal[] = "not enough space for ";
     return status == FST_E_NO_SPACE && failed != NULL && strncmp(failed, "fallocate", 9) == 0 &&
@@ -358,7 +358,7 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
                          .no_links = systems[system].no_links,
                          .shares_blocks = systems[system].shares_blocks}};
     fault_report report = {0};
-    // Unless all are asked for a share of the calls, other ones in each kind and file system.
+    // A share of the calls, different ones for each kind and file system, unless all are tested.
     long stride = CHECK_SANITIZED ? 25 : (long)check_share();
     long first = kind - kinds + (long)system + (long)promise;
     for (fault.plan.nth = 1 + first % stride;; fault.plan.nth += stride) {
@@ -433,7 +433,7 @@ static const save_kind *acting_kind;
 
 static void save_another(void) {
     fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
-    // By this thread: an asynchronous save would wait for the one that is under way.
+    // On this thread, because an asynchronous save would wait for the running one.
     uint32_t files = acting_kind->new_files;
     if (files != EDIT) files &= ~ASYNC;
     (void)!save_model(target_of(acting_kind), files, NEW_MODEL, FST_SAVE_QUICK, NULL);

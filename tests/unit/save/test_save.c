@@ -92,7 +92,7 @@ static int entries(const char *name) {
 }
 
 static atomic_long writes_left;
-static atomic_int write_result; ///< what the n-th write and all later ones come to
+static atomic_int write_result; ///< result of the n-th write and of all later ones
 
 static void fail_writes(fsti_io_op *op) {
     if (!op->is_write) return;
@@ -141,7 +141,7 @@ TEST(a_write_that_fails_leaves_the_old_file)
 
 static atomic_long odd_writes;
 
-/// Every other write does less than it was asked to, or is interrupted.
+/// Every other write is short or interrupted.
 static void shorten_writes(fsti_io_op *op) {
     long n = atomic_fetch_add(&odd_writes, 1);
     if (!op->is_write || op->result <= 0) return;

@@ -24,7 +24,7 @@ static const char *make_model(void) {
 
 /// Loads everything; 9999 for a wrong byte.
 static fst_status load_all(fst_engine engine, fst_load_stats *stats, fst_error *error) {
-    // What fits would come by way of the page cache.
+    // Bytes that fit would be read through the page cache.
     fst_load_options options = {.struct_size = sizeof options,
                                 .mode = FST_MODE_LOAD,
                                 .cache =
@@ -174,7 +174,7 @@ TEST(every_route_respects_cache_bypass)
         fst_model *model;
         fst_loader *loader;
         CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
-        fixture_evict(path); // what opening has brought, with what the kernel read beyond it
+        fixture_evict(path); // pages read by opening, with the kernel's readahead
         uint64_t before = cached_bytes(path);
         fsti_io_hide(hidden[i % 3]);
         CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
@@ -270,7 +270,7 @@ long __wrap_syscall(long number, ...) {
     va_start(arguments, number);
     for (int i = 0; i < 6; i++) values[i] = va_arg(arguments, long);
     va_end(arguments);
-    // A ring to probe with can be had, one to read with can't: locked memory is used up.
+    // The ring of the probe can be created, the one for reading can't: pinned memory is used up.
     if (number == SYS_io_uring_setup && values[0] > 2 && atomic_load(&ring_is_refused)) {
         errno = ENOMEM;
         return -1;
@@ -283,7 +283,7 @@ long __wrap_syscall(long number, ...) {
     return __real_syscall(number, values[0], values[1], values[2], values[3], values[4], values[5]);
 }
 
-/// ext4 with a journal of data opens files with O_DIRECT, and reads them by way of its cache.
+/// ext4 with data journaling opens files with O_DIRECT, and reads them through the page cache.
 TEST(fake_direct_reads_are_rejected)
 {
     fst_load_stats stats = {.struct_size = sizeof stats};

@@ -17,7 +17,7 @@ static void fail_reads(fsti_io_op *op) {
 
 /// Loads a model whose reads fail; *located: whether the error names a tensor and a byte of it.
 static fst_status load_failing(fst_load_options *options, bool *located) {
-    // One tensor of a larger file is read, not brought in huge pages, which no hook sees.
+    // One tensor of a larger file, which is read in calls that the hook sees, not in huge pages.
     static const fst_part one = {.struct_size = sizeof one, .tensor_index = 20};
     fst_model *model;
     fst_loader *loader;
@@ -56,7 +56,7 @@ TEST(a_failed_read_names_its_tensor)
                 options.mode = (fst_load_mode)mode;
                 options.cache = (fst_cache)cache;
                 options.tuning = fixture_engine(engines[i]);
-                // Other statuses: what this machine lacks, and pages that come without a read.
+                // Other statuses: features that this machine lacks, and pages that need no read.
                 if (load_failing(&options, &located) != FST_E_IO) continue;
                 CHECK(located);
                 failed[mode]++;

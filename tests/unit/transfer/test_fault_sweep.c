@@ -21,7 +21,7 @@
 #define COUNT 12
 #define BYTES ((uint64_t)700001)
 
-/// How often what happens, in 1024ths, of the run that goes on.
+/// Probabilities of the faults in the current run, in 1024ths.
 typedef struct fault_rates {
     uint32_t shorter, interrupted, failing, full, slow;
 } fault_rates;
@@ -117,7 +117,7 @@ static fst_load_options chosen_options(uint64_t seed) {
     tuning.engine = (fst_engine)(seed / 7 % FST_ENGINE_COUNT);
     tuning.ring = (fst_ring)(seed % FST_RING_COUNT);
     options.tuning = &tuning;
-    options.convert = seed % 4 == 1; // bytes to 16-bit integers, on the way
+    options.convert = seed % 4 == 1; // bytes to 16-bit integers, while loading
     options.dtype = FST_DTYPE_I16;
     return options;
 }
@@ -205,7 +205,7 @@ TEST(saves_and_copies)
         CHECK(is_expected(status));
         good += status == FST_OK;
         failed += status != FST_OK;
-        // A whole file, of this save or an earlier one, or none.
+        // A complete file, of this save or an earlier one, or no file.
         CHECK((access(copy, F_OK) == 0) == (was_there || status == FST_OK));
         if (access(copy, F_OK) == 0) {
             fst_load_options options = {.struct_size = sizeof options, .mode = FST_MODE_LOAD};
@@ -376,7 +376,7 @@ TEST(threads_that_do_not_start)
     }
 }
 
-/// Whoever asks again and again, without any time to wait, brings it to its end as well.
+/// A caller that polls without waiting also gets to the end.
 static bool is_polled_to_its_end(fst_loader *loader) {
     fst_status status = FST_E_TIMEOUT;
     for (int i = 0; i < 1000 && status == FST_E_TIMEOUT; i++)
@@ -476,8 +476,7 @@ TEST(two_waiters_share_the_work)
     fst_model_close(model);
 }
 
-/// A ring that only ever asks to come again: a load goes on without it, and one that was to use it
-/// ends.
+/// A ring that always returns EAGAIN: a load continues without it. If io_uring is forced, it fails.
 TEST(io_uring_always_full)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);

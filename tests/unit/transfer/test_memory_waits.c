@@ -26,7 +26,7 @@ static void enter_group(uint64_t left) {
     fsti_cgroup_fake(root, self);
 }
 
-/// Loads a model of COUNT tensors; *count: how many came with their bytes.
+/// Loads a model of COUNT tensors; *count: tensors that were returned with their bytes.
 static fst_status load_in_group(uint64_t left, uint64_t budget, size_t *count, fst_error *error) {
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     fst_model *model;

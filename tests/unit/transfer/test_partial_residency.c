@@ -108,7 +108,7 @@ TEST(bypass_keeps_cached_pages_and_adds_none)
     }
 }
 
-/// A load that brings its file into the page cache says which chunks were there: whole ones.
+/// A load that fills the page cache reports the chunks that were completely cached before.
 TEST(missing_pages_are_waited_for)
 {
     static const fst_load_mode modes[] = {FST_MODE_MAP, FST_MODE_LOAD};

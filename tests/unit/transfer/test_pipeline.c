@@ -115,7 +115,7 @@ TEST(io_uring_placement_is_measured)
 {
     char text[128];
     fsti_uring_clear_choices();
-    // A device is tried both ways in turns, and the faster one is kept.
+    // Both methods are tried on a device alternately, and the faster one is kept.
     for (uint64_t device = 1; device <= 2; device++) {
         int seen[FST_RING_COUNT] = {0};
         for (int i = 0; i < 40; i++) {
@@ -350,7 +350,7 @@ static void give_memory(void *context, void *pointer, size_t size_bytes) {
 }
 
 /// Populated memory, and the caller's memory, is left unchanged.
-TEST(fresh_memory_of_loads_has_its_pages_chosen)
+TEST(page_size_of_fresh_load_memory_is_chosen)
 {
     fst_allocator allocator = {
         .struct_size = sizeof allocator, .allocate = take_memory, .release = give_memory};
@@ -397,7 +397,7 @@ static void check_loaded_memory(uint64_t cost_ns, const char *flag) {
 }
 
 /// What the system gives then is its own affair: it may be short of huge pages.
-TEST(memory_of_loads_asks_for_the_cheaper_pages)
+TEST(load_memory_uses_the_cheaper_page_size)
 {
     char *memory = fsti_pages_map((uint64_t)4 << 20);
     int has_huge = fixture_mapping_has(memory, "hg");
@@ -471,8 +471,8 @@ TEST(views_use_huge_pages_unless_slow)
     CHECK_CONTAINS(stats[0].reason, "; in huge pages");
     CHECK_CONTAINS(stats[1].reason, "; in streams of reads, because huge pages are slow");
     CHECK(strstr(stats[2].reason, "; in ") == NULL);
-    // A call a huge page; or, after the two that proved dear (and others that were begun by then),
-    // a read for every 256 KiB.
+    // One call for each huge page; or, after the two that proved slow (and others already started),
+    // one read for every 256 KiB.
     CHECK_INT(stats[0].read_count, stats[0].chunk_count - stats[0].chunks_resident);
     CHECK(stats[1].read_count > (COUNT - 16) * 4 && stats[1].read_count <= COUNT * 4 + 64);
     CHECK_INT(stats[2].read_count, stats[2].chunk_count - stats[2].chunks_resident);

@@ -147,7 +147,7 @@ static bool names_file(fst_status status, const fst_error *error) {
            strstr(error->message, "text") != NULL;
 }
 
-/// What is there after a call that something failed in. Words of what is wrong, or NULL.
+/// Checks the state after a call in which something failed. Returns what is wrong, or NULL.
 static const char *judge(const verify_kind *kind, fst_status status, const fst_error *error) {
     if (status == FST_OK)
         return kind->check(NULL) == FST_OK ? NULL : "made, and what it says does not hold";
@@ -191,7 +191,7 @@ static void make_failing(size_t k, const fault_plan *plan, fault_report *out) {
     CHECK_INT(fsti_alloc_live(), live);
 }
 
-TEST(a_system_call_fails_while_it_is_made)
+TEST(every_system_call_of_making_digests_may_fail)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++)
@@ -202,7 +202,7 @@ TEST(a_system_call_fails_while_it_is_made)
         }
 }
 
-TEST(an_allocation_fails_while_it_is_made)
+TEST(every_allocation_of_making_digests_may_fail)
 {
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t k = 0; k < KIND_COUNT; k++) {
@@ -334,7 +334,7 @@ TEST(unlisted_model_is_never_accepted_after_any_failure)
 
 // ---- loads ----
 
-static const char *load_list;   ///< NULL: what lies there
+static const char *load_list;   ///< NULL: the one in the folder
 static const char *load_bundle; ///< a signed one, by whose list the model is loaded; or NULL
 
 /// Loads the model verified with that, and returns the number of tensors returned.
@@ -363,7 +363,7 @@ static fst_status load_verified(size_t *handed_out, fst_error *error) {
     return status == FST_END ? FST_OK : status;
 }
 
-/// Every call of a load fails; of a model that is bad nothing is handed out.
+/// Every call of a load fails in turn. No tensor of a damaged model is returned.
 static void sweep_load(const char *what, bool is_good) {
     fault_report report = {0};
     fault_plan plan = {.kind = FAULT_ONCE, .with_reads = true};
@@ -430,8 +430,8 @@ TEST(first_digest_source_is_never_skipped_after_any_failure)
     load_list = NULL;
     snprintf(sums, sizeof sums, "%s.sha256", model);
     snprintf(others, sizeof others, "%s/SHA256SUMS", folder);
-    // The manifest, then the list of the file, come first, and are of what the model was; what
-    // follows these is of what it has become.
+    // The manifest and then the list of the file are first, and describe the model before the
+    // change; the following sources describe it after the change.
     options.digest = FST_DIGEST_SHA256;
     options.flags = FST_MANIFEST_SUMS;
     CHECK_INT(fst_manifest_write(model, NULL, NULL, NULL, NULL), FST_OK);

@@ -2,13 +2,13 @@
 /// Reads tensors from devices for a file that is written. Private to the save module. Blocks arrive
 /// in file order through two pinned slots: one is copied while the other is written. One thread per
 /// file.
-#ifndef FSTI_SAVE_FAR_H
-#define FSTI_SAVE_FAR_H
+#ifndef FSTI_DEVICE_READER_H
+#define FSTI_DEVICE_READER_H
 
 #include "gpu/gpu.h"
 #include "save_state.h"
 
-typedef struct save_far {
+typedef struct device_reader {
     const fst_writer *writer;
     uint32_t file_index;
     size_t entry;  ///< position in the layout's order: the tensor of the next block,
@@ -18,12 +18,13 @@ typedef struct save_far {
     char *slots[2];
     uint64_t sizes[2];
     uint64_t fetched_count, taken_count; ///< block numbers; block n is in slot n % 2
-} save_far;
+} device_reader;
 
-bool fsti_far_is(const save_tensor *tensor);
+bool fsti_save_is_on_device(const save_tensor *tensor);
 /// Returns the next block in file order. It stays valid until the call after the next.
-fst_status fsti_far_take(save_far *far, const char **data, uint64_t *size_bytes, fst_error *error);
+fst_status fsti_device_reader_next(device_reader *reader, const char **data, uint64_t *size_bytes,
+                                   fst_error *error);
 /// Caches the ring for other saves.
-void fsti_far_close(save_far *far);
+void fsti_device_reader_close(device_reader *reader);
 
 #endif
