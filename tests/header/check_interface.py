@@ -60,7 +60,7 @@ def main() -> None:
     count = len(re.findall(r"^(?:FST_API|static inline)", "\n".join(stable), re.M))
     if not 40 <= count <= FUNCTIONS_MAX:
         wrong.append(f"fastsafetensors.h has {count} functions, allowed are {FUNCTIONS_MAX}")
-    sys.exit("\n".join(wrong))
+    sys.exit("\n".join(wrong) or 0)
 
 
 main()
