@@ -100,7 +100,7 @@ typedef struct fst_save_options {
     /// file "<stem>.safetensors" alone. The index is replaced last; then files of an older set of
     /// the same stem are removed.
     uint32_t file_count;
-    const char *stem; ///< NULL: "model"; only with file_count
+    const char *stem; ///< NULL: "model"; not read for a file
 
     fst_save_order order;
 
