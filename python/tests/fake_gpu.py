@@ -135,12 +135,12 @@ def give_torch_a_gpu(hip=False):
     import fastsafetensors._gpu as gpu
     import fastsafetensors.torch as public
 
-    def take_bytes(size, device, stream):
+    def allocate(size, device, stream):
         memory = Memory(size, device, "libamdhip64.so" if hip else "libcuda.so.1")
         torch_bytes.append((size, device))
         return memory
 
-    gpu._take_bytes = take_bytes
+    gpu._allocate = allocate
     torch.cuda.get_device_properties = lambda device: Properties
 
     gpu.check_present = public.check_present = lambda device: None
