@@ -398,8 +398,8 @@ def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
     import glob, weakref
     import fastsafetensors._gpu as gpu
     from fastsafetensors.torch import load_file
-    given, take = [], gpu._take_bytes
-    gpu._take_bytes = lambda *args: given.append(args[0]) or take(*args)
+    given, take = [], gpu._allocate
+    gpu._allocate = lambda *args: given.append(args[0]) or take(*args)
     paths = sorted(glob.glob(path + "/*.safetensors"))
     for device in (0, 1):
         for _ in range(2):
