@@ -51,8 +51,8 @@ class Row:
         return self.safetensors.median / self.ours.median
 
 
-# Scenarios of compare_loads.py that ask the same question as a row of compare_starts.py. Of the two
-# only the newer measurement is shown.
+# Scenarios of compare_loads.py that measure the same as a row of compare_starts.py. Only the newer
+# of the two measurements is shown.
 SAME_QUESTION = {
     "1 GiB cold, owned tensors": ("Owned", "disk", "1 GiB", 0),
     "25 MB cold, owned tensors": ("Owned", "disk", "25 MB", 0),

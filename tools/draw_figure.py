@@ -256,7 +256,7 @@ def starts_table(rows: dict[Any, Row], section: str) -> str:
 
 def bar_chart(title: str, bars: list[tuple[str, float, str, str]], notes: list[str],
               colours: dict[str, str], mark: float = 0) -> str:
-    """Horizontal bars on one scale: (label, value, text beside the bar, colour)."""
+    """Horizontal bars on one scale: (label, value, label of the bar, colour)."""
     left, width, step, top = 250, 400, 24, 34
     longest = max(value for _, value, _, _ in bars)
     body = [f'<text x="0" y="16" class="title">{escape(title)}</text>']

@@ -78,7 +78,7 @@ def _absolute(filename: Any) -> Any:
     if isinstance(filename, (list, tuple)):
         return [_absolute(part) for part in filename]
     path = os.fspath(filename)
-    # Joined only, because ".." after a link to a folder cannot be resolved from the text.
+    # Only joined: after a link to a folder, the parent folder cannot be derived from the text.
     if isinstance(path, bytes):
         return path if b"://" in path else os.path.join(os.getcwdb(), path)
     return path if "://" in path else os.path.join(os.getcwd(), path)

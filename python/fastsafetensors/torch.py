@@ -336,8 +336,8 @@ def save_file_async(
 ) -> SaveHandle:
     """Start to save tensors to a file, and return while threads of the library write it.
 
-    The file has the state at the call, and the bytes that save_file() would write. It is published
-    in the same way: until then, and after any error, the old file is there.
+    The file has the state at the call, and the bytes that save_file() would write. When
+    it is complete, it replaces the old file atomically; after any error the old file is unchanged.
 
     Args:
         tensors: {name: tensor}, on any device.

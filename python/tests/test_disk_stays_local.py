@@ -131,7 +131,7 @@ def test_a_list_is_refused(server: WebServer, write: Callable[[str], None], comm
 def test_remote_index_stays_within_its_folder(
     server: WebServer, tmp_path: pathlib.Path
 ) -> None:
-    """Names in a downloaded index are refused in the same way."""
+    """A downloaded index is held to the same rule: its names stay in its folder."""
     with web_server(tmp_path / "served") as first:
         for name in (*names_that_lead_away(server), "../x", "/x.safetensors", "//127.0.0.1/x"):
             (tmp_path / "served" / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))

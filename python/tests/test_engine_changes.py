@@ -87,7 +87,7 @@ def test_unreadable_file_is_named(path, mode, second_of_two):
     weights = iterate([str(path)], options, LOGGER, device="cpu")
     _, _, (name, tensor) = (next(weights) for _ in range(3))
     truncate(path)
-    for _ in range(2):  # as often as it is requested
+    for _ in range(2):  # each access raises, not only the first
         with pytest.raises(SafetensorError, match=rf"`{name}`.*rank 1 of 2$") as caught:
             tensor.sum()
         assert str(caught.value).count("rank 1") == str(caught.value).count(f"`{name}`") == 1

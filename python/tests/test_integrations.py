@@ -73,20 +73,20 @@ def test_transformers(llama, torch, dtype, mode):
         next(model.parameters()).zero_()
 
 
-@pytest.mark.parametrize("wish", [{}, {"dtype": "auto"}, {"dtype": "float64"},
+@pytest.mark.parametrize("options", [{}, {"dtype": "auto"}, {"dtype": "float64"},
                                   {"dtype": "float16", "device_map": "cpu"},
                                   {"dtype": "float32", "device_map": "auto"}])
-def test_parameters_are_plain_with_every_option(llama, torch, wish):
-    """Promises end where transformers makes parameters of them: nothing was left to safetensors."""
+def test_parameters_are_plain_with_every_option(llama, torch, options):
+    """Lazily loaded tensors become plain parameters, with the values that safetensors loads."""
     import transformers
 
-    named = wish.get("dtype", "auto")
-    wish = {**wish, "dtype": getattr(torch, named, named)} if wish else wish
-    expected = transformers.LlamaForCausalLM.from_pretrained(llama, **wish)
+    named = options.get("dtype", "auto")
+    options = {**options, "dtype": getattr(torch, named, named)} if options else options
+    expected = transformers.LlamaForCausalLM.from_pretrained(llama, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with accelerate_from_pretrained():
-            model = transformers.LlamaForCausalLM.from_pretrained(llama, **wish)
+            model = transformers.LlamaForCausalLM.from_pretrained(llama, **options)
     for name, own in expected.named_parameters():
         found = model.get_parameter(name)
         assert type(found) is torch.nn.Parameter and type(found.data) is torch.Tensor

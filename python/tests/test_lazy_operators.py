@@ -187,7 +187,7 @@ def test_every_operator_of_the_registry(dtype: str, tmp_path: Path) -> None:
     assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
 
 
-# Uses that are not in the registry, and that show how a view lies in the memory of its tensor.
+# Operations outside the registry whose result depends on a storage offset or on strides.
 USES: dict[str, Callable[[Any], Any]] = {
     "as_strided": lambda t: t.as_strided((3,), (1,), 0),
     "as_strided after a read": lambda t: (t.sum(), t.as_strided((3,), (1,), 0))[1],

@@ -49,7 +49,7 @@ def test_pickled_handle_opens_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_pickled_handle_resolves_links(tmp_path, monkeypatch):
-    """".." after a link to a folder is the parent of the link's target."""
+    """"The parent folder of a link to a folder is the parent of its target."""
     (tmp_path / "deep/er").mkdir(parents=True)
     save_file({"w": torch.tensor([1.0])}, tmp_path / "deep/m.safetensors")
     save_file({"w": torch.tensor([2.0])}, tmp_path / "m.safetensors")

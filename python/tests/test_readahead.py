@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 class _Load:
-    """A load that is open as long as it is referenced."""
+    """Stands for a load: it is closed when its last reference is dropped."""
 
     held = 0
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves over every kind of model, with each of their requests failing in turn: the store has the
-complete old model or the complete new one, and what is reported to the caller is true."""
+"""Saves that replace each kind of model, with each request failing in turn.
+
+The store then has the complete old model or the complete new one, as the save's result says.
+"""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_the_extension_refuses_to_write_from_address_zero(tmp_path):
 
 
 def test_writer_in_a_reference_cycle_is_collected(tmp_path):
-    """What a progress function holds may hold the writer."""
+    """A writer whose progress function refers back to it is collected."""
     import gc
     import weakref
 

@@ -137,7 +137,7 @@ static parked_counts count_parked(const fst_loader *loader) {
 
 /// Removes a read that can be freed without waiting: an abandoned one or, if the list is full, a
 /// complete one that no caller has asked for in time. New reads are at the head of the list, so
-/// the last match is the oldest. NULL: there is no such read. The lock must be held.
+/// the last match is the oldest. Returns NULL without a match. The lock must be held.
 static item_read *remove_replaceable(fst_loader *loader, bool is_full) {
     uint64_t now_ns = fsti_now_ns();
     item_read *found = NULL;

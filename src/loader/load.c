@@ -226,8 +226,7 @@ static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int6
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
-/// The next batch whose tensors were all returned and that is not released. False: there is no such
-/// batch.
+/// Finds a batch whose tensors were all returned and which was not released yet; false without one.
 static bool next_delivered(fst_loader *loader, uint32_t *out) {
     const fsti_plan *plan = &loader->plan;
     pthread_mutex_lock(&loader->lock);

@@ -162,8 +162,8 @@ fst_status fsti_path_restore(const char *path, const char *kept, fst_error *erro
 /// Deletes a name or an object; a missing one is not an error.
 fst_status fsti_path_remove(const char *path, fst_error *error);
 
-/// Deletes an object that starts with `word`, and keeps its bytes in *kept. *kept is NULL if there
-/// is no such object or it may not be read. `watch`: called while waiting for the store, or NULL.
+/// Deletes an object that starts with `word`, and keeps its bytes in *kept. *kept is NULL if the
+/// object is missing or may not be read. `watch`: called while waiting for the store, or NULL.
 typedef struct fsti_kept_object fsti_kept_object;
 fst_status fsti_object_hide(const char *address, const char *word,
                             const struct fsti_net_watch *watch, fsti_kept_object **kept,

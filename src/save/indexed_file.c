@@ -64,7 +64,7 @@ static fst_status search_index(void *context, const fsti_folder_entry *entry, fs
     return must_read ? status : FST_OK;
 }
 
-/// Searches the file's folder and its parent, following ".." as well as the path as written.
+/// Searches the file's folder and its parent: the real parent, and that of the path as written.
 static fst_status search_folders(const char *path, bool *is_indexed, fst_error *error) {
     char folder[PATH_MAX], above[PATH_MAX + 4], written[PATH_MAX];
     int size = snprintf(folder, sizeof folder, "%.*s.", folder_size(path), path);

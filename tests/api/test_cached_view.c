@@ -98,7 +98,7 @@ TEST(absent_ranges_are_not_views)
     CHECK(tensor != NULL);
     fst_tensor_unref(tensor);
     CHECK_INT(fst_cached_view(model, 2, 0, BYTES, &tensor, NULL), FST_OK);
-    if (tensor != NULL) SKIP("the file system keeps what it is told to drop");
+    if (tensor != NULL) SKIP("the file system keeps pages that POSIX_FADV_DONTNEED should drop");
     fst_model_close(model);
 }
 

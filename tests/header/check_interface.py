@@ -37,7 +37,7 @@ def check_structs(structs: dict[str, str]) -> list[str]:
         if name not in FIXED and not body.strip().startswith("size_t struct_size;"):
             wrong.append(f"{name} does not begin with struct_size")
         if re.search(r"\breserved|\bpadding\w*\[", body):
-            wrong.append(f"{name} reserves words beside struct_size")
+            wrong.append(f"{name} has reserved fields")
         wrong += [f"{name}.progress is a {kind}" for kind in re.findall(r"(\w+) progress;", body)
                   if kind != "fst_progress_callback"]
         wrong += [f"{name}.{field} is a negative flag" for field in re.findall(r"int (\w+);", body)

@@ -97,8 +97,8 @@ static const char *target_folder(void) {
     return folder;
 }
 
-/// Compresses on a kind of disk. Returns the size of the result, 0 if there is none, UINT64_MAX if
-/// the failed save left a file behind.
+/// Compresses on a kind of disk. Returns the size of the result; 0 if the save failed;
+/// UINT64_MAX if the failed save left a file behind.
 static uint64_t compress_on(disk_kind kind, uint64_t bytes, fst_error *error) {
     char target[512];
     struct stat info = {.st_size = 0};
