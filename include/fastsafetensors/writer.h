@@ -126,6 +126,8 @@ typedef struct fst_save_options {
     /// written, lists the files of the save, and is published with them. With others_write the
     /// files are read for it at commit. FST_E_UNSUPPORTED for files that are
     /// handed over (use fst_publish_options.manifest), and without libcrypto for SHA-256.
+    /// FST_E_ARGUMENT if it would replace an existing file whose name ends in .safetensors or
+    /// .safetensors.index.json.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 

@@ -113,6 +113,11 @@ class Staging:
             value = getattr(self, name)
             if value not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+        if self.pool is not None and not isinstance(self.pool, StagingPool):
+            raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
+        for name in ("copy_threads", "nice"):
+            if not isinstance(getattr(self, name), int):
+                raise TypeError(f"{name} must be a whole number, not {getattr(self, name)!r}")
         if self.copy_threads < 0:
             raise ValueError(f"copy_threads must not be negative: {self.copy_threads}")
         if not 0 <= self.nice <= 19:

@@ -12,6 +12,8 @@ from ._core import configure_remote as _configure
 from ._saving import parse_size
 
 _SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
+_COUNTS = ("connect_ms", "first_byte_ms", "stall_ms", "tries_max", "retry_base_ms",
+           "retry_cap_ms", "connections_max")
 
 __all__ = ["cache_objects", "cache_prune", "configure"]
 
@@ -87,7 +89,7 @@ def configure(
             host, which are an OSError otherwise.
 
     Raises:
-        ValueError: text that can't be a setting, half of a key pair, or an invalid size.
+        ValueError: text that can't be a setting, half of a key pair, or a number out of range.
         TypeError: a value of another type.
         OSError: ca_file can't be read.
     """
@@ -95,6 +97,12 @@ def configure(
     for name in _SWITCHES:
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
+    for name in _COUNTS:
+        value = settings[name]
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be a whole number, not {value!r}")
+        if not 0 <= value < 2**32:
+            raise ValueError(f"{name} must be 0 to 4294967295, not {value}")
     settings["cache_bytes_max"] = _cache_size(cache_bytes_max)
     _configure(**settings)
 

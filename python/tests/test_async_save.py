@@ -537,3 +537,37 @@ def test_a_store(tmp_path: pathlib.Path) -> None:
         ask(SECRET)
         assert same("s3://bucket/a.safetensors", wanted)
         assert not server.uploads
+
+
+@pytest.mark.parametrize(("option", "words"), [
+    ({"pool": "x"}, "pool must be a StagingPool, not 'x'"),
+    ({"copy_threads": "2"}, "copy_threads must be a whole number, not '2'"),
+    ({"nice": "5"}, "nice must be a whole number, not '5'"),
+])
+def test_options_of_the_wrong_type_are_named(tmp_path, torch, option, words):
+    from fastsafetensors.torch import save_file_async
+
+    with pytest.raises(TypeError, match=words):
+        save_file_async({"w": torch.ones(2)}, tmp_path / "m.safetensors", **option)
+
+
+def test_a_manifest_never_replaces_another_model(tmp_path, torch):
+    import fastsafetensors.numpy as numpy_api
+    from fastsafetensors import edit_header
+    from fastsafetensors.torch import load_file, save_file, save_file_async
+
+    tensors = {"w": torch.ones(2)}
+    kept, path = tmp_path / "kept.safetensors", tmp_path / "m.safetensors"
+    save_file(tensors, kept)
+    words = "would overwrite a model"
+    with pytest.raises(ValueError, match=words):
+        save_file(tensors, path, manifest=kept)
+    with pytest.raises(ValueError, match=words):
+        numpy_api.save_file({"w": tensors["w"].numpy()}, path, manifest=kept)
+    with pytest.raises(ValueError, match=words):
+        save_file_async(tensors, path, manifest=kept).wait()
+    assert not path.exists()
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=words):
+        edit_header(path, {"a": "b"}, manifest=kept)
+    assert load_file(kept)["w"].eq(1).all()

@@ -56,7 +56,7 @@ static fst_status check_engine(const fst_load_options *options, fst_engine engin
     bool bypasses = engine == FST_ENGINE_DIRECT || engine == FST_ENGINE_URING;
     bool is_buffered = engine == FST_ENGINE_PREAD || engine == FST_ENGINE_MMAP;
     API_REQUIRE(engine == FST_ENGINE_AUTO || options->mode != FST_MODE_MAP, error,
-                "an engine has no effect on FST_MODE_MAP: use FST_MODE_LOAD");
+                "an engine has no effect in mode map. Use mode load");
     API_REQUIRE(!(bypasses && options->cache == FST_CACHE_KEEP), error,
                 "the engine bypasses the page cache: FST_CACHE_KEEP is not possible with it");
     API_REQUIRE(!(is_buffered && options->cache == FST_CACHE_BYPASS), error,

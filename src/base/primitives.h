@@ -69,6 +69,10 @@ void fsti_append(char *text, size_t size, const char *words);
 
 /// Whether a path is a URL, or a URL that went through a path object ("https:/host").
 bool fsti_path_is_url(const char *path);
+
+/// Whether a file is named like a model or an index, also through links, so that no manifest, list
+/// or signature may replace it. For a URL the name alone decides.
+bool fsti_path_is_model(const char *path);
 /// Copies a URL for messages, without query, user and password. Truncated to `size`.
 void fsti_url_redact(const char *text, char *out, size_t size);
 /// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.

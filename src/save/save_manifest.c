@@ -56,6 +56,9 @@ static fst_status find_target(fst_writer *writer, const char *path, fst_error *e
     if (is_model(writer, path))
         return fsti_error_set(error, FST_E_ARGUMENT, location,
                               "the manifest would overwrite the model");
+    if (fsti_path_is_model(path))
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "the manifest would overwrite a model. Choose another path");
     if (writer->is_remote && fsti_net_is_url(path)) {
         static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));

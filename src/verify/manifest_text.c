@@ -3,7 +3,6 @@
 #include "manifest_text.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,17 +57,12 @@ fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, f
     return good ? FST_OK : fsti_error_errno(error, os_errno, path, "writing");
 }
 
-static bool has_model_name(const char *path) {
-    return fsti_ends_with(path, ".safetensors") || fsti_ends_with(path, ".safetensors.index.json");
-}
-
 fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
     struct stat target, other;
-    char real[PATH_MAX];
     if (path == NULL || stat(path, &target) != 0) return FST_OK;
     bool is_source =
         stat(source, &other) == 0 && other.st_dev == target.st_dev && other.st_ino == target.st_ino;
-    bool is_model = has_model_name(path) || (realpath(path, real) != NULL && has_model_name(real));
+    bool is_model = fsti_path_is_model(path);
     if (!is_source && !is_model) return FST_OK;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_ARGUMENT, location,

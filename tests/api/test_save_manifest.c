@@ -387,3 +387,44 @@ TEST(handed_over_files_get_no_manifest)
     CHECK_INT(save_hidden_count("."), 0);
     free(data);
 }
+
+TEST(no_manifest_replaces_another_model)
+{
+    fst_save_tensor tensors[TENSORS];
+    uint8_t *data = make_data();
+    char other[4096], index[4096], linked[4096];
+    describe(tensors, data, 0);
+    snprintf(other, sizeof other, "%s", fixture_file("other.safetensors", "a model", 7));
+    snprintf(index, sizeof index, "%s", fixture_file("m.safetensors.index.json", "an index", 8));
+    snprintf(linked, sizeof linked, "%s", fixture_path("linked-model"));
+    CHECK_INT(symlink(other, linked), 0);
+    const char *const targets[] = {other, index, linked};
+    const char *path = fixture_path("never-saved.safetensors");
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+        fst_error error = {0};
+        options.manifest = targets[i];
+        CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "would overwrite a model");
+        CHECK(access(path, F_OK) != 0);
+        fst_async_options background = FST_STRUCT_INIT(fst_async_options);
+        fst_async_save *save = NULL;
+        background.save = &options;
+        fst_status status =
+            fst_async_save_start(path, tensors, TENSORS, &background, &save, &error);
+        if (status == FST_OK) status = fst_async_save_wait(save, -1, &error);
+        fst_async_save_close(save);
+        CHECK_INT(status, FST_E_ARGUMENT);
+        CHECK(access(path, F_OK) != 0);
+    }
+    CHECK_INT(fst_save(path, tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    fst_edit_options edit = FST_STRUCT_INIT(fst_edit_options);
+    edit.manifest = other;
+    CHECK_INT(fst_header_edit(path, NULL, &edit, NULL, NULL), FST_E_ARGUMENT);
+    size_t size;
+    char *bytes = read_all(other, &size);
+    CHECK(size == 7 && memcmp(bytes, "a model", 7) == 0);
+    free(bytes);
+    unlink(linked);
+    free(data);
+}
