@@ -44,8 +44,7 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
     API_REQUIRE(options->globs != NULL || options->glob_count == 0, error, "globs is NULL");
     for (size_t i = 0; i < options->glob_count; i++)
         API_REQUIRE(options->globs[i] != NULL, error, "glob %zu is NULL", i);
-    API_REQUIRE(options->part_count == 0 ||
-                    (options->glob_count == 0 && options->predicate == NULL),
+    API_REQUIRE(options->parts == NULL || (options->glob_count == 0 && options->predicate == NULL),
                 error, "parts together with globs or a predicate: use one of them");
     return check_effects(options, error);
 }

@@ -50,6 +50,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     API_REQUIRE_SWITCH(options->has_metadata, "has_metadata", error);
     API_REQUIRE_SWITCH(options->metadata_last, "metadata_last", error);
     API_REQUIRE_SWITCH(options->replace_link, "replace_link", error);
+    API_REQUIRE_SWITCH(options->others_write, "others_write", error);
     FST_TRY(check_digest(options->digest, error));
     return fsti_api_check_stem(options->stem, error);
 }

@@ -9,6 +9,7 @@
 
 static pthread_mutex_t *locks[LOCK_COUNT_MAX];
 static size_t lock_count;
+static pthread_mutex_t *last_lock; ///< taken after the others
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
@@ -22,11 +23,13 @@ static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 static void lock_all(void) {
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
+    if (last_lock != NULL) pthread_mutex_lock(last_lock);
 }
 
 /// Called after fork(), in the parent and in the child. The thread that called fork() owns the
 /// locks in both.
 static void unlock_all(void) {
+    if (last_lock != NULL) pthread_mutex_unlock(last_lock);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);
 }
@@ -39,5 +42,12 @@ void fsti_fork_lock(void *mutex) {
     size_t i = 0;
     while (i < lock_count && locks[i] != mutex) i++;
     if (i == lock_count && lock_count < LOCK_COUNT_MAX) locks[lock_count++] = mutex;
+    pthread_mutex_unlock(&list_lock);
+}
+
+void fsti_fork_last_lock(void *mutex) {
+    pthread_once(&register_once, register_handlers);
+    pthread_mutex_lock(&list_lock);
+    last_lock = mutex;
     pthread_mutex_unlock(&list_lock);
 }

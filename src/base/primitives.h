@@ -70,9 +70,11 @@ void fsti_append(char *text, size_t size, const char *words);
 /// Whether a path is a URL, or a URL that went through a path object ("https:/host").
 bool fsti_path_is_url(const char *path);
 
-/// Whether a file is named like a model or an index, also through links, so that no manifest, list
-/// or signature may replace it. For a URL the name alone decides.
+/// Whether a file is a model or an index, by its name (also through links) or because it begins
+/// like a safetensors file. No manifest, list or signature may replace it. For a URL the name
+/// decides.
 bool fsti_path_is_model(const char *path);
+
 /// Copies a URL for messages, without query, user and password. Truncated to `size`.
 void fsti_url_redact(const char *text, char *out, size_t size);
 /// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
@@ -140,6 +142,9 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
+/// Like fsti_fork_lock(), for the one lock that may be taken while any other is held, and under
+/// which no other is taken.
+void fsti_fork_last_lock(void *mutex);
 
 // ---- time ----
 

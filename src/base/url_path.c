@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Recognises URLs in paths, and redacts them for messages.
 #include <stdio.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -31,14 +29,4 @@ void fsti_url_redact(const char *text, char *out, size_t size) {
                  rest);
     }
     fsti_text_make_printable(out);
-}
-
-static bool has_model_name(const char *path) {
-    return fsti_ends_with(path, ".safetensors") || fsti_ends_with(path, ".safetensors.index.json");
-}
-
-bool fsti_path_is_model(const char *path) {
-    char real[PATH_MAX];
-    if (fsti_path_is_url(path)) return has_model_name(path);
-    return realpath(path, real) != NULL && (has_model_name(path) || has_model_name(real));
 }

@@ -47,9 +47,11 @@ static bool find_folder(char *out, size_t size) {
 }
 
 fst_status fsti_cache_settings(const char *folder, cache_settings *out, fst_error *error) {
+    // Before the cache's lock: no two locks that fork() acquires are taken in another order.
+    bool is_offline = fsti_net_is_offline();
     fsti_cache_lock();
     *out = settings.given;
-    out->is_required |= fsti_net_is_offline(); // offline, the cache is the only source
+    out->is_required |= is_offline; // offline, the cache is the only source
     bool is_configured = settings.is_configured;
     fsti_cache_unlock();
     const char *environment = fsti_net_environment("FASTSAFETENSORS_CACHE_DIR");

@@ -35,6 +35,9 @@ static _Atomic uint32_t proxy_ports[PROXY_COUNT]; ///< 0: no proxy
 static char proxies[PROXY_COUNT][256];            ///< redacted; "": no proxy
 static char no_proxy[1024];
 
+/// When the library is loaded, because the first use may come under another lock.
+__attribute__((constructor)) static void register_lock(void) { fsti_fork_last_lock(&lock); }
+
 const char *fsti_net_environment(const char *name) {
     const char *value = secure_getenv(name);
     return value == NULL || value[0] == '\0' ? NULL : value;
@@ -263,7 +266,7 @@ static fst_status copy_options(const fst_remote_options *wanted, net_options *ma
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *is_any |= texts[i].field[0] != '\0';
     FST_TRY(fsti_store_check(store, error));
     FST_TRY(check_ca_file(wanted->ca_file, error));
-    if ((wanted->access_key == NULL) != (wanted->secret_key == NULL))
+    if ((store->access_key[0] == '\0') != (store->secret_key[0] == '\0'))
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "access_key and secret_key must be given together");
     store->style = wanted->bucket_style;
@@ -279,7 +282,6 @@ fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error
     if (made == NULL) return fsti_error_memory(error, sizeof *made);
     fst_status status = copy_options(wanted, made, &is_any, error);
     if (status == FST_OK) {
-        fsti_fork_lock(&lock);
         pthread_mutex_lock(&lock);
         net_options *old = options;
         options = is_any ? made : NULL;

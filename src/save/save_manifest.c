@@ -50,6 +50,21 @@ static bool is_model(const fst_writer *writer, const char *path) {
     return false;
 }
 
+/// Whether two targets are one name of one folder, whether or not a file is there.
+static bool is_same_target(const fsti_target *one, const fsti_target *other) {
+    struct stat a, b;
+    return strcmp(fsti_path_name(one->path), fsti_path_name(other->path)) == 0 &&
+           stat(one->folder, &a) == 0 && stat(other->folder, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/// The saved file may lie behind a link that led nowhere until now.
+static bool is_target_of_save(const fst_writer *writer) {
+    for (uint32_t f = 0; !writer->is_remote && f < writer->file_count; f++)
+        if (is_same_target(&writer->manifest.target, &writer->files[f].target)) return true;
+    return false;
+}
+
 static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
     save_manifest *manifest = &writer->manifest;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
@@ -68,6 +83,9 @@ static fst_status find_target(fst_writer *writer, const char *path, fst_error *e
         return FST_OK;
     }
     FST_TRY(fsti_target_find(path, false, &manifest->target, error));
+    if (is_target_of_save(writer))
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "the manifest would overwrite the model");
     // The manifest gets the model file's permissions.
     if (writer->files[0].target.has_rights)
         (void)fsti_target_like(&manifest->target, writer->files[0].target.path, NULL);

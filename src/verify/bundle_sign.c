@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Signs a folder according to OpenSSF model signing.
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,11 +109,12 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     uint64_t start_ns = fsti_now_ns();
     file_tree tree = {0};
     fsti_key *key;
-    if (paths->bundle == NULL)
-        snprintf(target, sizeof target, "%.4000s/model.sig", paths->folder);
-    else
-        snprintf(target, sizeof target, "%.4095s", paths->bundle);
-    FST_TRY(fsti_text_check_target(paths->bundle, paths->key, error));
+    int size = paths->bundle == NULL
+                   ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
+                   : snprintf(target, sizeof target, "%s", paths->bundle);
+    if (size < 0 || (size_t)size >= sizeof target)
+        return fsti_error_errno(error, ENAMETOOLONG, paths->folder, "writing the signature");
+    FST_TRY(fsti_text_check_target(target, paths->key, error));
     FST_TRY(read_private_key(paths->key, &key, error));
     fst_status status =
         fsti_file_tree_list(paths->folder, ignores_name,

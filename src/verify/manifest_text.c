@@ -37,7 +37,21 @@ static bool write_all(int fd, const char *bytes, size_t size) {
     return true;
 }
 
+fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
+    struct stat target, other;
+    if (path == NULL || stat(path, &target) != 0) return FST_OK;
+    bool is_source = source != NULL && stat(source, &other) == 0 && other.st_dev == target.st_dev &&
+                     other.st_ino == target.st_ino;
+    bool is_model = fsti_path_is_model(path);
+    if (!is_source && !is_model) return FST_OK;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "this would overwrite %s. Choose another path",
+                          is_model ? "a model" : source);
+}
+
 fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error) {
+    FST_TRY(fsti_text_check_target(path, NULL, error)); // also paths that were chosen here
     size_t room = strlen(path) + 32;
     char *fresh = fsti_alloc(room);
     if (fresh == NULL) return fsti_error_memory(error, room);
@@ -55,17 +69,4 @@ fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, f
     if (fd >= 0 && !good) unlink(fresh);
     fsti_free(fresh);
     return good ? FST_OK : fsti_error_errno(error, os_errno, path, "writing");
-}
-
-fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
-    struct stat target, other;
-    if (path == NULL || stat(path, &target) != 0) return FST_OK;
-    bool is_source =
-        stat(source, &other) == 0 && other.st_dev == target.st_dev && other.st_ino == target.st_ino;
-    bool is_model = fsti_path_is_model(path);
-    if (!is_source && !is_model) return FST_OK;
-    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_ARGUMENT, location,
-                          "this would overwrite %s. Choose another path",
-                          is_model ? "a model" : source);
 }

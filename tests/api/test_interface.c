@@ -6,6 +6,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fixture.h"
@@ -226,5 +229,62 @@ TEST(remote_settings_are_checked_when_they_are_given)
     check_remote_refused(REMOTE(.ca_file = "/nonexistent/ca.pem"), FST_E_NOT_FOUND,
                          "/nonexistent/ca.pem: reading ca_file");
     check_remote_refused(REMOTE(.access_key = "key"), FST_E_ARGUMENT, "must be given together");
+    check_remote_refused(REMOTE(.access_key = "key", .secret_key = ""), FST_E_ARGUMENT,
+                         "must be given together");
     check_remote_refused(REMOTE(.endpoint = "ftp://host"), FST_E_ARGUMENT, "neither http://");
+}
+
+static atomic_bool forks_done;
+
+static void ignore_object(void *context, const fst_cache_object *object) {
+    (void)context;
+    (void)object;
+}
+
+/// Uses the settings of URLs and of the cache until the forks are done.
+static void *use_settings(void *folder) {
+    fst_error error;
+    while (!atomic_load(&forks_done)) {
+        fst_model *model = NULL;
+        if (fst_cache_visit(folder, ignore_object, NULL, &error) != FST_OK) break;
+        if (fst_model_open("http://127.0.0.1:9/m", NULL, &model, &error) == FST_OK) break;
+    }
+    return NULL;
+}
+
+TEST(forks_beside_threads_that_use_remote_settings)
+{
+#ifdef __SANITIZE_THREAD__
+    SKIP("the thread sanitizer does not follow threads of a fork");
+#endif
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s", fixture_path("cache"));
+    CHECK(mkdir(folder, 0700) == 0);
+    for (int is_configured = 0; is_configured < 2; is_configured++) {
+        pthread_t thread;
+        if (is_configured)
+            CHECK_INT(fst_remote_configure(REMOTE(.offline = 1), NULL), FST_OK);
+        else
+            setenv("FASTSAFETENSORS_OFFLINE", "1", 1);
+        atomic_store(&forks_done, false);
+        CHECK_INT(pthread_create(&thread, NULL, use_settings, folder), 0);
+        for (int i = 0; i < 300; i++) {
+            alarm(30); // a lock that is held for ever would be a test without end
+            pid_t child = fork();
+            if (child == 0) {
+                fst_model *model = NULL;
+                alarm(30);
+                fst_status status = fst_model_open("http://127.0.0.1:9/m", NULL, &model, NULL);
+                _exit(status == FST_OK ? 1 : 0);
+            }
+            int status = -1;
+            CHECK_INT(waitpid(child, &status, 0), child);
+            CHECK_INT(status, 0);
+        }
+        alarm(0);
+        atomic_store(&forks_done, true);
+        pthread_join(thread, NULL);
+        unsetenv("FASTSAFETENSORS_OFFLINE");
+    }
+    CHECK_INT(fst_remote_configure(NULL, NULL), FST_OK);
 }

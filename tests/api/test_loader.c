@@ -514,6 +514,9 @@ TEST(options_without_effect_are_refused)
     check_refused(model, OPTIONS(.device = {FST_DEVICE_CPU, 5}), NULL, "device index 5");
     check_refused(model, OPTIONS(.device = {FST_DEVICE_CPU, -9}), NULL, "device index -9");
     fst_part part = {.struct_size = sizeof part, .destination_bytes = 8};
+    const char *globs[] = {"*"};
+    check_refused(model, OPTIONS(.parts = &part, .globs = globs, .glob_count = 1), NULL,
+                  "use one of them");
     check_refused(model, OPTIONS(.parts = &part, .part_count = 1), NULL, "destination is NULL");
     const fst_load_options *map = OPTIONS(.mode = FST_MODE_MAP);
     const fst_load_options *load = OPTIONS(.mode = FST_MODE_LOAD);

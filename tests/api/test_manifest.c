@@ -312,6 +312,24 @@ TEST(no_text_replaces_a_model_or_a_key)
         CHECK(starts_with(targets[i], head, sizeof head));
     }
     CHECK(starts_with(key, "-----BEGIN", 10));
+    // The usual path of a signature, which the library chooses, is the key's.
+    fst_bundle_files usual = FST_STRUCT_INIT(fst_bundle_files);
+    char signature[4200];
+    snprintf(signature, sizeof signature, "%s/model.sig", folder);
+    CHECK_INT(rename(key, signature), 0);
+    usual.folder = folder;
+    usual.key = signature;
+    CHECK_INT(fst_bundle_sign(&usual, NULL, &error), FST_E_ARGUMENT);
+    CHECK(starts_with(signature, "-----BEGIN", 10));
+    unlink(signature);
+    // And the usual path of a manifest is that of a model with an unusual name.
+    char listed[4200];
+    snprintf(listed, sizeof listed, "%s.manifest", path);
+    unlink(listed);
+    CHECK_INT(link(path, listed), 0);
+    CHECK_INT(fst_manifest_write(path, NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK(starts_with(listed, head, sizeof head));
+    unlink(listed);
     unlink(linked);
     unlink(other);
 }

@@ -418,6 +418,19 @@ TEST(no_manifest_replaces_another_model)
         CHECK(access(path, F_OK) != 0);
     }
     CHECK_INT(fst_save(path, tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    // A model with another name is recognised by its beginning.
+    const char *unnamed = fixture_path("unnamed");
+    CHECK_INT(rename(path, unnamed), 0);
+    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+    options.manifest = unnamed;
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, NULL), FST_E_ARGUMENT);
+    // The save goes to where the link leads, and so would the manifest.
+    unlink(linked);
+    CHECK_INT(symlink("behind-link", linked), 0);
+    options.manifest = fixture_path("behind-link");
+    CHECK_INT(fst_save(linked, tensors, TENSORS, &options, NULL, NULL), FST_E_ARGUMENT);
+    CHECK(access(options.manifest, F_OK) != 0);
+    CHECK_INT(fst_save(path, tensors, TENSORS, NULL, NULL, NULL), FST_OK);
     fst_edit_options edit = FST_STRUCT_INIT(fst_edit_options);
     edit.manifest = other;
     CHECK_INT(fst_header_edit(path, NULL, &edit, NULL, NULL), FST_E_ARGUMENT);

@@ -291,6 +291,7 @@ TEST(options_without_effect_are_refused)
     check_refused(OPTIONS(.has_metadata = 2), cpu, "has_metadata is 2");
     check_refused(OPTIONS(.metadata_last = -1), cpu, "metadata_last is -1");
     check_refused(OPTIONS(.replace_link = 3), cpu, "replace_link is 3");
+    check_refused(OPTIONS(.others_write = 2), cpu, "others_write is 2");
     check_refused(OPTIONS(.file_count = 0), (fst_device){FST_DEVICE_CPU, 5}, "device index 5");
     fst_error error = {0};
     fst_edit_options edit = FST_STRUCT_INIT(fst_edit_options);
