@@ -41,13 +41,21 @@ def tap_skip_reasons(folder: pathlib.Path) -> dict[str, str]:
     return dict(re.findall(r"^ok \d+ - (\S+) # SKIP (.*)$", text, re.M))
 
 
+def tap_failures(folder: pathlib.Path) -> dict[str, str]:
+    """What failed checks of C tests printed, by test name: the JUnit file leaves it out."""
+    log = folder / "testlog.txt"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    found = re.findall(r"((?:^# .*\n)+)not ok \d+ - (\S+)", text, re.M)
+    return {name: lines.replace("\n# ", "; ")[2:] for lines, name in found}
+
+
 def reason_of(case: ElementTree.Element) -> str:
-    """One line about a failed case: its message, or its most relevant lines."""
+    """Why a case failed: its message, or what it printed."""
     fault = next((f for f in (case.find("failure"), case.find("error")) if f is not None), None)
     if fault is None:
         return ""
     said = (fault.get("message") or fault.text or "").strip() or case.findtext("system-out") or ""
-    return " ".join(said.split())[:300]
+    return said
 
 
 def programs_that_failed(folder: pathlib.Path) -> list[str]:
@@ -71,18 +79,19 @@ def programs_that_failed(folder: pathlib.Path) -> list[str]:
 def count_junit(path: pathlib.Path) -> Counter[str]:
     """Passed, failed and skipped tests of a JUnit file; prints why tests were skipped."""
     counts: Counter[str] = Counter()
-    reasons = tap_skip_reasons(path.parent)
+    reasons, failures = tap_skip_reasons(path.parent), tap_failures(path.parent)
     cases = [(suite, case) for suite in ElementTree.parse(path).iter("testsuite")
              for case in suite.iter("testcase")]
     for suite, case in cases:
         skipped = case.find("skipped")
+        name = (case.get("name") or "").split(" - ")[-1]
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"] += 1
-            FAILURES.append(f"{case.get('classname')} {case.get('name')}: {reason_of(case)}")
+            reason = " ".join(failures.get(name, reason_of(case)).split())[:300]
+            FAILURES.append(f"{case.get('classname')} {case.get('name')}: {reason}")
             print(f"  FAILED {FAILURES[-1]}")
         elif skipped is not None:
             counts["skipped"] += 1
-            name = (case.get("name") or "").split(" - ")[-1]
             said = case.findtext("system-out") or suite.findtext("system-out") or ""
             reason = skipped.get("message") or reasons.get(name) or (skipped.text or "").strip()
             reason = reason or said.strip().partition("\n")[0]
