@@ -31,8 +31,8 @@ typedef struct fst_device {
     int32_t index;
 } fst_device;
 
-/// Parses "cpu", "cuda", "cuda:1", "hip:0", "pinned", or "gpu" (the first driver that has a GPU; an
-/// index may follow). Does not check that the device exists, except for "gpu". Other text is
+/// Parses "cpu", "cuda", "cuda:1", "hip:0", "pinned", or "gpu" (HIP if only its driver has a GPU,
+/// else CUDA; an index may follow). Does not check that the device exists. Other text is
 /// FST_E_ARGUMENT.
 FST_API FST_NODISCARD fst_status fst_device_parse(const char *text, fst_device *out,
                                                   fst_error *error);

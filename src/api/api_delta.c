@@ -155,6 +155,7 @@ fst_status fst_delta_patch_make(const fst_delta *delta, size_t index,
     uint32_t size = own.element_bytes;
     API_REQUIRE(size == 1 || size == 2 || size == 4 || size == 8, error,
                 "element_bytes must be 1, 2, 4 or 8, not %u", size);
+    API_REQUIRE_SWITCH(own.dense, "dense", error);
     API_REQUIRE(own.index_bytes == 4 || own.index_bytes == 8, error,
                 "index_bytes must be 4 or 8, not %u", own.index_bytes);
     API_REQUIRE(own.size_bytes % size == 0, error, "size_bytes is not a multiple of element_bytes");

@@ -31,7 +31,7 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 "unknown mode %d; expected a value of fst_load_mode", (int)options->mode);
     API_REQUIRE((unsigned)options->order < FST_ORDER_COUNT, error,
                 "unknown order %d; expected a value of fst_order", (int)options->order);
-    API_REQUIRE((unsigned)options->dtype < FST_DTYPE_COUNT, error,
+    API_REQUIRE(!options->convert || (unsigned)options->dtype < FST_DTYPE_COUNT, error,
                 "unknown dtype %d; expected a value of fst_dtype", (int)options->dtype);
     API_REQUIRE((unsigned)options->cache < FST_CACHE_COUNT, error,
                 "unknown cache %d; expected a value of fst_cache", (int)options->cache);
@@ -50,12 +50,16 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
 }
 
 /// FST_MODE_MAP reads with none of the engines, and an engine either uses the page cache or not.
-static fst_status check_engine(const fst_load_options *options, fst_engine engine,
+static fst_status check_engine(const fst_load_options *options, const fst_load_tuning *tuning,
                                fst_error *error) {
+    fst_engine engine = tuning->engine;
     bool bypasses = engine == FST_ENGINE_DIRECT || engine == FST_ENGINE_URING;
     bool is_buffered = engine == FST_ENGINE_PREAD || engine == FST_ENGINE_MMAP;
     API_REQUIRE(engine == FST_ENGINE_AUTO || options->mode != FST_MODE_MAP, error,
                 "an engine has no effect in mode map. Use mode load");
+    API_REQUIRE(tuning->ring == FST_RING_AUTO || engine == FST_ENGINE_AUTO ||
+                    engine == FST_ENGINE_URING,
+                error, "ring has no effect with an engine other than io_uring");
     API_REQUIRE(!(bypasses && options->cache == FST_CACHE_KEEP), error,
                 "the engine bypasses the page cache: FST_CACHE_KEEP is not possible with it");
     API_REQUIRE(!(is_buffered && options->cache == FST_CACHE_BYPASS), error,
@@ -72,9 +76,13 @@ static fst_status check_tuning(const fst_load_options *options, const fst_load_t
     API_REQUIRE(!is_map || tuning->ring == FST_RING_AUTO, error, "ring has no effect in mode map");
     API_REQUIRE(!is_map || tuning->numa == FST_NUMA_DEFAULT, error,
                 "a NUMA policy has no effect in mode map");
+    API_REQUIRE(!is_map || tuning->coalesce_gap_bytes == 0, error,
+                "coalesce_gap_bytes has no effect in mode map");
     if (options->device.kind != FST_DEVICE_CPU) return FST_OK;
     API_REQUIRE(tuning->unified == FST_UNIFIED_AUTO, error,
                 "`unified` is for GPUs, and the device is the CPU");
+    API_REQUIRE(tuning->staging_bytes == 0, error,
+                "staging_bytes is for GPUs, and the device is the CPU");
     if (tuning->gds != FST_GDS_STRICT) return FST_OK;
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "gds needs a GPU, and the device is the CPU");
@@ -97,7 +105,7 @@ static fst_status read_tuning(const fst_load_options *options, fst_load_tuning *
     API_REQUIRE((unsigned)out->unified < FST_UNIFIED_COUNT, error,
                 "unknown unified %d; expected a value of fst_unified", (int)out->unified);
     FST_TRY(check_tuning(options, out, error));
-    return check_engine(options, out->engine, error);
+    return check_engine(options, out, error);
 }
 
 static fst_status read_allocator(const fst_allocator *given, fst_allocator *out, fst_error *error) {

@@ -52,7 +52,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
     API_REQUIRE_SWITCH(options->replace_link, "replace_link", error);
     API_REQUIRE_SWITCH(options->others_write, "others_write", error);
     FST_TRY(check_digest(options->digest, error));
-    return fsti_api_check_stem(options->stem, error);
+    return options->file_count == 0 ? FST_OK : fsti_api_check_stem(options->stem, error);
 }
 
 static fst_status copy_metadata(api_save_request *request, fst_error *error) {

@@ -24,11 +24,13 @@ static void lock_all(void) {
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
     if (last_lock != NULL) pthread_mutex_lock(last_lock);
+    fsti_library_before_fork();
 }
 
 /// Called after fork(), in the parent and in the child. The thread that called fork() owns the
 /// locks in both.
 static void unlock_all(void) {
+    fsti_library_after_fork();
     if (last_lock != NULL) pthread_mutex_unlock(last_lock);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);

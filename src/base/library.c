@@ -1,9 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Optional libraries, loaded at run time into a table of functions.
 #include <dlfcn.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "primitives.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool is_loading;
+
+void fsti_library_once(atomic_bool *is_loaded, void (*load)(void)) {
+    if (atomic_load_explicit(is_loaded, memory_order_acquire)) return;
+    pthread_mutex_lock(&lock);
+    is_loading = true;
+    if (!atomic_load(is_loaded)) load();
+    atomic_store(is_loaded, true);
+    is_loading = false;
+    pthread_mutex_unlock(&lock);
+}
+
+// A driver may call fork() to start a program while it is being loaded.
+void fsti_library_before_fork(void) {
+    if (!is_loading) pthread_mutex_lock(&lock);
+}
+
+void fsti_library_after_fork(void) {
+    if (!is_loading) pthread_mutex_unlock(&lock);
+}
 
 static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const char **missing) {
     for (; symbols->name != NULL; symbols++) {

@@ -179,6 +179,15 @@ int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context
 
 // ---- libraries loaded at run time ----
 
+/// Calls `load`, which loads and initialises libraries, unless *is_loaded; then sets it. fork()
+/// waits for the end of the call: a child that is forked meanwhile would have a dynamic linker, or
+/// a library, in an inconsistent state, and crash or hang when it loads a library itself. From any
+/// thread; `load` must not call it.
+void fsti_library_once(atomic_bool *is_loaded, void (*load)(void));
+/// Called by fork()'s handlers of fork_locks.c.
+void fsti_library_before_fork(void);
+void fsti_library_after_fork(void);
+
 /// A function of a library, and the field that receives its address.
 typedef struct fsti_library_symbol {
     const char *name; ///< NULL ends the list

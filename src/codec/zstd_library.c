@@ -2,9 +2,7 @@
 /// Loads libzstd once per process, or uses the built-in one (meson's zstd_source), as wheels do.
 #include "zstd_library.h"
 
-#include <pthread.h>
-
-static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_searched;
 static zstd_library library;
 static bool is_found;
 static const char *missing; ///< a function that an old version lacks
@@ -31,7 +29,7 @@ static void find_library(void) {
 #endif
 
 fst_status fsti_zstd_open(const zstd_library **out, fst_error *error) {
-    pthread_once(&find_once, find_library);
+    fsti_library_once(&is_searched, find_library);
     *out = &library;
     if (is_found) return FST_OK;
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,

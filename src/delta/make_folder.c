@@ -81,7 +81,7 @@ static fst_status mark_folder(const char *folder, fst_error *error) {
     return status;
 }
 
-void fsti_make_folder_end(const char *folder, fst_status status) {
+void fsti_make_folder_end(const char *folder, int lock, fst_status status) {
     char *index = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
     char *mark = fsti_model_join(folder, "/" MAKE_MARK);
     if (mark != NULL && index != NULL) {
@@ -91,11 +91,10 @@ void fsti_make_folder_end(const char *folder, fst_status status) {
     }
     fsti_free(index);
     fsti_free(mark);
+    fsti_folder_unlock(lock);
 }
 
-fst_status fsti_make_folder_begin(const char *folder, bool durable, fst_error *error) {
-    unsigned made_count;
-    if (fsti_path_is_url(folder)) return fsti_url_refuse(folder, "writing a delta", error);
+static fst_status begin_in(const char *folder, fst_error *error) {
     char *index = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
     if (index == NULL) return fsti_error_memory(error, strlen(folder));
     fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
@@ -104,6 +103,18 @@ fst_status fsti_make_folder_begin(const char *folder, bool durable, fst_error *e
     if (is_there)
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "the folder holds a version already; versions are not replaced");
-    FST_TRY(fsti_folder_make(folder, durable, &made_count, error));
     return mark_folder(folder, error);
+}
+
+fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error) {
+    unsigned made_count;
+    *lock = -1;
+    if (fsti_path_is_url(folder)) return fsti_url_refuse(folder, "writing a delta", error);
+    FST_TRY(fsti_folder_make(folder, durable, &made_count, error));
+    FST_TRY(fsti_folder_lock(folder, lock, error));
+    fst_status status = begin_in(folder, error);
+    if (status == FST_OK) return FST_OK;
+    fsti_folder_unlock(*lock);
+    fsti_folder_unmake(folder, made_count);
+    return status;
 }

@@ -5,10 +5,11 @@
 
 #include "delta.h"
 
-/// Makes the folder and marks it. FST_E_ARGUMENT where it holds a version, or files of a model that
-/// no killed call has left; what such a call left is removed.
-fst_status fsti_make_folder_begin(const char *folder, bool durable, fst_error *error);
-/// After a success removes the mark, else all that was written.
-void fsti_make_folder_end(const char *folder, fst_status status);
+/// Makes the folder, locks it and marks it. FST_E_ARGUMENT if it holds a version, or files of a
+/// model that an ended call did not leave; files that such a call left are removed. FST_E_TIMEOUT
+/// if another call is writing to it.
+fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error);
+/// After a success removes the mark, otherwise all files that were written. Unlocks the folder.
+void fsti_make_folder_end(const char *folder, int lock, fst_status status);
 
 #endif

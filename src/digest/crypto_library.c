@@ -3,10 +3,9 @@
 #include "crypto_library.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <string.h>
 
-static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_searched;
 static crypto_library library;
 static bool is_found;
 static const char *missing; ///< a function that an old version lacks
@@ -46,7 +45,7 @@ static void find_library(void) {
 }
 
 fst_status fsti_crypto_open(const crypto_library **out, fst_error *error) {
-    pthread_once(&find_once, find_library);
+    fsti_library_once(&is_searched, find_library);
     *out = &library;
     if (is_found) return FST_OK;
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,

@@ -114,9 +114,9 @@ static void load_cuda(void) { load_driver(&drivers[0], FST_DEVICE_CUDA); }
 static void load_hip(void) { load_driver(&drivers[1], FST_DEVICE_HIP); }
 
 const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind) {
-    static pthread_once_t cuda_once = PTHREAD_ONCE_INIT, hip_once = PTHREAD_ONCE_INIT;
+    static atomic_bool tried_cuda, tried_hip;
     bool is_cuda = kind == FST_DEVICE_CUDA;
-    pthread_once(is_cuda ? &cuda_once : &hip_once, is_cuda ? load_cuda : load_hip);
+    fsti_library_once(is_cuda ? &tried_cuda : &tried_hip, is_cuda ? load_cuda : load_hip);
     return &drivers[is_cuda ? 0 : 1];
 }
 

@@ -248,7 +248,7 @@ fst_status fsti_device_parse(const char *text, fst_device *out, fst_error *error
         fst_device device = {words[i].kind, words[i].kind == FST_DEVICE_CPU ? 0 : -1};
         if (*rest == ':' && words[i].may_have_index && parse_index(rest + 1, &device.index))
             rest = "";
-        if (*rest != '\0') continue;
+        if (*rest != '\0' || (device.kind == FST_DEVICE_CPU && device.index != 0)) continue;
         if (device.kind == FST_DEVICE_KIND_COUNT) device.kind = driver_of(FST_DEVICE_PINNED)->kind;
         *out = device;
         return FST_OK;

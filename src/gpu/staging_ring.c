@@ -43,6 +43,8 @@ static struct {
     pthread_mutex_t lock;
     fsti_staging_ring *first;
 } idle_rings = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t idle_rings_once = PTHREAD_ONCE_INIT;
+static void register_idle_rings(void) { fsti_fork_lock(&idle_rings.lock); }
 static atomic_uint_fast64_t pinned_bytes;
 
 uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&pinned_bytes); }
@@ -105,6 +107,7 @@ static fst_status make_ring(fsti_device *device, fsti_staging_ring **out, fst_er
 /// Prefers the ring that was used last on the device, because its slots are pinned.
 static fsti_staging_ring *take_idle(const fsti_device *device) {
     fsti_staging_ring *found = NULL;
+    pthread_once(&idle_rings_once, register_idle_rings);
     pthread_mutex_lock(&idle_rings.lock);
     for (fsti_staging_ring **link = &idle_rings.first; *link != NULL; link = &(*link)->next_idle) {
         if ((*link)->device != device) continue;

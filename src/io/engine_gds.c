@@ -112,8 +112,8 @@ static void load_cufile(void) { load_library(&libraries[0], false); }
 static void load_hipfile(void) { load_library(&libraries[1], true); }
 
 static const fsti_gds_api *get_library(bool is_hip) {
-    static pthread_once_t cufile_once = PTHREAD_ONCE_INIT, hipfile_once = PTHREAD_ONCE_INIT;
-    pthread_once(is_hip ? &hipfile_once : &cufile_once, is_hip ? load_hipfile : load_cufile);
+    static atomic_bool tried_cufile, tried_hipfile;
+    fsti_library_once(is_hip ? &tried_hipfile : &tried_cufile, is_hip ? load_hipfile : load_cufile);
     return &libraries[is_hip];
 }
 

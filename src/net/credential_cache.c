@@ -20,14 +20,15 @@
 struct net_credentials {
     fsti_refcount refs;
     provider_config source;
-    pthread_mutex_t lock; ///< protects the fields below
     net_keys keys;
     uint32_t number;
     pid_t renewer; ///< the process that is renewing them; 0: not being renewed
     int64_t failed_s;
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+/// Protects the table and the fields of all credentials. It is held for copies only, so one lock is
+/// enough, and fork() can wait for it.
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static net_credentials *table[CREDENTIALS_COUNT_MAX];
 
 const char *fsti_provider_name(provider_kind kind) {
@@ -54,7 +55,6 @@ static fst_status fetch(const provider_config *source, net_keys *out, fst_error 
 
 void fsti_credentials_unref(net_credentials *credentials) {
     if (credentials == NULL || !fsti_refcount_unref(&credentials->refs)) return;
-    pthread_mutex_destroy(&credentials->lock);
     fsti_secret_free(credentials, sizeof *credentials);
 }
 
@@ -88,31 +88,27 @@ static bool has_ended(const net_credentials *credentials) {
     return credentials->keys.expires_s != 0 && credentials->keys.expires_s <= (int64_t)time(NULL);
 }
 
-/// Ignores expired credentials, for example after the machine was suspended. The two locks are
-/// never held together, so they have no order.
+/// Drops expired credentials, for example after the machine was suspended.
 static net_credentials *find_valid(const provider_config *source) {
-    pthread_mutex_lock(&table_lock);
+    pthread_mutex_lock(&lock);
     net_credentials *credentials = look_up(source);
-    pthread_mutex_unlock(&table_lock);
-    if (credentials == NULL) return NULL;
-    pthread_mutex_lock(&credentials->lock);
-    bool is_valid = !has_ended(credentials);
-    pthread_mutex_unlock(&credentials->lock);
-    if (is_valid) return credentials;
-    pthread_mutex_lock(&table_lock);
-    for (size_t i = 0; i < CREDENTIALS_COUNT_MAX; i++)
+    bool is_expired = credentials != NULL && has_ended(credentials);
+    for (size_t i = 0; is_expired && i < CREDENTIALS_COUNT_MAX; i++)
         if (table[i] == credentials) {
             table[i] = NULL;
             fsti_credentials_unref(credentials);
         }
-    pthread_mutex_unlock(&table_lock);
-    fsti_credentials_unref(credentials);
-    return NULL;
+    if (is_expired) {
+        fsti_credentials_unref(credentials);
+        credentials = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return credentials;
 }
 
 fst_status fsti_credentials_get(const provider_config *source, net_credentials **out,
                                 fst_error *error) {
-    fsti_fork_lock(&table_lock);
+    fsti_fork_lock(&lock);
     *out = NULL;
     if (fsti_net_is_offline()) return FST_OK; // offline, requests are never sent
     *out = find_valid(source);
@@ -120,7 +116,6 @@ fst_status fsti_credentials_get(const provider_config *source, net_credentials *
     net_credentials *credentials = fsti_secret_alloc(sizeof *credentials);
     if (credentials == NULL) return fsti_error_memory(error, sizeof *credentials);
     fsti_refcount_init(&credentials->refs);
-    pthread_mutex_init(&credentials->lock, NULL);
     credentials->source = *source;
     // No lock is held during the request. Two threads may fetch at the same time; both results are
     // valid, and later callers get the first.
@@ -129,9 +124,9 @@ fst_status fsti_credentials_get(const provider_config *source, net_credentials *
         fsti_credentials_unref(credentials);
         return status;
     }
-    pthread_mutex_lock(&table_lock);
+    pthread_mutex_lock(&lock);
     remember(credentials);
-    pthread_mutex_unlock(&table_lock);
+    pthread_mutex_unlock(&lock);
     *out = credentials;
     return FST_OK;
 }
@@ -144,7 +139,7 @@ static void *renew(void *context) {
     net_keys *keys = fsti_secret_alloc(sizeof *keys);
     fst_status status = keys == NULL ? FST_E_NO_MEMORY : fetch(&credentials->source, keys, &error);
     if (status != FST_OK) fsti_log(FST_LOG_WARNING, "credentials not renewed: %s", error.message);
-    pthread_mutex_lock(&credentials->lock);
+    pthread_mutex_lock(&lock);
     if (keys != NULL && status == FST_OK) {
         credentials->keys = *keys;
         credentials->number++;
@@ -152,7 +147,7 @@ static void *renew(void *context) {
         credentials->failed_s = (int64_t)time(NULL);
     }
     credentials->renewer = 0;
-    pthread_mutex_unlock(&credentials->lock);
+    pthread_mutex_unlock(&lock);
     fsti_secret_free(keys, sizeof *keys);
     fsti_credentials_unref(credentials);
     return NULL;
@@ -175,37 +170,37 @@ static bool begin_renewal(net_credentials *credentials) {
 }
 
 uint32_t fsti_credentials_copy(net_credentials *credentials, net_keys *out) {
-    pthread_mutex_lock(&credentials->lock);
+    pthread_mutex_lock(&lock);
     int64_t left_s = credentials->keys.expires_s - (int64_t)time(NULL);
     if (credentials->keys.expires_s != 0 && left_s < EARLY_S) (void)begin_renewal(credentials);
     *out = credentials->keys;
     uint32_t number = credentials->number;
-    pthread_mutex_unlock(&credentials->lock);
+    pthread_mutex_unlock(&lock);
     return number;
 }
 
 bool fsti_credentials_rejected(net_credentials *credentials, uint32_t number) {
-    pthread_mutex_lock(&credentials->lock);
+    pthread_mutex_lock(&lock);
     bool will_differ = credentials->number != number || begin_renewal(credentials);
-    pthread_mutex_unlock(&credentials->lock);
+    pthread_mutex_unlock(&lock);
     return will_differ;
 }
 
 bool fsti_credentials_are_renewing(net_credentials *credentials) {
-    pthread_mutex_lock(&credentials->lock);
+    pthread_mutex_lock(&lock);
     bool is_renewing = credentials->renewer == getpid();
-    pthread_mutex_unlock(&credentials->lock);
+    pthread_mutex_unlock(&lock);
     return is_renewing;
 }
 
 bool fsti_credentials_have_secret(net_credentials *credentials, const char *text) {
-    pthread_mutex_lock(&credentials->lock);
+    pthread_mutex_lock(&lock);
     const net_keys *keys = &credentials->keys;
     bool is_found = fsti_text_has_secret(keys->access_key, text) ||
                     fsti_text_has_secret(keys->secret_key, text) ||
                     fsti_text_has_secret(keys->session_token, text) ||
                     fsti_text_has_secret(keys->bearer_token, text);
-    pthread_mutex_unlock(&credentials->lock);
+    pthread_mutex_unlock(&lock);
     return is_found;
 }
 

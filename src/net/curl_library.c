@@ -2,7 +2,6 @@
 /// Loads libcurl once per process.
 #include "curl_library.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -11,7 +10,7 @@
 #define VERSION_MIN 0x074400u // 7.68.0, the first version with curl_multi_wakeup()
 #define GLOBAL_ALL 3L
 
-static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_searched;
 static curl_library library;
 static bool is_found;
 static const char *missing; ///< a function that an old version lacks
@@ -31,7 +30,7 @@ static void find_library(void) {
 }
 
 fst_status fsti_curl_open(const curl_library **out, fst_error *error) {
-    pthread_once(&find_once, find_library);
+    fsti_library_once(&is_searched, find_library);
     *out = &library;
     if (is_found) return FST_OK;
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,

@@ -28,7 +28,7 @@ typedef struct rsa_library {
 
 static rsa_library library;
 static bool is_found;
-static pthread_once_t find_once = PTHREAD_ONCE_INIT;
+static atomic_bool is_searched;
 
 static void find_library(void) {
     static const char *const names[] = {"libcrypto.so.3", "libcrypto.so.1.1", NULL};
@@ -62,7 +62,7 @@ static bool sign(void *key, const char *text, size_t size, unsigned char *out, s
 fst_status fsti_rsa_sign(const char *key, const char *text, size_t size,
                          unsigned char out[RSA_SIGNATURE_BYTES_MAX], size_t *out_size,
                          fst_error *error) {
-    pthread_once(&find_once, find_library);
+    fsti_library_once(&is_searched, find_library);
     if (!is_found)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                               "service accounts need libcrypto (OpenSSL 1.1 or later), which was "

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "curl_library.h"
@@ -232,8 +233,14 @@ bool fsti_net_is_offline(void) {
 
 /// Refuses certificates that can't be read when they are given, instead of at the first request.
 static fst_status check_ca_file(const char *path, fst_error *error) {
-    if (path == NULL || path[0] == '\0' || access(path, R_OK) == 0) return FST_OK;
-    return fsti_error_errno(error, errno, path, "reading ca_file");
+    struct stat info;
+    if (path == NULL || path[0] == '\0') return FST_OK;
+    if (access(path, R_OK) != 0 || stat(path, &info) != 0)
+        return fsti_error_errno(error, errno, path, "reading ca_file");
+    if (S_ISREG(info.st_mode) && info.st_size > 0) return FST_OK;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "ca_file must be a file with certificates in PEM format");
 }
 
 /// Copies the caller's options; `made` is zeroed. *is_any: some option is set.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Asynchronous saves: a planned writer, a snapshot that feeds it, and the threads of both.
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -20,7 +21,7 @@ struct fst_async_save {
     fst_async_options options; ///< `save` is NULL
     fst_staging_pool *pool;
     char *path, *manifest; ///< `manifest`: of the writer's options
-    char *folder;          ///< of `path`, without links; NULL: remote, or not there yet
+    char *target;          ///< `path` without links; NULL: remote, or no such folder yet
     bool is_set;           ///< several files
     fst_writer *writer;    ///< of the writing thread, which closes it
     fst_async_save *next_running;
@@ -36,6 +37,7 @@ struct fst_async_save {
     /// before that.
     fst_async_save *previous;
     uint32_t user_count; ///< callers that use the snapshot: the writing thread waits for them
+    bool is_copied;      ///< nothing of the tensors is left to copy
     bool is_created;     ///< the writer has its files
     bool is_ending;      ///< `status` is known; no caller may begin to use the snapshot
     bool is_ended, is_told, is_closed;
@@ -57,16 +59,19 @@ static void register_running(void) { fsti_fork_lock(&running.lock); }
 
 // ---- handles ----
 
+/// A loop, because a chain of saves may be longer than a stack is deep.
 static void unref_save(fst_async_save *save) {
-    if (save == NULL || !fsti_refcount_unref(&save->refs)) return;
-    unref_save(save->previous);
-    fsti_staging_pool_unref(save->pool);
-    pthread_mutex_destroy(&save->lock);
-    pthread_cond_destroy(&save->changed);
-    fsti_free(save->path);
-    fsti_free(save->folder);
-    fsti_free(save->manifest);
-    fsti_free(save);
+    while (save != NULL && fsti_refcount_unref(&save->refs)) {
+        fst_async_save *previous = save->previous;
+        fsti_staging_pool_unref(save->pool);
+        pthread_mutex_destroy(&save->lock);
+        pthread_cond_destroy(&save->changed);
+        fsti_free(save->path);
+        fsti_free(save->target);
+        fsti_free(save->manifest);
+        fsti_free(save);
+        save = previous;
+    }
 }
 
 static fst_status check_owner(const fst_async_save *save, fst_error *error) {
@@ -77,10 +82,11 @@ static fst_status check_owner(const fst_async_save *save, fst_error *error) {
 
 /// Whether two saves may replace the same files. Sets in one folder share an index.
 static bool have_same_target(const fst_async_save *one, const fst_async_save *other) {
-    if (one->folder == NULL || other->folder == NULL) return strcmp(one->path, other->path) == 0;
-    if (strcmp(one->folder, other->folder) != 0) return false;
-    return one->is_set || other->is_set ||
-           strcmp(fsti_path_name(one->path), fsti_path_name(other->path)) == 0;
+    if (one->target == NULL || other->target == NULL) return strcmp(one->path, other->path) == 0;
+    if (!one->is_set && !other->is_set) return strcmp(one->target, other->target) == 0;
+    size_t size = (size_t)(fsti_path_name(one->target) - one->target);
+    return size == (size_t)(fsti_path_name(other->target) - other->target) &&
+           memcmp(one->target, other->target, size) == 0;
 }
 
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
@@ -174,20 +180,50 @@ static fst_async_save *previous_of(fst_async_save *save) {
     return previous;
 }
 
-/// Copies what is left of the saves before this one, then of this one: their blocks must not wait
-/// for memory that ours hold, as our files are written after theirs. Their failures are not ours.
-/// It calls itself once for each save that waits.
-static fst_status copy_in_turn(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
-    fst_async_save *previous = previous_of(save);
-    fst_status status = previous == NULL ? FST_OK : copy_in_turn(previous, deadline_ns, NULL);
-    unref_save(previous);
-    if (status == FST_E_TIMEOUT)
-        return fsti_error_set(error, status, FSTI_NO_LOCATION,
-                              "the tensors are not staged yet: an earlier save is being copied");
+/// The first save of those before `save` whose tensors are not copied, or else `save`; referenced.
+static fst_async_save *next_to_copy(fst_async_save *save) {
+    fsti_refcount_ref(&save->refs);
+    for (;;) {
+        fst_async_save *previous = previous_of(save);
+        bool is_copied = previous == NULL;
+        if (previous != NULL) {
+            pthread_mutex_lock(&previous->lock);
+            is_copied = previous->is_copied;
+            pthread_mutex_unlock(&previous->lock);
+        }
+        unref_save(is_copied ? previous : save);
+        if (is_copied) return save;
+        save = previous;
+    }
+}
+
+/// Copies what is left of one save's tensors. A save that has failed needs no copies.
+static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
+    fst_status status;
     if (!begin_use(save, &status, error)) return status;
     status = fsti_snapshot_copy(save->writer->snapshot, deadline_ns, error);
     end_use(save);
     return status;
+}
+
+/// Copies what is left of the saves before this one, then of this one. Earlier saves must not wait
+/// for staging memory that a later one holds, because the later one is written after them. A
+/// failure of an earlier save is not an error of this one.
+static fst_status copy_in_turn(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
+    for (;;) {
+        fst_async_save *next = next_to_copy(save);
+        bool is_own = next == save;
+        fst_status status = copy_one(next, deadline_ns, is_own ? error : NULL);
+        pthread_mutex_lock(&next->lock);
+        next->is_copied |= status != FST_E_TIMEOUT;
+        pthread_mutex_unlock(&next->lock);
+        unref_save(next);
+        if (is_own) return status;
+        if (status == FST_E_TIMEOUT)
+            return fsti_error_set(
+                error, status, FSTI_NO_LOCATION,
+                "the tensors are not staged yet: an earlier save is being copied");
+    }
 }
 
 fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_error *error) {
@@ -339,20 +375,31 @@ static void start_helpers(fst_async_save *save) {
 
 // ---- the calls ----
 
-/// Finds which files the save replaces, for its order. A folder that can't be resolved is left out.
+/// Resolves the links of a file's path, of which the file itself need not exist. False if its
+/// folder does not exist.
+static bool resolve(const char *path, bool follow_last, char out[PATH_MAX]) {
+    const char *name = fsti_path_name(path);
+    char folder[PATH_MAX];
+    if (follow_last && realpath(path, out) != NULL) return true;
+    if ((size_t)(name - path) + 2 > sizeof folder) return false;
+    memcpy(folder, path, (size_t)(name - path));
+    memcpy(folder + (name - path), ".", 2);
+    if (realpath(folder, out) == NULL) return false;
+    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
+    return snprintf(out + size, PATH_MAX - size, "/%s", name) < (int)(PATH_MAX - size);
+}
+
+/// Finds which files the save replaces, for its order.
 static fst_status find_target(fst_async_save *save, fst_error *error) {
     const char *path = save->writer->published[0];
-    size_t size = strlen(path), folder_size = (size_t)(fsti_path_name(path) - path);
-    char folder[PATH_MAX], resolved[PATH_MAX];
-    save->path = fsti_string_copy(path, size);
-    if (save->path == NULL) return fsti_error_memory(error, size);
+    char resolved[PATH_MAX];
+    save->path = fsti_string_copy(path, strlen(path));
+    if (save->path == NULL) return fsti_error_memory(error, strlen(path));
     save->is_set = save->writer->file_count > 1;
-    if (folder_size + 2 > sizeof folder) return FST_OK;
-    memcpy(folder, path, folder_size);
-    memcpy(folder + folder_size, ".", 2);
-    if (realpath(folder, resolved) == NULL) return FST_OK;
-    save->folder = fsti_string_copy(resolved, strlen(resolved));
-    return save->folder == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
+    bool follows = save->writer->folder == NULL && save->writer->options.replace_link == 0;
+    if (save->writer->is_remote || !resolve(path, follows, resolved)) return FST_OK;
+    save->target = fsti_string_copy(resolved, strlen(resolved));
+    return save->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
 }
 
 /// Plans the writer and its snapshot. The save has its pool and its options.
@@ -371,6 +418,7 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     FST_TRY(fsti_writer_plan(&planned, &save->writer, error));
     save->bytes_total = save->writer->bytes_total;
     FST_TRY(find_target(save, error));
+    FST_TRY(fsti_save_manifest_check(save->writer, save->manifest, error));
     const fst_async_options *options = &save->options;
     uint64_t memory = options->stage == FST_STAGE_NONE ? FSTI_BLOCK_COUNT_MIN * FSTI_BLOCK_BYTES
                                                        : options->memory_bytes;

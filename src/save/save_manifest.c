@@ -65,15 +65,21 @@ static bool is_target_of_save(const fst_writer *writer) {
     return false;
 }
 
-static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
-    save_manifest *manifest = &writer->manifest;
+fst_status fsti_save_manifest_check(const fst_writer *writer, const char *path, fst_error *error) {
+    if (path == NULL || path[0] == '\0') return FST_OK;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (is_model(writer, path))
         return fsti_error_set(error, FST_E_ARGUMENT, location,
                               "the manifest would overwrite the model");
-    if (fsti_path_is_model(path))
-        return fsti_error_set(error, FST_E_ARGUMENT, location,
-                              "the manifest would overwrite a model. Choose another path");
+    if (!fsti_path_is_model(path)) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "the manifest would overwrite a model. Choose another path");
+}
+
+static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
+    save_manifest *manifest = &writer->manifest;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    FST_TRY(fsti_save_manifest_check(writer, path, error));
     if (writer->is_remote && fsti_net_is_url(path)) {
         static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));

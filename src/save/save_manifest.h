@@ -23,6 +23,9 @@ typedef struct save_manifest {
 } save_manifest;
 
 /// Opens the manifest's output and hash function. The writer's files must have their targets.
+/// Checks that the path a caller chose for a manifest leads to no model. NULL and "" are allowed.
+fst_status fsti_save_manifest_check(const struct fst_writer *writer, const char *path,
+                                    fst_error *error);
 fst_status fsti_save_manifest_open(struct fst_writer *writer, fst_error *error);
 /// Allocates a file's digests.
 fst_status fsti_save_manifest_begin(struct fst_writer *writer, struct save_file *file,

@@ -228,6 +228,8 @@ TEST(remote_settings_are_checked_when_they_are_given)
     check_remote_refused(REMOTE(.cache_dir = ""), FST_E_ARGUMENT, "cache_dir is empty");
     check_remote_refused(REMOTE(.ca_file = "/nonexistent/ca.pem"), FST_E_NOT_FOUND,
                          "/nonexistent/ca.pem: reading ca_file");
+    check_remote_refused(REMOTE(.ca_file = "/"), FST_E_ARGUMENT, "PEM format");
+    check_remote_refused(REMOTE(.ca_file = "/dev/null"), FST_E_ARGUMENT, "PEM format");
     check_remote_refused(REMOTE(.access_key = "key"), FST_E_ARGUMENT, "must be given together");
     check_remote_refused(REMOTE(.access_key = "key", .secret_key = ""), FST_E_ARGUMENT,
                          "must be given together");

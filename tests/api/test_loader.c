@@ -526,6 +526,13 @@ TEST(options_without_effect_are_refused)
     check_refused(model, map, TUNING(.numa = FST_NUMA_INTERLEAVE), "no effect");
     check_refused(model, load, TUNING(.gds = FST_GDS_STRICT), "gds needs a GPU");
     check_refused(model, load, TUNING(.unified = FST_UNIFIED_OFF), "is for GPUs");
+    check_refused(model, load, TUNING(.staging_bytes = 1 << 20), "is for GPUs");
+    check_refused(model, map, TUNING(.coalesce_gap_bytes = 4096), "no effect");
+    check_refused(model, load, TUNING(.ring = FST_RING_SLOTS, .engine = FST_ENGINE_PREAD),
+                  "ring has no effect");
+    fst_loader *loader; // without `convert`, dtype is not read
+    CHECK_INT(fst_loader_open(model, OPTIONS(.dtype = (fst_dtype)99), &loader, NULL), FST_OK);
+    fst_loader_close(loader);
     fst_model_close(model);
 }
 

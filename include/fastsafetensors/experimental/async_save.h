@@ -47,7 +47,8 @@ typedef enum fst_stage {
     /// device these are 128 bytes and the first bytes. Other changes are not noticed. Memory freed
     /// too early fails the save, and does not crash, if the kernel has process_vm_readv(2).
     FST_STAGE_LAZY = 1,
-    /// While they are written, with 32 MiB of memory. They must not change until the save ends.
+    /// While they are written, with 32 MiB of memory. They must not change until
+    /// fst_async_save_stage() has returned FST_OK.
     FST_STAGE_NONE = 2,
 } fst_stage;
 #define FST_STAGE_COUNT 3
@@ -128,7 +129,8 @@ FST_API FST_NODISCARD fst_status fst_async_save_start(const char *path,
                                                       fst_async_save **out, fst_error *error);
 
 /// Copies the rest of the tensors, together with the save's threads, and returns when they may
-/// change: the barrier before an optimizer step. For FST_STAGE_NONE that is the end of the save.
+/// change: the barrier before an optimizer step. For FST_STAGE_NONE that is when the last byte has
+/// been read to be written; fst_async_save_wait() says whether the save has succeeded.
 /// `timeout_ms` < 0: no limit. FST_E_TIMEOUT if bytes are left; the error of the save if it failed.
 FST_API FST_NODISCARD fst_status fst_async_save_stage(fst_async_save *save, int64_t timeout_ms,
                                                       fst_error *error);

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Opening, applying, preparing and making weight deltas through the public interface.
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "delta_fixture.h"
 #include "fixture.h"
+#include "io/io.h"
 
 TEST(a_chain_is_applied_in_one_pass)
 {
@@ -76,6 +81,14 @@ TEST(arguments_that_are_nonsense_are_errors)
     CHECK_INT(fst_delta_prepare(delta, twice, 2, NULL, &change, &error), FST_E_DUPLICATE_TENSOR);
     twice[0].size_bytes = 5;
     CHECK_INT(fst_delta_prepare(delta, twice, 1, NULL, &change, &error), FST_E_ARGUMENT);
+    fst_delta_close(delta);
+}
+
+TEST(a_patch_has_the_changed_elements)
+{
+    fst_error error;
+    fst_delta *delta = delta_open_chain(FST_DELTA_XOR, FST_DIGEST_XXH3_128);
+    fst_delta_patch patch = FST_STRUCT_INIT(fst_delta_patch);
     fst_delta_patch_options old = FST_STRUCT_INIT(fst_delta_patch_options);
     old.old = delta_states[0][0];
     old.size_bytes = delta_sizes[0];
@@ -86,6 +99,9 @@ TEST(arguments_that_are_nonsense_are_errors)
     old.index_bytes = 5;
     CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_E_ARGUMENT);
     old.index_bytes = 8;
+    old.dense = 2;
+    CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_E_ARGUMENT);
+    old.dense = 0;
     CHECK_INT(fst_delta_patch_make(delta, 9, &old, &patch, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_delta_patch_make(delta, 0, &old, &patch, &error), FST_OK);
     const int64_t *indices = patch.indices;
@@ -94,6 +110,33 @@ TEST(arguments_that_are_nonsense_are_errors)
         CHECK_INT(values[i], delta_states[2][0][indices[i]]);
     fst_delta_patch_clear(&patch);
     fst_delta_close(delta);
+}
+
+/// Otherwise two calls that write to one folder at once would mix their shards.
+TEST(a_folder_that_another_call_writes_to_is_refused)
+{
+    char old[600], made[600], folder[600];
+    fst_error error;
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("lock-old"));
+    snprintf(made, sizeof made, "%s", fixture_path("lock-new"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("lock-delta"));
+    delta_write_checkpoint(old, 0);
+    delta_write_checkpoint(made, 1);
+    options.checkpoint = made;
+    options.base_version = "0";
+    options.version = "1";
+    delta_remove(folder);
+    CHECK(mkdir(folder, 0777) == 0);
+    int lock = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(lock >= 0 && flock(lock, LOCK_EX) == 0);
+    fsti_io_hide(FSTI_IO_HIDE_PATIENCE);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_TIMEOUT);
+    close(lock);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_OK);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_ARGUMENT);
+    fsti_io_hide(0);
+    CHECK_CONTAINS(error.message, "holds a version already");
 }
 
 TEST(a_change_is_committed_or_dropped)

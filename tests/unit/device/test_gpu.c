@@ -283,7 +283,7 @@ TEST(tensors_of_devices_are_saved)
 TEST(devices_have_names)
 {
     static const char *const wrong[] = {"",         "cud",        "cuda:",  "cuda:x", "cuda:-1",
-                                        "pinned:0", "cuda:99999", "hip:0x", "CUDA"};
+                                        "pinned:0", "cuda:99999", "hip:0x", "CUDA",   "cpu:1"};
     fst_device device;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         CHECK_INT(fst_device_parse(wrong[i], &device, NULL), FST_E_ARGUMENT);

@@ -187,8 +187,17 @@ TEST(arguments_are_checked)
     options = async_options_of(FST_STAGE_COPY);
     options.struct_size = 3;
     CHECK_INT(async_start("x", &options, &save), FST_E_ARGUMENT);
-    tensors[2].data = NULL;
     fst_error error;
+    const char *other = fixture_path("other-model");
+    fst_save_options save_options = async_save_options();
+    CHECK_INT(async_save_sync(other), FST_OK);
+    save_options.manifest = other;
+    options = async_options_of(FST_STAGE_COPY);
+    options.save = &save_options;
+    CHECK_INT(fst_async_save_start(fixture_path("own-model"), tensors, 1, &options, &save, &error),
+              FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "would overwrite a model");
+    tensors[2].data = NULL;
     CHECK_INT(fst_async_save_start("x", tensors, TENSOR_COUNT, NULL, &save, &error),
               FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "tensor 2 has no data");
@@ -368,92 +377,6 @@ TEST(a_cancelled_save_leaves_the_old_file)
         CHECK_INT(async_value_at(fixture_path("cancelled")), status == FST_OK ? 'n' : 'o');
         fst_async_save_close(save);
     }
-}
-
-TEST(a_later_save_waits_for_an_earlier_one)
-{
-    fst_async_save *first, *second;
-    fst_save_options held = async_save_options();
-    fst_async_options options = async_options_of(FST_STAGE_COPY);
-    held.progress = wait_to_write;
-    options.save = &held;
-    atomic_store(&may_write, false);
-    async_fill('1');
-    CHECK_INT(async_start(fixture_path("later"), &options, &first), FST_OK);
-    options.save = NULL;
-    async_fill('2');
-    CHECK_INT(async_start(fixture_path("later"), &options, &second), FST_OK);
-    fst_status early = fst_async_save_wait(second, 200, NULL);
-    atomic_store(&may_write, true);
-    CHECK_INT(early, FST_E_TIMEOUT);
-    CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
-    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
-    CHECK_INT(async_value_at(fixture_path("later")), '2');
-    fst_async_save_close(first);
-    fst_async_save_close(second);
-}
-
-TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
-{
-    fst_staging_pool *pools[2];
-    fst_async_save *saves[3];
-    fst_save_options held = async_save_options();
-    char path[4096];
-    for (int i = 0; i < 2; i++) CHECK_INT(fst_staging_open(0, 0, &pools[i], NULL), FST_OK);
-    // The same file by another name, from another pool; the pool's latest save is of another file.
-    snprintf(path, sizeof path, "%s", fixture_path("./x"));
-    const char *paths[] = {fixture_path("x"), fixture_path("y"), path};
-    held.progress = wait_to_write;
-    atomic_store(&may_write, false);
-    for (int i = 0; i < 3; i++) {
-        fst_async_options options = async_options_of(FST_STAGE_COPY);
-        options.pool = pools[i > 0];
-        if (i == 0) options.save = &held;
-        async_fill((unsigned char)('0' + i));
-        CHECK_INT(async_start(paths[i], &options, &saves[i]), FST_OK);
-    }
-    CHECK_INT(fst_async_save_wait(saves[1], -1, NULL), FST_OK);
-    fst_status early = fst_async_save_wait(saves[2], 200, NULL);
-    atomic_store(&may_write, true);
-    CHECK_INT(early, FST_E_TIMEOUT);
-    CHECK_INT(fst_async_save_wait(saves[2], -1, NULL), FST_OK);
-    CHECK_INT(async_value_at(path), '2');
-    for (int i = 0; i < 3; i++) fst_async_save_close(saves[i]);
-    for (int i = 0; i < 2; i++) fst_staging_close(pools[i]);
-}
-
-TEST(saves_of_a_pool_are_ordered)
-{
-    fst_staging_pool *pool;
-    fst_async_save *saves[8];
-    CHECK_INT(fst_staging_open(32 * MIB, 0, &pool, NULL), FST_OK);
-    for (int i = 0; i < 8; i++) {
-        fst_async_options options = async_options_of(FST_STAGE_COPY);
-        options.pool = pool;
-        async_fill((unsigned char)('0' + i));
-        CHECK_INT(async_start(fixture_path("ordered"), &options, &saves[i]), FST_OK);
-    }
-    fst_staging_close(pool); // the saves have their own references
-    for (int i = 7; i >= 0; i--) CHECK_INT(fst_async_save_wait(saves[i], -1, NULL), FST_OK);
-    CHECK_INT(async_value_at(fixture_path("ordered")), '7');
-    for (int i = 0; i < 8; i++) fst_async_save_close(saves[i]);
-}
-
-TEST(a_later_save_supersedes_an_earlier_one)
-{
-    fst_async_save *first, *second;
-    fst_async_options options = async_options_of(FST_STAGE_COPY);
-    options.overlap = FST_OVERLAP_SUPERSEDE;
-    async_fill('1');
-    CHECK_INT(async_start(fixture_path("superseded"), &options, &first), FST_OK);
-    async_fill('2');
-    CHECK_INT(async_start(fixture_path("superseded"), &options, &second), FST_OK);
-    CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
-    fst_status status = fst_async_save_wait(first, -1, NULL);
-    CHECK(status == FST_OK || status == FST_E_CANCELLED);
-    CHECK_INT(async_value_at(fixture_path("superseded")), '2');
-    fst_async_save_close(first);
-    fst_async_save_close(second);
 }
 
 static atomic_int logged;

@@ -115,7 +115,8 @@ static fst_load_options chosen_options(uint64_t seed) {
     options.budget_bytes = seed % 3 == 0 ? 4 << 20 : 0;
     static fst_load_tuning tuning = FST_STRUCT_INIT(fst_load_tuning);
     tuning.engine = (fst_engine)(seed / 7 % FST_ENGINE_COUNT);
-    tuning.ring = (fst_ring)(seed % FST_RING_COUNT);
+    bool may_ring = tuning.engine == FST_ENGINE_AUTO || tuning.engine == FST_ENGINE_URING;
+    tuning.ring = may_ring ? (fst_ring)(seed % FST_RING_COUNT) : FST_RING_AUTO;
     options.tuning = &tuning;
     options.convert = seed % 4 == 1; // bytes to 16-bit integers, while loading
     options.dtype = FST_DTYPE_I16;
