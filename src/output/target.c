@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -173,4 +174,16 @@ void fsti_target_clear(fsti_target *target) {
 fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error) {
     return fsti_url_refuse(output->target.path,
                            "an object is sent sequentially and can't be written in place", error);
+}
+
+bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
+    const char *name = fsti_path_name(path);
+    char folder[PATH_MAX];
+    if (follow_last && realpath(path, out) != NULL) return true;
+    if ((size_t)(name - path) + 2 > sizeof folder) return false;
+    memcpy(folder, path, (size_t)(name - path));
+    memcpy(folder + (name - path), ".", 2);
+    if (realpath(folder, out) == NULL) return false;
+    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
+    return snprintf(out + size, PATH_MAX - size, "/%s", name) < (int)(PATH_MAX - size);
 }

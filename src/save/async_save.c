@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Asynchronous saves: a planned writer, a snapshot that feeds it, and the threads of both.
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -375,20 +374,6 @@ static void start_helpers(fst_async_save *save) {
 
 // ---- the calls ----
 
-/// Resolves the links of a file's path, of which the file itself need not exist. False if its
-/// folder does not exist.
-static bool resolve(const char *path, bool follow_last, char out[PATH_MAX]) {
-    const char *name = fsti_path_name(path);
-    char folder[PATH_MAX];
-    if (follow_last && realpath(path, out) != NULL) return true;
-    if ((size_t)(name - path) + 2 > sizeof folder) return false;
-    memcpy(folder, path, (size_t)(name - path));
-    memcpy(folder + (name - path), ".", 2);
-    if (realpath(folder, out) == NULL) return false;
-    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
-    return snprintf(out + size, PATH_MAX - size, "/%s", name) < (int)(PATH_MAX - size);
-}
-
 /// Finds which files the save replaces, for its order.
 static fst_status find_target(fst_async_save *save, fst_error *error) {
     const char *path = save->writer->published[0];
@@ -397,7 +382,7 @@ static fst_status find_target(fst_async_save *save, fst_error *error) {
     if (save->path == NULL) return fsti_error_memory(error, strlen(path));
     save->is_set = save->writer->file_count > 1;
     bool follows = save->writer->folder == NULL && save->writer->options.replace_link == 0;
-    if (save->writer->is_remote || !resolve(path, follows, resolved)) return FST_OK;
+    if (save->writer->is_remote || !fsti_path_resolve(path, follows, resolved)) return FST_OK;
     save->target = fsti_string_copy(resolved, strlen(resolved));
     return save->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
 }
