@@ -5,10 +5,10 @@
 
 #include "delta.h"
 
-/// Makes the folder and marks it. FST_E_ARGUMENT where it holds a version, or files of a model that
-/// no killed call has left; what such a call left is removed.
+/// Creates the folder and a mark in it. FST_E_ARGUMENT if it holds a version or model files without
+/// the mark of a killed call. The remains of a killed call are deleted.
 fst_status fsti_make_folder_begin(const char *folder, bool durable, fst_error *error);
-/// After a success removes the mark, else all that was written.
+/// Deletes the mark if `status` is FST_OK, otherwise everything that was written.
 void fsti_make_folder_end(const char *folder, fst_status status);
 
 #endif
