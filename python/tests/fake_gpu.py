@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run Python code with fake GPU drivers, and pass their memory to torch.
 
-The stand-ins' device memory is ordinary memory: a capsule that says "CUDA" is made to say "CPU"
-before torch (a build without CUDA) handles it, and records what torch reported.
+The device memory of the fake drivers is ordinary memory. torch is a build without CUDA, so the
+device of each DLPack capsule is changed from CUDA to CPU before torch gets it.
 """
 
 import ctypes

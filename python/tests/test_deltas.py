@@ -29,7 +29,7 @@ def local(tmp_path, states):
 
 
 def make_chain(tmp_path, states, **options):
-    """The same by this package."""
+    """Write the deltas between successive states with this package."""
     made = []
     for i in range(1, len(states)):
         old = tmp_path / f"state{i - 1}"
@@ -190,7 +190,7 @@ def test_torch_tensors_and_modules(tmp_path, states):
             return self.live
 
     module = Holder()
-    # One of the tensors is not contiguous: it is changed by way of a copy.
+    # One of the tensors is not contiguous, so it is changed through a copy.
     module.live = {name: torch.from_numpy(states[0][name].copy()) for name in kept}
     wide = torch.zeros(SIZES["norm"], 2, dtype=torch.uint8)
     wide[:, 0] = module.live["norm"]
@@ -260,7 +260,7 @@ def test_deltas_are_read_from_s3(tmp_path, states, local, own_home, monkeypatch)
 # ---- vLLM's own code ----
 
 def vllm_patches():
-    """The module of vLLM's checkpoint patches, alone: it needs torch only."""
+    """Import only vLLM's module of checkpoint patches, which needs nothing but torch."""
     import importlib.util
     import pathlib
     import sys
@@ -287,7 +287,7 @@ def test_vllm_loads_the_patches(tmp_path, indices):
     generator = torch.Generator().manual_seed(1)
 
     class Model(torch.nn.Module):
-        """One parameter that fuses two checkpoint tensors, as engines do."""
+        """A model with one parameter that fuses two checkpoint tensors, as in inference engines."""
 
         def __init__(self, state):
             super().__init__()
@@ -379,7 +379,7 @@ def test_what_modelexpress_sends_is_applied(tmp_path, states, local):
 
 
 def test_a_copy_can_go_on_with_sglang_and_back(tmp_path, states, local):
-    """The note is the one that SGLang's receiver reads and writes."""
+    """SGLang's receiver and this package read each other's version notes."""
     chain = write_chain(tmp_path, states)
     deltas.apply(local, chain[0])
     note = json.loads((local / ".weight_sync" / "state.json").read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight deltas after kills, republished, on the wrong base, in subfolders, with gaps."""
+"""Weight deltas: recovery after kills, subfolders, making, patches, and folders with gaps."""
 
 import json
 import os
@@ -30,7 +30,8 @@ def local(tmp_path, states):
 
 
 def kill_while_applying(local, *chain):
-    """The kernel kills the process at its first write behind a limit, in the middle of a file."""
+    """Apply deltas in a process that the kernel kills at its first write after byte 500,000 of a
+    file."""
     program = (
         "import resource, signal, sys; from fastsafetensors import deltas\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
@@ -93,7 +94,7 @@ def test_recover_removes_copies_that_were_never_renamed(local):
 # ---- subfolders ----
 
 def write_nested(folder, state):
-    """A checkpoint whose two files lie in a subfolder."""
+    """Write a checkpoint whose two files are in a subfolder."""
     write_checkpoint(folder, state)
     (folder / "parts").mkdir()
     index = json.loads((folder / folders.INDEX).read_text())

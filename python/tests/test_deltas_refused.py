@@ -168,7 +168,7 @@ def test_a_tampered_payload(tmp_path, states, local):
 
 
 def replace_list(places, values, count=None):
-    """Replaces the first overwrite list."""
+    """Replace the first overwrite list."""
     def change(index, tables):
         table, name = first_of(tables)
         payload = struct.pack("<I", len(places) if count is None else count)

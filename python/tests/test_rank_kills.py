@@ -87,7 +87,7 @@ KILLED = textwrap.dedent("""
 
 @pytest.mark.parametrize("kind", ["ranks", "checkpoint", "saver", "saver alone"])
 def test_killed_while_ranks_save(tmp_path, torch, kind):
-    """After every kill the folder has one model, whole, and the next save works."""
+    """After every kill the folder has one complete model, and the next save works."""
     rounds = 25
     child = subprocess.run([sys.executable, "-c", KILLED, tmp_path, kind, str(rounds)],
                            capture_output=True, text=True, timeout=900)
