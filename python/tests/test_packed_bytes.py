@@ -158,7 +158,7 @@ def test_digests_of_a_file_are_those_of_its_bytes(
 
 
 def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.Path) -> None:
-    """Verifying a tensor of 256 MiB takes far less memory than its size."""
+    """Verifying a tensor of 256 MiB takes less than three quarters of its size in memory."""
     path = tmp_path / "large.safetensors"
     values = (torch.randn(1 << 20) * 0.02).bfloat16().repeat(128).reshape(-1, 4096)
     fst_torch.save_file({"w": values}, path, compress=True)

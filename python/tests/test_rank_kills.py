@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 of ranks during a joint save: the old model or the new one remains.
 
-Which call of publishing is the last is walked through in tests/unit/save/test_publish_faults.c;
-here all APIs that save on ranks are seen to publish by it.
+tests/unit/save/test_publish_faults.c ends the process at each system call of the publishing step.
+Here every API that saves on ranks is killed at random moments.
 """
 
 import subprocess
