@@ -19,7 +19,7 @@ from fastsafetensors.training import RNG, CheckpointManager, trainer_callback  #
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """The numbers of the folders, sorted."""
+    """Return the sorted step numbers of the folders."""
     return sorted(int(path.name.partition("-")[2]) for path in folder.iterdir())
 
 
@@ -27,7 +27,7 @@ class Run:
     """A small training."""
 
     def __init__(self) -> None:
-        """Make it."""
+        """Make the model, the optimizer and the manager."""
         self.model = torch.nn.Linear(40, 40)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
@@ -45,7 +45,8 @@ class Run:
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])
 def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage: str) -> None:
-    """Ten steps in one go, and six with a new process's worth of objects after the fourth."""
+    """Ten steps in one run give the same values as a run that is resumed with new objects after the
+    fourth step."""
     torch.manual_seed(1)
     random.seed(1)
     run = Run()
@@ -70,7 +71,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage:
 
 
 def test_what_is_kept(tmp_path: pathlib.Path) -> None:
-    """The last ones, and the best ones."""
+    """keep_last and keep_best keep the last and the best checkpoints."""
     with CheckpointManager(tmp_path, keep_last=2, keep_best=2) as manager:
         for number in range(1, 11):
             manager.save(number, {"a": {"x": torch.ones(3)}}, metric=abs(number - 4))
@@ -85,7 +86,8 @@ def test_what_is_kept(tmp_path: pathlib.Path) -> None:
 
 
 def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
-    """Numbers, text, bytes, arrays, tuples; tensors that are one stay one file entry."""
+    """A state may have numbers, text, bytes, arrays and tuples. Tensors that are one object are
+    stored once."""
     numpy = pytest.importorskip("numpy")
     shared = torch.arange(6.0)
     state = {"a": {1: (2.5, None, True, "text", b"\x00\xff"), "tensors": [shared, shared]},
@@ -138,7 +140,8 @@ def test_damage_is_passed_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_views_that_look_alike(tmp_path: pathlib.Path) -> None:
-    """A conjugate shares the memory and is another tensor; no name hides the description."""
+    """A conjugate view shares memory but is stored as another tensor. No name can hide the
+    description of the state."""
     x = torch.tensor([1 + 2j, 3 - 4j])
     state = {"x": x, "y": x.conj(), "z": x.conj().imag, "i": x.imag,
              "fastsafetensors": {"state": torch.ones(2)}}
@@ -161,7 +164,8 @@ def flip_last_byte(path: pathlib.Path) -> None:
 
 
 def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> None:
-    """It does not count for keep_last; the saved and the resumed checkpoint stay."""
+    """A damaged checkpoint does not count for keep_last. The last saved and the resumed checkpoint
+    stay."""
     with CheckpointManager(tmp_path) as manager:
         for number in (10, 50, 100):
             manager.save(number, {"a": {"x": torch.full((1000,), float(number))}})
@@ -177,7 +181,7 @@ def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> 
 
 
 def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> None:
-    """Checkpoints of higher steps, of a run before, are left alone and push nothing out."""
+    """Checkpoints with higher steps, from an earlier run, are neither deleted nor counted."""
     with CheckpointManager(tmp_path, keep_last=1) as manager:
         manager.save(1000, {"a": 1})
     with CheckpointManager(tmp_path, keep_last=2) as manager:
@@ -187,7 +191,7 @@ def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> 
 
 
 def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
-    """It is neither the best nor kept as such."""
+    """A checkpoint with a metric of NaN is never the best."""
     with CheckpointManager(tmp_path, keep_last=1, keep_best=1) as manager:
         for number, metric in enumerate((float("nan"), 2.0, 3.0, float("nan"))):
             manager.save(number, {"a": 1}, metric=metric)
@@ -199,7 +203,8 @@ def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("step", [100.0, "1", None, -5])
 def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) -> None:
-    """Its folder would never be found again. A tensor of one integer is one."""
+    """A step must be an integer, because its folder would not be found again. A tensor of one
+    integer is accepted."""
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises((TypeError, ValueError)):
             manager.save(step, {"a": 1})
@@ -227,7 +232,8 @@ def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
 
 def test_a_checkpoint_without_its_manifest_is_passed_over(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kill between the last file and the manifest leaves one."""
+    """A kill between the last file and the manifest leaves such a checkpoint, and resume() skips
+    it."""
     with CheckpointManager(tmp_path) as manager:
         for number in (1, 2):
             manager.save(number, {"a": 1})
@@ -241,7 +247,8 @@ def test_a_checkpoint_without_its_manifest_is_passed_over(
 
 
 def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
-    """At the next save, or by wait(); the loop's own exceptions come first."""
+    """A failed save raises at the next save or at wait(). Exceptions of the loop take
+    precedence."""
     with CheckpointManager(tmp_path) as manager:
         (tmp_path / "step-1").write_text("in the way")
         manager.save(1, {"a": 1})
@@ -264,7 +271,8 @@ def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
 
 def test_a_failure_is_told_apart_from_a_cancelled_save(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever the folder is called; and it is logged at once, as nothing may ask for it."""
+    """A failure is recognised whatever the folder's name is, and logged at once, because the
+    program may never query it."""
     folder = tmp_path / "cancelled"
     with CheckpointManager(folder) as manager:
         (folder / "step-1").write_text("in the way")
@@ -289,7 +297,7 @@ print([thread.daemon for thread in threading.enumerate()[1:]])
 
 @pytest.mark.parametrize("at_exit", ["wait", "cancel"])
 def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
-    """Waits for the checkpoint, or cancels it."""
+    """The end of a `with` block waits for the checkpoint; an exception cancels it."""
     done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path), at_exit],
                           capture_output=True, text=True, timeout=600, check=True)
     assert done.stderr == ""
@@ -303,7 +311,7 @@ def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
     {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
     {"memory": 0}, {"max_shard_size": "x"}])
 def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:
-    """ValueError, and no folder."""
+    """Bad arguments raise ValueError, and no folder is created."""
     with pytest.raises(ValueError):
         CheckpointManager(tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
@@ -325,7 +333,8 @@ KILLED = textwrap.dedent("""
 
 
 def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """kill -9: each run goes on from a complete checkpoint, never an older one than before."""
+    """After kill -9 each run resumes from a complete checkpoint, never from an older one than
+    before."""
     generator = random.Random(6)
     last = 0
     for _ in range(6):
@@ -354,7 +363,7 @@ def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
 
 
 def test_transformers_callback(tmp_path: pathlib.Path) -> None:
-    """A Trainer saves by the manager, lazily, and goes on from it."""
+    """A Trainer saves through the manager with lazy staging, and resumes from its checkpoint."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
