@@ -240,7 +240,7 @@ def test_framework_api_of_05(torch):
             op.mmap_file_pinned("/proc/self/exe", 16, 8)
 
 
-def test_the_stop_watch_of_05():
+def test_the_timer_of_05():
     from fastsafetensors.parallel_loader import TimingContext, parse_time
 
     said = []

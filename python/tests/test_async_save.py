@@ -131,7 +131,7 @@ def test_the_barrier_is_a_hook_of_torch(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["resized", "freed"])
-def test_memory_that_goes_away_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
+def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
     """Memory that is unmapped during a save causes an error, and neither a crash nor a mixed
     file."""
     tensors = {f"w{i}": torch.ones(MIB) for i in range(40)}
@@ -153,7 +153,7 @@ def test_tensors_may_be_dropped(tmp_path: pathlib.Path) -> None:
     assert same(tmp_path / "a", wanted)
 
 
-def test_tensors_are_let_go(tmp_path: pathlib.Path) -> None:
+def test_staged_tensors_are_released(tmp_path: pathlib.Path) -> None:
     """A handle drops its reference to a tensor once the tensor is staged."""
     for stage in ("copy", "lazy"):
         tensors = {"a": torch.ones(1000)}
@@ -199,7 +199,7 @@ def test_memory_is_kept_between_saves(tmp_path: pathlib.Path) -> None:
     save_file_async(tensors, tmp_path / "a").wait()
 
 
-def test_fronts(tmp_path: pathlib.Path) -> None:
+def test_every_kind_of_save_works(tmp_path: pathlib.Path) -> None:
     """Async saves work with NumPy, modules with tied weights, sharded models, compression and
     manifests."""
     array = {"a": numpy.arange(100000), "b": numpy.ones((3, 5), numpy.float16)}
@@ -260,7 +260,7 @@ def test_bad_tensors(tmp_path: pathlib.Path) -> None:
         StagingPool(memory=0)
 
 
-def test_what_the_disk_refuses_is_an_error_of_the_handle(tmp_path: pathlib.Path) -> None:
+def test_disk_errors_are_raised_by_the_handle(tmp_path: pathlib.Path) -> None:
     """A missing folder, and a file that grows too large."""
     handle = save_file_async(make(), tmp_path / "none" / "a")
     for _ in range(2):
@@ -408,7 +408,7 @@ def test_exit_waits(tmp_path: pathlib.Path, stage: str, end: str) -> None:
     assert all(bool((tensor == 7).all()) for tensor in load_file(path).values())
 
 
-def test_times_that_are_no_limit(tmp_path: pathlib.Path) -> None:
+def test_infinite_and_nan_timeouts(tmp_path: pathlib.Path) -> None:
     """Infinity waits; NaN is refused."""
     handle = save_file_async({"a": torch.ones(3)}, tmp_path / "a")
     with pytest.raises(ValueError, match="timeout"):
@@ -427,7 +427,7 @@ def test_exit_cancels(tmp_path: pathlib.Path) -> None:
     assert len(list(tmp_path.iterdir())) == path.exists()
 
 
-def test_an_error_that_nobody_asks_for_is_logged(tmp_path: pathlib.Path) -> None:
+def test_an_unqueried_error_is_logged(tmp_path: pathlib.Path) -> None:
     """An error of a handle that is never queried is logged, at the latest when the program ends."""
     done = subprocess.run(
         [sys.executable, "-c", EXIT, str(tmp_path / "none" / "a"), "copy", "wait", "return"],

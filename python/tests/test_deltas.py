@@ -43,7 +43,7 @@ def make_chain(tmp_path, states, **options):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_deltas_of_others_are_applied(tmp_path, states, local, encoding, kind):
+def test_deltas_of_the_independent_writer_are_applied(tmp_path, states, local, encoding, kind):
     if folders.checksum(kind, b"") is None:
         pytest.skip(f"needs the package for {kind}")
     chain = write_chain(tmp_path, states, encoding=encoding, kind=kind)
@@ -58,7 +58,7 @@ def test_deltas_of_others_are_applied(tmp_path, states, local, encoding, kind):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_made_deltas_are_what_others_read(tmp_path, states, encoding, kind):
+def test_the_independent_reader_reads_our_deltas(tmp_path, states, encoding, kind):
     state = states[0]
     for number, folder in enumerate(
             make_chain(tmp_path, states, encoding=encoding, checksum=kind), 1):
@@ -327,7 +327,7 @@ def test_vllm_loads_the_patches(tmp_path, indices):
 
 # ---- ModelExpress's own code ----
 
-def test_modelexpress_reads_what_is_made(tmp_path, states):
+def test_modelexpress_reads_our_deltas(tmp_path, states):
     receiver = pytest.importorskip("modelexpress_rl.inference.receiver",
                                    reason="needs modelexpress")
     from modelexpress_rl.object_storage import ObjectStorageType
@@ -359,7 +359,7 @@ def test_modelexpress_reads_what_is_made(tmp_path, states):
     assert same(read_checkpoint(prepared.path), states[2])
 
 
-def test_what_modelexpress_sends_is_applied(tmp_path, states, local):
+def test_deltas_from_modelexpress_are_applied(tmp_path, states, local):
     pytest.importorskip("modelexpress_rl.train.methods.canonical_delta",
                         reason="needs modelexpress")
     from modelexpress_rl.utils import Adler32Checksum, compress_delta, compute_delta
@@ -378,7 +378,7 @@ def test_what_modelexpress_sends_is_applied(tmp_path, states, local):
     assert same(read_checkpoint(local), states[1])
 
 
-def test_a_copy_can_go_on_with_sglang_and_back(tmp_path, states, local):
+def test_sglang_and_this_package_take_turns(tmp_path, states, local):
     """SGLang's receiver and this package read each other's version notes."""
     chain = write_chain(tmp_path, states)
     deltas.apply(local, chain[0])
@@ -395,7 +395,7 @@ def test_a_copy_can_go_on_with_sglang_and_back(tmp_path, states, local):
 
 # ---- folders of versions, and the engines' loaders ----
 
-def test_pull_applies_what_follows(tmp_path, states, local):
+def test_pull_applies_the_following_versions(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     assert deltas.pull(local, source) is None

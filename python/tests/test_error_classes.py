@@ -197,7 +197,7 @@ def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_packed_elements_are_not_cut(raw, torch, framework):
+def test_packed_elements_are_not_split(raw, torch, framework):
     """Indices count elements, several of which share a byte. A slice along a dimension of packed
     elements is an error."""
     path = raw(json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]},

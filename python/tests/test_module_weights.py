@@ -255,7 +255,7 @@ def test_sharded_load_of_ties_and_buffers(mesh, tied, torch, tmp_path):
 
 
 @pytest.mark.parametrize("lacking", ["norm.running_mean", "norm.num_batches_tracked", "w.weight"])
-def test_sharded_load_names_what_is_missing(lacking, mesh, torch, tmp_path):
+def test_sharded_load_names_missing_tensors(lacking, mesh, torch, tmp_path):
     model = torch.nn.ModuleDict({"norm": torch.nn.BatchNorm1d(3), "w": torch.nn.Linear(3, 3)})
     state = {n: t for n, t in model.state_dict().items() if n != lacking}
     save_file(state, tmp_path / "m")

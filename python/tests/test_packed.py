@@ -97,7 +97,7 @@ def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
 
 
 @pytest.mark.parametrize("mode", [None, "load"])
-def test_load_file_gives_what_was_saved(pair, mode):
+def test_load_file_returns_the_saved_tensors(pair, mode):
     """load_file() returns the saved tensors."""
     assert same(fst_torch.load_file(pair[1], mode=mode), weights())
 
@@ -108,7 +108,7 @@ def test_views_are_refused_where_they_are_demanded(pair):
         fst_torch.load_file(pair[1], mode="map")
 
 
-def test_numpy_gives_what_was_saved(pair):
+def test_numpy_returns_the_saved_arrays(pair):
     """The NumPy API returns the saved arrays."""
     loaded = fst_numpy.load_file(pair[1])
     assert np.array_equal(loaded["layer.0.half"], weights()["layer.0.half"].numpy())

@@ -49,7 +49,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, p
     return paths
 
 
-def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+def test_bytes_in_memory_load(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
     """load() of both modules and deserialize() return the same for compressed bytes."""
     plain, packed = (path.read_bytes() for path in pair)
     assert deserialize(packed) == deserialize(plain)

@@ -213,7 +213,7 @@ def some_arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_a_reader_made_from_the_page_reads_what_the_library_writes(tmp_path):
+def test_the_independent_reader_reads_our_files(tmp_path):
     """The independent reader reads files that the library writes."""
     plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
     fst.save_file(some_arrays(), str(plain))
@@ -223,7 +223,7 @@ def test_a_reader_made_from_the_page_reads_what_the_library_writes(tmp_path):
 
 
 @pytest.mark.parametrize("log", [16, 18, 20])
-def test_the_library_reads_what_a_writer_made_from_the_page_writes(tmp_path, log):
+def test_the_library_reads_independently_written_files(tmp_path, log):
     """The library reads files that the independent writer writes."""
     plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
     fst.save_file(some_arrays(), str(plain))

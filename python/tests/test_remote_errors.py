@@ -120,7 +120,7 @@ def test_a_missing_credentials_file_is_named(
     assert told.startswith("PermissionError")
 
 
-def test_create_only_of_the_same_content_says_what_is_known(tmp_path: pathlib.Path) -> None:
+def test_create_only_reports_equal_content(tmp_path: pathlib.Path) -> None:
     """The object that is there has the bytes of this save, from this save or an earlier one."""
     tensors = {"a": numpy.arange(100)}
     with object_store() as server:

@@ -148,8 +148,9 @@ def test_an_etag_that_breaks_lines(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("obeys", [True, False])
 def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
-    """An object that is replaced while it is loaded: all old, or an error; also where If-Match is
-    not examined.
+    """If an object is replaced while it is loaded, the load returns the old object or an error.
+
+    Checked with servers that obey If-Match and servers that ignore it.
     """
     old = path.read_bytes()
     new = bytearray(old)

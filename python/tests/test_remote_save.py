@@ -306,7 +306,7 @@ def test_file_only_operations_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [str, pathlib.Path])
-def test_ranks_say_so(
+def test_joint_saves_to_urls_are_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[pathlib.Path]
 ) -> None:
     """Joint saves of ranks to a URL are an error, and no local folder with the URL's name is

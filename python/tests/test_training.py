@@ -44,7 +44,7 @@ class Run:
 
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])
-def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: pathlib.Path, stage: str) -> None:
     """Ten steps in one run give the same values as a run that is resumed with new objects after the
     fourth step."""
     torch.manual_seed(1)
@@ -70,7 +70,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage:
     manager.close()
 
 
-def test_what_is_kept(tmp_path: pathlib.Path) -> None:
+def test_the_last_and_the_best_are_kept(tmp_path: pathlib.Path) -> None:
     """keep_last and keep_best keep the last and the best checkpoints."""
     with CheckpointManager(tmp_path, keep_last=2, keep_best=2) as manager:
         for number in range(1, 11):
@@ -85,7 +85,7 @@ def test_what_is_kept(tmp_path: pathlib.Path) -> None:
     assert steps_in(tmp_path) == [10, 11]
 
 
-def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
+def test_any_state_is_restored(tmp_path: pathlib.Path) -> None:
     """A state may have numbers, text, bytes, arrays and tuples. Tensors that are one object are
     stored once."""
     numpy = pytest.importorskip("numpy")
@@ -109,7 +109,7 @@ def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
         manager.save(2, {"a": {"x": object()}})
 
 
-def test_damage_is_passed_over(tmp_path: pathlib.Path) -> None:
+def test_damaged_checkpoints_are_skipped(tmp_path: pathlib.Path) -> None:
     """resume() takes the newest complete one; with verify, the newest whose bytes are right."""
     with CheckpointManager(tmp_path) as manager:
         for number in (1, 2, 3):
@@ -163,7 +163,7 @@ def flip_last_byte(path: pathlib.Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> None:
+def test_a_damaged_checkpoint_does_not_evict_a_good_one(tmp_path: pathlib.Path) -> None:
     """A damaged checkpoint does not count for keep_last. The last saved and the resumed checkpoint
     stay."""
     with CheckpointManager(tmp_path) as manager:
@@ -190,7 +190,7 @@ def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> 
     assert steps_in(tmp_path) == [200, 300, 1000]
 
 
-def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
+def test_nan_is_not_a_metric(tmp_path: pathlib.Path) -> None:
     """A checkpoint with a metric of NaN is never the best."""
     with CheckpointManager(tmp_path, keep_last=1, keep_best=1) as manager:
         for number, metric in enumerate((float("nan"), 2.0, 3.0, float("nan"))):
@@ -202,7 +202,7 @@ def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("step", [100.0, "1", None, -5])
-def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) -> None:
+def test_a_step_must_be_an_integer(tmp_path: pathlib.Path, step: Any) -> None:
     """A step must be an integer, because its folder would not be found again. A tensor of one
     integer is accepted."""
     with CheckpointManager(tmp_path) as manager:
@@ -213,7 +213,7 @@ def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) 
         assert [one.step for one in manager.checkpoints()] == [7]
 
 
-def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_programs_stay(tmp_path: pathlib.Path) -> None:
     """Opening deletes temporary files that no save holds, and folders of nothing else."""
     others = ["step-1/checkpoint.pt", "step-2/checkpoint/__0_0.distcp", "step-3/checkpoint.distcp",
               "step-4/checkpoint-00001-of-00002.safetensors", "step-5/.checkpoint.tmp"]
@@ -230,7 +230,7 @@ def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "step-6").exists()
 
 
-def test_a_checkpoint_without_its_manifest_is_passed_over(
+def test_a_checkpoint_without_its_manifest_is_skipped(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """A kill between the last file and the manifest leaves such a checkpoint, and resume() skips
     it."""
@@ -269,7 +269,7 @@ def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
         manager.resume({"other": RNG})
 
 
-def test_a_failure_is_told_apart_from_a_cancelled_save(
+def test_a_failed_save_differs_from_a_cancelled_one(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """A failure is recognised whatever the folder's name is, and logged at once, because the
     program may never query it."""

@@ -246,7 +246,7 @@ def test_digests_are_their_libraries(model: pathlib.Path) -> None:
 
 
 def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> None:
-    """verifying() applies to all threads that it should, to pickled handles and to loads from
+    """verifying() applies to threads started in it, to handles pickled in it, and to loads from
     bytes."""
     with verifying():
         handle = pickle.dumps(safe_open(model, "pt"))

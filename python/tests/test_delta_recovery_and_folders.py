@@ -60,7 +60,7 @@ def test_a_delta_that_was_replaced_is_not_used_for_recovery(tmp_path, states, lo
     assert same(read_checkpoint(local), states[1])
 
 
-def test_pull_reports_what_it_finished(tmp_path, states, local):
+def test_pull_reports_a_finished_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     chain = write_chain(source, states[:2])
@@ -71,7 +71,7 @@ def test_pull_reports_what_it_finished(tmp_path, states, local):
     assert same(read_checkpoint(local), states[1])
 
 
-def test_pull_raises_what_recovery_raises(tmp_path, states, local):
+def test_pull_raises_errors_of_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     chain = write_chain(source, states[:2])
@@ -241,7 +241,7 @@ def test_prepare_compares_versions_as_numbers(tmp_path, states):
     expect("VersionMismatch", lambda: deltas.Delta(chain[1]).prepare(live, version="7"))
 
 
-def test_arguments_that_are_nonsense(tmp_path, states, local):
+def test_invalid_arguments(tmp_path, states, local):
     chain = write_chain(tmp_path, states)
     delta = deltas.Delta(chain[0])
     for call in (lambda: delta.apply(local, threads=-1), lambda: delta.verify(local, threads=-1),
