@@ -9,8 +9,8 @@ Servers: nginx (http and https), SeaweedFS, and nginx behind a relay with 60 MB/
 after a delay of 30 ms ("slow"). Contenders: load_file; Run:ai's model streamer (default settings, 1
 x 32 MiB, and 2 connections); s3torchconnector with safetensors; plain parallel ranges by libcurl
 alone. Other packages run under `--peers`, a Python that has them (and safetensors, torch). Missing
-packages have no row.
-Figures: GB/s, median [lowest-highest], and peak memory. Bytes are checked by their digest.
+packages have no row. Figures: GB/s, median [lowest-highest], and peak memory. Bytes are checked by
+their digest.
 """
 
 from __future__ import annotations

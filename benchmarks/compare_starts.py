@@ -10,12 +10,11 @@ of each file cached. A start is a separate process, timed from the call to the l
 long loads the process is forked after the imports. Single tensors and headers are read by new
 processes, because a forked process has a copy-on-write fault for every page that it writes to.
 Contenders are interleaved in every round, and medians are reported. A peer is a folder made by `pip
-install --target FOLDER --no-deps
-PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5. Memory is only warmed in the place
-"warm memory", because users also wait for the fresh pages of a virtual machine. The place "fuse"
-needs bindfs, "512 MiB" needs permission to create a memory cgroup, and the limit "fio" needs fio.
-With --forced the contenders are this package's engines and policies, each forced, and its automatic
-choice.
+install --target FOLDER --no-deps PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5.
+Memory is only warmed in the place "warm memory", because users also wait for the fresh pages of a
+virtual machine. The place "fuse" needs bindfs, "512 MiB" needs permission to create a memory
+cgroup, and the limit "fio" needs fio. With --forced the contenders are this package's engines and
+policies, each forced, and its automatic choice.
 """
 
 from __future__ import annotations

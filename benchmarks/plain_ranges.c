@@ -3,7 +3,8 @@
 /// that have a multi handle each. compare_remote.py compares with it:
 ///
 ///     plain_ranges URL SIZE CONNECTIONS RANGE_BYTES FILE [CA_FILE]
-/// prints [seconds, peak MiB, ""], and exits with 1 if the bytes differ from FILE's.
+///
+/// It prints [seconds, peak MiB, ""], and exits with 1 if the bytes differ from FILE's.
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>

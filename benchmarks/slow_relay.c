@@ -3,7 +3,8 @@
 /// byte of each response and a limited speed per connection. For compare_remote.py:
 ///
 ///     slow_relay UPSTREAM_PORT DELAY_MS BYTES_A_SECOND
-/// prints its port, and runs until it is killed.
+///
+/// It prints its port, and runs until it is killed.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>

@@ -222,8 +222,7 @@ def seed_there(kind: str, is_set: bool) -> set[int]:
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: bool) -> None:
     """A 200 response with an error or without an ETag means that the store did nothing, so the
-    request is repeated.
-    If it never succeeds, the save fails and the old model stays complete."""
+    request is repeated. If it never succeeds, the save fails and the old model stays complete."""
     with object_store() as server:
         use_store(server, kind)
         save_there(kind, is_set, 1)

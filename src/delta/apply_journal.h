@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The journal of an application to files: a memory-mapped file in .weight_sync that records at
 /// every moment which blocks of which tensors are new. A killed process leaves it in the page
-/// cache, so
-/// the next one can finish or undo the work. It is not synced. After a power cut the boot ID in it
-/// differs from the current one, and it is refused.
+/// cache, so the next one can finish or undo the work. It is not synced. After a power cut the boot
+/// ID in it differs from the current one, and it is refused.
 ///
 /// For each thread there is a slot: one word (tensor, block, whether the block is being written)
 /// and the block's old bytes. The word is stored after the block was read and before it is written,

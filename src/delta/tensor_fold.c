@@ -2,6 +2,7 @@
 /// Folds a chain: all frames of one tensor are decoded in parallel streams, and each block gets the
 /// changes of all frames before the next block is read. So the tensor is read, written and hashed
 /// once, however long the chain is.
+///
 /// An "overwrite" frame stores all positions before all values. A decoded list that fits its share
 /// of DELTA_LIST_BYTES is kept in memory. A longer one is decoded by two decoders, one at the
 /// positions and one at the values. Either way the memory of a thread is bounded.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The interface of the snapshot module. A snapshot holds the bytes that tensors had at a call, in
 /// the layout of the files that will be written, so writing needs no further copy.
+///
 /// The data sections of the files are divided into blocks. Copying threads take the blocks in order
 /// and copy each into a block of staging memory. Writing threads take the copies in the same order
 /// and release their memory after the write. If there is less memory than blocks, it is reused like
