@@ -249,7 +249,7 @@ def child(order):
         switch = accelerate_from_pretrained(converts=order["converts"])
     from compare_loads import hold_ballast
 
-    # Memory that the host has to provide first would be what is measured (docs/benchmarks).
+    # Without this, the time in which the host provides memory would dominate (docs/benchmarks).
     if order["ballast"]:
         hold_ballast(4 << 30)
     set_state(folder, order["state"])
@@ -268,7 +268,7 @@ def child(order):
 
 
 def row(name, runs):
-    """One line of the table."""
+    """Return one line of the table."""
     seconds = [r["seconds"] for r in runs]
     peak = statistics.median(r["peak"] for r in runs) / (1 << 20)
     return (f"{name:24}{statistics.median(seconds):10.3f}{min(seconds):10.3f}-{max(seconds):<8.3f}"
