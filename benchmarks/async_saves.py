@@ -4,9 +4,9 @@
 
     benchmarks/async_saves.py [--saves N] [--rounds N] [--only WORD] [--results FILE]
 
-Trains linear layers with AdamW in one thread of torch, and saves parameters and moments. Each way
-of saving runs in a process of its own, with one save to warm up; the ways are interleaved over
-several rounds. Columns, medians [min-max] over all saves:
+Trains linear layers with AdamW in one thread of torch, and saves parameters and moments. Each
+method of saving runs in a separate process, with one save to warm up. The methods are interleaved
+over several rounds. Columns, medians [min-max] over all saves:
 
 blocks   seconds in the call; for lazy saves the wait before the optimizer's step as well
 done     seconds from the call until the files are complete, while the loop goes on
@@ -48,7 +48,7 @@ def memory_of(process: int) -> int:
 
 
 class Peak:
-    """The most memory while it runs."""
+    """Measures the peak memory while it runs."""
 
     def __init__(self) -> None:
         """Begin."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's results for people: tables in the terminal, and one self-contained page."""
+"""Prints the benchmark's results as tables, and writes them as one self-contained page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 MIB = 1 << 20
-# Shown for comparison: they make no tensors, so they are no peers.
+# Shown for comparison only, because they make no tensors.
 YARDSTICKS = {"plain read", "plain write", "plain write + fsync"}
 
 

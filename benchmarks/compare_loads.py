@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side by side with the peers, on your own machine: ``python benchmarks/compare_loads.py``.
+"""Compares loads by several packages on your machine: ``python benchmarks/compare_loads.py``.
 
-Every timed run is a process of its own; runs are interleaved at random, the loaded bytes are
+Every timed run is a separate process. Runs are interleaved at random, the loaded bytes are
 checked, and medians are shown with their spread, CPU seconds and peak memory. Before the clock
-starts each process makes and drops a ballast of huge pages, so that the memory it gets has been
-touched before (on virtual machines the first touch of memory that the host took back costs more
-than the load itself), and the file is put in the cache state that the scenario asks for.
+starts, each process allocates and frees a large block of huge pages, so that the memory of the load
+is already backed by the host. (On virtual machines the first touch of other memory can cost more
+than the load.) Then the file is put into the page cache, or removed from it, as the scenario
+requires.
 
-This file runs by itself as well: contestants in another environment (``--peer-venv``) use it.
+Contestants in another environment (``--peer-venv``) run this file by itself.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def make_pickle(paths: list[str], folder: pathlib.Path) -> str:
 
 
 def drop_caches() -> bool:
-    """Drop all clean pages; False without the right to."""
+    """Drop all clean pages. False without the permission."""
     os.sync()
     try:
         with open("/proc/sys/vm/drop_caches", "w") as file:
@@ -229,7 +230,7 @@ def upstream(paths: list[str]) -> Any:
 
 
 def sum_of(tensors: dict[str, Any]) -> int:
-    """Read every byte of all tensors, by as many threads as there are processors."""
+    """Read every byte of all tensors, with one thread per CPU."""
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
@@ -380,7 +381,7 @@ def child(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up(name: str) -> None:
-    """Import what the contestant needs: imports are not what is timed."""
+    """Import the contestant's modules before the clock starts."""
     if name == "plain read":
         return
     import torch

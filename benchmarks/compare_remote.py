@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from servers on the loopback interface: ours beside the peers, in turns, a process a run.
+"""Compares loads from servers on the loopback interface, interleaved, each run in a separate
+process.
 
     python benchmarks/compare_remote.py [--mib 1024] [--runs 3] [--only http,https,seaweed,slow]
                                         [--peers PYTHON]
 
-Servers: nginx (http and https), SeaweedFS, and nginx behind a relay that gives a connection 60 MB/s
-after 30 ms ("slow"). Contenders: load_file; Run:ai's model streamer (as it comes, 1 x 32 MiB, and 2
-connections); s3torchconnector with safetensors; plain parallel ranges by libcurl alone. Peers
-run under `--peers`, a Python that has them (and safetensors, torch); what is missing has no row.
-Figures: GB/s, median [lowest-highest], and peak memory. Bytes are checked by their digest.
+Servers: nginx (http and https), SeaweedFS, and nginx behind a relay with 60 MB/s per connection
+after a delay of 30 ms ("slow"). Contenders: load_file; Run:ai's model streamer (default settings, 1
+x 32 MiB, and 2 connections); s3torchconnector with safetensors; plain parallel ranges by libcurl
+alone. Other packages run under `--peers`, a Python that has them (and safetensors, torch). Missing
+packages have no row. Figures: GB/s, median [lowest-highest], and peak memory. Bytes are checked by
+their digest.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def relay(program: str, url: str, delay_ms: int = 30, rate: int = 60_000_000):
 
 
 def run_words(words: list[str], environment: dict[str, str]):
-    """One run: (seconds, MiB, digest), or None and why."""
+    """Return the result of one run, (seconds, MiB, digest), or None and the reason."""
     try:
         done = subprocess.run(words, capture_output=True, text=True,
                               env={**os.environ, **environment}, check=False, timeout=60)
@@ -181,7 +183,7 @@ def contenders(place: Place, peers: str | None):
 
 
 def measure(title: str, rows: list, size: int, runs: int) -> list[str]:
-    """Run all in turns; return a table's lines."""
+    """Run all contenders, interleaved; return the lines of the table."""
     found: dict[str, list] = {row[0]: [] for row in rows}
     reasons: dict[str, str] = {}
     for _ in range(runs):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves side by side with the peers: ``python benchmarks/compare_saves.py``.
+"""Compares saves by several packages: ``python benchmarks/compare_saves.py``.
 
-As in compare_loads.py every timed run is a process of its own, interleaved at random; what was
-written is read back and compared. Quick saves (the kernel has the bytes) and durable ones (the
-device has them) are never compared with one another.
+As in compare_loads.py, every timed run is a separate process, and runs are interleaved at random.
+The written files are read back and compared. Quick saves (the kernel has the bytes) and durable
+saves (the device has them) are not compared with each other.
 """
 
 from __future__ import annotations
@@ -151,8 +151,10 @@ def child(order: dict[str, Any]) -> dict[str, Any]:
     if os.path.exists(path):
         os.unlink(path)
     os.sync()
-    hold_ballast(order["ballast"])  # last: what idles for seconds goes back to the host
-    save(tensors, path)  # once untimed: the page cache then gets memory that was touched before
+    # last, because a VM may return memory that is idle for seconds to its host
+    hold_ballast(order["ballast"])
+    # once untimed, so that the page cache gets memory that is already backed by the host
+    save(tensors, path)
     os.unlink(path)
     resident = peak_memory()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # peak memory counts from here

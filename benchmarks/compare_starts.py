@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The grid: who starts first, second and third, from where, with what, beside the peers.
+"""Measures the first, second and third start of programs that load a model, for several packages
+and storage places.
 
     make bench GRID=1 [BENCH_ARGS="--rounds 5 --places disk,tmpfs --peer NAME=FOLDER"]
 
 Each cell drops the files from the page cache and then starts three times, and once more with half
-of each file cached. A start is a process of its own, and what is timed is from the call to the last
-byte read. Where that takes long the process is forked after imports; single tensors and headers are
-read by new processes, since a fork pays for every page that it writes to. Contenders take turns in
-every round; medians are reported. A peer is a folder made by `pip install --target FOLDER --no-deps
-PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5. No memory is warmed beforehand (what a
-virtual machine takes for fresh pages is part of what users wait for), but in the place "warm
-memory". The place "fuse" wants bindfs, "512 MiB" a group of the memory controller that may be made,
-and the limit "fio" fio. With --forced the contenders are this package's own engines and policies,
-each forced, beside what it chooses by itself.
+of each file cached. A start is a separate process, timed from the call to the last byte read. For
+long loads the process is forked after the imports. Single tensors and headers are read by new
+processes, because a forked process has a copy-on-write fault for every page that it writes to.
+Contenders are interleaved in every round, and medians are reported. A peer is a folder made by `pip
+install --target FOLDER --no-deps PACKAGE`, named safetensors-rc, runai or fastsafetensors-0.5.
+Memory is only warmed in the place "warm memory", because users also wait for the fresh pages of a
+virtual machine. The place "fuse" needs bindfs, "512 MiB" needs permission to create a memory
+cgroup, and the limit "fio" needs fio. With --forced the contenders are this package's engines and
+policies, each forced, and its automatic choice.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ START_SECONDS_MAX = 30
 GROUP_ROOTS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 
 
-# ---- contenders: each function loads and reads every byte that it asked for ----
+# ---- contenders: each function loads tensors and reads every byte of them ----
 
 
 def touch(tensors: Any) -> int:
@@ -52,7 +53,7 @@ def touch(tensors: Any) -> int:
 
 
 def names_of_three(path: str) -> list[str]:
-    """Three tensors that lie apart."""
+    """Return the names of three tensors at distant offsets."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     names = sorted(name for name in header if name != "__metadata__")
@@ -93,7 +94,7 @@ def run_ours(way: str, paths: list[str], names: list[str], **forced: str) -> int
 
 
 def run_runai(way: str, paths: list[str], names: list[str]) -> int:
-    """Run:ai's streamer; its tensors are views of a buffer that goes, so they are cloned."""
+    """Run:ai's streamer. Its tensors are views of a temporary buffer, so they are cloned."""
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:
@@ -144,8 +145,8 @@ CONTENDERS = {
     "plain read": (run_plain, ("owned",)),
     "fio": (run_fio, ("owned",)),
 }
-# What the package decides by itself, decided for it. Views are made by no engine: the second row
-# is what could be had instead of them.
+# The package's automatic choices, each forced. Memory-mapped tensors use no engine; the second row
+# has the engines that could replace them.
 FORCED = {
     "ours map": ({"mode": "map"}, ("views",)),
     "ours keep": ({"mode": "load", "cache": "keep"}, ("views", "owned")),
@@ -159,7 +160,7 @@ SMALL_WAYS = ("three tensors", "header only")
 
 
 def run_start(name: str, order: dict[str, Any]) -> dict[str, Any]:
-    """A start in this process: seconds, or what stopped it."""
+    """Return the seconds of a start in this process, or the error."""
     try:
         if order["group"]:
             pathlib.Path(order["group"], "cgroup.procs").write_text(str(os.getpid()))
@@ -186,7 +187,7 @@ def start_child(name: str, order: dict[str, Any]) -> dict[str, Any]:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(START_SECONDS_MAX)  # in a small group some go on for minutes
+        signal.alarm(START_SECONDS_MAX)  # in a small cgroup some starts take minutes
         os.write(write_end, json.dumps(run_start(name, order)).encode())
         os._exit(0)
     os.close(write_end)
@@ -227,7 +228,7 @@ def serve(name: str) -> None:
 
 
 def make_models(folder: pathlib.Path) -> dict[str, list[str]]:
-    """Write the models once; bytes by chance."""
+    """Write the models once, with random bytes."""
     import torch
     from safetensors.torch import save_file
 
@@ -247,7 +248,7 @@ def make_models(folder: pathlib.Path) -> dict[str, list[str]]:
             if not path.exists():
                 rows = tensors(count, size)
                 save_file({f"s{number}.{name}": x for name, x in rows.items()}, str(path))
-                path.chmod(0o644)  # for strangers
+                path.chmod(0o644)  # readable for the measurements as another user
             models[model].append(str(path))
     os.sync()
     return models
@@ -266,7 +267,7 @@ def evict(paths: list[str], half: bool) -> None:
 
 
 def warm_memory(size: int) -> None:
-    """Have so much memory in the kernel's hands that was in use a moment ago."""
+    """Touch and free this much memory, so that the kernel can reuse it."""
     block = mmap.mmap(-1, size + (64 << 20))
     block.madvise(mmap.MADV_HUGEPAGE)
     for at in range(0, len(block), 4096):
@@ -303,7 +304,7 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take it away."""
+        """Undo the setup."""
         self.readahead.__exit__()
         if self.name == "fuse":
             subprocess.run(["fusermount3", "-u", str(self.folder.parent / "grid-fuse")])
@@ -312,7 +313,7 @@ class Place:
 
 
 def make_group(limit: int) -> str:
-    """A control group whose processes and page cache take so many bytes at most."""
+    """Make a cgroup with this memory limit for its processes and their page cache."""
     for root, file in zip(GROUP_ROOTS, ("memory.limit_in_bytes", "memory.max"), strict=True):
         group = pathlib.Path(root, "fst-grid")
         try:
@@ -325,10 +326,10 @@ def make_group(limit: int) -> str:
 
 
 class Readahead:
-    """The device's readahead window, set for a while where that is allowed."""
+    """Sets the device's readahead for a while, if that is allowed."""
 
     def __init__(self, folder: pathlib.Path, kib: int | None) -> None:
-        """kib: None leaves it as it is."""
+        """kib: the readahead; None does not change it."""
         number = os.stat(folder).st_dev
         self.file = pathlib.Path(
             f"/sys/class/bdi/{os.major(number)}:{os.minor(number)}/read_ahead_kb")
@@ -403,7 +404,8 @@ def summarise(values: list[Any]) -> Any:
 
 
 def write_report(cells: list[dict[str, Any]], notes: list[str], path: pathlib.Path) -> None:
-    """A table a way: seconds of the first, second, third start, and half cached."""
+    """Write a table for each kind of memory: seconds of the first, second and third start, and half
+    cached."""
     lines = ["# First, second and third starts", "", *notes, ""]
     for way in WAYS:
         rows = [cell for cell in cells if cell["way"] == way]
@@ -425,7 +427,7 @@ def write_report(cells: list[dict[str, Any]], notes: list[str], path: pathlib.Pa
 
 def run_place(place: Place, servers: dict[str, Any], options: argparse.Namespace
               ) -> list[dict[str, Any]]:
-    """All cells of a place, told as they come."""
+    """Measure all cells of a place, and print each result at once."""
     cells = []
     for model in options.models.split(";"):
         paths = place.models[model]
@@ -440,7 +442,7 @@ def run_place(place: Place, servers: dict[str, Any], options: argparse.Namespace
 
 
 def run_grid(options: argparse.Namespace) -> None:
-    """All cells that can be had; the rest with what stops it."""
+    """Measure all cells that are possible here; record the reasons for the others."""
     names = ["ours", *FORCED] if options.forced else [n for n in CONTENDERS if n not in FORCED]
     servers = open_servers(options.only.split(",") if options.only else names,
                            dict(text.split("=", 1) for text in options.peer))

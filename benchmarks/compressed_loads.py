@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed weights: sizes, encoding and decoding a core, and loads from slow sources.
+"""Measures compressed weights: sizes, speed of encoding and decoding per core, and loads from slow
+sources.
 
     python benchmarks/compressed_loads.py [--mib 64] [--rate 500] [--loads 64,256] [FILE..]
 
-Without files the weights are synthetic: 32 Gaussian matrices, each of a deviation of its own, as
-BF16, F16, F32, and FP8 scaled by blocks of 128 x 128. Of a FILE (safetensors) all tensors of its
-most frequent dtype are taken. Beside sizes is the entropy of what is coded: of each plane of bytes
-(see docs/FORMAT.md), all others whole. Rates of ours are build/.../bench_codec's (processor time,
-one core); beside them zstd (levels 1 and 3, whole bytes, by libzstd) and ZipNN where it is
-installed, by processor time of the process. Then each is loaded plain and compressed, in turns,
-repeated up to the sizes of --loads (MiB): from a source that gives --rate MB/s
-(build/.../limited_source), and from the disk, past the page cache. At last a part of a tensor is
-read, with the bytes that this reads, and the stock library opens the file.
+Without files the weights are synthetic: 32 Gaussian matrices with different deviations, as BF16,
+F16, F32, and FP8 scaled by blocks of 128 x 128. From a FILE (safetensors) all tensors of its most
+frequent dtype are used. The table has each size and a lower bound for it, from the entropy of the
+byte planes that are encoded (see docs/FORMAT.md). The rates of fastsafetensors come from
+build/.../bench_codec (CPU time, one core). They are compared with zstd (levels 1 and 3, without
+byte planes) and ZipNN, if installed, by CPU time of the process. Then each model is loaded plain
+and compressed, interleaved and repeated up to the sizes of --loads (MiB), from a source with --rate
+MB/s (build/.../limited_source) and from the disk with direct I/O. Finally a slice of a tensor is
+read, with a count of the bytes, and the safetensors package opens the file.
 """
 
 import argparse
@@ -67,7 +68,8 @@ def take_weights(path):
 
 
 def planes_of(tensor):
-    """The bytes that are coded apart, as docs/FORMAT.md cuts them: a list of vectors of uint8."""
+    """Return the byte planes that are encoded separately (see docs/FORMAT.md), as vectors of
+    uint8."""
     if tensor.dtype == torch.float8_e5m2:
         return [tensor.view(torch.uint8)]
     if tensor.dtype == torch.float8_e4m3fn:
@@ -98,7 +100,7 @@ def bound_of(tensor):
 
 
 def rates_of(work, size):
-    """GB a second of processor time of all threads: of some runs."""
+    """Return GB per second of CPU time of all threads, for several runs."""
     rates = []
     for _ in range(RUNS):
         start = time.process_time()
@@ -108,7 +110,8 @@ def rates_of(work, size):
 
 
 def measure_ours(build, dtype, raw):
-    """Rows (who, size in percent, encoding rates, decoding rates), by instruction set."""
+    """Return rows (name, size in percent, encoding rates, decoding rates), one per instruction
+    set."""
     rows = collections.defaultdict(lambda: ([], [], []))
     for _ in range(3):
         out = subprocess.run([build / "tests/bench_codec", dtype, raw], capture_output=True,
@@ -122,7 +125,7 @@ def measure_ours(build, dtype, raw):
 
 
 def measure_zstd(data, level):
-    """A row of whole bytes by libzstd."""
+    """Return a row for libzstd without byte planes."""
     library = ctypes.CDLL("libzstd.so.1")
     library.ZSTD_compress.restype = library.ZSTD_compressBound.restype = ctypes.c_size_t
     library.ZSTD_decompress.restype = ctypes.c_size_t
@@ -179,7 +182,7 @@ def measure_slow(build, rate, paths):
 
 
 def forget(path):
-    """Take a file out of the page cache."""
+    """Remove a file from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -202,7 +205,7 @@ def measure_loads(build, paths, cold):
 
 
 def bytes_read():
-    """That this process has had of read(2) and its kin."""
+    """Return the bytes that this process has read by read(2) and similar calls."""
     words = pathlib.Path("/proc/self/io").read_text().split()
     return int(words[words.index("rchar:") + 1])
 
@@ -224,7 +227,7 @@ def measure_slice(paths):
 
 
 def told(values, digits=3):
-    """The median and the range of some runs."""
+    """Return the median and the range of several runs."""
     return (f"{statistics.median(values):.{digits}f} "
             f"[{min(values):.{digits}f}-{max(values):.{digits}f}]")
 

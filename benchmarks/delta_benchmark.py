@@ -9,7 +9,7 @@ Deltas are made by fastsafetensors.deltas (level 1). Receivers, interleaved, eac
 process on a fresh copy of the base, with a warm page cache and written-back files:
 
 fastsafetensors  deltas.apply()
-numpy            what SGLang's receiver does: files mapped, one pool task a tensor, 2 MiB of frame
+numpy            the method of SGLang's receiver: mapped files, one task per tensor, 2 MiB of frame
                  at a time, XOR and checksum in place (python-zstandard, zlib)
 modelexpress     the package's own receiver, reading local files instead of S3
 
@@ -348,7 +348,7 @@ def measure_share(folder, share, arguments):
 
 
 def main():
-    """Run what was asked for."""
+    """Run the requested measurements."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=1016)
     parser.add_argument("--shares", default="1,5,30")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mean time of five loads of one file, with safetensors beside it.
+"""Measures the mean time of five loads of one file with fastsafetensors and safetensors.
 
     python benchmarks/fastsafetensors_benchmark.py [FILE] [--runs 5] [--cold]
 

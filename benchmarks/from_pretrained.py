@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""from_pretrained and its kin with and without this package: time and peak memory.
+"""Measures from_pretrained and similar functions with and without this package: time and peak
+memory.
 
     python benchmarks/from_pretrained.py [--runs 7] [--folder build/bench/pretrained] [--models ..]
 
-Models with random weights, made on the spot: a Llama of 1 GiB in bfloat16 and a sentence encoder of
+The models are generated with random weights: a Llama of 1 GiB in bfloat16 and a sentence encoder of
 the shape of all-MiniLM-L6 (90 MB, float32) by transformers, a UNet of 450 MiB by diffusers, a LoRA
 adapter of 60 MiB by peft, the Llama by accelerate's load_checkpoint_and_dispatch(), and, the way
 that ComfyUI loads a checkpoint, every tensor of one safe_open().
 
-Each run is a process of its own, with the file's pages dropped (cold), read (hot), or what a first
-start has left of them (second) before the clock starts. The clock runs from the call until every
-parameter has been read once: views of a file have cost nothing before that. "other dtype" asks for
-float32 of a file of half of that. Peak is the largest resident set of the process above what it
-was when the clock started; pages of a mapped file count.
+Each run is a separate process. Before the clock starts, the file's pages are dropped (cold), read
+(hot), or left as a first start has left them (second). The clock runs from the call until every
+parameter has been read once, because memory-mapped tensors cost nothing before that. "other dtype"
+requests float32 from a 16-bit file. Peak is the largest increase of the resident set after the
+clock started, including pages of mapped files.
 """
 
 import argparse
@@ -35,7 +36,7 @@ UNET = dict(block_out_channels=(128, 256, 512, 512), cross_attention_dim=768, la
 
 
 def small_unet():
-    """A UNet of little weight."""
+    """Make a small UNet."""
     import diffusers
 
     return diffusers.UNet2DConditionModel(
@@ -118,7 +119,7 @@ class UNet(Llama):
 
 
 class Adapter(Llama):
-    """A LoRA adapter by peft, onto a model that is loaded already."""
+    """A LoRA adapter by peft, for a model that is already loaded."""
 
     folder, own = "adapter", "float32"
     CONFIG = dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
@@ -248,7 +249,7 @@ def child(order):
         switch = accelerate_from_pretrained(converts=order["converts"])
     from compare_loads import hold_ballast
 
-    # Memory that the host has to provide first would be what is measured (docs/benchmarks).
+    # Without this, the time in which the host provides memory would dominate (docs/benchmarks).
     if order["ballast"]:
         hold_ballast(4 << 30)
     set_state(folder, order["state"])
@@ -267,7 +268,7 @@ def child(order):
 
 
 def row(name, runs):
-    """One line of the table."""
+    """Return one line of the table."""
     seconds = [r["seconds"] for r in runs]
     peak = statistics.median(r["peak"] for r in runs) / (1 << 20)
     return (f"{name:24}{statistics.median(seconds):10.3f}{min(seconds):10.3f}-{max(seconds):<8.3f}"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a tensor-parallel Llama of 1 GiB: seconds until their parameters are filled, MiB read.
+"""Measures ranks of a tensor-parallel Llama of 1 GiB: seconds until the parameters are filled, and
+MiB read.
 
     python benchmarks/lazy_ranks.py FOLDER [--runs 3] [--ranks 1 2 4 8] [--together]
         [--peer safetensors-rc=PLACE] [--peer runai=PLACE] [--peer fastsafetensors-0.5=PLACE]
 
-Each run is a new process; contestants take turns. PLACE: where a peer was installed (pip install
+Each run is a new process, and contestants are interleaved. PLACE: where a peer was installed (pip
+install
 --no-deps --target PLACE ..). Rows of attention inputs, of gate and up and of the embeddings are
 cut, columns of attention outputs and of down. One rank is measured, or all of them at once
 (--together: the slowest one's time, and what all had the device read). "need" is the size of a
@@ -61,7 +63,7 @@ def cut(name, tensor, rank, ranks):
 
 
 def device_bytes():
-    """What this process had the device read."""
+    """Return the bytes that the device read for this process."""
     lines = pathlib.Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 
@@ -74,7 +76,7 @@ def shapes_of(path):
 
 
 def whole_tensors(way, path):
-    """(name, tensor) of everything, by those who have no parts."""
+    """Return (name, tensor) of all tensors, for contestants that cannot read parts."""
     if way == "runai":
         from runai_model_streamer import SafetensorsStreamer
 

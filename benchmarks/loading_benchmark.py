@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small (25 MB) and large (400 MB) transformers: time and peak memory, beside safetensors.
+"""Compares loads of small (25 MB) and large (400 MB) transformers with safetensors: time and peak
+memory.
 
     python benchmarks/loading_benchmark.py [--runs 5] [--folder build/bench]
 
-Each run is a process of its own, interleaved at random, cold (pages dropped before) and hot. All
-give tensors that own their memory: what training programs do with a base model (safetensors'
-load_file gives views, which are cloned here). Peak memory is the largest resident set above what
+Each run is a separate process, interleaved at random, cold (pages dropped before) and hot. All
+tensors own their memory, as training programs need them (safetensors' load_file gives views, which
+are cloned here). Peak memory is the largest resident set above what
 it was before the load.
 """
 
@@ -42,7 +43,7 @@ def child(order):
     from fastsafetensors.fast_loading import load_safetensors
 
     path = pathlib.Path(order["path"])
-    hold_ballast(2 << 30)  # memory that the host has to provide first is not what is measured
+    hold_ballast(2 << 30)  # excludes the time that the host needs to provide memory
     set_cache(path, order["cold"])
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")

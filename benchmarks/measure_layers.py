@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python layers add to a load: ``python benchmarks/measure_layers.py``.
+"""Measures the time that the Python code adds to a load: ``python benchmarks/measure_layers.py``.
 
-The same file, in the page cache, is loaded by each front and by the extension alone, in turns, in
-one process whose memory is kept between loads. Shown are medians with their spread, what the
-front's median is beyond the extension's, and the same of the processor time of the calling thread
-(free of the noise of reading) as a whole and per tensor. The budget: 2 % of 1 GiB, 1 ms of a small
+One file in the page cache is loaded by each API and by the extension alone, interleaved, in one
+process that keeps its memory between loads. The table has medians with their spread, the difference
+between each API's median and the extension's, and the same difference of the calling thread's CPU
+time (which excludes the noise of reads), in total and per tensor. The budget: 2 % of 1 GiB, 1 ms of
+a small
 load, 1 us per tensor of the loads that make all tensors at once.
 """
 
@@ -92,7 +93,7 @@ FRONTS: dict[str, Callable[[str], Any]] = {
 
 
 def measure(path: str, runs: int) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, seconds of the calling thread's processor) of each run of each front."""
+    """Return (seconds, CPU seconds of the calling thread) of each run of each API."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in FRONTS}
     for name in FRONTS:
         FRONTS[name](path)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What libcurl alone can do: a file by parallel ranges into one piece of memory, two threads, each
-/// with a multi handle. The yardstick of compare_remote.py:
+/// Measures libcurl alone: it reads a file by parallel ranges into one buffer, with two threads
+/// that have a multi handle each. compare_remote.py compares with it:
 ///
 ///     plain_ranges URL SIZE CONNECTIONS RANGE_BYTES FILE [CA_FILE]
 ///
-/// prints [seconds, peak MiB, ""] and ends with 1 where bytes differ from FILE's.
+/// It prints [seconds, peak MiB, ""], and exits with 1 if the bytes differ from FILE's.
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -43,7 +43,7 @@ static size_t take(char *bytes, size_t one, size_t count, void *context) {
     return one * count;
 }
 
-/// Has a handle ask for the next range; false: there is none.
+/// Requests the next range with a handle; false if none is left.
 static bool ask(curl_multi *multi, transfer *now) {
     char range[64];
     now->at = atomic_fetch_add(&next_byte, range_bytes);

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a gloo group that load a model of 1 GiB in parts, beside fastsafetensors 0.5.
+"""Compares ranks of a gloo group that load a model of 1 GiB in parts with fastsafetensors 0.5.
 
     python benchmarks/ranks_benchmark.py [--ranks 4] [--runs 5] [--peer-venv DIR] [--cold]
 
-Every matrix is cut along its rows. Each run is a new group of processes; contestants take turns.
+Every matrix is cut along its rows. Each run is a new group of processes, and contestants are
+interleaved.
 The time is that of the slowest rank, from a barrier on; bytes are those read by all ranks together;
 peak is the largest of the resident sets of the ranks above what they were before.
 """
@@ -51,7 +52,7 @@ def status(name):
 
 
 def with_loader(group, paths, sharded):
-    """Load in the manner of 0.5: works with either package."""
+    """Load with the API of 0.5, which both packages have."""
     from fastsafetensors import ParallelLoader, SafeTensorsFileLoader
 
     result = {}
@@ -134,7 +135,8 @@ def set_cache(paths, cold):
 
 
 def agreement(ranks, folder):
-    """Milliseconds of the ranks' agreement on a file of 20,000 tensors: a program for each rank."""
+    """Return the milliseconds of the ranks' agreement on a file of 20,000 tensors. Each rank is a
+    separate program."""
     from compare_loads import make_files as bench_files
 
     code = """

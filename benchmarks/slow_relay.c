@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A relay that makes a server on the loopback interface far away: 30 ms to the first byte of each
-/// answer, and so many bytes a second a connection. For compare_remote.py:
+/// A relay that simulates a distant server on the loopback interface, with a delay before the first
+/// byte of each response and a limited speed per connection. For compare_remote.py:
 ///
 ///     slow_relay UPSTREAM_PORT DELAY_MS BYTES_A_SECOND
 ///
-/// prints its port, and goes on until it is killed.
+/// It prints its port, and runs until it is killed.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -34,7 +34,7 @@ static void sleep_until(uint64_t when_ns) {
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL);
 }
 
-/// Hands on what is there; the bytes, 0 or less at the end.
+/// Forwards the available bytes. Returns their number, 0 or less at the end.
 static ssize_t hand_on(int from, int to, char *piece) {
     ssize_t size = read(from, piece, PIECE_BYTES);
     for (ssize_t at = 0, sent; at < size; at += sent)
@@ -42,7 +42,7 @@ static ssize_t hand_on(int from, int to, char *piece) {
     return size;
 }
 
-/// Carries both ways until either side ends.
+/// Forwards in both directions until either side closes.
 static void carry(int client, int server, char *piece) {
     uint64_t when_ns = 0; // before which nothing goes to the client
     struct pollfd ends[2] = {{client, POLLIN, 0}, {server, POLLIN, 0}};

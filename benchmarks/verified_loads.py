@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verified loads cost, beside programs that only digest: one file, one run, in turns.
+"""Compares verified loads with programs that only hash the file, interleaved.
 
     python benchmarks/verified_loads.py [--mib 512] [--runs 7] [--folder build/bench]
 
-Loads are to memory of their own, cold (pages dropped before) and hot, unverified and by each kind
-of digest. Beside the hot ones: build/*/tests/bench_digest_copy, which copies and digests in one
-pass and does nothing else ("bound"; with memory that the system has to make, as the load's), and
-what sha256sum, the blake3 package and model_signing take to digest the file without loading it, as
-far as they are there.
+Loads are to owned memory, cold (pages dropped before) and hot, unverified and with each kind of
+digest. The hot ones are compared with build/*/tests/bench_digest_copy, which only copies and hashes
+in one pass ("bound"; into new memory, like the load), and with sha256sum, the blake3 package and
+model_signing, if installed, which hash the file without loading it.
 """
 
 import argparse
@@ -29,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def make_model(path, mib):
-    """A file of 32 MiB tensors of random bytes, and a manifest of each kind beside it."""
+    """Write a file of 32 MiB tensors with random bytes, and a manifest of each kind next to it."""
     import numpy
 
     from fastsafetensors import write_manifest
@@ -56,7 +55,7 @@ def load(path, digest):
 
 
 class Bound:
-    """The program that copies and digests, asked word by word."""
+    """The running program that copies and hashes. It gets one word per measurement."""
 
     def __init__(self, path):
         """Start it; without one built there are no such rows."""
@@ -117,7 +116,7 @@ def run_hashlib(path):
 
 
 def contestants(path, bound):
-    """[(row, cold, call)]: what is measured in each round, in this order."""
+    """Return [(row, cold, call)], the measurements of each round in order."""
     rows = []
     for cold in (True, False):
         where = "cold" if cold else "hot"
@@ -158,7 +157,7 @@ def ratio(figures, row, other):
 
 
 def ratios(figures):
-    """{what: ratio}: what the project's goals are about."""
+    """Return {name: ratio} of the ratios for which the project has goals."""
     wanted = {}
     for digest in DIGESTS:
         for where in ("cold", "hot"):

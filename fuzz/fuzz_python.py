@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzzes what Python adds: index expressions of slices, and DLPack.
+"""Fuzzes the Python code: index expressions of slices, and DLPack.
 
     python fuzz/fuzz_python.py slices|dlpack --seconds 60 [--seed N]
 
-slices: any index of a tensor gives what torch gives of the loaded tensor, errors included.
+slices: any index of a slice gives the same result or error as torch gives for the loaded tensor.
 dlpack: any export, by any arguments, is refused or gives the same bytes, also to an importer that
 is told another version, stream or device, and whatever is dropped first; addresses, shapes and
 strides of dlpack_at() that make no sense are refused.
@@ -73,7 +73,7 @@ def outcome(take, key):
 
 
 def try_slices(random_, file, tensors):
-    """One index of one tensor, against torch's."""
+    """Compare one index of one tensor with torch."""
     name = random_.choice(list(tensors))
     tensor = tensors[name]
     if tensor.dim() == 0 and random_.random() < 0.9:
@@ -93,7 +93,7 @@ def try_slices(random_, file, tensors):
     mine, my_error = outcome(lambda k: file.get_slice(name)[k], key)
     theirs, their_error = outcome(lambda k: tensor[k], key)
     if tensor.dim() == 0:
-        return  # the reference has words of its own for scalars
+        return  # the reference has a different message for scalars
     if theirs is None:
         assert my_error is not None, (name, tensor.shape, key, their_error)
         return
@@ -136,7 +136,7 @@ def try_dlpack(random_, model, tensors):
 
 
 def try_dlpack_at(random_):
-    """A capsule of foreign memory: good ones come back as they were, others are refused."""
+    """Import a capsule of foreign memory. Valid ones keep their values, others are rejected."""
     owner = np.arange(24, dtype=np.float32)
     shape = random_.choice([[24], [4, 6], [2, 3, 4], [], [-1], [1 << 62], "ab", 5, [1.5]])
     strides = random_.choice([[1], [6, 1], [12, 4, 1], [], [1, 1], [1 << 63], None])

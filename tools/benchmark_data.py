@@ -25,7 +25,7 @@ class Time:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measured question: what fastsafetensors and the other loaders took."""
+    """The times of fastsafetensors and the other loaders for one measured case."""
     stamp: str
     command: str
     times: dict[str, Time]  # by the contender's name; "ours" is fastsafetensors
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def ours(self) -> Time:
-        """What fastsafetensors took."""
+        """The time of fastsafetensors."""
         return self.times["ours"]
 
     @property
     def safetensors(self) -> Time:
-        """What the safetensors package took."""
+        """The time of the safetensors package."""
         return self.times["safetensors"]
 
     @property
@@ -60,7 +60,7 @@ SAME_QUESTION = {
     "1 GiB half cached, owned tensors": ("Owned", "disk", "1 GiB", 3),
     "3 tensors of 1 GiB, cold": ("Three tensors", "disk", "1 GiB", 0),
 }
-# Contenders of the JSON files that are safetensors, whatever is done with its tensors.
+# Contenders of the JSON files that use the safetensors package, with or without a copy.
 SAFETENSORS = re.compile(r"safetensors( \+ clone|, all bytes| names| 3 tensors| rows| columns"
                          r"| \+ fsync)?$")
 

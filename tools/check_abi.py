@@ -3,9 +3,9 @@
 """check_abi.py CC ROOT [--write]: the binary interface only grows.
 
 Numbers of enums, sizes and offsets of structs and the prototypes of functions in the public headers
-(but experimental.h) are compared with tests/header/abi-1.txt. What stands there must stay; structs
-that begin with struct_size may grow, and anything may be added.
---write records what is there now, which is right when something was added.
+(but experimental.h) are compared with tests/header/abi-1.txt. Everything in that file must stay
+unchanged. Structs that begin with struct_size may grow, and anything may be added.
+--write records the current interface. Use it after an addition.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def declarations(tree: object) -> tuple[list[str], dict[str, list[str]], list[st
 
 
 def measure(compiler: str, root: pathlib.Path) -> list[str]:
-    """Return the interface, a line each."""
+    """Return the interface as lines of text."""
     numbers, structs, functions = declarations(parse(compiler, root))
     rows = [f'printf("number {name} %lld\\n", (long long){name});' for name in numbers]
     for struct, fields in structs.items():
@@ -82,7 +82,7 @@ def measure(compiler: str, root: pathlib.Path) -> list[str]:
 
 
 def compare(before: list[str], now: list[str]) -> list[str]:
-    """Changes that are not additions."""
+    """Return the changes that are not additions."""
     have = set(now)
     sized = {line.split()[1].split(".")[0] for line in before if ".struct_size 0 " in line}
     values = {tuple(line.split()[:2]): line for line in now}

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_clang.py BUILD_FOLDER: clang warns of nothing in the C sources that are compiled there.
+"""check_clang.py BUILD_FOLDER: checks that clang has no warnings for the C sources compiled there.
 
-Only the front end runs: warnings need no code, and another build of everything would take minutes.
+Only clang's front end runs, because warnings need no generated code and another full build would
+take minutes.
 Exit status 77: no clang.
 """
 
@@ -18,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 SKIP = 77
 
 def options_of(command: str) -> list[str]:
-    """What clang needs of a compilation by another compiler: headers, meanings and warnings."""
+    """Return the options of another compiler's call that clang needs: include paths, macros,
+    dialect, warnings."""
     words = shlex.split(command)[1:]
     kept = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -30,7 +32,7 @@ def options_of(command: str) -> list[str]:
 
 
 def check(entry: dict[str, str]) -> str:
-    """What clang says of one source."""
+    """Return clang's output for one source file."""
     done = subprocess.run(["clang", "-fsyntax-only", *options_of(entry["command"]),
                            "-Werror", "-Wno-unknown-warning-option", entry["file"]],
                           cwd=entry["directory"], capture_output=True, text=True)
@@ -38,7 +40,7 @@ def check(entry: dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Check all sources in parallel, each as often as it is compiled differently."""
+    """Check all sources in parallel, once for each different set of options."""
     if not shutil.which("clang"):
         print("a second compiler's warnings (clang is not installed)")
         return SKIP
@@ -47,7 +49,7 @@ def main() -> int:
                for entry in json.loads(database.read_text()) if entry["file"].endswith(".c")}
     seen: dict[tuple[str, ...], dict[str, str]] = {}
     for key, entry in entries.items():
-        # The folder of an object's own generated headers is all that differs between programs.
+        # Programs only differ in the folder of an object's generated headers.
         seen.setdefault(tuple(word for word in key if not word.endswith(".p")), entry)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         faults = [text for text in pool.map(check, seen.values()) if text]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_layers.py [ROOT]: data flows one way through the modules, each with one interface header.
+"""check_layers.py [ROOT]: checks the includes of all files: data flows one way through the modules.
 
 A file in src/MODULE may include the files of its own module, the interface headers of the modules
 below it (other/other.h, or the name in INTERFACES), and the public headers of include/. Everything

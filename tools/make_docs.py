@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the documents' site into build/site: pages, the Python and the C reference.
 
-The pages are docs/ and those of the root that they lead to; the Python reference is made of
-docstrings, the C reference of the public headers. A link that leads nowhere fails the build.
+The pages are those of docs/ and the pages of the root folder that they link to. The Python
+reference is made from docstrings, the C reference from the public headers. A broken link fails the
+build.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGE = ROOT / "build/docs"
 SITE = ROOT / "build/site"
 ROOT_PAGES = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "SUPPORT.md", "RELEASING.md")
-# The modules that programs import; what begins with "_" is not for them.
+# The modules that programs import. Names that begin with "_" are private.
 MODULES = ("fastsafetensors", "fastsafetensors.torch", "fastsafetensors.numpy",
            "fastsafetensors.lazy", "fastsafetensors.distributed", "fastsafetensors.checkpoint",
            "fastsafetensors.integrations", "fastsafetensors.compat",
@@ -88,7 +89,8 @@ nav:
 
 
 def stage_page(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copy a page; links to pages of the root lead to their copies, links to files to a name."""
+    """Copy a page. Links to root pages become links to their copies, and links to other files plain
+    names."""
     def change(match: re.Match[str]) -> str:
         text, link = match.group(1), match.group(2)
         path, hash_mark, anchor = link.partition("#")
@@ -111,7 +113,7 @@ def stage_page(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def c_reference() -> str:
-    """Return a page of the public headers: every comment with what it stands before."""
+    """Return a page of the public headers: every comment with its declaration."""
     out = ["# C reference", "", "Made of the public headers, which are the reference.", ""]
     for name in HEADERS:
         out += [f"## {name}.h", ""]
@@ -121,7 +123,7 @@ def c_reference() -> str:
 
 
 def python_reference() -> str:
-    """Return a page that has the docstrings of the public modules put in."""
+    """Return a page with the docstrings of the public modules."""
     out = ["# Python reference", ""]
     for module in MODULES:
         out += [f"::: {module}", ""]

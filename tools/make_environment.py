@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/environment.md: every environment variable that the code reads, and what it does.
+"""Writes docs/environment.md: every environment variable that the code reads, and its meaning.
 
     tools/make_environment.py [--check]
 
@@ -161,10 +161,10 @@ TAIL = """\
 | `VLLM_PLUGINS`, `SGLANG_PLUGINS` | the engines: which plug-ins they load |
 """
 
-# Calls that read a variable, by the name as it stands in them.
+# Calls that read a variable whose name is a literal in the call.
 CALL = re.compile(r'(?:getenv|_environment|environ\.get|_number)\(\s*"([A-Z][A-Z0-9_]+)"'
                   r'|environ\[\s*"([A-Z][A-Z0-9_]+)"')
-# In files with such calls, other texts that look like a variable: entries of tables.
+# Other literals in files with such calls that look like a variable, such as entries of tables.
 TEXT = re.compile(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"')
 READS = re.compile(r"getenv|_environment\(|os\.environ")
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes section 3 of the manual from the public headers: a page a header, a name a function.
+"""Writes section 3 of the manual from the public headers, with a page per header and a name per
+function.
 
     tools/make_library_manual.py [--check]
 
---check only compares: exit 1 when a page is not what would be written.
+--check only compares, and exits with 1 if a page is outdated.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ UNSTABLE = ("async_save", "experimental")
 
 
 def page_name(header: str) -> str:
-    """Return the page's name: what stands before .3."""
+    """Return the page's name without the ending .3."""
     return f"fastsafetensors_{header}"
 
 
 def format_comment(lines: list[str]) -> list[str]:
-    """Paragraphs of a comment, with its bold words; lists keep their lines."""
+    """Return the paragraphs of a comment with its bold words. Lists keep their lines."""
     out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
         text = roff(paragraph)

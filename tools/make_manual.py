@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the command's manual page and docs/command.md from what its --help says.
+"""Writes the command's manual page and docs/command.md from its --help output.
 
     tools/make_manual.py [--check] [COMMAND]
 
---check only compares: exit 1 when one of them is not what would be written.
+--check only compares, and exits with 1 if one of them is outdated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARED = "Options that several commands share"
 
 
 class Help(NamedTuple):
-    """What a subcommand's help says."""
+    """The parsed help of a subcommand."""
 
     name: str
     usage: str
@@ -48,7 +48,7 @@ class Help(NamedTuple):
 
 
 def run(command: str, *words: str) -> str:
-    """Return what the command prints."""
+    """Return the command's output."""
     return subprocess.run([command, *words], check=True, capture_output=True, text=True).stdout
 
 
@@ -57,7 +57,7 @@ def read_options(table: str) -> list[tuple[str, str]]:
     options: list[tuple[str, str]] = []
     for line in table.splitlines():
         if match := re.match(r"  (--\S+(?: \S+)?)(?:\s{2,}| )(.*)", line):
-            # A name as long as its column leaves one space before the text.
+            # A name that fills its column is followed by only one space.
             options.append((match.group(1), match.group(2)))
         elif line.strip():
             join = "; " if line.strip().startswith("one of ") else " "
@@ -66,7 +66,7 @@ def read_options(table: str) -> list[tuple[str, str]]:
 
 
 def split_list(paragraph: str) -> list[str]:
-    """A paragraph's text in one line; of an indented list, each line as an item."""
+    """Return a paragraph's text as one line, or an indented list with one item per line."""
     lines = paragraph.strip("\n").splitlines()
     if not all(line.startswith("  ") for line in lines):
         return [" ".join(paragraph.split())]
@@ -74,7 +74,7 @@ def split_list(paragraph: str) -> list[str]:
 
 
 def read_help(command: str, name: str) -> Help:
-    """Take a subcommand's help apart."""
+    """Parse a subcommand's help."""
     head, _, examples = run(command, "help", name).partition("\nexamples:\n")
     head, _, common = head.partition("common options (see 'fastsafetensors help'):")
     usage, _, rest = head.partition("\n\n")
@@ -86,7 +86,8 @@ def read_help(command: str, name: str) -> Help:
 
 
 def read_shared(command: str, helps: list[Help]) -> list[tuple[str, str]]:
-    """Options that are described once: the common ones, and those that three commands share."""
+    """Return the options that are described once: the common ones, and those that three commands
+    share."""
     _, _, table = run(command, "help").partition("common options, of the commands whose help lists "
                                                  "them:\n")
     every = [option for entry in helps for option in entry.options]
@@ -95,7 +96,7 @@ def read_shared(command: str, helps: list[Help]) -> list[tuple[str, str]]:
 
 
 def own_options(entry: Help, shared: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The options of a command that are described with it."""
+    """Return the options that are described with a command."""
     return [option for option in entry.options if option not in shared]
 
 

@@ -6,9 +6,10 @@ it, or by the system's linker. --check compares instead; exit status 77 when the
 another one than the PTX says it was made with (other versions write other instructions for the same
 source).
 
-The binaries start at once, PTX is compiled by the driver first (some 0.1 s, in every process that
-can't write to its home). One a generation: devices of the same generation run it, and what the
-kernel does is bound by memory. Older and newer devices and drivers take the PTX.
+The binaries start at once, while the driver has to compile PTX first (about 0.1 s in every process
+that can't write to its home). There is one binary per generation, which all devices of that
+generation run; tuning for single devices would not help, because the kernel is bound by memory.
+Older and newer devices and drivers use the PTX.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ import sys
 KERNELS = pathlib.Path(__file__).resolve().parent.parent / "src/gpu/kernels"
 # The oldest that every instruction of the kernel is in: drivers since CUDA 10 (2018) take it.
 ISA, TARGET = "6.4", "compute_52"
-# Turing, Ampere and Ada, Hopper, Blackwell for servers, and for everybody.
+# Turing, Ampere and Ada, Hopper, Blackwell for servers, Blackwell for workstations.
 GENERATIONS = (75, 80, 90, 100, 120)
 SKIP = 77
 
@@ -41,7 +42,8 @@ def find_library() -> ctypes.CDLL | None:
 
 
 def compile_for(library: ctypes.CDLL, target: str, kind: str) -> bytes:
-    """The kernel's PTX or CUBIN for a target; RuntimeError with the compiler's words."""
+    """Return the kernel's PTX or CUBIN for a target. Raises RuntimeError with the compiler's
+    message."""
     program = ctypes.c_void_p()
     size = ctypes.c_size_t()
     source = (KERNELS / "scatter.cu").read_bytes()
@@ -59,7 +61,8 @@ def compile_for(library: ctypes.CDLL, target: str, kind: str) -> bytes:
 
 
 def make(library: ctypes.CDLL) -> str:
-    """The file's text: PTX without comments of the day, for the oldest drivers that can run it."""
+    """Return the file's text: PTX without comments that change daily, for the oldest drivers that
+    can run it."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     ptx = compile_for(library, TARGET, "PTX").rstrip(b"\0").decode()
@@ -73,7 +76,7 @@ def make(library: ctypes.CDLL) -> str:
 
 
 def make_all(library: ctypes.CDLL) -> dict[pathlib.Path, bytes]:
-    """All files and what they hold."""
+    """Return all files with their contents."""
     files = {KERNELS / "scatter.ptx": make(library).encode()}
     for number in GENERATIONS:
         path = KERNELS / f"scatter_sm{number}.cubin"
@@ -82,7 +85,7 @@ def make_all(library: ctypes.CDLL) -> dict[pathlib.Path, bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Makes or checks the files."""
+    """Make or check the files."""
     library = find_library()
     if library is None:
         print("no NVRTC: pip install nvidia-cuda-nvrtc-cu12")

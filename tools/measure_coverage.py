@@ -3,7 +3,7 @@
 """Runs the C tests in a build that counts lines and branches of src/, and prints what they reach.
 With --corpora only the fuzz targets run, over their seed corpora.
 
-Needs gcc's gcov and the gcovr package. The report with the lines that are not reached goes to
+Needs gcc's gcov and the gcovr package. Writes a report with the lines that were not reached to
 build/coverage/report.txt.
 """
 

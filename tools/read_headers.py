@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public headers taken apart: comments with what they stand before. For the site and man pages."""
+"""Splits public headers into comments and the declarations that they describe, for the site and the
+man pages."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Block(NamedTuple):
 
 
 def is_frame(line: str, in_code: bool) -> bool:
-    """Tell whether a line is none of the interface: includes, guards, extern "C"."""
+    """Whether a line is not part of the interface: includes, guards, extern "C"."""
     if line.startswith("#define FST_") and not line.endswith("_H"):
         return False
     return line.startswith(("#", "// SPDX", 'extern "C"')) or (line == "}" and not in_code)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs gcc's static analyser over the library and the command. Exit status 77: no gcc.
 
-What it reports wrongly is listed with the reason; an entry that no longer comes up is a fault, too.
+False positives are listed with their reasons. An entry that gcc no longer reports is an error, too.
 """
 
 import concurrent.futures
@@ -15,7 +15,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIP = 77
-# (file, warning): why it is none. Reports differ between versions of gcc: these are gcc 12's.
+# (file, warning): the reason why it is false. Reports differ between versions of gcc; these are
+# from gcc 12.
 ALLOWED = {
     ("cli/hash_store.c", "malloc-leak"):
         "entries own their texts: hash_metadata_free() frees as many as were begun",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """run_clang_tidy.py BUILD_FOLDER [--shallow]: clang-tidy over library and command.
 
---shallow: the analyzer follows fewer paths, in a tenth of the time.
+With --shallow the analyzer follows fewer paths, which takes a tenth of the time.
 """
 
 import os
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHALLOW = ["--extra-arg=-Xclang", "--extra-arg=-analyzer-config", "--extra-arg=-Xclang",
            "--extra-arg=mode=shallow",
-           # It does not look into calls, so not into what they return when memory runs out.
+           # It does not follow calls, so it does not see results of failed allocations.
            "--checks=-clang-analyzer-core.NullDereference"]
 
 

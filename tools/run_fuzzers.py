@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs every fuzz target in turn for --seconds each, under the sanitizers. Needs clang.
-What Python adds is fuzzed by fuzz/fuzz_python.py.
+fuzz/fuzz_python.py fuzzes the Python code.
 
-New inputs go to build/fuzz/corpus-NAME; a crash is written beside them and fails the run.
+New inputs go to build/fuzz/corpus-NAME; a crashing input is written to the same folder and fails
+the run.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 def fuzz_python(arguments: argparse.Namespace) -> int:
-    """What Python adds, where the package and torch are installed."""
+    """Fuzz the Python code, if the package and torch are installed."""
     for what in ("slices", "dlpack"):
         if arguments.only not in (None, what):
             continue

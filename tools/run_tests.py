@@ -35,14 +35,14 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 
 def tap_skip_reasons(folder: pathlib.Path) -> dict[str, str]:
-    """Why C tests were skipped, by test name: the JUnit file leaves it out."""
+    """Return the reasons of skipped C tests by test name, which the JUnit file omits."""
     log = folder / "testlog.txt"
     text = log.read_text(errors="replace") if log.exists() else ""
     return dict(re.findall(r"^ok \d+ - (\S+) # SKIP (.*)$", text, re.M))
 
 
 def tap_failures(folder: pathlib.Path) -> dict[str, str]:
-    """What failed checks of C tests printed, by test name: the JUnit file leaves it out."""
+    """Return the output of failed C checks by test name, which the JUnit file omits."""
     log = folder / "testlog.txt"
     text = log.read_text(errors="replace") if log.exists() else ""
     found = re.findall(r"((?:^# .*\n)+)not ok \d+ - (\S+)", text, re.M)
@@ -121,12 +121,12 @@ def build_folder(name: str, options: list[str], compiler: str | None = None) -> 
     return folder
 
 
-# Other builds of the C tests: what each is called, and its options.
+# Other builds of the C tests: the name of each, and its options.
 SANITIZERS = {
     "sanitize": ("under address and undefined-behaviour sanitizers", "address,undefined"),
     "tsan": ("under the thread sanitizer", "thread"),
 }
-# valgrind is slow: the suites that say most about memory, at a tenth of the speed.
+# valgrind is ten times slower, so it runs only the suites that test memory most.
 VALGRIND = ["--wrapper", "valgrind -q --error-exitcode=9 --leak-check=full "
             "--show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect "
             "--trace-children=no", "--timeout-multiplier", "20", "--no-suite", "host"]
@@ -144,7 +144,7 @@ def c_suite(kind: str) -> Counter[str]:
     options, what = ["-Dwerror=true"], ""
     if kind in SANITIZERS:
         what, sanitizers = SANITIZERS[kind]
-        # Little optimization, and of debugging only lines: half of the time goes to compiling.
+        # Little optimization and only line tables, because compiling takes half of the time.
         options += [f"-Db_sanitize={sanitizers}", "-Db_lundef=false", "-Dbuildtype=debug",
                     "-Doptimization=1", "-Dc_args=-g1"]
     if kind == "valgrind":
@@ -154,7 +154,7 @@ def c_suite(kind: str) -> Counter[str]:
     if folder is None:
         FAILURES.append(f"the build of the C tests {what}".strip())
         return Counter(failed=1)
-    # Checks of headers and symbols say the same under a sanitizer.
+    # Checks of headers and symbols give the same results under a sanitizer, so they are skipped.
     more = [*VALGRIND, *VALGRIND_TESTS] if kind == "valgrind" else \
         ["--no-suite", "host"] if kind in SANITIZERS else []
     done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
@@ -200,7 +200,7 @@ def python_suite(everything: bool) -> Counter[str]:
     print("Python" + (" with every integration" if everything else ""), flush=True)
     report = ROOT / "build/pytest.xml"
     report.unlink(missing_ok=True)
-    # As many at once as there are processors; conftest.py says what may run beside what.
+    # One process per CPU. conftest.py decides which tests may run in parallel.
     workers = min(len(os.sched_getaffinity(0)), 4)
     parallel = importlib.util.find_spec("xdist") is not None and workers > 1
     # A test that hangs prints the stack of each thread and fails; so does the run as a whole.
@@ -262,7 +262,7 @@ def lint_suite(everything: bool) -> Counter[str]:
         ("clang-format", ["clang-format", "--dry-run", "-Werror", *tracked("*.c", "*.h")]),
         ("ruff", ["ruff", "check", "--no-cache", "python/fastsafetensors", "tools", "examples",
                   "benchmarks", "testing"]),
-        # A second compiler, which some machines call cc.
+        # clang as a second compiler, which is cc on some machines.
         ("clang", [sys.executable, "tools/check_clang.py", "build/test"]),
     ]
     thorough: list[tuple[str, list[str]]] = [
@@ -277,7 +277,7 @@ def lint_suite(everything: bool) -> Counter[str]:
 
 
 def closing_line(counts: Counter[str]) -> str:
-    """Return the line that ends every run."""
+    """Return the last line of a run, with the totals."""
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """sanitize_python.py [TEST...]: Python tests with the extension under ASan and UBSan.
 
-The extension is built with the sanitizers into build/pyasan, laid beside the package's Python files
-there, and the runtimes are preloaded. Leaks are not looked for: interpreters keep memory.
+Builds the extension with the sanitizers in build/pyasan, copies the package's Python files there,
+and preloads the sanitizers' runtimes. Leak detection is off, because the interpreter keeps memory
+until it exits.
 """
 
 import os

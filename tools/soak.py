@@ -4,9 +4,10 @@
 
     python tools/soak.py [--rounds 10000] [--loaders 24]
 
-A round loads one of some files by one of the fronts, or saves and reads back. The resident set and
-the open descriptors at the end must be what they were after the first tenth. Then --loaders threads
-load at once, until each has loaded ten times: all of them finish.
+A round loads one of several files with one of the APIs, or saves one and reads it back. At the end,
+the resident set and the number of open descriptors must equal those after the first tenth of the
+rounds. Then --loaders threads load concurrently until each has loaded ten times, and all must
+finish.
 """
 
 import argparse
@@ -19,22 +20,22 @@ import tempfile
 import threading
 import time
 
-LEVEL_BYTES = 32 << 20  # allocators keep some
+LEVEL_BYTES = 32 << 20  # allocators keep some memory
 
 
 def resident() -> int:
-    """Bytes of the resident set."""
+    """Return the bytes of the resident set."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors() -> int:
-    """Open descriptors."""
+    """Return the number of open descriptors."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def make_files(folder: pathlib.Path) -> list[str]:
-    """Files of several kinds: many small tensors, large ones, none, a broken one."""
+    """Make files of several kinds: many small tensors, large ones, no tensors, a broken file."""
     import torch
 
     from fastsafetensors.torch import save_file
@@ -53,7 +54,7 @@ def make_files(folder: pathlib.Path) -> list[str]:
 
 
 def one_round(path: str, choice: random.Random, folder: pathlib.Path) -> None:
-    """Load or save something in some way."""
+    """Load or save a file with one of the APIs."""
     from fastsafetensors import (
         ParallelLoader,
         SafetensorError,
@@ -90,7 +91,7 @@ def one_round(path: str, choice: random.Random, folder: pathlib.Path) -> None:
 
 
 def soak(rounds: int, folder: pathlib.Path, paths: list[str]) -> bool:
-    """Run the rounds; True when memory and descriptors stayed level."""
+    """Run the rounds. True if memory and descriptors did not grow."""
     choice = random.Random(7)
     level: tuple[int, int] = (0, 0)
     for number in range(rounds):
@@ -106,7 +107,7 @@ def soak(rounds: int, folder: pathlib.Path, paths: list[str]) -> bool:
 
 
 def together(count: int, path: str) -> bool:
-    """Load in threads at once; True when all finished and shared fairly."""
+    """Load in concurrent threads. True if all finished and got similar shares of the time."""
     from fastsafetensors.torch import load_file
 
     ends = [0.0] * count

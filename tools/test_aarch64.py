@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-builds the C tests for aarch64 and runs them under qemu-aarch64.
 
-Where the tools are missing the run is skipped and says which: on Debian they are
+Without the tools the run is skipped, and the message names them. On Debian they are
 gcc-aarch64-linux-gnu and qemu-user.
 """
 

@@ -3,8 +3,8 @@
 """Run `make demo` and `make test` in a minimal Debian that has only what the README asks for.
 
 The system is made by debootstrap in build/minimal/RELEASE and entered by chroot, so this needs
-root and debootstrap; without them it is skipped (exit status 77). Mounts live in a namespace of
-their own and end with the program. With --quick only the tests that depend most on the system are
+root and debootstrap; without them it is skipped (exit status 77). Mounts are made in a separate
+namespace and end with the program. With --quick only the tests that depend most on the system are
 run.
 """
 
@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77
-# What the README names as prerequisites, and nothing else.
+# Exactly the prerequisites that the README names.
 PACKAGES = ("gcc", "libc6-dev", "make", "python3", "python3-venv", "python3-dev",
             "ca-certificates")
 # Settings of this machine's network and package index, which the new system needs as well.
@@ -31,7 +31,7 @@ LIMIT_S = 3600
 
 
 def missing_tool() -> str | None:
-    """Why the test can't run here."""
+    """Return the reason why the test can't run here, or None."""
     if os.geteuid() != 0:
         return "it needs root"
     for name in ("debootstrap", "chroot", "unshare", "git"):
@@ -41,7 +41,7 @@ def missing_tool() -> str | None:
 
 
 def make_system(release: str) -> pathlib.Path:
-    """Make the system, or take the one of an earlier run."""
+    """Make the system, or reuse that of an earlier run."""
     system = ROOT / "build/minimal" / release
     if not (system / ".complete").exists():
         shutil.rmtree(system, ignore_errors=True)
@@ -58,7 +58,7 @@ def make_system(release: str) -> pathlib.Path:
 
 
 def shared_folders() -> list[str]:
-    """Folders outside of the project that pip's configuration leads to."""
+    """Return folders outside of the project that pip's configuration names."""
     shown = subprocess.run([sys.executable, "-m", "pip", "config", "list"], text=True,
                            capture_output=True, check=False).stdout
     words = [word.strip("'\"").removeprefix("file://") for word in shown.replace("=", " ").split()]
@@ -66,7 +66,7 @@ def shared_folders() -> list[str]:
 
 
 def script(system: pathlib.Path, targets: str) -> str:
-    """Commands for a shell in a mount namespace of its own."""
+    """Return the shell commands to run in a separate mount namespace."""
     binds = [("/proc", False), ("/dev", False), *((name, True) for name in shared_folders())]
     lines = ["set -e"]
     for name, is_read_only in binds:

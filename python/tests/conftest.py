@@ -27,13 +27,14 @@ _limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 if _limits[0] < 4096:
     _most = 4096 if _limits[1] == resource.RLIM_INFINITY else min(4096, _limits[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (_most, _limits[1]))
-# Who runs tests in the background ignores Ctrl-C, and so would every program that they start.
+# Tests that run in the background inherit an ignored SIGINT, and so would every program that they
+# start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-# Left out of `make test`, which is to end within minutes; `make test ALL=1` runs them, and so does
+# Skipped by `make test`, which should end within minutes. `make test ALL=1` runs them, and so does
 # naming the file.
 HEAVY = (
     "test_integrations.py", "test_examples.py", "test_crash.py", "test_fuzz_python.py",
@@ -46,7 +47,7 @@ HEAVY = (
 )
 
 
-# Files that take longest, first: what runs in parallel then ends together.
+# The files that take longest start first, so that parallel workers end at about the same time.
 SLOWEST = (
     "test_gpu_check.py", "test_install.py", "test_crash.py", "test_waiting.py", "test_save.py",
     "test_examples.py", "test_python_versions.py", "test_typing.py", "test_rank_faults.py",
@@ -63,7 +64,7 @@ APART = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Hand out whole files, but tests that may run apart one by one."""
+    """Give each worker whole files, and the tests that may run in parallel one by one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndApart(LoadScopeScheduling):
@@ -74,12 +75,12 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_addoption(parser):
-    """Add --all."""
+    """Add the option --all."""
     parser.addoption("--all", action="store_true", help="slow tests and heavy integrations, too")
 
 
 def wants_all(config):
-    """Whether heavy tests were requested, by --all or by naming the file."""
+    """Whether heavy tests were requested by --all or by naming the file."""
     return config.getoption("--all") or config.args_source is pytest.Config.ArgsSource.ARGS
 
 
@@ -102,7 +103,7 @@ def pytest_collection_modifyitems(config, items):
 
 @functools.cache
 def has_libcurl():
-    """Whether URLs can be read here: the library finds libcurl when it is first needed."""
+    """Whether URLs can be read here, which needs libcurl. The library loads it at the first use."""
     try:
         ctypes.CDLL("libcurl.so.4")
     except OSError:
@@ -122,7 +123,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(autouse=True, scope="session")
 def _patience():
-    """Servers of tests may take long to answer: the machine has other things to do."""
+    """Allow test servers long response times, because the machine may be busy."""
     from fastsafetensors import remote
 
     usual = remote.configure
@@ -139,7 +140,8 @@ def _patience():
 
 @pytest.fixture
 def own_home(monkeypatch, tmp_path):
-    """An empty home, no credentials of the machine's, and usual settings of addresses after it."""
+    """An empty home folder without the machine's credentials. Resets the settings of URLs
+    afterwards."""
     from fastsafetensors import remote
 
     for name in [name for name in os.environ if name.startswith(("HF_", *SETTINGS_OF_OTHERS))]:
@@ -180,7 +182,7 @@ def torch():
 
 
 def zstd_or_skip():
-    """libzstd, without which compressed files can't be written: a module or test is skipped."""
+    """Skip the module or test if libzstd is missing, which writing compressed files needs."""
     try:
         return ctypes.CDLL("libzstd.so.1")
     except OSError:
@@ -258,7 +260,7 @@ def files(sharded):
 
 
 def check_pairs(torch, got, tensors):
-    """Every tensor is there once and right, of (name, tensor) pairs."""
+    """Check that (name, tensor) pairs have every expected tensor once, with its values."""
     got = list(got)
     assert sorted(name for name, _ in got) == sorted(tensors)
     for name, tensor in got:

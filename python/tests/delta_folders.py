@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_file(path, tensors, metadata=None, dtype="U8"):
-    """A safetensors file of arrays of bytes; BF16 where `dtype` says so."""
+    """Write a safetensors file of byte arrays, stored with `dtype` (U8 or BF16)."""
     header, at = {}, 0
     if metadata is not None:
         header["__metadata__"] = metadata
@@ -68,7 +68,7 @@ def read_checkpoint(folder):
 
 
 def checksum(kind, data):
-    """Hexadecimal digits, or None where the package for it is missing."""
+    """Return the checksum in hexadecimal digits, or None if the package for it is missing."""
     data = bytes(data)
     if kind == "adler32":
         return f"{zlib.adler32(data):08x}"
@@ -94,7 +94,7 @@ def encode(old, new, encoding):
 
 def write_delta(folder, old, new, version, base, *, encoding="xor", kind="adler32", shards=2,
                 change=None):
-    """A delta as the senders write it. `change` may alter the index and the shards' tables.
+    """Write a delta as the senders do. `change` may alter the index and the shards' tables.
 
     change(index, shards): shards is [{"tensors": {name: payload}, "sums": {name: digits}}].
     """
@@ -125,7 +125,8 @@ def write_delta(folder, old, new, version, base, *, encoding="xor", kind="adler3
 
 
 def apply_by_rules(state, folder):
-    """Applies a delta to a state in memory, by the rules of SGLang's receiver; checks all sums."""
+    """Apply a delta to a state in memory by the rules of SGLang's receiver, and check all
+    checksums."""
     index = json.loads((folder / INDEX).read_text())
     metadata = index["metadata"]
     assert metadata["compression_format"] == "zstd"
@@ -157,7 +158,7 @@ def same(a, b):
 
 
 def digest_folder(folder):
-    """Changes whenever a byte of a tensor file does."""
+    """Return a digest of all bytes of a folder's tensor files."""
     return hashlib.sha256(b"".join(path.read_bytes()
                                    for path in sorted(folder.glob("*.safetensors")))).hexdigest()
 
@@ -167,7 +168,7 @@ SIZES = {"embed.weight": 700_002, "layers.0.weight": 300_000, "norm": 6, "same":
 
 
 def make_states(count, share=0.04):
-    """States that follow each other: some bytes of each tensor but one differ."""
+    """Make successive states. In each, some bytes of every tensor but one have changed."""
     generator = numpy.random.default_rng(5)
     states = [{name: generator.integers(0, 256, size, numpy.uint8)
                for name, size in SIZES.items()}]
@@ -181,13 +182,13 @@ def make_states(count, share=0.04):
 
 
 def write_chain(tmp_path, states, **options):
-    """Deltas between all states, by the independent writer."""
+    """Write the deltas between successive states with the independent writer."""
     return [write_delta(tmp_path / f"weight_v{i:06d}", states[i - 1], states[i], f"{i:06d}",
                         f"{i - 1:06d}", **options) for i in range(1, len(states))]
 
 
 def expect(tag, call):
-    """The call raises SafetensorError with this tag."""
+    """Check that the call raises SafetensorError with this tag; return its message."""
     with pytest.raises(fastsafetensors.SafetensorError) as caught:
         call()
     assert caught.value.tag == tag, str(caught.value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run Python code with fake GPU drivers, and pass their memory to torch.
 
-The stand-ins' device memory is ordinary memory: a capsule that says "CUDA" is made to say "CPU"
-before torch (a build without CUDA) handles it, and records what torch reported.
+The device memory of the fake drivers is ordinary memory. torch is a build without CUDA, so the
+device of each DLPack capsule is changed from CUDA to CPU before torch gets it.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ path, folder = {path!r}, {folder!r}
 
 
 def fakes_folder():
-    """Return the folder of the stand-ins; skip without them."""
+    """Return the folder of the fake drivers; skip the test if they were not built."""
     for build in ("test", "release"):
         folder = ROOT / "build" / build / "tests/fakes"
         if (folder / "libcuda.so.1").exists():
@@ -34,7 +34,7 @@ def fakes_folder():
 
 
 def run(code, path="", folder="", **environment):
-    """Run code in a process that finds the stand-ins; returns what it printed."""
+    """Run code in a process that loads the fake drivers; return its output."""
     head = PRELUDE.format(
         tests=os.fspath(pathlib.Path(__file__).parent), path=os.fspath(path),
         folder=os.fspath(folder),
@@ -49,19 +49,20 @@ def run(code, path="", folder="", **environment):
 
 
 def library(name="libcuda.so.1"):
-    """Return a stand-in, for its counters and settings (in the process that run() starts)."""
+    """Return a fake driver for access to its counters and settings (in the process that run()
+    starts)."""
     found = ctypes.CDLL(name)
     found.fake_gpu_get.restype = ctypes.c_long
     return found
 
 
 def count(what, name="libcuda.so.1"):
-    """Return a counter of a stand-in."""
+    """Return a counter of a fake driver."""
     return library(name).fake_gpu_get(what.encode())
 
 
 class Memory:
-    """Memory of a stand-in's device, as a framework's allocator gives it."""
+    """Memory of a fake device, as a framework's allocator returns it."""
 
     def __init__(self, size, device, name="libcuda.so.1"):
         """Allocate; MemoryError when the device is full."""
@@ -93,11 +94,11 @@ class Memory:
         return code
 
     def data_ptr(self):
-        """Where it lies."""
+        """Return its address."""
         return self.address.value
 
     def __del__(self):
-        """Give it back."""
+        """Free it."""
         if self.address.value:
             self._call("hipFree" if self._prefix == "hip" else "cuMemFree_v2", self.address)
 
@@ -111,7 +112,7 @@ torch_bytes = []  # (size, number) of memory that torch's allocator gave
 
 
 def give_torch_a_gpu(hip=False):
-    """Let torch believe in a GPU, and take capsules of it."""
+    """Make torch report a GPU and accept DLPack capsules of it."""
     import torch
 
     import fastsafetensors._torch_tensors as front

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-memory stores for tests: S3 (also as Google speaks it) and Azure; they check signatures."""
+"""In-memory object stores for tests: S3, Google's XML dialect of it, and Azure. They check
+signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from fastsafetensors import remote
 
 KEY, SECRET = "AKIDEXAMPLE", "wJalrXUtnFEMI+K7MDENG"
 PART_BYTES_MIN = 5 << 20
-# For each kind of store: its credentials and the URL of box/m/; and all kinds.
+# For each kind of store, its credentials and the URL of box/m/. The last line has all kinds.
 SETTINGS: dict[str, dict[str, object]] = {
     "s3": {"anonymous": True},
     "gs": {"bearer_token": "ya29.x"},
@@ -31,7 +32,8 @@ KINDS = list(SETTINGS)
 
 
 def signature(request: Request, secret: str) -> str:
-    """The error in the Authorization header, by the specification; "" if it is valid."""
+    """Return what is wrong with the Authorization header by the specification; "" if it is
+    valid."""
     fields = dict(
         part.split("=", 1) for part in request.headers["authorization"].split(" ", 1)[1].split(",")
     )
@@ -58,12 +60,12 @@ def signature(request: Request, secret: str) -> str:
 
 
 def failure(status: str, code: str) -> Answer:
-    """An error in the format of the stores."""
+    """Return an error response in the store's format."""
     return Answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
 
 
 def mark(data: bytes) -> str:
-    """An ETag."""
+    """Return the ETag of some bytes."""
     return '"' + hashlib.md5(data).hexdigest() + '"'
 
 
@@ -76,16 +78,17 @@ class ObjectStore(WebServer):
         self.keys = keys
         self.refuse: Callable[[Request], Answer | None] = lambda request: None
         self.objects: dict[str, tuple[bytes, str]] = {}
-        self.dates: dict[str, str] = {}  # of objects that were not saved at DATE
+        self.dates: dict[str, str] = {}  # modification times of objects that were not saved at DATE
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
         self.blocks: dict[str, dict[str, bytes]] = {}
         self.numbers = itertools.count(1)
-        self.generations: dict[str, int] | None = None  # of objects, as Google numbers them
+        # generation numbers of objects, as Google has them
+        self.generations: dict[str, int] | None = None
         self.knows_conditions = True
         self.lock = threading.Lock()
 
     def refusal(self, request: Request) -> Answer | None:
-        """The response to an unauthorized request."""
+        """Return the response to an unauthorized request, or None."""
         if self.keys is None:
             return None
         found = re.search(r"Credential=([^/]*)/", request.headers.get("authorization", ""))
@@ -97,11 +100,11 @@ class ObjectStore(WebServer):
         return failure("403 Forbidden", code) if code else None
 
     def content(self, path: str) -> tuple[bytes, str] | None:
-        """(bytes, ETag) of an object."""
+        """Return (bytes, ETag) of an object, or None."""
         return self.objects.get(urllib.parse.unquote(path))
 
     def answer(self, request: Request) -> Answer:
-        """What a good store answers."""
+        """Return the response of a store without faults."""
         with self.lock:
             answer = self.refuse(request) or self.refusal(request) or self.act(request)
             number = self.number(urllib.parse.unquote(request.path))
@@ -114,7 +117,7 @@ class ObjectStore(WebServer):
         return str((self.generations or {}).get(path, 0)) if path in self.objects else "0"
 
     def differs(self, path: str, request: Request) -> bool:
-        """Whether what is there is not what a request that changes it demands."""
+        """Whether the object violates the conditions of a request that changes it."""
         wanted = request.headers.get("if-match")
         number = request.headers.get("x-goog-if-generation-match")
         if not self.knows_conditions:
@@ -126,7 +129,7 @@ class ObjectStore(WebServer):
         return wanted is not None and wanted != self.objects.get(path, (b"", ""))[1]
 
     def act(self, request: Request) -> Answer:
-        """The same for users with access."""
+        """Return the response to an authorized request."""
         query = dict(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
         path = urllib.parse.unquote(request.path)
         if query.get("comp") in ("block", "blocklist"):
@@ -156,7 +159,7 @@ class ObjectStore(WebServer):
         return super().answer(request)
 
     def put(self, path: str, data: bytes, request: Request, etag: str | None = None) -> Answer:
-        """Put an object in place."""
+        """Store an object and return the response."""
         if self.differs(path, request):
             return failure("412 Precondition Failed", "PreconditionFailed")
         if self.generations is not None:
@@ -197,7 +200,7 @@ class ObjectStore(WebServer):
         return answer
 
     def take_block(self, path: str, query: dict[str, str], request: Request) -> Answer:
-        """Blocks of a blob, and their list."""
+        """Handle the upload of a blob's blocks and of its block list."""
         blocks = self.blocks.setdefault(path, {})
         if query["comp"] == "block":
             if any(len(name) != len(query["blockid"]) for name in blocks):
@@ -215,7 +218,7 @@ class ObjectStore(WebServer):
         return answer
 
     def list(self, path: str, query: dict[str, str], page: int = 1000) -> Answer:
-        """The keys of a folder."""
+        """Return the listing of a folder's keys."""
         start = path.rstrip("/") + "/"
         keys = sorted(p[len(start) :] for p in self.objects if p.startswith(start))
         prefix = query["prefix"]
@@ -233,7 +236,7 @@ class ObjectStore(WebServer):
 def object_store(
     fault: Fault | None = None, keys: dict[str, str] | None = None
 ) -> Iterator[ObjectStore]:
-    """Run a store for the length of a `with`."""
+    """Run a store during a `with` block."""
     server = ObjectStore(fault, keys)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

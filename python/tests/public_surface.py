@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the public names of a package and their signatures, as JSON: run by another Python too.
+"""Print the public names of a package and their signatures as JSON. Other Python versions run it
+too.
 
     python public_surface.py PACKAGE > surface.json
 
@@ -56,13 +57,14 @@ def describe_class(cls):
 
 
 def is_from_elsewhere(module, value):
-    """Tell whether a class or function is one that the module has only imported for itself."""
+    """Whether a class or function was only imported by the module and is not one of its public
+    names."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and home not in (module.__name__, "builtins")
 
 
 def describe_module(module, package, is_whole=False):
-    """Public names that a module has itself or hands on from its own package.
+    """Return the public names that a module defines or re-exports from its own package.
 
     is_whole: also members that a module (not a package) has imported from elsewhere.
     """
@@ -87,7 +89,7 @@ def describe_module(module, package, is_whole=False):
 
 
 def read_surface(package, modules=None):
-    """Describe a package: all its modules, or the named ones with all that they can give."""
+    """Describe a package: all its modules, or the named ones including what they import lazily."""
     is_whole = modules is not None
     top = importlib.import_module(package)
     if modules is None:

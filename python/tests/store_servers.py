@@ -49,7 +49,7 @@ def free_port() -> int:
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], limit_s: float = 120) -> None:
-    """Wait until a server accepts connections there."""
+    """Wait until a server accepts connections at the port."""
     end = time.monotonic() + limit_s
     while True:
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def wait_for(port: int, process: subprocess.Popen[bytes], limit_s: float = 120) 
 
 @contextlib.contextmanager
 def running(port: int, words: list[str], **options: object) -> Iterator[None]:
-    """Run a program that listens at a port."""
+    """Run a program that listens at a port, during a `with` block."""
     process = subprocess.Popen(
         words,
         stdout=subprocess.DEVNULL,
@@ -96,7 +96,7 @@ http {{
 def nginx(
     work: pathlib.Path, folder: pathlib.Path, certificate: tuple[str, str] | None = None
 ) -> Iterator[str]:
-    """Serve a folder; `certificate`: (file, its key). Gives the address."""
+    """Serve a folder with nginx, by TLS if `certificate` is (file, its key). Yields the URL."""
     port = free_port()
     tls = ""
     if certificate is not None:
@@ -112,7 +112,7 @@ def nginx(
 
 @contextlib.contextmanager
 def seaweed(work: pathlib.Path, key: str, secret: str) -> Iterator[str]:
-    """SeaweedFS with a bucket called "bench": checks signatures."""
+    """Run SeaweedFS, which checks signatures, with a bucket "bench"."""
     port = free_port()
     ports = {name: free_port() for name in ("master", "volume", "filer")}
     work.mkdir(exist_ok=True)

@@ -12,18 +12,18 @@ BEFORE = (ROOT / "tests/header/abi-1.txt").read_text().splitlines()
 
 
 def faults(old, new):
-    """What the check says when a line of the interface is another one."""
+    """Return the output of the check if a line of the interface is replaced."""
     assert old in BEFORE, old
     return check_abi.compare(BEFORE, [new if line == old else line for line in BEFORE])
 
 
 def line_of(beginning):
-    """The line that begins so."""
+    """Return the line with this beginning."""
     return next(line for line in BEFORE if line.startswith(beginning))
 
 
 def test_breaking_changes_are_found():
-    """A number, a size, an offset or a prototype that changes or is removed."""
+    """Numbers, sizes, offsets and prototypes may neither change nor be removed."""
     assert check_abi.compare(BEFORE, BEFORE) == []
     assert faults("number FST_DTYPE_U8 4", "number FST_DTYPE_U8 5")
     assert faults("number FST_E_IO 12", "number FST_E_OTHER 12")

@@ -11,7 +11,7 @@ import pytest
 from fastsafetensors.dlpack import DLManagedTensor, from_cuda_buffer
 from fastsafetensors.st_types import Device, DType
 
-# What the adapter calls of paddle, over numpy arrays.
+# The functions of paddle that the adapter calls, implemented with numpy arrays.
 STAND_IN = textwrap.dedent('''
     import sys, types
     import numpy as np
@@ -217,7 +217,7 @@ def test_low_level_names(tmp_path):
 
 
 def test_framework_api_of_05(torch):
-    """As 0.5.0 answers."""
+    """The results are those of version 0.5.0."""
     from fastsafetensors.frameworks._torch import get_framework_op
 
     op = get_framework_op()
@@ -240,7 +240,7 @@ def test_framework_api_of_05(torch):
             op.mmap_file_pinned("/proc/self/exe", 16, 8)
 
 
-def test_the_stop_watch_of_05():
+def test_the_timer_of_05():
     from fastsafetensors.parallel_loader import TimingContext, parse_time
 
     said = []
@@ -258,7 +258,7 @@ def test_the_stop_watch_of_05():
 
 
 def test_structs_of_capsules():
-    """A capsule of ours read by 0.5's ctypes."""
+    """The ctypes structs of 0.5 can read our DLPack capsules."""
     import ctypes
 
     memory = (ctypes.c_float * 6)(*range(6))

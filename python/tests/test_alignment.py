@@ -19,7 +19,8 @@ FILLER = "__padding__.0"
 
 @pytest.fixture
 def aligned(tmp_path, torch):
-    """(path, module, path of the same packed) of a module whose sizes are no multiples of 64."""
+    """(aligned file, module, packed file) of a module whose tensor sizes are not multiples of
+    64."""
     module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 7))
     path, packed = tmp_path / "aligned.safetensors", tmp_path / "packed.safetensors"
     fastsafetensors.torch.save_file(module.state_dict(), path, {"a": "b"}, alignment=64)
@@ -58,7 +59,7 @@ def test_names_of_an_opened_file(aligned):
 
 
 def test_lists_of_files(tmp_path, torch):
-    """Fillers have the same names in each."""
+    """Padding tensors have the same names in every file of a list."""
     paths = []
     for part in range(3):
         paths.append(tmp_path / f"{part}.safetensors")
@@ -149,7 +150,8 @@ def test_edits_keep_padding(command, run, aligned):
 
 
 def test_name_alone_is_not_padding(tmp_path, torch):
-    """A file without the mark, or another dtype, has tensors of that name."""
+    """Without the mark in the metadata, or with another dtype, a tensor of that name is an ordinary
+    tensor."""
     path = tmp_path / "own.safetensors"
     for tensors, metadata in (({FILLER: torch.zeros(3, dtype=torch.uint8)}, None),
                               ({FILLER: torch.zeros(3)}, {"__padding__": "64"}),
@@ -160,7 +162,8 @@ def test_name_alone_is_not_padding(tmp_path, torch):
 
 
 def test_no_save_hides_a_tensor(tmp_path, torch):
-    """The metadata of an aligned file, given to a packed save, would make a filler of a tensor."""
+    """A packed save drops the alignment mark from copied metadata, which would turn a tensor into
+    padding."""
     mine = {FILLER: torch.zeros(3, dtype=torch.uint8), "a": torch.ones(2)}
     for save in (lambda: fastsafetensors.torch.save_file(mine, tmp_path / "m", {"__padding__": ""}),
                  lambda: fastsafetensors.torch.save(mine, {"__padding__": "64"})):

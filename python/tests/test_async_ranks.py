@@ -118,12 +118,12 @@ def test_ranks_save_without_stopping(tmp_path, size):
 
 
 def test_a_rank_that_dies(tmp_path):
-    """An error of the handle within the time limit; the old model stays."""
+    """The handle raises an error within the time limit, and the old model stays."""
     run_ranks(DIES, tmp_path, 2)
 
 
 def test_a_core_writer_is_finished_by_one_call_at_a_time(tmp_path):
-    """Another call meanwhile is refused; it used to crash."""
+    """A second call during the first one is an error."""
     from fastsafetensors._core import Writer
 
     refused = []
@@ -166,5 +166,5 @@ def test_an_interrupted_call_releases_the_copies(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_dcp(tmp_path, size):
-    """dcp.async_save() with our writer stages into buffers that are kept."""
+    """dcp.async_save() with our writer reuses its staging buffers."""
     run_ranks(DCP, tmp_path, size)

@@ -64,7 +64,7 @@ def same(path: object, wanted: dict) -> bool:
 
 
 def change(tensors: dict) -> None:
-    """What an optimizer does."""
+    """Change the tensors in place, as an optimizer does."""
     for tensor in tensors.values():
         tensor.add_(1)
 
@@ -98,7 +98,7 @@ def test_the_state_at_the_call_is_saved(tmp_path: pathlib.Path, stage: str, dura
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "AdamW fused", "AdamW foreach"])
 def test_every_optimizer_counts_its_changes(tmp_path: pathlib.Path, optimizer: str) -> None:
-    """A step without the barrier is noticed: the save fails, and the old file stays."""
+    """A step without the barrier is detected: the save fails, and the old file stays."""
     kind, _, way = optimizer.partition(" ")
     model = torch.nn.Linear(700, 700)
     made = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **({way: True} if way else {}))
@@ -131,8 +131,9 @@ def test_the_barrier_is_a_hook_of_torch(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["resized", "freed"])
-def test_memory_that_goes_away_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
-    """Neither a crash nor a mixed file."""
+def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
+    """Memory that is unmapped during a save causes an error, and neither a crash nor a mixed
+    file."""
     tensors = {f"w{i}": torch.ones(MIB) for i in range(40)}
     path = tmp_path / "a.safetensors"
     save_file({"old": torch.ones(3)}, path)
@@ -143,7 +144,7 @@ def test_memory_that_goes_away_is_an_error(tmp_path: pathlib.Path, what: str) ->
 
 
 def test_tensors_may_be_dropped(tmp_path: pathlib.Path) -> None:
-    """The handle keeps them while they are read."""
+    """The handle keeps references while the tensors are read."""
     tensors = make(5)
     wanted = clone(tensors)
     handle = save_file_async(tensors, tmp_path / "a", stage="lazy")
@@ -152,8 +153,8 @@ def test_tensors_may_be_dropped(tmp_path: pathlib.Path) -> None:
     assert same(tmp_path / "a", wanted)
 
 
-def test_tensors_are_let_go(tmp_path: pathlib.Path) -> None:
-    """A handle keeps no tensor once it is staged."""
+def test_staged_tensors_are_released(tmp_path: pathlib.Path) -> None:
+    """A handle drops its reference to a tensor once the tensor is staged."""
     for stage in ("copy", "lazy"):
         tensors = {"a": torch.ones(1000)}
         gone = weakref.ref(tensors["a"])
@@ -184,7 +185,7 @@ def test_a_budget_is_kept(tmp_path: pathlib.Path) -> None:
 
 
 def test_memory_is_kept_between_saves(tmp_path: pathlib.Path) -> None:
-    """A pool that is ready grows no more; the process's own is given back on request."""
+    """A pool that was filled in advance does not grow. The default pool is freed on request."""
     tensors = make()
     with StagingPool(ready="64MiB") as pool:
         assert pool.nbytes == 64 * MIB
@@ -198,8 +199,9 @@ def test_memory_is_kept_between_saves(tmp_path: pathlib.Path) -> None:
     save_file_async(tensors, tmp_path / "a").wait()
 
 
-def test_fronts(tmp_path: pathlib.Path) -> None:
-    """NumPy, modules with ties, sets of files, compressed files and manifests."""
+def test_every_kind_of_save_works(tmp_path: pathlib.Path) -> None:
+    """Async saves work with NumPy, modules with tied weights, sharded models, compression and
+    manifests."""
     array = {"a": numpy.arange(100000), "b": numpy.ones((3, 5), numpy.float16)}
     handle = fst_numpy.save_file_async(array, tmp_path / "n", alignment=64)
     array["a"][:] = 0
@@ -241,14 +243,14 @@ def test_a_tensor_without_a_counter_is_refused(tmp_path: pathlib.Path) -> None:
     ("memory", 0), ("memory", "much"), ("stage", "never"), ("overlap", "both"), ("nice", 20),
     ("at_exit", "run"), ("copy_threads", -1)])
 def test_bad_arguments(tmp_path: pathlib.Path, option: str, value: object) -> None:
-    """An error of the call, before anything is begun."""
+    """Bad arguments are errors of the call, which has not begun a save."""
     with pytest.raises(ValueError, match=f"{value}"):
         save_file_async({"a": torch.ones(3)}, tmp_path / "a", **{option: value})
     assert not list(tmp_path.iterdir())
 
 
 def test_bad_tensors(tmp_path: pathlib.Path) -> None:
-    """The errors of save_file()."""
+    """Bad tensors raise the same errors as in save_file()."""
     a = torch.ones(4)
     with pytest.raises(RuntimeError, match="share memory"):
         save_file_async({"a": a, "b": a}, tmp_path / "a")
@@ -258,7 +260,7 @@ def test_bad_tensors(tmp_path: pathlib.Path) -> None:
         StagingPool(memory=0)
 
 
-def test_what_the_disk_refuses_is_an_error_of_the_handle(tmp_path: pathlib.Path) -> None:
+def test_disk_errors_are_raised_by_the_handle(tmp_path: pathlib.Path) -> None:
     """A missing folder, and a file that grows too large."""
     handle = save_file_async(make(), tmp_path / "none" / "a")
     for _ in range(2):
@@ -289,7 +291,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_saves_are_ordered_or_superseded(tmp_path: pathlib.Path) -> None:
-    """The last call wins, however many are in flight."""
+    """The model of the last call is saved, however many calls are in flight."""
     tensors = make()
     handles = []
     for _ in range(6):
@@ -309,7 +311,7 @@ def test_saves_are_ordered_or_superseded(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_handle_outlives_later_saves(tmp_path: pathlib.Path) -> None:
-    """A save that ended long ago can still be waited for, and asked."""
+    """wait() and the attributes of a handle work after later saves have ended."""
     first = save_file_async(make(), tmp_path / "a")
     failed = save_file_async(make(), tmp_path / "none" / "a")
     while not (first.done() and failed.done()):
@@ -322,7 +324,7 @@ def test_a_handle_outlives_later_saves(tmp_path: pathlib.Path) -> None:
 
 
 def test_cancel(tmp_path: pathlib.Path) -> None:
-    """At any moment: the old file or the new one; nothing is left over."""
+    """Cancelled at any moment, a save leaves the old file or the new one, and no other file."""
     generator = random.Random(3)
     tensors = make()
     save_file(tensors, tmp_path / "a")
@@ -342,7 +344,7 @@ def test_cancel(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_context_ends_the_save(tmp_path: pathlib.Path) -> None:
-    """Waited for, or cancelled by an exception."""
+    """The end of a `with` block waits for the save; an exception cancels it."""
     with save_file_async(make(), tmp_path / "a") as handle:
         pass
     assert handle.progress.state == "done"
@@ -367,7 +369,7 @@ def test_timeouts(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_forked_child(tmp_path: pathlib.Path) -> None:
-    """It has no part in the parent's saves, and can save by itself."""
+    """A forked child does not affect the parent's saves, and can start its own."""
     tensors = make()
     handle = save_file_async(tensors, tmp_path / "a")
     child = os.fork()
@@ -399,14 +401,14 @@ EXIT = textwrap.dedent("""
 @pytest.mark.parametrize("stage", ["copy", "lazy", "none"])
 @pytest.mark.parametrize("end", ["return", "raise"])
 def test_exit_waits(tmp_path: pathlib.Path, stage: str, end: str) -> None:
-    """A program that ends right after the call has saved."""
+    """A program that ends right after the call completes the save first."""
     path = tmp_path / "a"
     done = subprocess.run([sys.executable, "-c", EXIT, str(path), stage, "wait", end], timeout=600)
     assert done.returncode == (5 if end == "raise" else 0)
     assert all(bool((tensor == 7).all()) for tensor in load_file(path).values())
 
 
-def test_times_that_are_no_limit(tmp_path: pathlib.Path) -> None:
+def test_infinite_and_nan_timeouts(tmp_path: pathlib.Path) -> None:
     """Infinity waits; NaN is refused."""
     handle = save_file_async({"a": torch.ones(3)}, tmp_path / "a")
     with pytest.raises(ValueError, match="timeout"):
@@ -415,7 +417,8 @@ def test_times_that_are_no_limit(tmp_path: pathlib.Path) -> None:
 
 
 def test_exit_cancels(tmp_path: pathlib.Path) -> None:
-    """Nothing, or the complete file; no rest of it."""
+    """A save that is cancelled at exit leaves no file or the complete one, and no temporary
+    file."""
     path = tmp_path / "a"
     subprocess.run([sys.executable, "-c", EXIT, str(path), "none", "cancel", "return"],
                    check=True, timeout=600)
@@ -424,8 +427,8 @@ def test_exit_cancels(tmp_path: pathlib.Path) -> None:
     assert len(list(tmp_path.iterdir())) == path.exists()
 
 
-def test_an_error_that_nobody_asks_for_is_logged(tmp_path: pathlib.Path) -> None:
-    """At the latest when the program ends."""
+def test_an_unqueried_error_is_logged(tmp_path: pathlib.Path) -> None:
+    """An error of a handle that is never queried is logged, at the latest when the program ends."""
     done = subprocess.run(
         [sys.executable, "-c", EXIT, str(tmp_path / "none" / "a"), "copy", "wait", "return"],
         check=True, timeout=600, capture_output=True, text=True)
@@ -433,7 +436,7 @@ def test_an_error_that_nobody_asks_for_is_logged(tmp_path: pathlib.Path) -> None
 
 
 def test_ctrl_c_while_the_call_blocks(tmp_path: pathlib.Path) -> None:
-    """The save is cancelled, and the exception comes through."""
+    """Ctrl-C cancels the save, and KeyboardInterrupt is raised."""
     tensors = {f"w{i}": torch.ones(MIB) for i in range(200)}
     path = tmp_path / "a"
     save_file({"old": torch.ones(3)}, path)
@@ -451,7 +454,7 @@ def test_ctrl_c_while_the_call_blocks(tmp_path: pathlib.Path) -> None:
 
 
 def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """kill -9: the old file or the new one, never less."""
+    """After kill -9 the old file or the new one exists, complete."""
     program = textwrap.dedent("""
         import sys, torch
         from fastsafetensors.torch import save_file_async
@@ -518,7 +521,7 @@ def test_torture(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.usefixtures("own_home")
 def test_a_store(tmp_path: pathlib.Path) -> None:
-    """An object is seen when it is complete; one that is refused leaves the old one."""
+    """An object becomes visible when it is complete. A failed upload leaves the old object."""
     tensors = make()
     wanted = clone(tensors)
 

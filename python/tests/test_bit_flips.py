@@ -37,7 +37,7 @@ def flip(path: pathlib.Path, bit: int) -> None:
 
 
 def chosen(begin: int, end: int, count: int = COUNT) -> list[int]:
-    """Bits of the bytes [begin, end): the first, the last, and some between."""
+    """Positions of bits in the bytes [begin, end): the first, the last, and some in between."""
     bits = range(8 * begin, 8 * end)
     some = random.Random(begin + end).sample(bits, min(count, len(bits)))
     return [bits[0], bits[-1], *some]
@@ -68,7 +68,7 @@ def test_flips_of_a_file(model: pathlib.Path) -> None:
 
 
 def test_flips_of_a_manifest(model: pathlib.Path) -> None:
-    """Whatever it says then, it is not what was written."""
+    """A manifest with a flipped bit is rejected, whatever its text means."""
     manifest = model.with_name("model.safetensors.manifest")
     for bit in chosen(0, manifest.stat().st_size):
         flip(manifest, bit)
@@ -79,7 +79,7 @@ def test_flips_of_a_manifest(model: pathlib.Path) -> None:
 
 
 def test_flips_of_a_bundle(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Statement, signature and which key: refused before anything is loaded."""
+    """A flipped bit in statement, signature or key hint is an error before any tensor is loaded."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("sign", "--key", private, model.parent).returncode == 0
     bundle = model.with_name("model.sig")
@@ -98,7 +98,8 @@ def test_flips_of_a_bundle(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_flips_by_the_command(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Exit code 1, of manifest, list of sums and signature alike."""
+    """The command exits with 1 for a flipped bit, with a manifest, a checksum list and a
+    signature."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("hash", "--sums", "--output", tmp_path / "sums", model.parent).returncode == 0
     assert run("sign", "--key", private, model.parent).returncode == 0

@@ -13,7 +13,7 @@ from fastsafetensors.torch import load_model, save_file  # noqa: E402
 
 
 class Layers(torch.nn.Module):
-    """Eight layers of a mebibyte and a half, one of them under two names."""
+    """Eight layers of 1.5 MiB, one of them with two names."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def test_only_changed_tensors_are_read_and_written(step, loads):
     with torch.no_grad():
         for name in names:
             module.get_parameter(name).zero_()
-        module.layers[3].weight[0, 0] = 77  # is kept: the list does not have it
+        module.layers[3].weight[0, 0] = 77  # unchanged, because the list does not have it
     before = [p.data_ptr() for p in module.parameters()]
     assert load_model(module, path, changed=names) == (set(), [])
     assert loads == [2 * 600 * 650 * 4]
@@ -104,7 +104,7 @@ def test_nothing_changed(step, loads):
 def test_manifests_report_changed_tensors(step):
     path, old, names, _ = step
     found = changed_tensors(path, old)
-    # Chunks are of a mebibyte, tensors of one and a half: neighbours may share a chunk.
+    # Chunks have 1 MiB and tensors 1.5 MiB, so neighbouring tensors may share a chunk.
     assert set(names) <= set(found) and len(found) <= 5
     assert changed_tensors(path, f"{path}.manifest") == []
 

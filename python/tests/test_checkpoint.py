@@ -86,7 +86,7 @@ def folder(tmp_path, torch):
 
 
 def ranks(code, folder, size):
-    """Run a program on ranks that meet anew."""
+    """Run a program on the ranks of a new process group."""
     (folder / "store").unlink(missing_ok=True)
     run_ranks(code, folder, size)
 
@@ -175,7 +175,7 @@ def test_parts_written_by_torch_are_read(tmp_path, torch):
 
 
 def write_parts(folder, torch, parts):
-    """Files of parts of the tensor "w": (name, offsets or None, shape)."""
+    """Write files with parts of the tensor "w". A part is (name, offsets or None, shape)."""
     from fastsafetensors.torch import save_file
 
     folder.mkdir()

@@ -19,14 +19,14 @@ ODD_NAMES = ("back\\slash", "new\nline", "ret\rurn", "sp ace", "*star", "é", "#
 
 
 def run(*arguments: object, cwd: pathlib.Path | None = None) -> subprocess.CompletedProcess[str]:
-    """What the command says."""
+    """Run the command."""
     command = find_command()
     assert command is not None
     return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True, cwd=cwd)
 
 
 def sha256sum(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What coreutils say in a folder."""
+    """Run sha256sum in a folder."""
     if shutil.which("sha256sum") is None:
         pytest.skip("the sha256sum command is not installed")
     return subprocess.run(["sha256sum", *arguments], capture_output=True, text=True, cwd=folder)
@@ -50,7 +50,8 @@ def check(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
 
 
 def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
-    """Every name, of a folder and of a file; a list does not contain itself."""
+    """sha256sum accepts our lists of a folder and of a file with any name. A list does not contain
+    itself."""
     for _ in range(2):
         done = run("hash", "--json", "--sums", folder)
         assert json.loads(done.stdout)["files"] == 1 + len(ODD_NAMES), done
@@ -65,7 +66,8 @@ def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--binary",), ("--tag",)])
 def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.Path,
                                       tmp_path: pathlib.Path) -> None:
-    """Both orders and the mark of binary reading. Everything is read, each difference reported."""
+    """We accept both formats and the binary mark. All files are read, and each difference is
+    reported."""
     names = ["./model.safetensors", *(f"./{name}" for name in ODD_NAMES)]
     sums = tmp_path / "sums.txt"
     sums.write_text("# a comment\n" + sha256sum(folder, *options, *names).stdout, newline="")
@@ -80,7 +82,8 @@ def test_lists_of_sha256sum_are_read(options: tuple[str, ...], folder: pathlib.P
 
 
 def test_endings_and_letters(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Capital digits, line ends of Windows, no line end at the end of the file; a flipped bit."""
+    """Upper-case digits, Windows line ends and a missing last line end are accepted. A flipped bit
+    is found."""
     path = folder / "model.safetensors"
     digest = hashlib.sha256(path.read_bytes()).hexdigest().upper()
     sums = tmp_path / "sums.txt"
@@ -94,7 +97,7 @@ def test_endings_and_letters(folder: pathlib.Path, tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a\0b", "", "a\\tb"])
 def test_lists_that_are_refused(name: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Names outside, and lines that sha256sum does not write."""
+    """Names outside of the folder, and lines that sha256sum does not write, are errors."""
     sums = tmp_path / "sums.txt"
     start = "\\" if "\\" in name else ""
     digest = "0" * 64

@@ -33,7 +33,8 @@ def test_vllm(files, torch):
 
 
 def test_vllm_falls_back_on_gds_errors(files, torch, monkeypatch):
-    """A RuntimeError that says gds before the first tensor: closed, and again with nogds."""
+    """After a RuntimeError with "gds" before the first tensor, vLLM closes the loader and retries
+    with nogds."""
     paths, tensors = files
 
     def load(nogds):
@@ -60,7 +61,7 @@ def test_vllm_falls_back_on_gds_errors(files, torch, monkeypatch):
 
 
 def test_vllm_of_05(files, torch):
-    """The loop of older versions, and SGLang's, which never closes the buffer."""
+    """The loop of older vLLM versions and of SGLang, which never closes the buffer."""
     paths, tensors = files
     gc.collect()
     before = live_allocation_count()
@@ -132,7 +133,7 @@ def test_tgis(files, torch):
 
 
 def test_comfyui_and_scripts(files, torch):
-    """Loader and buffer kept for hours, closed elsewhere or never."""
+    """Loader and buffer are kept for a long time, and closed elsewhere or never."""
     paths, tensors = files
     loader = SafeTensorsFileLoader(SingleGroup(), torch.device("cpu"))
     loader.add_filenames({0: [paths[0]]})
@@ -170,7 +171,7 @@ def test_caches(model, torch):
 
 
 def test_first_documented_example(model, torch):
-    """R12, R21: the documents' own lines."""
+    """The first example in the documentation of 0.5, line by line."""
     path, tensors = model
     with fastsafe_open(filenames=[path], nogds=True, device="cpu", debug_log=True) as f:
         loaded = {key: f.get_tensor(key).clone().detach() for key in f.get_keys()}

@@ -82,7 +82,7 @@ def test_inspect_hostile_names(run, raw):
 
 
 def test_hostile_paths(run, tmp_path, raw):
-    """File names may contain anything: they never control the terminal, and JSON stays valid."""
+    """Whatever file names contain, they never control the terminal, and JSON output stays valid."""
     good = raw(f'{{"a":{{{U8}}}}}', b"ab", "good").read_bytes()
     folder = os.fsencode(tmp_path)
     odd = folder + b"/n\new\x1b[31m\xc2\x9b\xff.safetensors"
@@ -120,7 +120,7 @@ def test_inspect_many_tensors_quickly(run, tmp_path):
     path = tmp_path / "many.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header)
 
-    def limit():  # the promise of one second is a benchmark's; this catches quadratics
+    def limit():  # a benchmark measures the time; this limit only detects quadratic cost
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 
     for form in ([], ["--json"], ["--tree"]):
@@ -147,7 +147,8 @@ def test_verify_exit_codes(run, raw, tmp_path):
 
 @pytest.mark.parametrize("way, stays", [("keep", True), ("bypass", False)])
 def test_page_cache_is_kept_or_bypassed(run, model, way, stays):
-    """As the next load finds it: of several rounds one counts, others empty the cache as well."""
+    """The page cache has the expected pages after a load. One successful round of several is
+    enough, because other programs may empty the cache."""
     def load(cache):
         done = run("load", "--json", "--mode", "load", "--cache", cache, model[0])
         return json.loads(done.stdout)
@@ -163,7 +164,7 @@ def test_page_cache_is_kept_or_bypassed(run, model, way, stays):
                 return
             last = second
         else:
-            last = None  # a file system without direct reads, or that is memory
+            last = None  # a file system without direct I/O, or tmpfs
     if last is None:
         pytest.skip("this file system has nothing but its cache")
     raise AssertionError((way, last["chunks_resident"], last["chunk_count"]))
@@ -206,7 +207,7 @@ def test_engines_reports_the_choice_of_a_load(run, model):
     told = json.loads(run("load", "--json", model[0]).stdout)
     names, rows = chosen()
     assert told["mode"] == "map" and names == ["mmap"]
-    # The same words, by the same policy.
+    # The load reports the same choice, because both use the same policy.
     assert told["reason"].split(";")[0] in rows["mmap"]["reason"]
     assert "kept in the page cache" in rows["mmap"]["reason"]
 
@@ -309,8 +310,8 @@ def test_colours_on_a_terminal_only(command, model):
 
 
 def test_bar_is_drawn_seldom_and_ends_full(command, tmp_path):
-    """Of 100,000 tensors: at most ten lines a second, the first after half a second, in the width
-    of the terminal."""
+    """A bar for 100,000 tensors is drawn at most ten times a second, from half a second on, and
+    fits the terminal."""
     size = 3 << 30
     path = tmp_path / "large.safetensors"
     count = 100_000
@@ -359,7 +360,7 @@ def test_completion_knows_commands_options_values_and_files(command, tmp_path, m
 
 
 def test_completion_offers_operands_and_values_behind_an_equal_sign(command, tmp_path, monkeypatch):
-    """As bash splits the words: '=' is a separate word."""
+    """Completion works although bash makes '=' a separate word."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.safetensors").touch()
     assert complete(command, "cache", "") == ["list", "prune", "clear"]
@@ -419,7 +420,8 @@ def test_every_command_and_option_is_in_help(run):
 
 
 def test_common_options_are_described_once(run):
-    """In the general help; a command's help names those that it has."""
+    """The general help describes common options. The help of a command only names those that it
+    has."""
     general = run("help").stdout
     for option in ("--json", "--no-progress", "--cache-dir FOLDER", "--help"):
         assert f"\n  {option} " in general, option
@@ -459,7 +461,7 @@ def test_misspelled_words_get_suggestions(run, model):
     ("rename", "Use 'edit --rename OLD=NEW'"), ("quantize", "Use 'convert'"),
     ("sync", "and no such file")])
 def test_words_of_other_programs_get_suggestions(run, word, here):
-    """What others call it is answered with what it is called here."""
+    """The error for another program's word for a command or option has our word for it."""
     done = run(word, "x")
     assert done.returncode == 3 and here in done.stderr and not done.stdout
 

@@ -30,13 +30,13 @@ COMMANDS = {
     "diff": (["diff"], ["{model}"]),
 }
 # The exit code of a kind of input, and of commands that differ from the rest.
-GOOD = {"verify --hash": 1}  # nothing is cached
-BAD = {"diff": 2}  # 1 would say that they differ
+GOOD = {"verify --hash": 1}  # the page cache has no part of a pipe
+BAD = {"diff": 2}  # 2, because 1 means that the models differ
 KINDS = {
     "file": (0, GOOD),
-    "folder": (0, GOOD | {"edit": 3, "diff": 1}),  # a set is not edited
+    "folder": (0, GOOD | {"edit": 3, "diff": 1}),  # sharded models cannot be edited
     "index": (0, GOOD | {"edit": 3, "diff": 1}),
-    "-": (0, GOOD | {"bench": 3}),  # many starts of one pipe
+    "-": (0, GOOD | {"bench": 3}),  # a pipe can only be read once
     "/dev/stdin": (0, GOOD | {"bench": None}),
     "pipe": (0, GOOD | {"bench": 3, "engines": None}),
     "fifo": (2, {}),
@@ -122,7 +122,7 @@ def test_every_command_answers(command, places, tmp_path, kind):
     wrong = []
     for name, (before, behind) in COMMANDS.items():
         if name == "bench" and kind in ("folder", "index"):
-            continue  # it waits for the disk with about a dozen calls
+            continue  # each run makes about a dozen calls that wait for the disk
         codes = []
         for number, form in enumerate(([], ["--json"])):
             fill = {"target": tmp_path / f"{name}{number}.new", "model": model,
@@ -154,7 +154,8 @@ def test_every_command_answers(command, places, tmp_path, kind):
 
 
 def test_pipe_is_read_no_further_than_needed(command, places):
-    """inspect stops behind the header; verify measures the rest and does not keep it."""
+    """inspect stops reading after the header. verify counts the remaining bytes without keeping
+    them."""
     model = places["file"]
     endless = f"(cat '{model}'; cat /dev/zero) | '{command}' inspect -"
     done = subprocess.run(["bash", "-c", endless], capture_output=True, text=True, timeout=600)

@@ -2,9 +2,10 @@
 """Simulated crashes of saves: every state after a kill or a power failure.
 
 A save runs with a log of its writes, syncs and names (tests/fakes/io_log.c). The log is replayed to
-every prefix. A killed program leaves just that. A power cut leaves the bytes that were synced, with
-none, all or some of the later ones, and the names of the last sync of their folder, with any number
-of the later changes, in order. Each such state must hold the old model or the new one, whole.
+every prefix. A killed program leaves exactly that state. A power cut leaves the synced bytes with
+none, all or some of the later ones, and the names at the last sync of their folder with any number
+of the later changes, in order. Each such state must hold the complete old model or the complete new
+one.
 """
 
 import hashlib
@@ -59,7 +60,7 @@ def save(kind, folder, seed, durable, engine, shards=3, log=None):
 
 
 def read_log(path):
-    """[(letter, ...)] of the log; bytes of writes included."""
+    """Return the log as [(letter, ...)], including the bytes of writes."""
     data, at, found = path.read_bytes(), 0, []
     while at < len(data):
         end = data.index(b"\n", at)
@@ -82,15 +83,16 @@ def read_log(path):
 
 
 class Disk:
-    """Files by inode, names; each with the changes that are not on the device yet."""
+    """Files by inode, and names, with the changes that have not reached the device yet."""
 
     def __init__(self, folder):
         """The initial state, all of it on the device."""
         self.synced = {}  # inode: bytes
-        self.writes = {}  # inode: changes since
+        self.writes = {}  # inode: changes since the last sync
         self.names = {}
-        self.changes = []  # of names since
-        self.files = {}  # by current inode number: the one used here, because numbers are reused
+        self.changes = []  # changes of names since the last sync
+        # current inode number: a unique number, because the kernel reuses inode numbers
+        self.files = {}
         for path in folder.rglob("*"):
             if path.is_file():
                 inode = path.stat().st_ino
@@ -98,7 +100,7 @@ class Disk:
                 self.names[os.fspath(path)] = inode
 
     def do(self, entry):
-        """One entry of the log."""
+        """Apply one entry of the log."""
         letter = entry[0]
         if letter in "cn":
             self.files[entry[1]] = (entry[1], len(self.synced))
@@ -149,11 +151,11 @@ class Disk:
                 for name, inode in names.items()}
 
     def after_kill(self):
-        """What a killed program leaves."""
+        """Return the state that a killed program leaves."""
         return self.state(len(self.changes), lambda writes: writes)
 
     def after_power_cut(self, random_):
-        """What a power cut may leave."""
+        """Return states that a power cut may leave."""
         for count in range(len(self.changes) + 1):
             yield self.state(count, lambda writes: [])
             yield self.state(count, lambda writes: writes)
@@ -161,7 +163,7 @@ class Disk:
 
 
 def describe(folder):
-    """The model that a folder holds: a digest of names, bytes and metadata."""
+    """Return a digest of the names, bytes and metadata of the model in a folder."""
     from fastsafetensors import _core
 
     model = _core.Model(folder)
@@ -180,7 +182,7 @@ class Judge:
     """Write states to a separate disk and find the model that they hold; equal states once."""
 
     def __init__(self, scratch, folder):
-        """scratch: where; folder: what the paths of states begin with."""
+        """Write states to `scratch`. The paths in a state begin with `folder`."""
         self.scratch, self.folder, self.known = scratch, os.fspath(folder), {}
 
     @staticmethod
@@ -225,7 +227,8 @@ def test_every_state_has_a_complete_model(tmp_path, torch, command, kind, old, n
     folder.mkdir()
     name = {"set": "model.safetensors.index.json"}.get(kind, "model.safetensors")
     name = "." if kind == "set" and not {0, 1}.isdisjoint((old, new)) else name
-    before = "none"  # where nothing was, nothing must open until all is there
+    # if there was no old model, the folder must not open before the new one is complete
+    before = "none"
     if old:
         save("file" if kind == "edit" else kind, folder, 1, True, "buffered", old)
         before = describe(os.path.join(folder, name))
@@ -245,7 +248,7 @@ def test_every_state_has_a_complete_model(tmp_path, torch, command, kind, old, n
         for state in disk.after_power_cut(random_) if durable else []:
             states += 1
             assert judge.model(state, name) in (before, after), entry
-    # Once the new one is there, it stays.
+    # Later states have the new model, too.
     assert seen == sorted(seen, key=[before, after].index) and seen[-1] == after
     assert "none" not in seen or not old
     if durable:

@@ -10,7 +10,7 @@ from delta_folders import make_states, read_checkpoint, same, write_checkpoint
 
 @pytest.fixture
 def run(command, tmp_path):
-    """Runs `delta` in a folder with three states of a checkpoint."""
+    """Return a function that runs `delta` in a folder with three states of a checkpoint."""
     states = make_states(3)
     for number, state in enumerate(states):
         write_checkpoint(tmp_path / f"s{number}", state)

@@ -29,7 +29,7 @@ def local(tmp_path, states):
 
 
 def make_chain(tmp_path, states, **options):
-    """The same by this package."""
+    """Write the deltas between successive states with this package."""
     made = []
     for i in range(1, len(states)):
         old = tmp_path / f"state{i - 1}"
@@ -43,7 +43,7 @@ def make_chain(tmp_path, states, **options):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_deltas_of_others_are_applied(tmp_path, states, local, encoding, kind):
+def test_deltas_of_the_independent_writer_are_applied(tmp_path, states, local, encoding, kind):
     if folders.checksum(kind, b"") is None:
         pytest.skip(f"needs the package for {kind}")
     chain = write_chain(tmp_path, states, encoding=encoding, kind=kind)
@@ -58,7 +58,7 @@ def test_deltas_of_others_are_applied(tmp_path, states, local, encoding, kind):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_made_deltas_are_what_others_read(tmp_path, states, encoding, kind):
+def test_the_independent_reader_reads_our_deltas(tmp_path, states, encoding, kind):
     state = states[0]
     for number, folder in enumerate(
             make_chain(tmp_path, states, encoding=encoding, checksum=kind), 1):
@@ -190,7 +190,7 @@ def test_torch_tensors_and_modules(tmp_path, states):
             return self.live
 
     module = Holder()
-    # One of the tensors is not contiguous: it is changed by way of a copy.
+    # One of the tensors is not contiguous, so it is changed through a copy.
     module.live = {name: torch.from_numpy(states[0][name].copy()) for name in kept}
     wide = torch.zeros(SIZES["norm"], 2, dtype=torch.uint8)
     wide[:, 0] = module.live["norm"]
@@ -260,7 +260,7 @@ def test_deltas_are_read_from_s3(tmp_path, states, local, own_home, monkeypatch)
 # ---- vLLM's own code ----
 
 def vllm_patches():
-    """The module of vLLM's checkpoint patches, alone: it needs torch only."""
+    """Import only vLLM's module of checkpoint patches, which needs nothing but torch."""
     import importlib.util
     import pathlib
     import sys
@@ -287,7 +287,7 @@ def test_vllm_loads_the_patches(tmp_path, indices):
     generator = torch.Generator().manual_seed(1)
 
     class Model(torch.nn.Module):
-        """One parameter that fuses two checkpoint tensors, as engines do."""
+        """A model with one parameter that fuses two checkpoint tensors, as in inference engines."""
 
         def __init__(self, state):
             super().__init__()
@@ -327,7 +327,7 @@ def test_vllm_loads_the_patches(tmp_path, indices):
 
 # ---- ModelExpress's own code ----
 
-def test_modelexpress_reads_what_is_made(tmp_path, states):
+def test_modelexpress_reads_our_deltas(tmp_path, states):
     receiver = pytest.importorskip("modelexpress_rl.inference.receiver",
                                    reason="needs modelexpress")
     from modelexpress_rl.object_storage import ObjectStorageType
@@ -359,7 +359,7 @@ def test_modelexpress_reads_what_is_made(tmp_path, states):
     assert same(read_checkpoint(prepared.path), states[2])
 
 
-def test_what_modelexpress_sends_is_applied(tmp_path, states, local):
+def test_deltas_from_modelexpress_are_applied(tmp_path, states, local):
     pytest.importorskip("modelexpress_rl.train.methods.canonical_delta",
                         reason="needs modelexpress")
     from modelexpress_rl.utils import Adler32Checksum, compress_delta, compute_delta
@@ -378,8 +378,8 @@ def test_what_modelexpress_sends_is_applied(tmp_path, states, local):
     assert same(read_checkpoint(local), states[1])
 
 
-def test_a_copy_can_go_on_with_sglang_and_back(tmp_path, states, local):
-    """The note is the one that SGLang's receiver reads and writes."""
+def test_sglang_and_this_package_take_turns(tmp_path, states, local):
+    """SGLang's receiver and this package read each other's version notes."""
     chain = write_chain(tmp_path, states)
     deltas.apply(local, chain[0])
     note = json.loads((local / ".weight_sync" / "state.json").read_text())
@@ -395,7 +395,7 @@ def test_a_copy_can_go_on_with_sglang_and_back(tmp_path, states, local):
 
 # ---- folders of versions, and the engines' loaders ----
 
-def test_pull_applies_what_follows(tmp_path, states, local):
+def test_pull_applies_the_following_versions(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     assert deltas.pull(local, source) is None

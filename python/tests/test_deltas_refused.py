@@ -31,7 +31,7 @@ def local(tmp_path, states):
 
 # ---- lineage ----
 
-def test_versions_that_do_not_follow(tmp_path, states, local):
+def test_versions_out_of_order(tmp_path, states, local):
     chain = write_chain(tmp_path, states)
     before = folders.digest_folder(local)
     expect("VersionMismatch", lambda: deltas.Delta(chain[0], chain[2]))
@@ -68,7 +68,7 @@ def test_a_file_that_was_changed_meanwhile(tmp_path, states, local):
     expect("FileChanged", lambda: deltas.apply(local, chain[1]))
 
 
-def test_full_versions_are_no_deltas(tmp_path, local):
+def test_full_versions_are_not_deltas(tmp_path, local):
     with pytest.raises(ValueError, match="full version"):
         deltas.Delta(local)
 
@@ -168,7 +168,7 @@ def test_a_tampered_payload(tmp_path, states, local):
 
 
 def replace_list(places, values, count=None):
-    """Replaces the first overwrite list."""
+    """Replace the first overwrite list."""
     def change(index, tables):
         table, name = first_of(tables)
         payload = struct.pack("<I", len(places) if count is None else count)
@@ -280,7 +280,7 @@ def test_bad_indexes_and_shards(tmp_path, states, change, tag):
     b'{"metadata": {}, "metadata": {}, "weight_map": {}}', b"\xff",
     b'{"metadata": {"version": "1"} "weight_map": {}}',
 ])
-def test_indexes_that_are_no_json_of_the_kind(tmp_path, text):
+def test_indexes_of_the_wrong_json_form(tmp_path, text):
     (tmp_path / folders.INDEX).write_bytes(text)
     with pytest.raises((fastsafetensors.SafetensorError, ValueError)):
         deltas.Delta(tmp_path)
@@ -379,7 +379,7 @@ def test_bad_version_notes(tmp_path, states, local):
 
 # ---- making ----
 
-def test_what_make_refuses(tmp_path, states):
+def test_arguments_that_make_refuses(tmp_path, states):
     write_checkpoint(tmp_path / "old", states[0])
     new = dict(states[1])
 
@@ -423,7 +423,7 @@ def test_remains_of_a_killed_make_are_removed(tmp_path, states):
 
 
 @pytest.mark.parametrize("checksum", ["adler32", "blake3"])
-def test_a_conversion_verifies_what_it_reads(tmp_path, states, local, checksum):
+def test_a_conversion_verifies_its_input(tmp_path, states, local, checksum):
     folder = write_delta(tmp_path / "v", states[1], states[2], "2", "1")
     expect("DigestMismatch", lambda: deltas.convert(folder, local, tmp_path / "made",
                                                     checksum=checksum))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The safetensors package and every interface of ours, compared on thousands of files.
 
-For each file: the same verdict, and of good ones the same names, dtypes, shapes, bytes and
-metadata, by the C library, the command, safe_open and SafeTensorsFileLoader. DIFFERENCES lists what
-we want to be different, and why; every entry must occur.
+The C library, the command, safe_open and SafeTensorsFileLoader must accept or reject each file like
+the reference, and return the same names, dtypes, shapes, bytes and metadata. DIFFERENCES lists the
+intended differences with their reasons; every entry must occur.
 """
 
 import ctypes
@@ -45,10 +45,10 @@ WRONG_NUMBERS = ["-1", "1.0", "1e0", "01", "18446744073709551616", "184467440737
 
 
 class Case:
-    """A file, and what of it is on the list of differences."""
+    """A file, and the entries of DIFFERENCES that apply to it."""
 
     def __init__(self, seed):
-        """Make a good file, then break it, or not."""
+        """Make a valid file, and break a rule of the format in some of them."""
         self.random = random.Random(seed)
         self.wanted = set()
         self.entries, self.data = [], b""
@@ -64,19 +64,19 @@ class Case:
             self.break_it()
 
     def spaced(self, text):
-        """The text, now and then with whitespace."""
+        """Return the text, sometimes with added whitespace."""
         chance = self.random.random()
         return text if chance < 0.9 else self.random.choice(" \t\r\n") + text + " "
 
     def word(self, text):
-        """A JSON string, now and then with needless escapes."""
+        """Return a JSON string, sometimes with needless escapes."""
         plain = json.dumps(text, ensure_ascii=self.random.random() < 0.5)
         if self.random.random() < 0.1 and text.isalnum():
             return '"\\u%04x%s' % (ord(text[0]), plain[2:])
         return plain
 
     def add_tensor(self, number):
-        """One tensor behind the others."""
+        """Append a tensor."""
         dtype = self.random.choice(list(BITS))
         shape = [self.random.choice([0, 1, 2, 3, 4, 8]) for _ in range(self.random.randrange(4))]
         bits = math.prod(shape) * BITS[dtype]
@@ -99,7 +99,8 @@ class Case:
         self.entries.append(f"{self.word(name)}:{entry}")
 
     def dtype(self, name):
-        """A dtype as a string, now and then as a map, which only null makes a good one."""
+        """Return a dtype as a string, sometimes as a map, which is only valid with the value
+        null."""
         if self.random.random() < 0.95:
             return f'"{name}"'
         value = self.random.choice(["null", "null", "{}", "[]", "0", "true", '""'])
@@ -125,25 +126,25 @@ class Case:
         self.entries.append(f'"__metadata__":{text}')
 
     def break_it(self):
-        """One rule of the format, broken; some breaks leave the file good."""
+        """Break one rule of the format. Some of the changes leave the file valid."""
         ways = [self.break_bytes, self.break_length, self.break_data, self.break_number,
                 self.break_text, self.repeat_entry, self.cut, self.break_utf8]
         self.random.choice(ways)()
 
     def break_bytes(self):
-        """A byte of the header is another."""
+        """Change a byte of the header."""
         at = self.random.randrange(len(self.header))
         byte = self.random.choice(b'"{}[],:x\\0 \x00\xff9-.')
         self.header = self.header[:at] + bytes([byte]) + self.header[at + 1:]
 
     def break_length(self):
-        """The length field says something else."""
+        """Change the length field."""
         length = len(self.header)
         self.length = self.random.choice([0, 1, length - 1, length + 1, length + len(self.data),
                                           100_000_001, 1 << 40, (1 << 64) - 1, (1 << 64) - 8])
 
     def break_data(self):
-        """Bytes are missing behind the data, or too many."""
+        """Remove bytes at the end of the data, or add some."""
         more = self.random.choice([-1, 1, 8, 4096])
         self.data = self.data[:more] if more < 0 else self.data + bytes(more)
 
@@ -161,7 +162,7 @@ class Case:
         self.header = (text[:at] + new + text[end:]).encode("utf-8", "surrogatepass")
 
     def break_text(self):
-        """Something around or within the JSON that does not belong there; or does."""
+        """Insert text around or within the JSON, which may be invalid there."""
         tail = self.random.choice([b" ", b"\n\t ", b"\0", b"x", b"{}", b",", b"//", b" " * 100])
         head = self.random.choice([b"", b"", b" ", b"\xef\xbb\xbf", b"["])
         self.header = head + self.header + tail
@@ -177,21 +178,21 @@ class Case:
                 self.wanted.add("a name twice")
 
     def cut(self):
-        """The file ends early."""
+        """Truncate the file."""
         self.length = len(self.header)
         keep = self.random.randrange(len(self.header) + len(self.data) + 1)
         whole = self.header + self.data
         self.header, self.data = whole[:keep], b""
 
     def break_utf8(self):
-        """Text that is not UTF-8, or not Unicode."""
+        """Insert text that is not valid UTF-8 or not valid Unicode."""
         at = self.random.randrange(len(self.header))
         piece = self.random.choice([b"\xc0\x80", b"\xed\xa0\x80", b"\xf5", b"\x80", b"\\ud800",
                                     b"\\u12", b"\xf0\x9f\x98\x80", b"\x1f"])
         self.header = self.header[:at] + piece + self.header[at:]
 
     def bytes(self):
-        """The whole file."""
+        """Return the bytes of the file."""
         length = len(self.header) if self.length is None else self.length
         return struct.pack("<Q", length) + self.header + self.data
 
@@ -211,7 +212,8 @@ def reference(data, path):
 
 
 def by_extension(path, data):
-    """The same by the extension below safe_open; bytes by a load from memory."""
+    """Read the file with the extension that safe_open uses, and the bytes with a load from
+    memory."""
     try:
         file = ours.safe_open(path, "np", mode="load")
     except ours.SafetensorError:
@@ -239,7 +241,7 @@ class Info(ctypes.Structure):
 
 
 def c_library():
-    """The shared library, from C's side."""
+    """Load the shared library with ctypes."""
     for build in ("test", "release"):
         path = ROOT / "build" / build / "src/libfastsafetensors.so"
         if path.exists():
@@ -256,7 +258,7 @@ def c_library():
 
 
 def by_c(library, path, data):
-    """The same through the public header's functions."""
+    """Read the file with the functions of the public headers."""
     model, info = ctypes.c_void_p(), Info(struct_size=ctypes.sizeof(Info))
     if library.fst_model_open(os.fsencode(path), None, ctypes.byref(model), None) != 0:
         assert not model
@@ -272,7 +274,7 @@ def by_c(library, path, data):
 
 
 def by_loader(path):
-    """The same through the 0.5-style loader (torch): shapes in torch's words, bytes."""
+    """Read shapes and bytes of the file with the 0.5-style loader."""
     import torch
 
     loader = ours.SafeTensorsFileLoader(ours.SingleGroup(), "cpu")
@@ -292,7 +294,8 @@ def by_loader(path):
 
 
 def compare(case, path, data, library, seen):
-    """All APIs against the reference; returns our verdict and whether the lenient one differs."""
+    """Compare all APIs with the reference. Return our verdict and whether the lenient reader
+    differs."""
     expected = reference(data, path)
     mine = by_extension(path, data)
     in_c = by_c(library, path, data)
@@ -330,7 +333,7 @@ def compare(case, path, data, library, seen):
 
 
 def test_all_apis_agree_with_the_reference(tmp_path, command):
-    """Five thousand files, seeded; the command judges all of them in few runs."""
+    """Compare five thousand files from a fixed seed. The command checks all of them in few runs."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     library, seen, verdicts = c_library(), set(), {}
@@ -362,7 +365,7 @@ def test_all_apis_agree_with_the_reference(tmp_path, command):
 
 
 def test_limits_of_this_reader(tmp_path):
-    """LIMITS: the reference takes these headers, ours says that they are too large."""
+    """The reference accepts these headers; this reader rejects them as too large."""
     safetensors = pytest.importorskip("safetensors")
 
     def verdicts(text):
@@ -397,7 +400,7 @@ def test_limits_of_this_reader(tmp_path):
 
 
 def test_writers_keep_to_the_limits():
-    """What could not be read back is not written."""
+    """Saves fail if the file would exceed the limits of the reader."""
     from fastsafetensors._serialize import TensorSpec, deserialize, serialize
 
     data = ctypes.create_string_buffer(1)

@@ -15,7 +15,7 @@ from fastsafetensors.torch import save_file
 
 
 def hash_kinds():
-    """The algorithms that can be had here: of SHA-256 the library has to be installed."""
+    """Return the available algorithms. SHA-256 needs libcrypto."""
     try:
         ctypes.CDLL("libcrypto.so.3")
     except OSError:
@@ -25,7 +25,7 @@ def hash_kinds():
 
 @pytest.mark.parametrize("algorithm", hash_kinds())
 def test_every_algorithm_is_stored_and_found(run, tmp_path, torch, algorithm):  # noqa: F811
-    """By `hash`, `verify --hash`, and loads that are verified by it."""
+    """`hash` stores the digests, and `verify --hash` and verified loads use them."""
     path, inside = tmp_path / "m.safetensors", tmp_path / "inside.safetensors"
     save_file({"a": torch.arange(70000.0), "b": torch.ones(3, dtype=torch.int8)}, path)
     run("hash", "--algorithm", algorithm, "--embed", inside, path)
@@ -43,7 +43,8 @@ def test_every_algorithm_is_stored_and_found(run, tmp_path, torch, algorithm):  
 
 @pytest.fixture
 def embedded(run, tmp_path, torch):  # noqa: F811
-    """(folder, algorithms): em.safetensors has digests of p and q, other.safetensors has not."""
+    """Return (folder, algorithms). em.safetensors has embedded digests of p and q,
+    other.safetensors has none."""
     kinds = hash_kinds()
     save_file({"p": torch.ones(40), "q": torch.ones(7)}, tmp_path / "one.safetensors")
     save_file({"r": torch.ones(40)}, tmp_path / "other.safetensors")
@@ -53,14 +54,14 @@ def embedded(run, tmp_path, torch):  # noqa: F811
 
 
 def kept_digests(path):
-    """The names of the tensors whose digests a file keeps, and those of its tensors."""
+    """Return the names of the tensors with embedded digests, and the names of all tensors."""
     with safe_open(path, "pt") as f:
         keys = [key for key in f.metadata() or {} if key.startswith("digest.")]
         names = {key.removeprefix("digest.tensor.") for key in keys} - {"digest.algorithm"}
         return names, set(f.keys())
 
 
-# What a command makes of em.safetensors, and whether the digests stay.
+# A command that writes a new file from em.safetensors, and whether the digests stay.
 REWRITES = [
     (["convert", "--order", "name", "em"], True),
     (["convert", "--alignment", "4096", "em"], True),
@@ -81,7 +82,7 @@ REWRITES = [
 @pytest.mark.parametrize(("words", "stays"), REWRITES, ids=lambda words: "-".join(words[:-1])
                          if isinstance(words, list) else str(words))
 def test_embedded_digests_follow_their_tensors(run, embedded, words, stays):  # noqa: F811
-    """A sound file is never called damaged; a digest never speaks of what is not there."""
+    """A valid file is never reported as damaged, and no digest of a missing tensor remains."""
     folder, _ = embedded
     raw = (folder / "em.safetensors").read_bytes()
     (folder / "half.safetensors").write_bytes(raw[:-1])

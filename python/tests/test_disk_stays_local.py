@@ -27,7 +27,7 @@ SCHEMES = ("http", "HTTP", "s3", "gs", "az", "hf", "S3", "Hf")
 
 @pytest.fixture()
 def server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """A server that has what the names lead to, and is the endpoint of every store."""
+    """A server that has the objects of these URLs and is the endpoint of every store."""
     served = tmp_path / "served"
     served.mkdir()
     fst_numpy.save_file({"a": numpy.full(4, 66, numpy.uint8)}, served / "x.safetensors")
@@ -47,7 +47,7 @@ def server(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def names_that_lead_away(server: WebServer) -> list[str]:
-    """URLs of every scheme that the library reads, in either case."""
+    """Return URLs of every supported scheme, in lower and upper case."""
     host = f"127.0.0.1:{server.server_address[1]}"
     return [f"{scheme}://{host}/x.safetensors" if scheme.lower() == "http"
             else f"{scheme}://box/name/x.safetensors" for scheme in SCHEMES]
@@ -131,7 +131,7 @@ def test_a_list_is_refused(server: WebServer, write: Callable[[str], None], comm
 def test_remote_index_stays_within_its_folder(
     server: WebServer, tmp_path: pathlib.Path
 ) -> None:
-    """A downloaded index is held to the same rule: its names stay in its folder."""
+    """The names in a downloaded index must stay within the folder of the index."""
     with web_server(tmp_path / "served") as first:
         for name in (*names_that_lead_away(server), "../x", "/x.safetensors", "//127.0.0.1/x"):
             (tmp_path / "served" / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))

@@ -109,7 +109,8 @@ def test_environment_page_is_complete(tmp_path):
 
 
 def test_the_word_list_is_a_ratchet(tmp_path):
-    """A phrase more than allowed fails and names the area; --update never raises a count."""
+    """One phrase more than allowed is an error that names the area. --update never raises a
+    count."""
     (tmp_path / "tools").mkdir()
     for name in ("check_words.py", "words.txt"):
         (tmp_path / "tools" / name).write_text((ROOT / "tools" / name).read_text())
@@ -219,7 +220,7 @@ def test_the_checkpoint_how_to_s_saves_work(tmp_path, torch):
 
 
 def test_the_library_s_manual_is_made_of_the_headers():
-    """A page a header; every exported function has its name."""
+    """Each header has a man page, and every exported function is on one."""
     done = subprocess.run([sys.executable, ROOT / "tools/make_library_manual.py", "--check"],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -238,7 +239,7 @@ def test_the_library_s_manual_is_made_of_the_headers():
 
 
 def test_the_readme_s_c_program_compiles_and_runs(command, tmp_path):
-    """Against the built library, without a warning; it loads what is there."""
+    """It compiles without a warning, links with the built library, and loads a file."""
     if not shutil.which("cc"):
         pytest.skip("no cc")
     text = (ROOT / "README.md").read_text()
@@ -296,7 +297,7 @@ FIGURE_PAGES = [path for path in PAGES if path.name not in ("CHANGELOG.md", "FOR
 
 @pytest.mark.parametrize("page", FIGURE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_figures_are_those_of_the_benchmark_page(page):
-    """A time, speed or factor on any page stands on the benchmark page, so pages agree."""
+    """Every time, speed or factor on any page is also on the benchmark page, so pages agree."""
     bench = (ROOT / "docs/benchmarks/README.md").read_text()
     factors = {value for value, unit in FIGURE.findall(bench) if unit == "x"}
     numbers = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", bench)) | factors
@@ -349,7 +350,7 @@ STATES_GPU = ["README.md", "docs/gpu.md", "docs/known-limits.md", "docs/package.
 
 
 def test_pages_state_the_same_gpu_status():
-    """All pages about GPUs say in the same words that nothing was run on one, until it was."""
+    """All pages about GPUs state in the same words whether the code was ever run on a real GPU."""
     if list((ROOT / "docs").glob("gpu-report*")):
         pytest.skip("a report of a real GPU is in the tree")
     for name in STATES_GPU:

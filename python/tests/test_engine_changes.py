@@ -39,7 +39,7 @@ def second_of_two(monkeypatch):
 
 
 def take(path, mode, change):
-    """Lower halves of all tensors; `change` happens before one of them is used."""
+    """Read the lower halves of all tensors. Call `change` before one of them is used."""
     found = {}
     options = EngineOptions(mode=mode, progress=False)
     for number, (name, tensor) in enumerate(iterate([str(path)], options, LOGGER, device="cpu")):

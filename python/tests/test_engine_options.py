@@ -125,7 +125,7 @@ def test_errors_name_the_file_before_a_tensor_is_used(path, tmp_path):
 
 @pytest.fixture
 def read(monkeypatch):
-    """(bytes needed, bytes read) of the loads that ended."""
+    """Return (bytes needed, bytes read) of the loads that have ended."""
     seen = []
     close = LazyModel.close
 
@@ -142,7 +142,8 @@ SIZE = 64 << 10
 
 @pytest.fixture
 def mixture(tmp_path):
-    """Six layers of a mixture of eight experts, and one of a drafter; a tensor has 64 KiB."""
+    """Six layers with eight experts each, and one layer of a draft model. Each tensor has 64
+    KiB."""
     names = [f"model.layers.{i}.experts.{e}.w" for i in range(7) for e in range(8)]
     names += [f"model.layers.{i}.q" for i in range(7)]
     save_file({name: torch.full((128, 128), float(n)) for n, name in enumerate(names)},
@@ -151,14 +152,14 @@ def mixture(tmp_path):
 
 
 def numbers(name):
-    """Layer and expert of a name; None: it has no layer."""
+    """Return the layer and the expert of a name, or None for a name without a layer."""
     words = name.split(".")
     return int(words[2]), int(words[4]) if "experts" in words else None
 
 
 @pytest.mark.parametrize("mode", ["load", "auto"])
 def test_an_expert_may_have_several_slots(mixture, read, mode):
-    """As EPLB places them: expert 1 twice; what has no slot here is not read."""
+    """EPLB places expert 1 in two slots. Experts without a slot on this rank are not read."""
     path, values = mixture
     slots = {0: [0], 1: [1, 2], 5: [3]}
     for _ in range(2):
@@ -177,7 +178,8 @@ def test_an_expert_may_have_several_slots(mixture, read, mode):
 
 @pytest.mark.parametrize("first", [0, 4])
 def test_weight_used_twice_is_read_once(mixture, read, first):
-    """Expert 1 in two places, copied to owned memory: also a part of it, after the complete one."""
+    """Expert 1 is copied to two parameters, and a part of it again after the complete tensor, with
+    one read."""
     path, values = mixture
     for name, tensor in iterate([path], EngineOptions(mode="load", progress=False), LOGGER,
                                 device="cpu"):
@@ -196,7 +198,7 @@ def test_weight_used_twice_is_read_once(mixture, read, first):
 
 
 def test_drafter_and_model_read_their_own_weights(mixture, read):
-    """One file for both: each leaves out the other's layers, and does not expect them."""
+    """Model and draft model share a file. Each skips the other's layers without an error."""
     path, values = mixture
     for is_drafter in (False, True, False):
         count = 0
@@ -210,7 +212,8 @@ def test_drafter_and_model_read_their_own_weights(mixture, read):
 
 
 def test_dropped_weights_are_reloaded(path):
-    """As after vLLM's sleep of level 2: other bytes on the disk, the same parameters."""
+    """Weights dropped by vLLM's sleep level 2 are reloaded from changed files into the same
+    parameters."""
     model = torch.nn.ParameterDict({f"layers_{i}_w": torch.zeros(8, 64) for i in range(6)})
     places = {name: parameter.data_ptr() for name, parameter in model.items()}
     for value in (0.0, 7.0):

@@ -45,7 +45,7 @@ def _pip(*arguments):
 
 
 def _once(name, make):
-    """A folder that is made once: a mark says that it is whole."""
+    """Make a folder once. A mark shows that it is complete."""
     folder = BUILD / name
     if not (folder / ".ready").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def models(tmp_path_factory):
 
 
 def run_ranks(engine, scenarios, around, folder):
-    """Run scenarios on two ranks: a list of answers each."""
+    """Run scenarios on two ranks; return the list of results of each."""
     code = _once(engine, _unpack(WHEELS[engine]))
     listed = folder / f"{engine}.json"
     listed.write_text(json.dumps(scenarios))
@@ -128,7 +128,8 @@ def run_ranks(engine, scenarios, around, folder):
 
 
 def check(answers, scenarios):
-    """Every parameter is as by the engine's own loader, and only bytes of parameters are read."""
+    """Check that every parameter equals the engine's own load, and that only parameters' bytes were
+    read."""
     for rank, of_rank in enumerate(answers):
         assert [a["name"] for a in of_rank] == [s["name"] for s in scenarios]
         for answer, scenario in zip(of_rank, scenarios, strict=True):
@@ -136,7 +137,8 @@ def check(answers, scenarios):
             stored = answer["bytes"] * scenario.get("stored", 1)
             assert answer["stats"]["bytes_needed"] == stored, answer
             if scenario.get("extra", {}).get("mode") == "load":
-                # What lies between boxes is read over where that is cheaper.
+                # Small gaps between slices are read as well, because that is cheaper than another
+                # read.
                 assert answer["stats"]["bytes_read"] <= 2.1 * stored, answer
             assert answer.get("same_addresses", True)
             if "breaks" in scenario:
@@ -172,7 +174,8 @@ def test_vllm(around, models, tmp_path):
 
 
 def test_vllm_with_other_files(around, models, tmp_path):
-    """Compressed ones, which its own loader does not read; and such that change in a reload."""
+    """Compressed files, which vLLM's own loader cannot read, and files that change before a
+    reload."""
     llama, packed = models["llama"], models["packed"]
     scenarios = [
         {"name": "compressed", "folder": packed, "plain": models["llama2"], "tp": 2},

@@ -148,7 +148,8 @@ def test_missing_device_is_found_first(path, torch, monkeypatch):
 @pytest.mark.parametrize("name", ["F6_E2M3", "F6_E3M2", "F4"])
 @pytest.mark.parametrize("framework", ["torch", "numpy"])
 def test_packed_floats_are_unchanged(framework, name, raw, torch, tmp_path):
-    """What a framework has no dtype for is bytes to it, and saved as what it was."""
+    """Tensors of a dtype that the framework lacks are loaded as bytes, and saved with their
+    original dtype."""
     import importlib
 
     module = importlib.import_module(f"fastsafetensors.{framework}")
@@ -196,8 +197,9 @@ def test_copies_of_packed_elements_are_packed(raw, torch, name, how, tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_packed_elements_are_not_cut(raw, torch, framework):
-    """Indices count elements, of which some share a byte: what would be counted in bytes fails."""
+def test_packed_elements_are_not_split(raw, torch, framework):
+    """Indices count elements, several of which share a byte. A slice along a dimension of packed
+    elements is an error."""
     path = raw(json.dumps({"a": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]},
                            "b": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [4, 7]}}),
                bytes([0x10, 0x32, 0x54, 0x76, 1, 2, 3]))
@@ -216,7 +218,7 @@ def test_packed_elements_are_not_cut(raw, torch, framework):
 
 
 def test_errors_of_bytes_have_the_same_detail(torch):
-    """As those of files do."""
+    """Errors of loads from bytes have the same attributes as those of files."""
     import fastsafetensors.torch as front
 
     with pytest.raises(SafetensorError) as caught:
@@ -234,7 +236,7 @@ class _Watching(dict):
 
 
 def test_garbage_collector_stays_enabled(path, torch, tmp_path):
-    """It is the process's: another thread may be switching it."""
+    """The collector belongs to the process, and another thread may be changing its state."""
     save_file(_Watching({"a": torch.ones(3)}), tmp_path / "a.st")
     loader = _core.Model(path).load()
     seen = []
@@ -272,7 +274,7 @@ def test_numpy_indices_are_the_references(path, index):
 
 @pytest.mark.parametrize("kind", ["nested", "jagged", "name", "metadata"])
 def test_reference_refusals(torch, kind):
-    """Errors have the reference's class."""
+    """Errors have the same class as in the reference."""
     reference = pytest.importorskip("safetensors.torch")
     import fastsafetensors.torch as ours
 

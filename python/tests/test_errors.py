@@ -81,7 +81,7 @@ def test_unknown_words(raw):
 
 
 def reference_verdict(path):
-    """What the safetensors package says of a file: its names, or None."""
+    """Return the names that the safetensors package reads from a file, or None if it rejects it."""
     from safetensors import SafetensorError as Reference
     from safetensors import safe_open
 
@@ -93,7 +93,7 @@ def reference_verdict(path):
 
 
 def our_verdict(path):
-    """What we say."""
+    """Return the names that this package reads, or None."""
     from fastsafetensors import _core
 
     try:
@@ -110,7 +110,7 @@ EXTRA_FIELDS = ['"x":1e5', '"x":{"y":[]}', '"x":"\\u00e9"', '"x":-0.0', '"x":1e9
 
 
 def generate(random_):
-    """A header text, mostly nearly right, and its number of data bytes."""
+    """Return a header text, usually with a small fault, and its number of data bytes."""
     entries, offset = [], 0
     for i in range(random_.randrange(4)):
         dtype, bits = random_.choice(
@@ -202,7 +202,7 @@ KINDS = {
 
 @pytest.mark.parametrize("words", KINDS)
 def test_other_file_kinds_are_named(words, tmp_path, command):
-    """The same sentence by every API. Class and name of the error are unchanged."""
+    """Every API has the same message for them. Class and kind of the error are unchanged."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(KINDS[words])
     for load in (load_file, lambda name: safe_open(name, framework="numpy")):
@@ -215,7 +215,7 @@ def test_other_file_kinds_are_named(words, tmp_path, command):
 
 
 def test_truncated_file_reports_missing_bytes(raw):
-    """Also with the tensors' order in the header turned about."""
+    """The count is right if the header lists the tensors in reverse order, too."""
     entries = [f'"t{i}":{{"dtype":"U8","shape":[10],"data_offsets":[{10 * i},{10 * i + 10}]}}'
                for i in range(5)]
     for order in (entries, entries[::-1]):
@@ -228,7 +228,7 @@ def test_truncated_file_reports_missing_bytes(raw):
 
 
 def test_folder_without_models_lists_its_contents(tmp_path, raw):
-    """Pipelines, torch files, downloads that have not ended, variants, addresses."""
+    """The message names pipelines, torch files, unfinished downloads, variants and URLs."""
     def refusal(kind=FileNotFoundError, path=tmp_path):
         with pytest.raises(kind) as caught:
             load_file(path)
@@ -251,7 +251,7 @@ def test_folder_without_models_lists_its_contents(tmp_path, raw):
 
 
 def test_every_missing_shard_is_named(raw, tmp_path):
-    """With the index and without; the kind of the error stays."""
+    """The message names them with and without an index, and the kind of the error is the same."""
     (tmp_path / "m").mkdir()
     name = "m/model-0000{}-of-00004.safetensors"
     raw(f'{{"a":{{{U8}}}}}', b"ab", name.format(1))

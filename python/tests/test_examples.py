@@ -129,7 +129,7 @@ def test_trainer(trainer, train, torch):
     text = train("train.steps=20", "train.save_every=10")
     assert "FastSafeTensors available: True, used: True" in text
     first = losses(text)
-    assert first[20] < first[10] < 5.6  # ln 256 = 5.5 is where chance stands
+    assert first[20] < first[10] < 5.6  # random guessing has a loss of ln 256 = 5.5
     shutil.rmtree(trainer / "run/output/checkpoint-20")
     resumed = train("train.steps=20", "train.save_every=10", "train.resume=latest")
     assert "resumed from run/output/checkpoint-10, step 10" in resumed
@@ -181,7 +181,7 @@ def test_trainer_reports_configuration_errors(trainer, train, torch):
                item.with_suffix(".pt"))
     assert "1 items as .safetensors and .pt" in train("train.steps=2")
     item.unlink()
-    train("train.steps=2")  # .pt is what is left
+    train("train.steps=2")  # only the .pt file is left
     item.write_bytes(b"damaged")
     assert "00000.safetensors is damaged" in train("train.steps=2", expect=2)
     shutil.move(trainer / "run/base", trainer / "run/first")

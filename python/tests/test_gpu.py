@@ -212,7 +212,7 @@ def test_loaders_of_05_load_to_the_gpu(sample):
 
 
 def test_freeing_and_trimming_do_not_block(sample):
-    """A kernel never ends: tensors are freed without waiting, and only the caller of trim waits."""
+    """While a kernel runs without end, tensors are freed without waiting, and only trim() waits."""
     run("""
     import signal, threading
     import fastsafetensors._core as core
@@ -279,7 +279,7 @@ def test_every_api_allocates_with_torch(sample):
 
 
 def test_every_api_retries_on_a_full_device(sample):
-    """torch's cache holds half of the device. It is emptied, and the load continues."""
+    """torch's cache holds half of the device memory. The load empties the cache and continues."""
     for memory in ("torch", "own"):
         run(f"""
         memory = {memory!r}
@@ -316,7 +316,8 @@ def test_every_api_retries_on_a_full_device(sample):
 
 
 def test_full_device_empties_the_torch_cache(sample):
-    """A full device is a MemoryError that says what is needed, after one more try."""
+    """A full device is a MemoryError with the needed size, after the cache was emptied and one
+    retry."""
     run("""
     torch = fake_gpu.give_torch_a_gpu()
     from fastsafetensors.torch import load_file
@@ -414,7 +415,8 @@ def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
 
 
 def test_allocator_lives_as_long_as_the_load(sample):
-    """It may hold the load itself: once all is there it is let go."""
+    """The load releases the allocator when it is complete, because the allocator may refer to the
+    load."""
     run("""
     import weakref
     import fastsafetensors._core as core

@@ -13,7 +13,7 @@ from fake_gpu import ROOT, fakes_folder
 
 
 def bare_machine(tmp_path, *tools):
-    """A PATH of a compiler's tools, without pip, and an environment of nothing else."""
+    """An environment that has only a PATH, with a compiler's tools and without pip."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("pip", "pip3", "curl", "wget", "git"):
@@ -31,7 +31,7 @@ def bare_machine(tmp_path, *tools):
 
 
 def check(out, environment, *suite):
-    """Run the check on what is built; its process and report.
+    """Run the check on the built tree; return its process and report.
 
     Of the suite with stand-ins one program: each is among the C tests as well.
     """
@@ -45,7 +45,7 @@ def check(out, environment, *suite):
 
 
 def test_reports_on_a_machine_without_gpu(tmp_path):
-    """Neither pip nor network nor a virtual environment: suite, limits, ours, set-up, verdicts."""
+    """The report is complete without pip, network and virtual environment."""
     environment = {**bare_machine(tmp_path, "meson", "ninja"), "LD_LIBRARY_PATH": fakes_folder()}
     out = tmp_path / "out"
     done, report = check(out, environment, "device_test_real_gpu")
@@ -72,7 +72,8 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
 
 
 def test_failed_step_is_a_row(tmp_path):
-    """No meson, so no extension; a driver that fails: the report has what was to be had."""
+    """Without meson (so without the extension), or with a failing driver, the report has all other
+    steps."""
     environment = {**bare_machine(tmp_path), "LD_LIBRARY_PATH": fakes_folder(),
                    "FAKE_GPU_NO_LOCK": "1", "GPU_CHECK_NO_MESON": "1"}
     done, report = check(tmp_path / "out", environment)
@@ -86,7 +87,7 @@ def test_failed_step_is_a_row(tmp_path):
 
 @pytest.mark.parametrize("device", ["hip:1", "cuda:1"])
 def test_torch_memory_options_are_named(device, monkeypatch):
-    """torch calls GPUs of either kind cuda; the extension does not."""
+    """torch calls GPUs of both vendors cuda; the extension distinguishes them."""
     import types
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
@@ -103,7 +104,7 @@ def test_torch_memory_options_are_named(device, monkeypatch):
 
 
 def test_missing_gpu_is_reported(tmp_path):
-    """No GPU: the stand-ins' suite alone counts."""
+    """Without a GPU, the report only has the suite with fake drivers."""
     environment = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
     done, report = check(tmp_path / "out",
                          {**environment, "GPU_CHECK_NO_MESON": "1", "CUDA_VISIBLE_DEVICES": ""})
@@ -113,7 +114,8 @@ def test_missing_gpu_is_reported(tmp_path):
 
 
 def test_limits_are_measured_alone_and_together():
-    """The bus at several sizes, threads alone and together, each with its own slots."""
+    """The bus is measured at several sizes, with one thread and with several, each with its own
+    staging buffers."""
     folder = pathlib.Path(os.path.dirname(os.path.dirname(fakes_folder())))
     done = subprocess.run([folder / "bench/gpu_peak", "cuda", "0", "64"], text=True,
                           env={**os.environ, "LD_LIBRARY_PATH": fakes_folder()},

@@ -72,18 +72,19 @@ def run_with_apis(code, path, has_driver=True, **environment):
     ("could not be started", {"FAKE_GPU_INIT_CODE": "999"}),
 ], ids=["none", "old", "hidden", "broken"])
 def test_drivers(sample, words, environment):  # noqa: F811
-    """The error of every API says what is wrong with the driver."""
+    """The error of every API names the fault of the driver."""
     has_driver = "LD_LIBRARY_PATH" not in environment
     run_with_apis(f"all_end(RuntimeError, {words!r})", sample, has_driver, **environment)
 
 
 def test_full_memory(sample):  # noqa: F811
-    """A MemoryError that says what is needed."""
+    """Every API raises MemoryError with the needed size."""
     run_with_apis('all_end(MemoryError, "bytes needed")', sample, FAKE_GPU_MEMORY="4000000")
 
 
 def test_lost_device(sample):  # noqa: F811
-    """After an illegal access every call fails, until the process ends: loads do, at once."""
+    """After an illegal access every driver call fails until the process ends, and loads fail at
+    once."""
     run_with_apis("""
 held = load_file(path, "cuda:0", allocator="own")
 driver.fake_gpu_set(b"sticky", 700)
@@ -97,7 +98,8 @@ assert load_file(path, "cuda:0")["large"][7] == 7
 
 
 def test_device_lost_during_a_load(sample):  # noqa: F811
-    """The n-th copy fails, and everything after it: an error, and nothing that waits for ever."""
+    """If the n-th copy and all later calls fail, every API raises an error and none waits
+    forever."""
     run_with_apis("""
 for nth in (1, 3, 6):
     for name, api in APIS.items():
@@ -113,7 +115,7 @@ for nth in (1, 3, 6):
 
 
 def test_driver_shut_down(sample):  # noqa: F811
-    """At exit drivers end before the last tensors go: these go quietly."""
+    """At exit the driver shuts down before the last tensors are freed, which causes no message."""
     run_with_apis("""
 held = load_file(path, "cuda:0", allocator="own")
 driver.fake_gpu_set(b"gone", 1)

@@ -217,7 +217,7 @@ def test_configuration(tmp_path, monkeypatch, caplog):
 
 
 class TwiceReader(CopierInterface):
-    """Reads the file plainly and doubles every value."""
+    """A custom reader that reads the file and doubles every value."""
 
     def __init__(self, metadata, device, framework):
         self.metadata, self.framework, self.names = metadata, framework, None

@@ -12,7 +12,8 @@ MODULES = ("", ".torch", ".numpy", ".fast_loading", ".distributed", ".integratio
 
 
 def _functions(torch):
-    """Public functions of the library; those of 0.5 are described by its own documents."""
+    """Public functions, except those of fastsafetensors 0.5, which its own documentation
+    describes."""
     for name in MODULES:
         module = importlib.import_module(f"fastsafetensors{name}")
         for public in module.__all__:
@@ -69,7 +70,7 @@ def test_view_semantics_are_documented(torch, tmp_path):
         assert _core.Model(tmp_path / "m.st").load(mode=mode).stats()["mode"] == got
 
 
-# What other libraries call what has one word here: {word: where it is theirs, or the documents'}.
+# Words of other libraries that have one word here: {word: names in which it may occur}.
 OTHER_WORDS = {
     "num_threads": {"load_safetensors"}, "max_threads": set(), "nthreads": set(), "fsync": set(),
     "files": set(), "filenames": set(), "paths": set(), "hf_weights_files": set(), "pg": set(),
@@ -84,7 +85,7 @@ OTHER_WORDS = {
 
 
 def test_terms_are_consistent(torch):
-    """threads, filename, group, durable, names, filter, progress, dtype, alignment."""
+    """Parameters and documents use one word for one thing, such as threads, filename and group."""
     seen = set()
     for name in (*MODULES, ".checkpoint", ".flax"):
         try:

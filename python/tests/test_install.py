@@ -96,7 +96,7 @@ def shrunk(text: str) -> str:
 
 @pytest.mark.parametrize("version", [grown, shrunk])
 def test_programs_of_other_versions(prefix, sharded, tmp_path, version):
-    """A program that was compiled against headers whose structs are longer or shorter runs."""
+    """Programs run that were compiled with headers whose structs are longer or shorter."""
     folder = sharded[0]
     headers = tmp_path / "include"
     shutil.copytree(prefix / "include", headers)
@@ -205,7 +205,8 @@ def test_uninstall_leaves_nothing(prefix, tmp_path):
     "from fastsafetensors import safe_open; safe_open('m', framework='pt').get_tensor('a')",
     "from fastsafetensors import safe_open; safe_open('m', framework='np').get_tensor('a')"])
 def test_missing_dependency_is_named(line, tmp_path):
-    """Without torch and numpy (None in sys.modules): what to install, in the error's last line."""
+    """Without torch and numpy (None in sys.modules) the error's last line names the package to
+    install."""
     header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
     code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; {line}"
@@ -327,7 +328,7 @@ def test_wheel_and_sdist_in_empty_environments(tmp_path):
 
 
 def test_a_short_soak():
-    """`make soak`, shortened: memory and descriptors stay level, and loaders at once finish."""
+    """In a short `make soak`, memory and descriptors do not grow, and concurrent loaders finish."""
     import sys
 
     done = subprocess.run([sys.executable, ROOT / "tools/soak.py", "--rounds", "300"],

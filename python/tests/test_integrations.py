@@ -18,14 +18,14 @@ from fastsafetensors.integrations import accelerate_from_pretrained
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Each test begins switched off and not warned."""
+    """Each test begins with the integration disabled and without an issued warning."""
     integrations._state.warned = False
     yield
     assert integrations._state.depth == 0
 
 
 def bound():
-    """Every place where the reference's functions are bound in what is loaded."""
+    """Return every module attribute that refers to a function of the reference."""
     import safetensors
     import safetensors.torch
 
@@ -69,7 +69,7 @@ def test_transformers(llama, torch, dtype, mode):
     state = model.state_dict()
     assert state.keys() == expected.keys()
     assert all(same_bits(torch, state[name], expected[name]) for name in expected)
-    with torch.no_grad():  # the memory is the model's own
+    with torch.no_grad():  # the model owns the memory
         next(model.parameters()).zero_()
 
 
@@ -384,7 +384,7 @@ def test_collected_slices_are_read_ahead(tmp_path, torch):
         assert files[0]._replacement._ahead._opened_bytes == 20 * 128 * 1024
         for file in files:
             file.__exit__(None, None, None)
-        # The next file's turn.
+        # The next file is read ahead.
         with safetensors.safe_open(tmp_path / "b.st", "pt") as file:
             for name in list(tensors)[:8]:
                 file.get_slice(name)

@@ -44,7 +44,7 @@ def fill(source: Any, shape: tuple[int, ...] | None = None) -> Any:
     return torch.zeros(shape or tuple(source.shape)).copy_(source)
 
 
-# A use, and the bytes that it needs of the tensor; None: no matter.
+# An operation, and the bytes that it needs of the tensor (None: not checked).
 USES: dict[str, tuple[Callable[[Any], Any], int | None]] = {
     "narrow": (lambda t: fill(t.narrow(0, 3, 4)), 4 * 8 * 4),
     "narrow keyword": (lambda t: fill(t.narrow(dim=1, start=2, length=3)), 12 * 3 * 4),

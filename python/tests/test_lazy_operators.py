@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every operator of torch's registry gives the same on a lazy tensor as on a plain one.
 
-The same are values, dtypes, shapes, strides and storage offsets of results, the tensor itself
-afterwards, and errors. Plain is an ordinary tensor of the stored tensor's values, or the same view
-of one.
+Compared are values, dtypes, shapes, strides and storage offsets of results, the state of the tensor
+afterwards, and errors. The plain tensor has the stored tensor's values, or is the same view of such
+a tensor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def embed(values: Any, dim: int, before: int, after: int) -> Any:
     return made
 
 
-# How a view's values are stored, and how the view is made from them.
+# For each kind of view, how its values are stored and how the view is made from them.
 VIEWS: dict[str, tuple[Maker, Maker]] = {
     "whole": (lambda x: x, lambda t: t),
     "rows": (lambda x: embed(x, 0, 2, 1), lambda t: t[2:-1]),
@@ -51,7 +51,7 @@ VIEWS: dict[str, tuple[Maker, Maker]] = {
                            lambda t: swap_ends(t[..., 2:-1])),
 }
 
-# Results of these are undefined, random, or addresses.
+# The results of these operators are undefined, random, or addresses.
 NO_VALUES = ("empty", "resize", "as_strided_partial")
 
 
@@ -147,7 +147,7 @@ def stored_of(samples: list[Any]) -> dict[str, Any]:
 
 
 def compare(operator: Any, dtype: Any, path: Path) -> list[str]:
-    """Everything in which lazy tensors differ from plain ones."""
+    """Return all differences between the results of lazy and plain tensors."""
     samples = samples_of(operator, dtype)
     stored = stored_of(samples)
     if not stored:

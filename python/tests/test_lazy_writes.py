@@ -161,7 +161,8 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
 
 
 def test_trained_parameters_are_plain(path: Path) -> None:
-    """The same object. A frozen parameter stays lazy until its gradient is needed."""
+    """A trained parameter becomes plain and stays the same object. A frozen one stays lazy until
+    its gradient is needed."""
     import pickle
 
     model = LazyModel(path)
@@ -238,7 +239,7 @@ def test_modules_of_another_dtype_are_saved(path: Path, mode: str, dtype: Any) -
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
 def test_lazy_tensors_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
-    """Every API saves the values that they stand for, also to the file that they were read from."""
+    """Every API saves their values, even to the file that they are read from."""
     from fastsafetensors.fast_loading import save_safetensors
     from fastsafetensors.torch import load, save
 
@@ -269,7 +270,8 @@ def test_writes_are_visible_through_other_strides(path: Path) -> None:
 
 def test_window_dropped_during_a_read(
         path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads open new windows: a thread that waits for an old one's slice reads it alone."""
+    """If other threads replace the readahead window, a thread that waits for a slice of the old one
+    reads it itself."""
     model = LazyModel(path, mode="load", memory=4 * ALL)
     make_item = lazy_reads.make_item
     dropped = []
@@ -559,7 +561,7 @@ def test_compressed_files(tmp_path: Path) -> None:
 
 
 def test_collectives_are_known_to_write() -> None:
-    """Their schemas say nothing of it; their names do."""
+    """Collectives that write are recognised by name, because their schemas do not declare it."""
     if not torch.distributed.is_available():
         pytest.skip("torch was built without torch.distributed")
     from fastsafetensors._lazy_writers import WRITES as WRITER

@@ -76,7 +76,7 @@ def values(tensors: dict[str, Any]) -> set[float]:
 
 
 class HalfPublished:
-    """A set whose next save has stopped after the first of its files got its final name."""
+    """A sharded model whose next save has stopped after the first of its files was renamed."""
 
     def __init__(self, folder: Path, spare: Path) -> None:
         save(folder, 1.0)

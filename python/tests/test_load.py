@@ -314,7 +314,7 @@ except StopIteration:
     encoded = ("{" + header + "}").encode()
     path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(64 << 20))
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True,
-                          timeout=300)  # it would wait for ever
+                          timeout=300)  # otherwise the load would wait forever
     assert done.stdout.startswith("interrupted 1"), done.stdout + done.stderr
 
 

@@ -184,7 +184,7 @@ def test_the_page_cache_as_a_choice(cache, path, torch):
         load_file(path, cache="warm")
 
 
-def test_bypass_makes_no_views(path):
+def test_bypass_copies_all_tensors(path):
     from fastsafetensors import _core
 
     path.read_bytes()

@@ -66,7 +66,7 @@ def count_open(folder):
 
 
 def test_failed_loader_closes_files(tmp_path):
-    """Without waiting for the garbage collector."""
+    """The files are closed at once, not by the garbage collector."""
     save_file({"w": torch.zeros(4)}, tmp_path / "m.safetensors")
     paths = [str(tmp_path / "m.safetensors"), str(tmp_path / "none.safetensors")]
     gc.disable()
@@ -110,7 +110,7 @@ def write_odd(path, count, elements):
 
 @pytest.mark.parametrize("mode", ["auto", "map", "load"])
 def test_misaligned_tensors_are_read_without_the_interpreter(tmp_path, mode):
-    """Other threads go on while what can be no view is read."""
+    """Other threads run while tensors are copied that cannot be views."""
     values = write_odd(tmp_path / "odd.safetensors", 40, 1 << 20)
     beats, stop = [], threading.Event()
 
@@ -131,7 +131,7 @@ def test_misaligned_tensors_are_read_without_the_interpreter(tmp_path, mode):
 
 
 def test_a_missing_shard_is_the_errors_file(run_command, tmp_path):
-    """The exception names what is not there."""
+    """The exception's filename is the missing shard."""
     names = {"weight_map": {"a": "x1.safetensors", "b": "x2.safetensors"}}
     save_file({"a": torch.zeros(4)}, tmp_path / "x1.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(names))
@@ -143,7 +143,7 @@ def test_a_missing_shard_is_the_errors_file(run_command, tmp_path):
 
 
 def test_impossible_conversion_is_a_value_error(tmp_path):
-    """Not the file's."""
+    """It is a ValueError, because the request is wrong and not the file."""
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.zeros(3)}, path)
     with pytest.raises(ValueError, match="fill whole bytes"):
@@ -197,7 +197,7 @@ def test_progress_ends_with_the_whole(tmp_path, options):
 
 
 def test_progress_is_a_callable(tmp_path):
-    """Or a bool."""
+    """progress accepts a callable or a bool; anything else is an error."""
     save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
     for wrong in (5, "x", object()):
         with pytest.raises(TypeError, match="progress"):
@@ -205,7 +205,7 @@ def test_progress_is_a_callable(tmp_path):
 
 
 def test_parallel_loader_takes_a_list(tmp_path):
-    """A path alone is not its letters."""
+    """A single path is an error, and is not treated as a list of letters."""
     save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
     for one in (str(tmp_path / "m.safetensors"), tmp_path / "m.safetensors"):
         with pytest.raises(TypeError, match="list of files"):
@@ -230,7 +230,7 @@ def test_command_raises_the_file_limit(command, tmp_path):
 
 
 def test_speed_counts_bytes_read(run_command, tmp_path):
-    """Not of views that were there already."""
+    """Views of cached pages do not count as bytes read."""
     path = tmp_path / "m.safetensors"
     save_file({f"w{i}": torch.zeros(1 << 20) for i in range(16)}, path)
     path.read_bytes()

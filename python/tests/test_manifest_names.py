@@ -5,7 +5,7 @@ import pytest
 
 
 def test_an_algorithm_is_not_a_target(tmp_path):
-    """The second argument is a path: the name of an algorithm there is a slip."""
+    """The second argument is a path. The name of an algorithm there is an error."""
     import numpy
     from fastsafetensors import write_manifest
     from fastsafetensors.numpy import save_file

@@ -9,8 +9,8 @@ COUNT = 120_000
 
 
 def test_many_embedded_digests(command, tmp_path):
-    """Each of these took minutes when a key was searched for from the first one on, and hours when
-    all tensors were looked through for each: the limit is far from both."""
+    """A linear search for each key would take minutes, and a search over all tensors for each key
+    hours. The limit detects both."""
     def run(*words):
         return subprocess.run([command, *words], cwd=tmp_path, capture_output=True, text=True,
                               timeout=60, check=False)
@@ -36,7 +36,8 @@ def test_many_embedded_digests(command, tmp_path):
 
 
 def test_padding_with_many_metadata_keys(command, tmp_path):
-    """A mark of fillers behind other keys, which no reader may pay for once a tensor."""
+    """The padding mark is the last of many keys. It must be searched for once, not once per
+    tensor."""
     count = COUNT // 4
     header = {"__metadata__": {**{f"k{i}": "" for i in range(count)}, "__padding__": "64"}}
     header.update({f"__padding__.{i}" if i % 2 else f"t{i}": {

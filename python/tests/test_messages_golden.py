@@ -20,7 +20,7 @@ import fastsafetensors
 GOLDEN = pathlib.Path(__file__).with_name("messages.txt")
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
 
-# Names of files, and the header and data, or all bytes, of each.
+# Names of files with the header and data, or all bytes, of each.
 BAD_HEADERS = {
     "array": ("[]", b""),
     "no_brace": ('"a"', b""),
@@ -122,7 +122,7 @@ class Error(ctypes.Structure):
 
 
 def options(name, **values):
-    """The bytes of a struct of options, with the offsets that abi-1.txt has."""
+    """Return the bytes of an options struct, with the offsets in abi-1.txt."""
     words = [line.split() for line in (ROOT / "tests/header/abi-1.txt").read_text().splitlines()]
     size = next(int(word[2]) for word in words if word[:2] == ["struct", name])
     content = bytearray(size)
@@ -144,7 +144,7 @@ def library():
 
 
 def address(value):
-    """The address of a struct, as a number."""
+    """Return the address of a struct as a number."""
     return ctypes.addressof(value)
 
 
@@ -176,7 +176,7 @@ class Calls:
 
 
 def test_messages_of_c(library, folder):
-    """Each message begins with the file, if it is about one, and has it once."""
+    """A message about a file begins with its name and contains it once."""
     calls, out = Calls(library), ctypes.c_void_p()
     result = ctypes.byref(out)
     paths = [f"{name}.safetensors" for name in (*BAD_HEADERS, *OTHER_FILES)]
@@ -226,7 +226,7 @@ def test_messages_of_c(library, folder):
 
 
 def test_messages_of_the_command(command, folder):
-    """FILE: what happened [Kind], or the option that is wrong."""
+    """Messages have the form "FILE: what happened [Kind]", or name the wrong option."""
     good, target = "DIR/good.safetensors", "DIR/new.safetensors"
     lines = [
         *(f"verify DIR/{name}.safetensors" for name in BAD_HEADERS),
@@ -272,7 +272,7 @@ def test_messages_of_the_command(command, folder):
 
 
 def test_messages_of_python(folder):
-    """The class and the text of exceptions."""
+    """The class and the text of exceptions are those of messages.txt."""
     good = folder / "good.safetensors"
     header = fastsafetensors.read_header
     core = fastsafetensors._core
@@ -313,6 +313,6 @@ def test_messages_of_python(folder):
 
 
 def test_there_are_many_messages():
-    """At least 120 different ones."""
+    """messages.txt has at least 120 different messages."""
     lines = GOLDEN.read_text().splitlines()
     assert len({line for line in lines if line.startswith("    ")}) >= 120

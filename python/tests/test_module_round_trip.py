@@ -16,7 +16,7 @@ SEEDS = 24
 
 
 class _Maker:
-    """Makes the same module each time, with other values in it."""
+    """Makes the same module for each call, with different values."""
 
     def __init__(self, torch, seed):
         self.torch, self.seed = torch, seed
@@ -68,7 +68,7 @@ class _Maker:
 
 
 def _ties(module):
-    """Which names are one object."""
+    """Return the groups of names that refer to one object."""
     groups = collections.defaultdict(set)
     for name, tensor in module.state_dict(keep_vars=True).items():
         groups[id(tensor)].add(name)

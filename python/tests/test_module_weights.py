@@ -148,7 +148,8 @@ def test_tied_names_with_different_values_stay_apart(tied, torch, tmp_path):
         model = make()
         load_model(model, tmp_path / "m", assign=assign)
         assert model.b.weight is model.a.weight
-        assert model.a.weight.unique().tolist() == [2.0]  # the last one's, as torch's loop has it
+        # the value of the last name, as in torch's loop
+        assert model.a.weight.unique().tolist() == [2.0]
 
 
 def test_hook_state_is_not_a_destination(torch, tmp_path):
@@ -254,7 +255,7 @@ def test_sharded_load_of_ties_and_buffers(mesh, tied, torch, tmp_path):
 
 
 @pytest.mark.parametrize("lacking", ["norm.running_mean", "norm.num_batches_tracked", "w.weight"])
-def test_sharded_load_names_what_is_missing(lacking, mesh, torch, tmp_path):
+def test_sharded_load_names_missing_tensors(lacking, mesh, torch, tmp_path):
     model = torch.nn.ModuleDict({"norm": torch.nn.BatchNorm1d(3), "w": torch.nn.Linear(3, 3)})
     state = {n: t for n, t in model.state_dict().items() if n != lacking}
     save_file(state, tmp_path / "m")
@@ -271,7 +272,8 @@ def test_sharded_load_of_another_shape_reads_nothing(mesh, torch, tmp_path):
 
 
 def test_packed_floats_in_parts(mesh, torch, tmp_path):
-    """4-bit floats: torch counts pairs, the format elements."""
+    """Sizes of 4-bit floats are right, although torch counts pairs and the format single
+    elements."""
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no 4-bit floats")
     from torch.distributed.tensor import Shard
@@ -286,7 +288,7 @@ def test_packed_floats_in_parts(mesh, torch, tmp_path):
 
 
 def test_measured_speeds_are_agreed_on(monkeypatch, torch):
-    """A rank that has measured in a group that ended measures again with those that have not."""
+    """A rank with speeds from an earlier group measures again together with new ranks."""
     import fastsafetensors.sharded as sharded
 
     class Group:
@@ -317,7 +319,8 @@ def test_measured_speeds_are_agreed_on(monkeypatch, torch):
 
 
 def test_graphs_notice_new_weights(tmp_path, torch):
-    """Weights that are loaded between forward and backward are an error, as any change in place."""
+    """Loading weights between forward and backward is an error of autograd, like any change in
+    place."""
     from fastsafetensors.torch import load_model, save_model
 
     path = tmp_path / "m.safetensors"

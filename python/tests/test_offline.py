@@ -81,7 +81,7 @@ def actions(url: str) -> list[Callable[[], object]]:
 def test_offline_opens_no_connection(
     kind: str, server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loads, listings, verification, saves: each is an error, and none connects to the server."""
+    """Loads, listings, verification and saves are errors, and none connects to the server."""
     forbid(kind, monkeypatch, retry_base_ms=2)
     for act in actions(server.url):
         with pytest.raises(REFUSALS) as caught:
@@ -124,7 +124,7 @@ def test_values_that_leave_the_network_on(
 
 @pytest.mark.parametrize("way", ["--offline", "environment"])
 def test_the_command(way: str, server: WebServer, tmp_path: pathlib.Path, command: str) -> None:
-    """Every subcommand that reads URLs refuses them, and serves what the cache has."""
+    """Subcommands read cached URLs, and refuse other URLs."""
     url, cache = server.url + "x.safetensors", os.fspath(tmp_path / "cache")
     for _ in range(2):
         subprocess.run([command, "load", "--cache-dir", cache, url], check=True,

@@ -34,7 +34,7 @@ zstd_or_skip()
 
 
 def weights() -> dict[str, "torch.Tensor"]:
-    """Tensors of many dtypes and odd sizes, more than a chunk of them."""
+    """Tensors of many dtypes and odd sizes, some larger than a chunk."""
     torch.manual_seed(0)
     return {
         "layer.0.weight": (torch.randn(1500, 701) * 0.02).bfloat16(),
@@ -68,7 +68,7 @@ def same(one: dict[str, "torch.Tensor"], other: dict[str, "torch.Tensor"]) -> bo
 
 @pytest.fixture(name="pair", scope="module")
 def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Paths of a plain file and of the same compressed."""
+    """Return the paths of a plain file and of its compressed form."""
     folder = tmp_path_factory.mktemp("packed")
     plain, packed = str(folder / "plain.safetensors"), str(folder / "packed.safetensors")
     fst_torch.save_file(weights(), plain, {"format": "pt"})
@@ -86,7 +86,7 @@ def read_header(path: str) -> dict[str, object]:
 
 
 def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
-    """A compressed file is smaller and stock safetensors opens it."""
+    """A compressed file is smaller, and the safetensors package can open it."""
     plain, packed = pair
     assert pathlib.Path(packed).stat().st_size < 0.8 * pathlib.Path(plain).stat().st_size
     seen = stock.load_file(packed)
@@ -97,26 +97,26 @@ def test_a_compressed_file_is_smaller_and_stock_safetensors_opens_it(pair):
 
 
 @pytest.mark.parametrize("mode", [None, "load"])
-def test_load_file_gives_what_was_saved(pair, mode):
-    """Load file gives what was saved."""
+def test_load_file_returns_the_saved_tensors(pair, mode):
+    """load_file() returns the saved tensors."""
     assert same(fst_torch.load_file(pair[1], mode=mode), weights())
 
 
 def test_views_are_refused_where_they_are_demanded(pair):
-    """Views are refused where they are demanded."""
+    """mode="map" is an error for compressed files."""
     with pytest.raises(RuntimeError, match="compressed"):
         fst_torch.load_file(pair[1], mode="map")
 
 
-def test_numpy_gives_what_was_saved(pair):
-    """Numpy gives what was saved."""
+def test_numpy_returns_the_saved_arrays(pair):
+    """The NumPy API returns the saved arrays."""
     loaded = fst_numpy.load_file(pair[1])
     assert np.array_equal(loaded["layer.0.half"], weights()["layer.0.half"].numpy())
     assert np.array_equal(loaded["numbers"], weights()["numbers"].numpy())
 
 
 def test_safe_open_shows_names_metadata_and_slices(pair):
-    """Safe open shows names metadata and slices."""
+    """safe_open() returns the original names, metadata and slices."""
     all_weights = weights()
     with safe_open(pair[1], "pt") as file:
         assert sorted(file.keys()) == sorted(all_weights)
@@ -137,7 +137,7 @@ def test_safe_open_shows_names_metadata_and_slices(pair):
 
 
 def test_modules_are_filled(pair, tmp_path):
-    """Modules are filled."""
+    """load_model() fills modules from compressed files."""
     del pair
     model, other = torch.nn.Linear(512, 700), torch.nn.Linear(512, 700)
     path = str(tmp_path / "module.safetensors")
@@ -155,7 +155,7 @@ def test_conversion_while_loading(pair):
 
 
 def test_sets_with_an_index(tmp_path):
-    """Sets with an index."""
+    """Sharded compressed models with an index load like plain ones."""
     from fastsafetensors import fast_loading
 
     state = weights()
@@ -176,7 +176,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_compresses_and_gives_the_file_back(tmp_path, pair):
-    """The command compresses and gives the file back."""
+    """The command compresses a file and restores the original bytes."""
     source, packed, back = (str(tmp_path / name) for name in "abc")
     shutil.copyfile(pair[0], source)
     assert command("convert", "--compress=all", source, packed).returncode == 0
@@ -230,7 +230,8 @@ def test_damage_names_the_tensor(tmp_path, pair):
 
 
 def test_missing_libzstd_is_named(pair):
-    """Files written here are read without it; writing one says what to install."""
+    """Compressed files can be read without libzstd. Writing one is an error that names the package
+    to install."""
     program = f"""
 import sys
 from fastsafetensors import safe_open, SafetensorError
@@ -245,7 +246,7 @@ for work in (lambda: fst_numpy.save_file(original, {pair[0]!r} + ".other", compr
     except Exception as error:
         print(type(error).__name__, error)
 """
-    # A library of that name without the functions is found first: it is too old.
+    # The first library found lacks the functions, as an old version does.
     folder = pathlib.Path(pair[1]).parent / "empty"
     folder.mkdir(exist_ok=True)
     source = folder / "nothing.c"
@@ -272,7 +273,7 @@ def listed(path: pathlib.Path) -> None:
 
 
 def test_manifest_of_the_stored_file_checks_stored_bytes(tmp_path, pair):
-    """Right bytes load; any flipped one is refused, whether in header, directory or chunks."""
+    """Unchanged files load. A flipped bit in header, directory or chunks is an error."""
     path = tmp_path / "model.safetensors"
     shutil.copyfile(pair[1], path)
     listed(path)
@@ -285,7 +286,7 @@ def test_manifest_of_the_stored_file_checks_stored_bytes(tmp_path, pair):
 
 
 def test_a_manifest_of_the_original_refuses_the_compressed_file(tmp_path, pair):
-    """Other bytes, another size: and the reverse."""
+    """The manifest of the original does not match the compressed file, and the reverse."""
     path = tmp_path / "model.safetensors"
     for one, other in (pair, reversed(pair)):
         shutil.copyfile(one, path)
@@ -296,7 +297,7 @@ def test_a_manifest_of_the_original_refuses_the_compressed_file(tmp_path, pair):
 
 
 def test_truncated_compressed_file_is_not_rescued(tmp_path, pair):
-    """The command says why, and writes nothing."""
+    """`rescue` is an error that gives the reason, and writes no file."""
     path, out = tmp_path / "cut.safetensors", tmp_path / "out.safetensors"
     path.write_bytes(pathlib.Path(pair[1]).read_bytes()[:-100])
     told = command("verify", str(path))
@@ -306,7 +307,7 @@ def test_truncated_compressed_file_is_not_rescued(tmp_path, pair):
 
 
 def test_many_threads_and_a_forked_child_read_one_open_file(pair):
-    """Each gets its own rows."""
+    """Each thread, and the child, reads its rows correctly."""
     whole = weights()["layer.0.weight"]
     wrong = []
     with safe_open(pair[1], "pt") as file:
@@ -343,7 +344,7 @@ def test_decompressing_a_small_plain_file_copies_it(tmp_path, content):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_rank_rows_read_only_their_chunks(tmp_path, dtype):
-    """One of eight parts of the rows: its bytes and at most a chunk at either end."""
+    """One of eight ranks reads the bytes of its rows and at most one more chunk at either end."""
     path, rows = tmp_path / "packed.safetensors", 1024
     weight = (torch.randn(rows, 4000) * 0.02).to(dtype)
     fst_torch.save_file({"w": weight}, path, compress=True)
@@ -405,7 +406,7 @@ def test_signed_folders_of_compressed_files(tmp_path, pair):
 
 
 def test_stand_in_gpus_get_the_decoded_bytes(pair):
-    """A GPU gets tensors that the processors have decoded."""
+    """Tensors for a GPU are decoded by the CPU."""
     code = f"""
 torch = fake_gpu.give_torch_a_gpu()
 import fastsafetensors.torch as fst

@@ -41,7 +41,7 @@ OPTIONS = EngineOptions(mode="load", progress=False)
 
 
 def weights(first: int) -> Tensors:
-    """Two layers, from `first` on, that shrink, and an integer tensor that does not."""
+    """Two layers, numbered from `first`, that shrink, and an integer tensor that does not."""
     torch.manual_seed(first)
     made: Tensors = {}
     for i in range(first, first + 2):
@@ -84,12 +84,12 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(name="packed", scope="module")
 def find_packed(folder: pathlib.Path) -> str:
-    """The compressed one."""
+    """Return the compressed file of a folder."""
     return str(folder / "0.safetensors")
 
 
 class Layers(torch.nn.Module):  # type: ignore[name-defined, misc]
-    """Parameters of the names of weights(0)."""
+    """A module whose parameters have the names of weights(0)."""
 
     def __init__(self) -> None:
         """Zeros everywhere."""
@@ -103,7 +103,7 @@ class Layers(torch.nn.Module):  # type: ignore[name-defined, misc]
 
 
 def test_sets_of_compressed_and_plain_files(folder: pathlib.Path) -> None:
-    """The index has the original names; twice in a row, complete and in slices."""
+    """The index has the original names. Complete tensors and slices load, twice in a row."""
     index = folder / "model.safetensors.index.json"
     for _ in range(2):
         assert same(load_file(index), weights(0) | weights(2))
@@ -114,7 +114,8 @@ def test_sets_of_compressed_and_plain_files(folder: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("engine", ["pread", "direct", "uring", "mmap"])
 def test_every_engine_decodes_or_says_why_not(packed: str, engine: Any) -> None:
-    """What can't read such a file says so, with its name; the others give the same bytes."""
+    """Engines that cannot read compressed files raise an error with the file's name. All others
+    return the same bytes."""
     try:
         assert same(load_file(packed, mode="load", engine=engine), weights(0))
     except RuntimeError as error:
@@ -122,7 +123,7 @@ def test_every_engine_decodes_or_says_why_not(packed: str, engine: Any) -> None:
 
 
 def test_plugins_take_whole_tensors_and_parts(folder: pathlib.Path) -> None:
-    """What the plug-ins of vLLM and SGLang hand to the engines; a reload as well."""
+    """The plug-ins of vLLM and SGLang load complete tensors and parts, also in a reload."""
     paths = [str(folder / f"{number}.safetensors") for number in range(2)]
     wanted = weights(0) | weights(2)
     for _ in range(2):
@@ -149,7 +150,7 @@ def test_lazy_tensors_read_their_chunks(packed: str) -> None:
 
 
 def test_modules_take_all_or_what_changed(packed: str) -> None:
-    """Load_model, and its changed=, fill modules."""
+    """load_model() fills modules, with and without changed=."""
     module = Layers()
     load_model(module, packed)
     assert same(module.state_dict(), weights(0))
@@ -220,7 +221,8 @@ def test_ranks_get_their_parts(tmp_path: pathlib.Path) -> None:
 
 
 def test_urls_and_the_disk_cache(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A compressed object: less is sent than its tensors have; the second start sends nothing."""
+    """A compressed object needs fewer bytes from the server than its tensors have, and none with a
+    filled cache."""
     stored = (folder / "0.safetensors").stat().st_size
     wanted = weights(0)
     try:
@@ -255,7 +257,7 @@ def test_budgets_count_what_threads_decompress_with(packed: str) -> None:
 
 
 def test_rows_of_two_files_interleaved(tmp_path: pathlib.Path) -> None:
-    """A chunk that was kept decoded for one file is not used for another one, nor for a file that
+    """A decoded chunk that is kept for one file is not used for another file, even if that has
     replaced it at the same path."""
     paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     held = [weights(0)["layers.0.w"], weights(2)["layers.2.w"]]
@@ -271,7 +273,8 @@ def test_rows_of_two_files_interleaved(tmp_path: pathlib.Path) -> None:
 
 
 def test_ctrl_c_ends_a_load(packed: str) -> None:
-    """A progress call that is interrupted: KeyboardInterrupt, no thread stays, the next works."""
+    """Ctrl-C in a progress callback raises KeyboardInterrupt. No thread remains, and the next load
+    works."""
     code = f"""
 import os, signal, threading
 from fastsafetensors.torch import load_file
@@ -288,7 +291,7 @@ print(len(load_file({packed!r}, mode="load")))
 
 
 def become_other_user() -> None:
-    """Root may do anything, so change to another user."""
+    """Change to another user, because root passes all permission checks."""
     if os.getuid() == 0:
         os.setgroups([])
         os.setgid(65534)

@@ -31,7 +31,8 @@ from fastsafetensors._serialize import deserialize  # noqa: E402
 
 @pytest.fixture(name="pair", scope="module")
 def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
-    """A plain file and the same compressed: a tensor without a name, others that stay plain."""
+    """Return the paths of a plain file and its compressed form, with an unnamed tensor and
+    incompressible ones."""
     torch.manual_seed(0)
     tensors = {
         "": (torch.randn(40000) * 0.02).bfloat16(),
@@ -48,7 +49,7 @@ def make_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, p
     return paths
 
 
-def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
+def test_bytes_in_memory_load(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
     """load() of both modules and deserialize() return the same for compressed bytes."""
     plain, packed = (path.read_bytes() for path in pair)
     assert deserialize(packed) == deserialize(plain)
@@ -61,12 +62,13 @@ def test_bytes_in_memory_give_what_was_saved(pair: tuple[pathlib.Path, pathlib.P
             assert bytes(memoryview(wanted.numpy() if module is fst_torch else wanted)) == bytes(
                 memoryview(got.numpy() if module is fst_torch else got))
     own = fst_torch.load(packed)["w"]
-    own[0] = 0  # owned memory, which may be written to
+    own[0] = 0  # the tensors own their memory, so it is writable
     assert fst_torch.load(packed)["w"][0].any()
 
 
 def test_custom_readers_are_refused(pair: tuple[pathlib.Path, pathlib.Path]) -> None:
-    """Where a caller reads the file by offsets, compressed bytes would be taken for weights."""
+    """APIs that give a caller file offsets refuse compressed files, whose bytes are not the
+    weights."""
     plain, packed = (SafeTensorsMetadata.from_file(str(path)) for path in pair)
     assert plain.select_byte_ranges(lambda name: True)
     with pytest.raises(RuntimeError, match="is compressed"):
@@ -76,7 +78,7 @@ def test_custom_readers_are_refused(pair: tuple[pathlib.Path, pathlib.Path]) -> 
 
 
 def test_header_digests_cover_the_whole_header(tmp_path: pathlib.Path) -> None:
-    """Compressed files whose headers differ late have other digests."""
+    """Compressed files whose headers only differ near the end have different digests."""
     found = []
     for first in (1, 2):
         path = tmp_path / str(first)
@@ -90,7 +92,7 @@ def test_header_digests_cover_the_whole_header(tmp_path: pathlib.Path) -> None:
 def test_unnamed_tensor_round_trips(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
 ) -> None:
-    """The empty name is one: it is compressed, too, and decompressed."""
+    """A tensor with an empty name is compressed and decompressed like others."""
     stored = json.loads(pair[1].read_bytes()[8:].split(b"}}")[0] + b"}}")
     assert "__packed__." in stored
     back = tmp_path / "back"
@@ -103,7 +105,7 @@ def test_unnamed_tensor_round_trips(
 def test_damage_exits_with_1(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path
 ) -> None:
-    """A damaged file is invalid (1), as one whose header is; not unreadable (2)."""
+    """Damaged data exits with 1 (invalid), like a damaged header, and not with 2 (unreadable)."""
     data = bytearray(pair[1].read_bytes())
     (size,) = struct.unpack("<Q", data[:8])
     entry = json.loads(data[8 : 8 + size])["__packed__.w"]
@@ -115,7 +117,7 @@ def test_damage_exits_with_1(
 
 
 def respace(data: bytes) -> bytes:
-    """The same file, its header spaced as another writer might."""
+    """Rewrite the file's header with other whitespace."""
     (size,) = struct.unpack("<Q", data[:8])
     text = json.dumps(json.loads(data[8 : 8 + size]), separators=(" , ", " : ")).encode()
     return struct.pack("<Q", len(text)) + text + data[8 + size :]
@@ -125,7 +127,8 @@ def respace(data: bytes) -> bytes:
 def test_pipes_are_read_as_files_are(
     pair: tuple[pathlib.Path, pathlib.Path], command: str, tmp_path: pathlib.Path, spaced: bool
 ) -> None:
-    """Through a pipe: valid, decompresses to the original, and has a new file's permissions."""
+    """A compressed file from a pipe is valid and decompresses to the original, with a new file's
+    permissions."""
     data = pair[1].read_bytes()
     data = respace(data) if spaced else data
     for arguments in (["verify", "-"], ["inspect", "-"]):
@@ -155,11 +158,11 @@ def test_digests_of_a_file_are_those_of_its_bytes(
 
 
 def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.Path) -> None:
-    """A tensor of 256 MiB takes no such memory to be verified."""
+    """Verifying a tensor of 256 MiB takes less than three quarters of its size in memory."""
     path = tmp_path / "large.safetensors"
     values = (torch.randn(1 << 20) * 0.02).bfloat16().repeat(128).reshape(-1, 4096)
     fst_torch.save_file({"w": values}, path, compress=True)
-    # A process begins with the peak of the one that it was forked from: not of this one's.
+    # A forked process inherits the peak memory of its parent, so it is started by a small process.
     count = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, "
              "stdout=subprocess.DEVNULL); "
              "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")

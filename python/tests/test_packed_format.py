@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader and a writer of compressed files, made from docs/FORMAT.md alone: both agree with the
-library's."""
+"""An independent reader and writer of compressed files, written from docs/FORMAT.md alone, agree
+with the library."""
 
 import ctypes
 import json
@@ -42,7 +42,7 @@ def rotate(numbers: np.ndarray, bits: int, left: int) -> np.ndarray:
 
 
 def read_chunk(stored: bytes, dtype: str, true_bytes: int) -> bytes:
-    """A chunk's true bytes."""
+    """Return the decoded bytes of a chunk."""
     width = ELEMENT_BYTES[dtype]
     count = stored[0]
     assert count == width
@@ -73,7 +73,7 @@ def read_chunk(stored: bytes, dtype: str, true_bytes: int) -> bytes:
 
 
 def read_file(path: pathlib.Path) -> bytes:
-    """The original file."""
+    """Return the bytes of the original file."""
     data = path.read_bytes()
     begin = 8 + struct.unpack_from("<Q", data)[0]
     header = json.loads(data[8:begin])
@@ -121,7 +121,7 @@ def read_file(path: pathlib.Path) -> bytes:
 
 
 def write_chunk(data: bytes, dtype: str) -> bytes:
-    """The stored form of a chunk."""
+    """Return the encoded bytes of a chunk."""
     width = ELEMENT_BYTES[dtype]
     numbers = rotate(np.frombuffer(data, f"<u{width}"), 8 * width, 1 if dtype in ROTATED else 0)
     heads, coded, raw = b"", [], []
@@ -213,8 +213,8 @@ def some_arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_a_reader_made_from_the_page_reads_what_the_library_writes(tmp_path):
-    """A reader made from the page reads what the library writes."""
+def test_the_independent_reader_reads_our_files(tmp_path):
+    """The independent reader reads files that the library writes."""
     plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
     fst.save_file(some_arrays(), str(plain))
     fst.save_file(some_arrays(), str(packed), compress="all")
@@ -223,8 +223,8 @@ def test_a_reader_made_from_the_page_reads_what_the_library_writes(tmp_path):
 
 
 @pytest.mark.parametrize("log", [16, 18, 20])
-def test_the_library_reads_what_a_writer_made_from_the_page_writes(tmp_path, log):
-    """The library reads what a writer made from the page writes."""
+def test_the_library_reads_independently_written_files(tmp_path, log):
+    """The library reads files that the independent writer writes."""
     plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
     fst.save_file(some_arrays(), str(plain))
     packed.write_bytes(write_file(plain.read_bytes(), log))
@@ -234,7 +234,7 @@ def test_the_library_reads_what_a_writer_made_from_the_page_writes(tmp_path, log
 
 
 def test_both_headers_have_the_same_metadata(tmp_path):
-    """A reader that knows nothing of compressed files sees what one sees that does."""
+    """Readers without support for compressed files see the same metadata as readers with it."""
     plain, packed = tmp_path / "plain.safetensors", tmp_path / "packed.safetensors"
     fst.save_file(some_arrays(), str(plain), metadata={"license": "mit", "note": "n"})
     good = write_file(plain.read_bytes(), 18)

@@ -38,7 +38,7 @@ def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @pytest.fixture()
 def listener() -> Iterator[socket.socket]:
-    """A socket that takes connections at every address of the machine."""
+    """A socket that listens at every address of the machine."""
     try:
         made = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def send_to(place: str) -> Callable[[Request, Answer], Answer]:
 def test_private_hosts_are_refused(
     host: str, folder: pathlib.Path, listener: socket.socket
 ) -> None:
-    """The error names the reason and the option; nothing has been connected to."""
+    """The error names the reason and the option, and no connection was made."""
     port = listener.getsockname()[1]
     with web_server(folder, send_to(f"http://{host}:{port}/{NAME}")) as server:
         with pytest.raises(REFUSALS, match="redirects to a private address.*private_redirects"):
@@ -77,7 +77,7 @@ def test_private_hosts_are_refused(
 def test_the_option_allows_them(
     folder: pathlib.Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """private_redirects, or the variable, which serves the command as well."""
+    """private_redirects allows them, and so does the environment variable, also for the command."""
     with web_server(folder) as target:
         place = f"http://localhost:{target.server_address[1]}/{NAME}"
         with web_server(folder, send_to(place)) as server:
@@ -96,13 +96,13 @@ def test_the_option_allows_them(
 
 
 def test_a_redirect_within_the_host_is_followed(folder: pathlib.Path) -> None:
-    """Also to another port, and though the host is private itself."""
+    """A redirect within a host is followed, even if the host is private and the port differs."""
     with web_server(folder) as target, web_server(folder, send_to(target.url + NAME)) as server:
         assert fst_numpy.load_file(server.url + "x")["a"][-1] == 99_999
 
 
 def test_a_proxy_may_be_private(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redirects to public hosts go through a proxy of the own network as before."""
+    """Redirects to public hosts still go through a proxy with a private address."""
     data = (folder / NAME).read_bytes()
 
     def fault(request: Request, answer: Answer) -> Answer:

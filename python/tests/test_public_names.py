@@ -19,7 +19,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem[0] != "
 PAGE = (ROOT / "docs/python.md").read_text()
 
 
-# Classes whose objects only the package makes; programs do not call their constructors.
+# Classes whose objects only the package creates. Programs do not call their constructors.
 MADE_HERE = {"Change", "PrefetchLoader", "ShardedTensors", "TensorSlice", "TensorStream"}
 
 
@@ -101,7 +101,7 @@ def test_names_for_new_programs_fit_a_screen_and_agree(torch):
 
 
 def _names_of(hint):
-    """Words of a hint's text that name a class or an alias."""
+    """Return the words in a type hint that name a class or an alias."""
     return set(re.findall(r"\b[A-Z]\w+", hint if isinstance(hint, str) else ""))
 
 
@@ -139,11 +139,11 @@ def test_parameters_have_one_order(torch):
     assert len(first) > 50
 
 
-# What few programs need is given by keyword, wherever it occurs.
+# Parameters that few programs need are keyword-only in every function.
 BY_KEYWORD = {"alignment", "allocator", "at_exit", "cache", "compress", "dtype", "durable",
               "engine", "gds", "memory", "mode", "names", "filter", "overlap", "pin_memory", "pool",
               "progress", "stage", "strategy", "threads", "verify"}
-# StagingPool(memory) and verifying(verify) are about nothing else.
+# StagingPool(memory) and verifying(verify) have no other parameter.
 POSITIONS = {("async_save.StagingPool.__init__", "memory"), (".verifying", "verify"),
              ("lazy.LazyTensor.__init__", "dtype"), (".safe_open.read_ahead", "threads")}
 
@@ -156,7 +156,7 @@ def test_rare_parameters_are_keyword_only(torch):
     assert wrong == POSITIONS & wrong
 
 
-# Parameters by keyword come in this order everywhere, after those of one function alone.
+# Keyword parameters have this order everywhere. Those that only one function has come before them.
 GROUPS = {
     "what": ("names", "filter", "changed", "version", "base_version"),
     "its form": ("dtype", "alignment", "compress", "encoding", "checksum", "dialect", "level",
@@ -181,7 +181,7 @@ def test_parameters_by_keyword_are_grouped(torch):
 
 
 def test_options_are_named_in_signatures(torch):
-    """No function takes any keyword, but those that override a method of torch or a trainer."""
+    """Only functions that override a method of torch or of a trainer accept arbitrary keywords."""
     takes_any = {where for where, function in _callables()
                  if any(p.kind is p.VAR_KEYWORD
                         for p in inspect.signature(function).parameters.values())}
@@ -190,7 +190,7 @@ def test_options_are_named_in_signatures(torch):
 
 
 def _types_of(parameter):
-    """{where: its type} of a parameter in all functions."""
+    """Return {function: type} of a parameter in all functions."""
     return {where: p.annotation for where, function in _callables()
             for p in inspect.signature(function).parameters.values() if p.name == parameter}
 
@@ -239,7 +239,7 @@ def test_names_of_safetensors_say_so(torch):
 
 
 def test_the_stub_of_the_extension_has_its_names(torch):
-    """_core.pyi declares what the C extension has, and nothing else."""
+    """_core.pyi declares exactly the names that the C extension has."""
     import ast
 
     from fastsafetensors import _core

@@ -46,7 +46,7 @@ print("good")
 
 
 def _find_python(version):
-    """An interpreter of that version: on the PATH, or of pyenv's."""
+    """Return an interpreter of that version from the PATH or from pyenv."""
     root = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
     kept = sorted(root.glob(f"versions/{version}.*/bin/python"))
     for path in [*kept, shutil.which(f"python{version}")]:

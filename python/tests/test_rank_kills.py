@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 of ranks during a joint save: the old model or the new one remains.
 
-Which call of publishing is the last is walked through in tests/unit/save/test_publish_faults.c;
-here all APIs that save on ranks are seen to publish by it.
+tests/unit/save/test_publish_faults.c ends the process at each system call of the publishing step.
+Here every API that saves on ranks is killed at random moments.
 """
 
 import subprocess
@@ -87,7 +87,7 @@ KILLED = textwrap.dedent("""
 
 @pytest.mark.parametrize("kind", ["ranks", "checkpoint", "saver", "saver alone"])
 def test_killed_while_ranks_save(tmp_path, torch, kind):
-    """After every kill the folder has one model, whole, and the next save works."""
+    """After every kill the folder has one complete model, and the next save works."""
     rounds = 25
     child = subprocess.run([sys.executable, "-c", KILLED, tmp_path, kind, str(rounds)],
                            capture_output=True, text=True, timeout=900)

@@ -114,7 +114,8 @@ RANK = textwrap.dedent("""
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks(tmp_path, torch, size):
-    """Broadcast, shards, pushes: every dtype as bytes, uneven files, empty shards, a subgroup."""
+    """Broadcast, shards and pushes work for every dtype, uneven files, empty shards and
+    subgroups."""
     from fastsafetensors.torch import save_file
 
     expected = {}

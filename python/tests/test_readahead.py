@@ -16,7 +16,7 @@ SIZE = 1 << 20
 
 
 class _Load:
-    """Stands for a load: it is closed when its last reference is dropped."""
+    """A fake load, which is closed when its last reference is dropped."""
 
     held = 0
 
@@ -25,14 +25,14 @@ class _Load:
         _Load.held += size
 
     def close(self):
-        """Nothing waits."""
+        """Do nothing, because a fake load has no threads."""
 
     def __del__(self):
         _Load.held -= self.size
 
 
 class _Model:
-    """Stands in for a model of 64 tensors of 1 MiB; counts what is read."""
+    """A fake model of 64 tensors of 1 MiB that counts the bytes read."""
 
     def __init__(self):
         self.windows = []
@@ -54,7 +54,7 @@ class _Model:
 
 
 def _request(indices, eager=False):
-    """(bytes read, most bytes held meanwhile) of a program that keeps nothing."""
+    """Return (bytes read, peak of bytes held) of a program that keeps no tensor."""
     model = _Model()
     ahead = ReadAhead(model, {}, eager=eager)
     most = 0
@@ -133,7 +133,7 @@ def large(tmp_path, torch):
 
 
 def own_memory():
-    """Bytes that no file could give back."""
+    """Return the bytes of anonymous memory in use."""
     with open("/proc/self/status", encoding="ascii") as status:
         rows = dict(line.split(":", 1) for line in status)
     return int(rows["RssAnon"].split()[0]) << 10
@@ -145,7 +145,7 @@ def test_memory_of_partial_readers(mode, large, torch):
     before, own_before = live_allocation_bytes(), own_memory()
     with safe_open(path, "pt", mode=mode) as f:
         held = [f.get_tensor(f"t{i:03d}") for i in range(0, COUNT, 8)]
-        # Views refer to the file's mapping, which is not the program's memory.
+        # Views refer to the file's mapping, which is not anonymous memory.
         if mode == "load":
             assert live_allocation_bytes() - before <= len(held) * (SIZE + (1 << 16))
         assert own_memory() - own_before <= len(held) * SIZE + (8 << 20)
@@ -175,7 +175,7 @@ def test_forked_workers_read_on(mode, eager, large, torch):
     taken = [f.get_tensor(f"t{i:03d}") for i in range(4)]
 
     def work():
-        # Element by element: torch's own threads are not in a fork either.
+        # Compared element by element, because torch's threads do not exist in a forked child.
         rest = [f.get_tensor(name) for name in sorted(tensors)]
         f.close()
         return all(int(t[0]) == int(t[-1]) == i for ts in (taken, rest) for i, t in enumerate(ts))

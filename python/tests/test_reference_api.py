@@ -24,7 +24,7 @@ TORCH_KEYS = [[0, 2], True, None, (slice(None), [0, 1]), (None, 1, ...)]
 
 
 def result(call):
-    """What a call gives, as something that can be compared."""
+    """Return the result of a call in a form that can be compared."""
     try:
         value = call()
     except Exception as error:

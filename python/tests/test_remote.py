@@ -26,7 +26,7 @@ Tensors = dict[str, numpy.ndarray]
 
 
 def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> Tensors:
-    """Save `count` tensors of rows x 256 floats to `path`."""
+    """Save `count` tensors of `rows` x 256 floats to `path`."""
     generator = numpy.random.default_rng(seed)
     tensors = {
         f"layer.{i}.weight": generator.standard_normal((rows, 256), dtype=numpy.float32)
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def same(loaded: Tensors, path: pathlib.Path) -> bool:
-    """Whether all bytes are those of a local load."""
+    """Whether the tensors have the bytes of a local load."""
     local = fst_numpy.load_file(path)
     return loaded.keys() == local.keys() and all(
         loaded[name].tobytes() == local[name].tobytes() for name in local
@@ -72,7 +72,7 @@ def same(loaded: Tensors, path: pathlib.Path) -> bool:
 
 
 def test_every_api_accepts_a_url(folder: pathlib.Path) -> None:
-    """load_file, safe_open, Model with slices and budget, an index: the bytes of the files."""
+    """load_file, safe_open, Model and index loads return the files' bytes from a URL."""
     with web_server(folder) as server:
         url = server.url + "model.safetensors"
         assert same(fst_numpy.load_file(url), folder / "model.safetensors")
@@ -88,7 +88,7 @@ def test_every_api_accepts_a_url(folder: pathlib.Path) -> None:
 
 
 def test_a_header_is_one_request(folder: pathlib.Path) -> None:
-    """Inspection of a remote model: one request, of at most 64 KiB."""
+    """Inspecting a remote model takes one request of at most 64 KiB."""
     with web_server(folder) as server:
         with closing(Model(server.url + "model.safetensors")) as model:
             assert len(model.names()) == 10
@@ -96,7 +96,7 @@ def test_a_header_is_one_request(folder: pathlib.Path) -> None:
 
 
 def test_each_range_request_is_conditional(folder: pathlib.Path) -> None:
-    """If-Match with the first answer's ETag, on every request but the first."""
+    """Every request except the first has If-Match with the ETag of the first response."""
     with web_server(folder) as server:
         fst_numpy.load_file(server.url + "model.safetensors")
         etag = server.content("model.safetensors")
@@ -106,7 +106,7 @@ def test_each_range_request_is_conditional(folder: pathlib.Path) -> None:
 
 
 def test_views_of_an_object_are_refused(folder: pathlib.Path) -> None:
-    """mode="map" says why."""
+    """mode="map" is an error that gives the reason."""
     with web_server(folder) as server:
         model = Model(server.url + "model.safetensors")
         with closing(model), pytest.raises(REFUSALS, match="can't be mapped"):
@@ -114,7 +114,7 @@ def test_views_of_an_object_are_refused(folder: pathlib.Path) -> None:
 
 
 def fails(folder: pathlib.Path, fault: Callable[[Request, Answer], Answer], words: str) -> str:
-    """The message of a load from a server with a fault."""
+    """Return the error message of a load from a server with a fault."""
     with web_server(folder, fault) as server:
         with pytest.raises(REFUSALS, match=words) as caught:
             fst_numpy.load_file(server.url + "model.safetensors?token=SECRET")
@@ -123,7 +123,7 @@ def fails(folder: pathlib.Path, fault: Callable[[Request, Answer], Answer], word
 
 
 def later(change: Callable[[Answer], object]) -> Callable[[Request, Answer], Answer]:
-    """A fault in all answers but that to the first request."""
+    """Apply a fault to all responses except the first."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         if request.headers["range"] != "bytes=0-65535":
@@ -134,7 +134,7 @@ def later(change: Callable[[Answer], object]) -> Callable[[Request, Answer], Ans
 
 
 def test_invalid_responses_are_reported(folder: pathlib.Path) -> None:
-    """Each rule of an answer that is broken is an error, before a byte of it counts."""
+    """A response that violates any rule is an error, and no byte of it is used."""
 
     def header(name: str, value: str | None) -> Callable[[Request, Answer], Answer]:
         return later(lambda answer: answer.headers.update({name: value}))  # type: ignore[dict-item]
@@ -154,7 +154,8 @@ def test_invalid_responses_are_reported(folder: pathlib.Path) -> None:
 
 
 def test_a_replaced_object_is_an_error(folder: pathlib.Path) -> None:
-    """Detected by 412, another ETag (servers that ignore If-Match), another size, or 416."""
+    """It is detected by status 412, another ETag (from servers that ignore If-Match), another size,
+    or status 416."""
 
     def header(name: str, value: str) -> Callable[[Request, Answer], Answer]:
         return later(lambda answer: answer.headers.update({name: value}))
@@ -167,7 +168,7 @@ def test_a_replaced_object_is_an_error(folder: pathlib.Path) -> None:
 
 
 def test_redirects(folder: pathlib.Path) -> None:
-    """Followed to another host and remembered; not in circles, not to other schemes."""
+    """Redirects to another host are followed and remembered. Loops and other schemes are errors."""
 
     def send_to(place: str) -> Callable[[Request, Answer], Answer]:
         return lambda request, answer: Answer("302 Found", {"Location": place})
@@ -184,7 +185,8 @@ def test_redirects(folder: pathlib.Path) -> None:
 
 
 def test_broken_requests_are_retried(folder: pathlib.Path) -> None:
-    """Bodies that end early go on at the first missing byte; 503 and resets are tried again."""
+    """A body that ends early is continued at the first missing byte. 503 and connection resets are
+    retried."""
     random_numbers = random.Random(4)
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -207,7 +209,7 @@ def test_broken_requests_are_retried(folder: pathlib.Path) -> None:
 
 
 def test_permanent_failures_are_errors(folder: pathlib.Path) -> None:
-    """The message has status, code, and how often it was tried."""
+    """The message has the status, the code and the number of attempts."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         return Answer("503 Slow Down", {"x-amz-request-id": "47"}, b"<Code>SlowDown</Code>")
@@ -217,7 +219,7 @@ def test_permanent_failures_are_errors(folder: pathlib.Path) -> None:
 
 
 def test_invalid_urls(folder: pathlib.Path) -> None:
-    """Refused with the reason, and without what may be a password."""
+    """The error has the reason, and no part of the URL that may be a password."""
     for url, words in {
         "http://user:hunter2@host/model.safetensors": "user or password",
         "http://host:99999/x": "port",
@@ -232,7 +234,7 @@ def test_invalid_urls(folder: pathlib.Path) -> None:
 
 
 def test_forked_child_uses_new_connections(folder: pathlib.Path) -> None:
-    """Models of the parent are loaded in the child, by threads that it makes itself."""
+    """A forked child loads models that the parent opened, with its own threads and connections."""
     with web_server(folder) as server, closing(Model(server.url + "model.safetensors")) as model:
         code = os.fork()
         if code == 0:
@@ -246,7 +248,7 @@ def test_forked_child_uses_new_connections(folder: pathlib.Path) -> None:
 def test_missing_libcurl_is_one_clear_error(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The package to install is named; local files are loaded as before."""
+    """The error names the package to install. Local files load without libcurl."""
     for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
         (tmp_path / name).write_bytes(b"not a library")
     program = (
@@ -266,7 +268,8 @@ def test_missing_libcurl_is_one_clear_error(
 
 
 def test_only_needed_ranges_are_requested(tmp_path: pathlib.Path) -> None:
-    """Three tensors of forty, and an eighth of each one's rows: at most 1.1 times their bytes."""
+    """Loads of three of forty tensors, and of an eighth of their rows, request at most 1.1 times
+    the needed bytes."""
     file = tmp_path / "m.safetensors"
     tensors = {f"t{i:02}": numpy.full((256, 1024), i, numpy.float32) for i in range(40)}
     fst_numpy.save_file(tensors, file)
@@ -283,7 +286,8 @@ def test_only_needed_ranges_are_requested(tmp_path: pathlib.Path) -> None:
 
 
 def test_gaps_are_read_over_where_requests_cost_more(tmp_path: pathlib.Path) -> None:
-    """Halves of rows are read in a few requests of twice the bytes; quarters each in its own."""
+    """Half rows are read in a few requests with twice the bytes. Quarter rows get a request
+    each."""
     file = tmp_path / "m.safetensors"
     rows = numpy.arange(64 * 65536, dtype=numpy.float32).reshape(64, 65536)  # 256 KiB each
     fst_numpy.save_file({"t": rows}, file)

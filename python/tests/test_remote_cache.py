@@ -33,7 +33,7 @@ BLOCK = 65536
 
 
 def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> None:
-    """Save `count` tensors of rows x 256 floats to `path`."""
+    """Save `count` tensors of `rows` x 256 floats to `path`."""
     generator = numpy.random.default_rng(seed)
     fst_numpy.save_file(
         {
@@ -46,7 +46,7 @@ def make(path: pathlib.Path, count: int, rows: int, seed: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with a file of 10 MiB and a bit, whose tensors end within blocks."""
+    """A folder with a file of a little more than 10 MiB, whose tensors end within cache blocks."""
     folder = tmp_path_factory.mktemp("models")
     make(folder / "model.safetensors", 10, 1031)
     return folder
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A cache that is configured, and not made yet."""
+    """A configured cache folder that does not exist yet."""
     place = tmp_path / "cache"
     remote.configure(cache_dir=place, retry_base_ms=2)
     yield place
@@ -62,7 +62,7 @@ def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def load(url: str, **options: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """All tensors' bytes, and the statistics."""
+    """Load a model; return the bytes of all tensors and the statistics."""
     with closing(Model(url)) as model, closing(model.load(**options)) as loader:
         tensors = {
             name: numpy.from_dlpack(loader.item(i)).tobytes()
@@ -72,17 +72,18 @@ def load(url: str, **options: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 
 def local(path: pathlib.Path) -> dict[str, bytes]:
-    """The same of a local file."""
+    """Return the bytes of all tensors of a local file."""
     return {name: value.tobytes() for name, value in fst_numpy.load_file(path).items()}
 
 
 def endings(cache: pathlib.Path) -> list[str]:
-    """The endings of the cache's files of objects."""
+    """Return the name endings of the cache's object files."""
     return sorted(file.suffix for file in cache.iterdir() if file.suffix in (".data", ".part"))
 
 
 def test_second_load_is_local(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """One small request of no bytes; then files are read as files are, views included."""
+    """The second load makes one request without a body. Complete objects are read like local files,
+    also as views."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -117,14 +118,14 @@ def test_cached_parts_are_not_requested(folder: pathlib.Path, cache: pathlib.Pat
         tensors, stats = load(url)
         assert tensors == local(file)
         assert stats["disk_cache_bytes"] >= first.nbytes - BLOCK
-        assert server.sent_bytes <= file.stat().st_size  # what is there is never sent again
+        assert server.sent_bytes <= file.stat().st_size  # cached blocks are not requested again
         assert load(url)[1]["network_bytes"] == 0 and endings(cache) == [".data"]
 
 
 def test_an_object_that_is_replaced_is_fetched_anew(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """Another version is another file; the older one is kept until its space is needed."""
+    """A new version gets a new cache file. The old one is kept until its space is needed."""
     file = tmp_path / "model.safetensors"
     with web_server(tmp_path) as server:
         for seed in range(2):
@@ -136,7 +137,7 @@ def test_an_object_that_is_replaced_is_fetched_anew(
 
 
 def damage(cache: pathlib.Path, ending: str, at: int, data: bytes) -> None:
-    """Overwrite bytes of the one file that ends so."""
+    """Overwrite bytes of the only cache file with this ending."""
     [file] = cache.glob("*" + ending)
     with file.open("r+b") as stream:
         stream.seek(at)
@@ -146,7 +147,8 @@ def damage(cache: pathlib.Path, ending: str, at: int, data: bytes) -> None:
 def test_corrupt_cache_blocks_are_refetched(
     folder: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """Blocks that a power cut has left as zeros, and a map that it has torn, are not believed."""
+    """Blocks of zeros and a torn block map, as a power cut leaves them, are detected and fetched
+    again."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -182,7 +184,7 @@ def start(url: str, cache: pathlib.Path, *more: str) -> subprocess.Popen[str]:
 
 
 def digest(path: pathlib.Path) -> str:
-    """What these processes print of a good load."""
+    """Return the output of these processes for a correct load."""
     import hashlib
 
     held = local(path)
@@ -192,7 +194,8 @@ def digest(path: pathlib.Path) -> str:
 def test_processes_fetch_a_model_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight at once: the server sends at most 1.01 times the bytes of the model; later nothing."""
+    """For eight concurrent loads the server sends at most 1.01 times the model's bytes, and nothing
+    for later loads."""
     monkeypatch.setenv("CONNECTIONS_MAX", "1")  # no hedged requests for late responses
     make(tmp_path / "model.safetensors", 16, 1024)  # 16 MiB
     size, wanted = (
@@ -201,7 +204,7 @@ def test_processes_fetch_a_model_once(
     )
 
     def slow(request: Request, answer: Answer) -> Answer:
-        answer.pause_before_s = 0.05  # so that all are there before it is
+        answer.pause_before_s = 0.05  # so that all processes are waiting before the model exists
         return answer
 
     with web_server(tmp_path, slow) as server:
@@ -215,7 +218,7 @@ def test_processes_fetch_a_model_once(
 
 
 def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
-    """kill -9 at random moments of a load: the next one has the right bytes, and only requests the
+    """After kill -9 at a random moment, the next load returns the right bytes and only requests
     missing ones."""
     make(tmp_path / "model.safetensors", 10, 1024)
     wanted, generator = local(tmp_path / "model.safetensors"), random.Random(22)
@@ -241,11 +244,12 @@ def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
             remote.configure(cache_dir=tmp_path / f"cache{turn}", cache_required=True)
             until = server.sent_bytes + int(generator.uniform(0.1, 0.9) * size)
             killed = forked(url)
-            while server.sent_bytes < until:  # however slow the machine is
+            while server.sent_bytes < until:  # independent of the machine's speed
                 ended = os.waitid(os.P_PID, killed, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 assert ended is None, "the child ended before it had read so much"
                 time.sleep(0.002)
-            other = forked(url) if turn % 2 else 0  # which may wait for the one that dies
+            # this process may wait for the one that is killed
+            other = forked(url) if turn % 2 else 0
             os.kill(killed, signal.SIGKILL)
             os.waitpid(killed, 0)
             assert other == 0 or os.waitpid(other, 0)[1] == 0
@@ -254,12 +258,13 @@ def test_killed_process_leaves_a_valid_cache(tmp_path: pathlib.Path) -> None:
             saved += 0 if other else size - stats["network_bytes"]
             assert load(url)[1]["network_bytes"] == 0
             shutil.rmtree(tmp_path / f"cache{turn}")
-        assert saved > MIB  # the dead have left some
+        assert saved > MIB  # the killed processes have left some blocks
     remote.configure()
 
 
 def test_a_cache_that_can_not_be_used(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The load continues without the cache and says so; an error if the cache is required."""
+    """The load continues without the cache and logs it. If the cache is required, it is an
+    error."""
     file = folder / "model.safetensors"
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -309,7 +314,7 @@ def test_a_subfolder_of_an_open_folder_is_used(
 
 
 def test_planted_files_are_not_followed(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """Links and second names in place of the cache's files are passed over."""
+    """Symbolic and hard links in place of the cache's files are ignored."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -326,7 +331,8 @@ def test_planted_files_are_not_followed(folder: pathlib.Path, cache: pathlib.Pat
 
 
 def test_offline(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """No request is sent: cached bytes are used, others are an error that says so."""
+    """Offline, no request is sent. Cached bytes are used, and missing bytes are an error that names
+    the mode."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         url = server.url + file.name
@@ -346,7 +352,8 @@ def test_offline(folder: pathlib.Path, cache: pathlib.Path) -> None:
 
 
 def test_cache_stores_no_secrets(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """Neither names nor files have a query; another signature is the same object."""
+    """Neither names nor contents of cache files contain a URL's query. Another signature means the
+    same object."""
     file = folder / "model.safetensors"
     with web_server(folder) as server:
         for secret in ("SECRET1", "SECRET2"):
@@ -360,7 +367,7 @@ def test_cache_stores_no_secrets(folder: pathlib.Path, cache: pathlib.Path) -> N
 
 
 def test_least_recently_used_is_evicted_first(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """Within its size; never what is in use."""
+    """The cache stays within its size, and never evicts objects in use."""
     for name in "abcd":
         make(tmp_path / f"{name}.safetensors", 2, 1024, ord(name))
     remote.configure(cache_dir=cache, cache_bytes_max=7 * MIB)
@@ -384,7 +391,7 @@ def test_least_recently_used_is_evicted_first(tmp_path: pathlib.Path, cache: pat
 
 
 def test_fork_during_a_cached_load(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    """Parent and child both read a model that was opened before the fork, through the cache."""
+    """Parent and child both read through the cache from a model that was opened before the fork."""
     file = folder / "model.safetensors"
     with web_server(folder) as server, closing(Model(server.url + file.name)) as model:
         child = os.fork()
@@ -404,7 +411,8 @@ def test_fork_during_a_cached_load(folder: pathlib.Path, cache: pathlib.Path) ->
 
 
 def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str) -> None:
-    """--cache-dir where addresses are read; what the cache has, in words and as JSON; cleaning."""
+    """Subcommands that read URLs accept --cache-dir. `cache` lists the contents as text and JSON,
+    and cleans them."""
     place = tmp_path / "cache"
 
     def run(*words: object, code: int = 0) -> str:
@@ -443,7 +451,7 @@ def test_the_command(folder: pathlib.Path, tmp_path: pathlib.Path, command: str)
 
 
 def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """An index and its files: the second start of each API requests no byte."""
+    """The second load of a sharded model requests no bytes, with every API."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.torch import load_file, load_model, save_file
 
@@ -484,7 +492,8 @@ def test_sharded_models_through_every_api(tmp_path: pathlib.Path, cache: pathlib
 
 
 def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """A cancelled load ends at once, whether it waits for another's block or fetches one."""
+    """A cancelled load ends at once, whether it waits for another process's block or fetches
+    one."""
     make(tmp_path / "model.safetensors", 4, 1024)
     remote.configure(cache_dir=cache, stall_ms=600_000, first_byte_ms=600_000)
     go, held = threading.Event(), threading.Event()
@@ -501,7 +510,7 @@ def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.P
         models = [Model(url), Model(url)]
         loaders = [model.load(mode="load") for model in models]
         assert held.wait(300)
-        time.sleep(0.2)  # meanwhile the other one starts to wait for it
+        time.sleep(0.2)  # meanwhile the other process starts to wait for the block
         for loader in reversed(loaders):
             loader.close()
         assert not over
@@ -511,7 +520,7 @@ def test_cancelled_load_releases_claims(tmp_path: pathlib.Path, cache: pathlib.P
 
 def test_objects_without_version_are_not_cached(tmp_path: pathlib.Path,
                                                 cache: pathlib.Path) -> None:
-    """A size alone does not identify a version; a date does."""
+    """Objects that only have a size are not cached. Objects with a date are."""
     file = tmp_path / "model.safetensors"
     gone = {"ETag": None, "Last-Modified": None}
 

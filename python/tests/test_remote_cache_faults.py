@@ -17,8 +17,8 @@ from web_server import web_server
 
 from fastsafetensors import numpy as fst_numpy
 
-# Calls on what lies in the folder $FAULT_FOLDER: the n-th one fails, or it and all later ones, or
-# the process ends before it.
+# A library that counts system calls on files in $FAULT_FOLDER. The n-th call fails, or that and all
+# later calls fail, or the process ends before it.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -188,7 +188,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_each_call_may_fail(shim: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Right bytes whatever fails, once or for good, or a clear error where a cache is required."""
+    """Whatever call fails, once or permanently, the load returns the right bytes, or a clear error
+    if the cache is required."""
     import hashlib
 
     generator = numpy.random.default_rng(1)

@@ -25,7 +25,7 @@ from fastsafetensors._core import Model
 
 @pytest.fixture
 def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A cache that is configured, and not made yet."""
+    """A configured cache folder that does not exist yet."""
     place = tmp_path / "cache"
     remote.configure(cache_dir=place, retry_base_ms=2)
     yield place
@@ -33,7 +33,7 @@ def cache(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def test_leftovers_of_a_killed_process_are_listed(tmp_path: pathlib.Path, command: str) -> None:
-    """A name that has no size yet, as kill -9 leaves it: listed, and cleared."""
+    """An entry without a size, as kill -9 leaves it, is listed and can be cleared."""
     place = tmp_path / "cache"
     place.mkdir(mode=0o700)
     (place / ("0" * 32 + ".part")).touch(mode=0o600)
@@ -83,7 +83,7 @@ def test_objects_that_grow_stay_within_the_limit(
 def test_unchanged_date_with_other_bytes(
     tmp_path: pathlib.Path, cache: pathlib.Path, is_whole: bool
 ) -> None:
-    """Two files within a second, of one size, from a server that gives dates alone."""
+    """Two files of one size and one date, from a server that sends no ETag, are not mixed."""
     file = tmp_path / "model.safetensors"
 
     def strip(request: Request, answer: Answer) -> Answer:
@@ -102,13 +102,13 @@ def test_unchanged_date_with_other_bytes(
         make(file, 3, 500, 2)
         os.utime(file, ns=(5, 5))
         for _ in range(2):
-            assert load(url)[0] == local(file)  # nothing of the first one
+            assert load(url)[0] == local(file)  # no byte of the first file
 
 
 def test_different_urls_are_different_objects(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    """A server that numbers versions: the same ETag for other content at another URL."""
+    """A server that uses version numbers as ETags has the same ETag for different objects."""
     files = [tmp_path / "first", tmp_path / "second"]
     for seed, file in enumerate(files):
         make(file, 1, 300, seed)
@@ -155,7 +155,7 @@ def test_padding_between_tensors_is_cached_too(
 
 
 def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    """Children of a fork in the middle of an opening do not hold up other processes."""
+    """A child that was forked while an object was being opened does not block other processes."""
     make(tmp_path / "model.safetensors", 2, 100)
     go, begun = threading.Event(), threading.Event()
 
@@ -168,7 +168,7 @@ def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> Non
         url = server.url + "model.safetensors"
         thread = threading.Thread(target=load, args=(url,))
         thread.start()
-        assert begun.wait(300)  # the thread has its turn
+        assert begun.wait(300)  # lets the thread run
         child = os.fork()
         if child == 0:
             time.sleep(300)
@@ -177,7 +177,8 @@ def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> Non
             go.set()
             thread.join()
             with (cache / "turns").open("r+b") as turns, (cache / "lock").open("r+b") as lock:
-                fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it has it
+                # BlockingIOError: the child still holds the lock
+                fcntl.lockf(turns, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.kill(child, signal.SIGKILL)

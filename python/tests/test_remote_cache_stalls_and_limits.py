@@ -25,7 +25,8 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_stopped_process_does_not_block_others(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """SIGSTOP of a process that fetches blocks: others bypass the cache; it resumes unharmed."""
+    """If a process is stopped while it fetches blocks, others bypass the cache. The process resumes
+    without errors."""
     held, go = threading.Event(), threading.Event()
 
     def hold(request: Request, answer: Answer) -> Answer:
@@ -73,7 +74,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(__import__("sys").argv.pop()),) *
 def test_files_may_not_grow(
     model: pathlib.Path, tmp_path: pathlib.Path, limit: int, required: bool
 ) -> None:
-    """A limit of files' sizes: the load is right, or an error; the next one is whole."""
+    """With a limit on file sizes, a load returns the right bytes or an error, and the next load is
+    complete."""
     place = tmp_path / "cache"
     with web_server(tmp_path) as server:
         url = server.url + model.name
@@ -93,7 +95,8 @@ def test_files_may_not_grow(
 
 
 def test_a_full_disk(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """4 MiB for 12: the load is right; where the cache is required it is an error that says so."""
+    """With 4 MiB of disk for 12 MiB the load is right. If the cache is required, it is an error
+    with the reason."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -118,7 +121,7 @@ def test_a_full_disk(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_folder_that_may_only_be_read(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Complete objects in it are used; other loads bypass it."""
+    """Complete objects in a read-only cache are used. Other loads bypass it."""
     place = tmp_path / "cache"
     done = subprocess.run(["sh", "-c", "unshare --mount true"], capture_output=True)
     if done.returncode != 0:
@@ -142,7 +145,7 @@ def test_a_folder_that_may_only_be_read(model: pathlib.Path, tmp_path: pathlib.P
 
 
 def test_planted_cache_files_are_refused(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Links, folders and pipes under the cache's file names: none is followed or waited for."""
+    """Links, folders and pipes with the cache's file names are neither followed nor waited for."""
     place, precious = tmp_path / "cache", tmp_path / "precious"
     precious.write_bytes(b"precious")
     with web_server(tmp_path) as server:

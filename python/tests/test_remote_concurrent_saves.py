@@ -18,7 +18,7 @@ CONFLICT = "another save wrote the object|another save has removed files"
 
 
 def open_set(kind: str, files: int, seed: int) -> Writer:
-    """A save of a set whose tensors have a seed's bytes."""
+    """Open a save of a sharded model whose bytes depend on the seed."""
     value = numpy.full(1024, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -27,7 +27,7 @@ def open_set(kind: str, files: int, seed: int) -> Writer:
 
 
 def save(kind: str, files: int, seed: int) -> None:
-    """The same, whole."""
+    """Save a sharded model whose bytes depend on the seed."""
     writer = open_set(kind, files, seed)
     try:
         writer.commit()
@@ -36,7 +36,7 @@ def save(kind: str, files: int, seed: int) -> None:
 
 
 def seed_of(kind: str) -> int:
-    """Which set is there, whole."""
+    """Return the seed of the complete model in the store."""
     loaded = fst_numpy.load_file(f"{kind}://box/m/")
     assert sorted(loaded) == [f"t{i}" for i in range(6)]
     [seed] = {int(v) for tensor in loaded.values() for v in numpy.unique(tensor)}
@@ -55,7 +55,7 @@ CHANGES = [(0, 2), (0, 3), (3, 3), (3, 2), (1, 3), (3, 1)]
 @pytest.mark.parametrize(("before", "files"), CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_save_within_another_save(kind: str, before: int, files: int, knows: bool) -> None:
-    """A second save runs completely at each change of the first: the result is one model."""
+    """A complete second save runs at each change of the first. The result is one model."""
     step = 0
     while True:
         with object_store() as server:
@@ -104,7 +104,7 @@ def test_save_within_another_save(kind: str, before: int, files: int, knows: boo
                 assert seed_of(kind) in (2, 3)
             else:
                 assert seed_of(kind) == (2 if is_saved else 3)
-            # Whatever has happened, the next one is there, alone.
+            # Whatever has happened, the next save leaves its model alone.
             server.knows_conditions = True
             save(kind, 2, 4)
             assert seed_of(kind) == 4
@@ -116,7 +116,8 @@ def test_save_within_another_save(kind: str, before: int, files: int, knows: boo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_overtaken_save_is_an_error(kind: str) -> None:
-    """Its shards were there when the other began, which took them for left over."""
+    """A save fails if its shards existed when the other save began, which deletes them as
+    leftovers."""
     with object_store() as server:
         use_store(server, kind)
         save(kind, 3, 1)
@@ -142,7 +143,7 @@ def test_overtaken_save_is_an_error(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_concurrent_index_is_kept(kind: str) -> None:
-    """Conditions alone: if two saves both found no object, the store refuses the second."""
+    """If two saves both found no index, the store's conditional write rejects the second."""
     with object_store() as server:
         use_store(server, kind)
         one, other = open_set(kind, 2, 2), open_set(kind, 3, 3)
@@ -156,7 +157,8 @@ def test_concurrent_index_is_kept(kind: str) -> None:
 
 
 def test_files_of_the_same_names() -> None:
-    """Two that both saw nothing have the same names: no file of one gets into the other."""
+    """Two saves to an empty folder use the same file names. No file of one becomes part of the
+    other."""
     with object_store() as server:
         use_store(server, "s3")
         one, other = open_set("s3", 3, 2), open_set("s3", 3, 3)
@@ -170,7 +172,7 @@ def test_files_of_the_same_names() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_concurrent_file_is_kept(kind: str) -> None:
-    """Of old files only those go that are still what was seen."""
+    """An old file is only deleted if it has not changed since it was listed."""
     with object_store() as server:
         use_store(server, kind)
         save(kind, 1, 1)
@@ -184,7 +186,8 @@ def test_concurrent_file_is_kept(kind: str) -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_stores_without_conditions(before: int) -> None:
-    """A store that answers 501 gets the request without conditions; conflicts are still found."""
+    """A store that answers 501 gets the request again without conditions. Conflicts are still
+    detected."""
 
     def refuse(request: Request) -> Answer | None:
         has_one = any(name in request.headers for name in ("if-match", "if-none-match"))
@@ -209,7 +212,8 @@ def test_stores_without_conditions(before: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lost_first_response_to_an_index(kind: str) -> None:
-    """The repeated request is refused, and the existing index is this save's: it succeeded."""
+    """If the retry is rejected because the index exists, and its bytes are this save's, the save
+    has succeeded."""
     lost: list[Request] = []
 
     def lose(request: Request, answer: Answer) -> Answer:

@@ -35,7 +35,7 @@ def home(own_home: pathlib.Path) -> pathlib.Path:
 
 
 class Issuer:
-    """Keys number n are KEYn and SECRETn; the store accepts those of `good`."""
+    """Issues keys. Those number n are KEYn and SECRETn; the store accepts number `good`."""
 
     def __init__(self) -> None:
         """Start without issued credentials."""
@@ -59,7 +59,7 @@ class Issuer:
         }
 
     def sts(self, request: Request, answer: Answer) -> Answer:
-        """STS: a form, and XML; roles by keys are signed."""
+        """Answer requests to STS: a form, answered by XML. AssumeRole requests must be signed."""
         self.asked.append(request)
         form = dict(urllib.parse.parse_qsl(request.body.decode()))
         keys = self.issue()
@@ -75,7 +75,7 @@ class Issuer:
         return Answer("200 OK", {}, text.encode())
 
     def machine(self, request: Request, answer: Answer) -> Answer:
-        """IMDSv2, and the endpoint of containers."""
+        """Answer requests to IMDSv2 and to the containers' credential endpoint."""
         self.asked.append(request)
         if request.method == "PUT":
             return Answer("200 OK", {}, b"SESSION")
@@ -92,7 +92,7 @@ class Issuer:
 
 @pytest.fixture
 def service() -> Issuer:
-    """One for a test."""
+    """A credential service for one test."""
     return Issuer()
 
 
@@ -116,7 +116,7 @@ def store(service: Issuer, model: bytes) -> Iterator[ObjectStore]:
 
 
 def names() -> list[str]:
-    """What the model has."""
+    """Return the names of the model's tensors."""
     model = Model(ADDRESS)
     try:
         return sorted(model.names())
@@ -127,7 +127,8 @@ def names() -> list[str]:
 def test_web_identity(
     store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token file for a role: unsigned, once for many files; a bad token is the error."""
+    """A token file is exchanged for a role's keys by one unsigned request, also for many files. A
+    bad token is an error."""
     (home / "token").write_text("WEB TOKEN\n")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
     with pytest.raises(Exception, match="AWS_ROLE_ARN is not"):
@@ -148,7 +149,8 @@ def test_web_identity(
 def test_a_role_of_a_profile(
     store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """role_arn and source_profile: a question that is signed with the source's keys."""
+    """role_arn and source_profile lead to a request that is signed with the source profile's
+    keys."""
     (home / ".aws" / "config").write_text(
         "[profile worker]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = base\n"
         "external_id = e=1\nregion = eu-west-1\n[profile code]\nrole_arn = r\nmfa_serial = m\n"
@@ -170,7 +172,8 @@ def test_a_role_of_a_profile(
 def test_container_credentials(
     store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address with a token in a file; other hosts than the machine's only by TLS."""
+    """The endpoint of containers, with a token from a file. Other hosts than the machine itself
+    need TLS."""
     with web_server(home, service.machine) as server:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url + "container")
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "WRONG")
@@ -187,7 +190,8 @@ def test_container_credentials(
 def test_instance_metadata(
     store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """IMDSv2: a token first. A silent service costs a second; a disabled one gets no request."""
+    """IMDSv2 needs a token first. A silent service costs a second, and a disabled one gets no
+    request."""
     with web_server(home, service.machine) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
         with pytest.raises(Exception, match="no credentials for S3"):
@@ -215,7 +219,8 @@ def test_instance_metadata(
 def test_line_breaks_in_credentials(
     store: ObjectStore, service: Issuer, monkeypatch: pytest.MonkeyPatch, name: str, byte: str
 ) -> None:
-    """A line break would begin another line of every request's head."""
+    """Credentials with line breaks are rejected, because they could add header lines to every
+    request."""
     store.log.clear()
     text = f"X{byte}Evil: 1"
 
@@ -242,7 +247,7 @@ def test_line_breaks_in_sts_credentials(
     home: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same, by numbers of XML."""
+    """Line breaks in STS credentials are rejected also as XML character references."""
     store.log.clear()
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -264,7 +269,8 @@ def test_line_breaks_in_sts_credentials(
 def test_credentials_expire_during_a_load(
     store: ObjectStore, service: Issuer, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ExpiredToken: renewed once for all requests, and the load continues; twice is an error."""
+    """After ExpiredToken the credentials are renewed once for all requests, and the load continues.
+    A second time is an error."""
     (home / "token").write_text("WEB TOKEN")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(home / "token"))
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:renewed")
@@ -286,7 +292,8 @@ def test_credentials_expire_during_a_load(
     with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         store.refuse = lambda request: None
-        service.life_s = 200  # below five minutes: renewed in the background at the first use
+        # less than five minutes are left: the first use starts a renewal in the background
+        service.life_s = 200
         count = service.count
         assert names() == ["a", "b"]
         end = time.monotonic() + 120
@@ -296,7 +303,7 @@ def test_credentials_expire_during_a_load(
 
 
 def test_clock_skew(store: ObjectStore) -> None:
-    """RequestTimeTooSkewed: the server's date, once."""
+    """After RequestTimeTooSkewed the request is signed with the server's date and retried once."""
     dates: list[str] = []
 
     def refuse(request: Request) -> Answer | None:
@@ -331,8 +338,8 @@ def test_clock_skew(store: ObjectStore) -> None:
     "status", ["301 Moved Permanently", "307 Temporary Redirect", "400 Bad Request"]
 )
 def test_another_region(store: ObjectStore, status: str) -> None:
-    """x-amz-bucket-region of a refusal or redirect: one request there, signed for it; reads,
-    small and large saves, listings, deletes."""
+    """If a response names another region, the request is signed for that region and sent once more.
+    Checked for reads, small and large saves, listings and deletes."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     refused: set[str] = set()
 
@@ -362,7 +369,7 @@ def test_another_region(store: ObjectStore, status: str) -> None:
 
 
 def test_object_version(store: ObjectStore) -> None:
-    """versionId is in every request of that object, and not in names next to it."""
+    """versionId is in every request for that object, and not in requests for other names."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     store.log.clear()
     fst_numpy.load_file(ADDRESS + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")
@@ -376,7 +383,8 @@ def test_object_version(store: ObjectStore) -> None:
 
 
 def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gcloud's user, a service account (its claim is checked), the machine."""
+    """Google's credentials: gcloud's user, a service account (with a check of its claim), and the
+    machine."""
     asked: list[dict[str, str]] = []
 
     def tokens(request: Request, answer: Answer) -> Answer:
@@ -433,7 +441,7 @@ def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shared_key(request: Request, account: str, key: bytes) -> str:
-    """The Authorization header that a request has to have, by the specification."""
+    """Return the Authorization header that the specification requires for a request."""
     h = request.headers
     length = str(len(request.body)) if request.body else ""
     lines = [request.method, "", "", length, "", h.get("content-type", ""), "", ""]
@@ -447,7 +455,8 @@ def shared_key(request: Request, account: str, key: bytes) -> str:
 
 
 def test_azure(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account's key (every request's signature), a connection string, identities."""
+    """Azure's credentials: the account's key (with a check of each signature), a connection string,
+    and identities."""
     key = bytes(range(200, 264 - 8)) + b"12345678"
     text = base64.b64encode(key).decode()
     wanted: dict[str, str] = {}

@@ -74,7 +74,7 @@ def test_a_proxy_that_accepts_no_connection_is_named(scheme: str, variable: str)
 
 @pytest.mark.parametrize("exempt", ["*", "127.0.0.1", "localhost, 127.0.0.1"])
 def test_a_proxy_that_is_not_used_is_not_named(exempt: str) -> None:
-    """no_proxy has the host, so the host itself accepts no connection."""
+    """If no_proxy has the host, the error names the host and not the proxy."""
     with closed_port() as port, closed_port() as other:
         proxy = f"http://127.0.0.1:{other}"
         url = f"http://127.0.0.1:{port}/m.safetensors"
@@ -120,7 +120,7 @@ def test_a_missing_credentials_file_is_named(
     assert told.startswith("PermissionError")
 
 
-def test_create_only_of_the_same_content_says_what_is_known(tmp_path: pathlib.Path) -> None:
+def test_create_only_reports_equal_content(tmp_path: pathlib.Path) -> None:
     """The object that is there has the bytes of this save, from this save or an earlier one."""
     tensors = {"a": numpy.arange(100)}
     with object_store() as server:

@@ -27,7 +27,7 @@ from fastsafetensors._core import Model
 SIZE_BYTES = 12 << 20
 REFUSALS = (SafetensorError, OSError, RuntimeError, ValueError)
 QUICK = {"first_byte_ms": 300, "connect_ms": 1000, "stall_ms": 300, "retry_base_ms": 5}
-LONG_S = 300.0  # longer than anything waits here: a pause ends with its server
+LONG_S = 300.0  # longer than any timeout here; a pause ends when its server stops
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def _usual() -> Iterator[None]:
 
 
 def load_stats(url: str) -> tuple[bytes, dict[str, object]]:
-    """(the bytes of a load, its statistics)."""
+    """Load a model; return its bytes and the statistics."""
     with closing(Model(url)) as model, closing(model.load()) as loader:
         loader.wait()
         [tensor] = list(loader)
@@ -62,7 +62,8 @@ def once(path_of_fault: set[str], request: Request) -> bool:
 
 
 def test_stalled_response_is_retried(path: pathlib.Path) -> None:
-    """Before, after and within the headers: timers end the attempt, the rest is requested again."""
+    """If a response stalls before, within or after its headers, a timer ends the attempt, and the
+    rest is requested again."""
     remote.configure(**QUICK, tries_max=1000)  # slow responses are retried here, too
     seen: set[str] = set()
     kinds = ["before", "head", "middle"] * 4
@@ -85,7 +86,7 @@ def test_stalled_response_is_retried(path: pathlib.Path) -> None:
 
 
 def test_silent_server_times_out(path: pathlib.Path) -> None:
-    """It accepts, and that is all: an error that says so."""
+    """A server that accepts connections and never responds is an error that reports the timeout."""
     remote.configure(**QUICK, tries_max=2)
     with closing(socket.create_server(("127.0.0.1", 0), backlog=50)) as listener:
         port = listener.getsockname()[1]
@@ -94,7 +95,8 @@ def test_silent_server_times_out(path: pathlib.Path) -> None:
 
 
 def test_late_range_is_hedged(path: pathlib.Path) -> None:
-    """When nothing else is to be done, a request that takes far longer than others gets company."""
+    """When no other request is left, a request that takes far longer than the others is sent a
+    second time."""
     remote.configure(stall_ms=600_000, first_byte_ms=600_000)
     spans: list[str] = []  # of the last load
     late: list[str] = []
@@ -120,7 +122,7 @@ def test_late_range_is_hedged(path: pathlib.Path) -> None:
 
 
 def test_cancelled_load_ends_quickly(path: pathlib.Path) -> None:
-    """Closing waits for no server."""
+    """Closing a load does not wait for servers."""
     remote.configure(stall_ms=600_000, first_byte_ms=600_000)
     asked = threading.Event()
 
@@ -140,7 +142,8 @@ def test_cancelled_load_ends_quickly(path: pathlib.Path) -> None:
 def test_untrusted_certificates_are_refused(
     path: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """TLS is verified; with ca_file the same server is read."""
+    """A server with an untrusted certificate is an error; with its certificate in ca_file it is
+    read."""
     import ssl
 
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
@@ -161,13 +164,13 @@ def test_untrusted_certificates_are_refused(
             Model(f"https://localhost:{port}/{path.name}")
         remote.configure(ca_file=str(certificate))
         data, _ = load_stats(f"https://localhost:{port}/{path.name}")
-        with pytest.raises(OSError, match="certificate"):  # another name than it is made for
+        with pytest.raises(OSError, match="certificate"):  # the certificate is for another name
             Model(f"https://127.0.0.1:{port}/{path.name}")
     assert data == fst_numpy.load_file(path)["all"].tobytes()
 
 
 def test_no_wrong_byte_of_many_faults(path: pathlib.Path) -> None:
-    """Requests with every third answer spoilt: loads give the file's bytes, or an error.
+    """With faults in every third response, loads return the file's bytes or an error.
 
     10,000 requests with FASTSAFETENSORS_TESTS=all, else 600.
     """
@@ -216,7 +219,8 @@ def test_no_wrong_byte_of_many_faults(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_ignored: bool) -> None:
-    """Fifty times, at seven points: all old, all new, or an error; also without If-Match."""
+    """An object is replaced fifty times at each of seven points. Loads return the old object, the
+    new one or an error, also without If-Match."""
     file = tmp_path / "model.safetensors"
     versions = []
     for value in range(2):
@@ -260,8 +264,8 @@ def test_an_object_that_is_replaced_at_any_point(tmp_path: pathlib.Path, is_igno
 
 
 def test_shard_headers_are_read_in_parallel(tmp_path: pathlib.Path) -> None:
-    """Each is a round trip, so those of eight files are in flight at once. They end in any order;
-    of those that fail, the first is named."""
+    """Each header is a round trip, so those of eight files are requested at once and may end in any
+    order. The error names the first file that failed."""
     names = [f"model-{i:05}-of-00008.safetensors" for i in range(1, 9)]
     for name in names:
         fst_numpy.save_file({name: numpy.ones(3)}, tmp_path / name)
@@ -291,7 +295,7 @@ def test_shard_headers_are_read_in_parallel(tmp_path: pathlib.Path) -> None:
 def test_failures_reveal_no_secret(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys, tokens, queries: not in a message, also where the server sends them all back."""
+    """No message contains keys, tokens or queries, even if the server sends them back."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     numbers = seeded(3)
@@ -328,7 +332,7 @@ def test_failures_reveal_no_secret(
             with pytest.raises(REFUSALS) as caught:
                 if number % 7 == 0 and address[:2] in ("s3", "gs", "az"):
                     fst_numpy.save_file({"x": numpy.ones(3)}, address)
-                    raise OSError("saved")  # a 200 is what it says
+                    raise OSError("saved")  # a 200 response is the complete object
                 Model(address)
             failures += 1
             told = f"{caught.value} {caught.value!r} {vars(caught.value)}"
@@ -346,8 +350,8 @@ print(len(Model(sys.argv[1]).names()))
 
 
 def test_stopped_process_resumes(path: pathlib.Path) -> None:
-    """A process, or its machine, is stopped for longer than its timeouts. The response has arrived
-    when it resumes, so the server is not blamed."""
+    """A process or its machine is stopped for longer than its timeouts. When it resumes, the
+    response has arrived, so this is not a timeout."""
     skip_without_libcurl()
     fst_numpy.save_file({"all": numpy.ones(9)}, path)
     data = path.read_bytes()

@@ -38,7 +38,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def serve_slowly(listener: socket.socket, stop: threading.Event) -> None:
-    """Answer every request with a good head, and a byte each tenth of a second."""
+    """Answer every request with valid headers, and then one byte each tenth of a second."""
 
     def answer(client: socket.socket) -> None:
         with closing(client):
@@ -63,7 +63,7 @@ def serve_slowly(listener: socket.socket, stop: threading.Event) -> None:
 
 
 def test_trickling_response() -> None:
-    """A server that sends a byte now and then is given up like a silent one."""
+    """A server that sends a byte now and then times out like a silent one."""
     remote.configure(connect_ms=300, first_byte_ms=300, stall_ms=300, retry_base_ms=2, tries_max=3)
     stop = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def test_trickling_response() -> None:
 
 
 def test_http_1_0(path: pathlib.Path) -> None:
-    """A connection a request."""
+    """HTTP/1.0 works, with one connection per request."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         lines = [f"HTTP/1.0 {answer.status}", f"Content-Length: {len(answer.body)}"]
@@ -91,7 +91,7 @@ def test_http_1_0(path: pathlib.Path) -> None:
 
 
 def test_proxy_with_password(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """407 to a request, and to CONNECT: an error at once, without retries."""
+    """Status 407, to a request or to CONNECT, is an error without retries."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         return Answer("407 Proxy Authentication Required", {"Proxy-Authenticate": "Basic"})
@@ -116,7 +116,7 @@ def test_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_port() -> None:
-    """Signed is the Host header that is sent: without a port that is the scheme's own."""
+    """The signature covers the Host header as it is sent, which omits the scheme's default port."""
     told: list[str] = []
 
     def refuse(request: Request) -> Answer | None:
@@ -148,8 +148,9 @@ def test_an_etag_that_breaks_lines(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("obeys", [True, False])
 def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
-    """An object that is replaced while it is loaded: all old, or an error; also where If-Match is
-    not examined.
+    """If an object is replaced while it is loaded, the load returns the old object or an error.
+
+    Checked with servers that obey If-Match and servers that ignore it.
     """
     old = path.read_bytes()
     new = bytearray(old)
@@ -186,7 +187,8 @@ def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
 
 
 def test_merging_presigned_addresses(tmp_path: pathlib.Path, command: str) -> None:
-    """Their queries are in every request, and never printed; also those of an index."""
+    """The queries of presigned URLs, of files and of an index, are sent with every request and
+    never printed."""
     names = ["one", "two"]
     for name in names:
         fst_numpy.save_file({name: numpy.ones((9, 9), numpy.float32)}, tmp_path / f"{name}.st")
@@ -216,7 +218,8 @@ def test_merging_presigned_addresses(tmp_path: pathlib.Path, command: str) -> No
 
 
 def test_messages_without_a_cache(path: pathlib.Path) -> None:
-    """The reason has no empty words; verify=True says what it has looked for."""
+    """Messages without a cache have no empty parts. verify=True lists the files that it searched
+    for."""
     with web_server(path.parent) as server:
         with closing(Model(server.url + path.name)) as model, closing(model.load()) as loader:
             reason = loader.stats()["reason"]
@@ -228,7 +231,7 @@ def test_messages_without_a_cache(path: pathlib.Path) -> None:
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http"])
 @pytest.mark.parametrize("bucket", [".", ".."])
 def test_dot_segments_in_bucket_names(scheme: str, bucket: str) -> None:
-    """A bucket `..` would escape from the endpoint's path."""
+    """A bucket named `..` is rejected, because it would leave the endpoint's path."""
     with object_store() as server:
         remote.configure(endpoint=server.url, anonymous=True)
         with pytest.raises(ValueError, match="name is invalid"):
@@ -237,7 +240,8 @@ def test_dot_segments_in_bucket_names(scheme: str, bucket: str) -> None:
 
 
 def test_bidirectional_characters_are_escaped(tmp_path: pathlib.Path) -> None:
-    """Controls and marks of direction in a server's words and in names get into no message."""
+    """Control and bidirectional characters in server responses and names are escaped in
+    messages."""
     turns = [0x7F, 0x85, 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
     kept = [0x2027, 0x202F, 0x2065, 0x206A, 0x61D, 0x200D]
     text = "".join(map(chr, turns + kept))

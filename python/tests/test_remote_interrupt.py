@@ -47,9 +47,9 @@ class Held:
     """Responses that a store holds back until it is released."""
 
     def __init__(self, which: Callable[[Request], bool]) -> None:
-        """Hold the answers of such requests."""
+        """Hold the responses to requests that `when` selects."""
         self.which = which
-        self.count = 0  # of them
+        self.count = 0  # selected requests so far
         self.held, self.released, self.removed = (threading.Event() for _ in range(3))
 
     def __call__(self, request: Request, answer: Answer) -> Answer:
@@ -75,7 +75,7 @@ def saving(
     prepare: Callable[[ObjectStore], None] = lambda server: None,
     more: tuple[str, ...] = (),
 ) -> Saving:
-    """A save in another process that is interrupted once an answer is held."""
+    """Run a save in another process, and interrupt it once a response is held."""
     with object_store(held) as server:
         prepare(server)
         process = subprocess.Popen(
@@ -98,13 +98,14 @@ def saving(
 
 
 def is_join(request: Request) -> bool:
-    """Whether parts are to be joined."""
+    """Whether a request completes a multipart upload."""
     return request.method == "POST" and "uploadId" in request.query
 
 
 @pytest.mark.parametrize("step", ["part", "join", "whole", "list", "index"])
 def test_interrupt_before_the_first_response(step: str) -> None:
-    """Each wait of a save ends, and nothing of it is left at the store but what it holds."""
+    """Every wait of a save ends, and the store keeps no files of it except from the held
+    request."""
     which: dict[str, Callable[[Request], bool]] = {
         "part": lambda r: "partNumber=2" in r.query,
         "join": is_join,
@@ -115,14 +116,14 @@ def test_interrupt_before_the_first_response(step: str) -> None:
     mib, files = (1, 2) if step in ("list", "index") else (1, 0) if step == "whole" else (20, 0)
     with saving(Held(which[step]), FOLDER if files else FILE, mib, files) as (server, _):
         assert not server.uploads
-        # The store may have executed the request whose response it holds. Files that an index may
-        # name stay.
+        # The store may have executed the request whose response it holds. Files that a written
+        # index may name stay.
         kept = {"join": 1, "whole": 1, "index": 3}
         assert len(server.objects) == kept.get(step, 0)
 
 
 def test_interrupt_after_the_upload_is_created() -> None:
-    """The upload's number is in a response that no caller waits for any more: it is aborted."""
+    """The upload is aborted, although its ID is in a response that arrives after the interrupt."""
     held = Held(lambda r: r.method == "POST" and "uploadId" not in r.query)
     with saving(held, FILE, 20) as (server, _):
         assert len(server.uploads) == 1 and not held.removed.is_set()
@@ -132,7 +133,7 @@ def test_interrupt_after_the_upload_is_created() -> None:
 
 
 def test_interrupt_with_a_silent_store() -> None:
-    """The end has two seconds: the save ends although nothing of it is answered."""
+    """The roll-back ends after two seconds, although the store does not respond."""
     held = Held(lambda r: "partNumber=2" in r.query or r.method == "DELETE")
     with saving(held, FILE, 20) as (server, _):
         assert not server.objects
@@ -140,7 +141,7 @@ def test_interrupt_with_a_silent_store() -> None:
 
 @pytest.mark.usefixtures("own_home")
 def test_an_old_file_is_being_removed() -> None:
-    """The new set is there, and of the old one's files only the first is waited for."""
+    """The new model is complete. Only the pending deletion of an old file is waited for."""
     held = Held(lambda r: r.method == "DELETE")
 
     def prepare(server: ObjectStore) -> None:
@@ -158,7 +159,7 @@ def test_an_old_file_is_being_removed() -> None:
 
 
 def test_interrupt_rolls_back() -> None:
-    """Files that no index leads to are removed, for which the store has two seconds."""
+    """Files that no index names are deleted. The save waits at most two seconds for that."""
     log: list[Request] = []
 
     def is_held(request: Request) -> bool:

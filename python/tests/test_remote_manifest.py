@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def save_set(folder: str, files: int, seed: int, manifest: bytes | None, size: int = 1000) -> None:
-    """Save a set whose tensors have a seed's bytes."""
+    """Save a sharded model whose bytes depend on the seed."""
     value = numpy.full(size, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -39,7 +39,8 @@ def manifests(server: ObjectStore) -> list[str]:
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> None:
-    """The manifest lists what is there: again and again over another, large and small."""
+    """The manifest describes the stored model, after repeated saves of large and small models over
+    each other."""
     folder = f"{kind}://box/m"
     with object_store() as server:
         use_store(server, kind)
@@ -58,7 +59,8 @@ def test_sharded_model_with_manifest(kind: str, files: int, command: str) -> Non
 @pytest.mark.parametrize("mib", [0, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None:
-    """The same text as by a local save; one with another path; the old file's is deleted."""
+    """The manifest equals that of a local save. It can have another path, and the old one is
+    deleted."""
     tensors = {"a": numpy.arange(mib * MIB // 4 + 3, dtype=numpy.int32)}
     fst_numpy.save_file(tensors, tmp_path / "m.safetensors", manifest=True)
     address = f"{kind}://box/m/m.safetensors"
@@ -83,7 +85,7 @@ def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None
 
 
 def test_bytes_in_any_order() -> None:
-    """Sent data can't be read again: it is digested while it is sent, in any order."""
+    """Data is hashed while it is sent, in any order, because it cannot be read again."""
     size = 30 * MIB
     with object_store() as server:
         use_store(server, "s3")
@@ -121,8 +123,8 @@ def test_old_manifest_is_deleted(kind: str, files: int) -> None:
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("before", [1, 3])
 def test_manifest_is_true_at_every_step(before: int, files: int) -> None:
-    """Behind every change a load that verifies has one set, whole, or no manifest; refused at any
-    step the old one has its manifest."""
+    """After every change a verified load returns one complete model, or there is no manifest. A
+    save that fails at any step leaves the old model its manifest."""
     folder, step, is_over = "s3://box/m", 0, False
     while not is_over:
         with object_store() as server:
@@ -167,7 +169,7 @@ def test_manifest_is_true_at_every_step(before: int, files: int) -> None:
 
 
 def test_the_command(tmp_path: pathlib.Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """verify --manifest ADDRESS; convert --manifest to an address."""
+    """The command accepts URLs: verify --manifest URL, and convert --manifest to a URL."""
     source = tmp_path / "source.safetensors"
     fst_numpy.save_file({"a": numpy.arange(1000)}, source)
     with object_store() as server:

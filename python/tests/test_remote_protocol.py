@@ -16,7 +16,7 @@ from fastsafetensors._core import Writer
 
 pytestmark = pytest.mark.usefixtures("own_home")
 ADDRESS, PLACE = "s3://box/m/m.safetensors", "/box/m/m.safetensors"
-LARGE = 9 << 20  # bytes: two parts
+LARGE = 9 << 20  # bytes of a file that is sent in two parts
 Which = Callable[[Request], bool]
 REQUESTS: dict[str, tuple[int, Which]] = {
     "whole": (8, lambda r: r.method == "PUT"),
@@ -28,7 +28,7 @@ REQUESTS: dict[str, tuple[int, Which]] = {
 
 
 def save(size: int, seed: int = 1, manifest: bool = False) -> None:
-    """Save one file whose tensor has a seed's bytes."""
+    """Save one file whose bytes depend on the seed."""
     fst_numpy.save_file({"a": numpy.full(size, seed, numpy.uint8)}, ADDRESS, manifest=manifest)
 
 
@@ -38,7 +38,7 @@ def seed_of() -> int:
 
 
 def save_set(files: int, seed: int) -> None:
-    """Save a set whose tensors have a seed's bytes."""
+    """Save a sharded model whose bytes depend on the seed."""
     value = numpy.full(99, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -50,7 +50,7 @@ def save_set(files: int, seed: int) -> None:
 
 
 def sign(server: ObjectStore) -> None:
-    """Have requests signed, and signatures checked."""
+    """Sign requests, and make the store check the signatures."""
     server.keys = {KEY: SECRET}
     remote.configure(endpoint=server.url, retry_base_ms=2, tries_max=2, access_key=KEY,
                      secret_key=SECRET)
@@ -60,12 +60,12 @@ def sign(server: ObjectStore) -> None:
                                     "308 Permanent Redirect"])
 @pytest.mark.parametrize("what", list(REQUESTS))
 def test_writes_never_follow_redirects_to_other_hosts(what: str, status: str) -> None:
-    """Neither the model nor a signature is sent: that host gets no request, and the save fails."""
+    """The other host gets no request, so neither model nor signature. The save fails."""
     size, which = REQUESTS[what]
     with object_store() as server, object_store() as other:
         sign(server)
         if what == "removal":
-            save(size, 1, manifest=True)  # the next save takes the manifest away
+            save(size, 1, manifest=True)  # the next save deletes the manifest
         before = dict(server.objects)
 
         def refuse(request: Request) -> Answer | None:
@@ -81,7 +81,7 @@ def test_writes_never_follow_redirects_to_other_hosts(what: str, status: str) ->
 
 @pytest.mark.parametrize("what", list(REQUESTS))
 def test_redirect_within_the_host(what: str) -> None:
-    """It is followed, and signed for where it leads to."""
+    """A redirect within the host is followed, and the new request is signed for its target."""
     size, which = REQUESTS[what]
     with object_store() as server:
         sign(server)
@@ -107,7 +107,8 @@ def test_redirect_within_the_host(what: str) -> None:
 
 
 def test_region_without_conditional_writes() -> None:
-    """One small save learns the bucket's region, and that the store has no conditions."""
+    """One small save handles both a redirect to another region and a store without conditional
+    writes."""
     with object_store() as server:
         sign(server)
         save_set(3, 1)
@@ -135,7 +136,7 @@ def test_region_without_conditional_writes() -> None:
 
 @pytest.mark.parametrize("what", ["index", "removal", "join"])
 def test_delayed_write(what: str) -> None:
-    """409 ConditionalRequestConflict: the request is repeated with the same condition."""
+    """After 409 ConditionalRequestConflict the request is repeated with the same condition."""
     is_it: dict[str, Which] = {
         "index": lambda r: r.method == "PUT" and r.path.endswith(".json"),
         "removal": lambda r: r.method == "DELETE",
@@ -171,7 +172,8 @@ def test_delayed_write(what: str) -> None:
     failure("503 Slow Down", "SlowDown"), failure("200 OK", "SlowDown"),
     failure("200 OK", "InternalError"), failure("500 Internal Server Error", "InternalError")])
 def test_complete_upload_is_retried(answer: Answer) -> None:
-    """The request is repeated. If it never succeeds, the save fails and says what is known."""
+    """A failed completion is retried. If it never succeeds, the error reports the state of the
+    object."""
     count = 0
 
     def refuse(request: Request) -> Answer | None:
@@ -219,8 +221,8 @@ def seed_there(kind: str, is_set: bool) -> set[int]:
                          ids=["error", "empty"])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: bool) -> None:
-    """200 with an error, or without an ETag, from a store that did nothing: it is repeated.
-    If it never succeeds, the save fails and the old model stays complete."""
+    """A 200 response with an error or without an ETag means that the store did nothing, so the
+    request is repeated. If it never succeeds, the save fails and the old model stays complete."""
     with object_store() as server:
         use_store(server, kind)
         save_there(kind, is_set, 1)
@@ -248,8 +250,8 @@ def test_success_without_an_etag_is_an_error(kind: str, body: bytes, is_set: boo
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
 def test_failure_after_success(kind: str, is_new: bool, is_set: bool) -> None:
-    """A proxy sends the request twice; the second response says that the object exists. It has our
-    bytes, and so have all files that it names."""
+    """A proxy sends the request twice, and the second response reports that the object exists. The
+    object and all files that it names have our bytes, so the save succeeds."""
     with object_store() as server:
         use_store(server, kind)
         if not is_new:
@@ -269,7 +271,7 @@ def test_failure_after_success(kind: str, is_new: bool, is_set: bool) -> None:
 
 
 def test_precondition_failure_on_a_new_object() -> None:
-    """create_only: the bytes may have existed before, so the error says "unknown"."""
+    """With create_only the same bytes may have existed before, so the error says "unknown"."""
     with object_store() as server:
         remote.configure(endpoint=server.url, anonymous=True, create_only=True)
         save_there("s3", False, 1)

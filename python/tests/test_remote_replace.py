@@ -20,7 +20,7 @@ CHANGES = [(3, 3), (2, 3), (1, 3), (3, 1), (1, 1)]
 
 
 def open_set(files: int, seed: int) -> tuple[Writer, Tensors]:
-    """A save of a set with tensors that are a seed's alone."""
+    """Open a save of a sharded model whose names and bytes depend on the seed."""
     value = numpy.full(KIB * 8, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -29,7 +29,7 @@ def open_set(files: int, seed: int) -> tuple[Writer, Tensors]:
 
 
 def save(files: int, seed: int) -> Tensors:
-    """The same, at once."""
+    """Save a sharded model whose names and bytes depend on the seed."""
     writer, tensors = open_set(files, seed)
     try:
         writer.commit()
@@ -39,19 +39,19 @@ def save(files: int, seed: int) -> Tensors:
 
 
 def seed_of(tensors: Tensors) -> int:
-    """Which set that is, whole; anything else is a mixture."""
+    """Return the seed of a loaded model. A mixture of two models is an error."""
     assert sorted(tensors) == [f"t{i}" for i in range(6)]
     [seed] = {int(v) for tensor in tensors.values() for v in numpy.unique(tensor)}
     return seed
 
 
 def is_change(request: Request) -> bool:
-    """Whether a request changes what is there."""
+    """Whether a request changes the store."""
     return request.method in ("PUT", "POST", "DELETE")
 
 
 def count_changes(before: int, after: int, has_index: bool) -> int:
-    """Requests that change something, of such a save."""
+    """Return the number of requests of a save that change the store."""
     with object_store() as server:
         use_store(server)
         save(before, 1)
@@ -65,7 +65,7 @@ def count_changes(before: int, after: int, has_index: bool) -> int:
 @pytest.mark.parametrize("has_index", [True, False])
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_each_step_refused(before: int, after: int, has_index: bool) -> None:
-    """A save that fails at any step leaves the set that was there; at its end, the new one."""
+    """A save that fails at any step leaves the old model; after the last step, the new one."""
     for step in range(count_changes(before, after, has_index)):
         with object_store() as server:
             use_store(server)
@@ -93,7 +93,8 @@ def test_each_step_refused(before: int, after: int, has_index: bool) -> None:
 @pytest.mark.parametrize("has_index", [True, False])
 @pytest.mark.parametrize(("before", "after"), CHANGES)
 def test_a_reader_at_each_step(before: int, after: int, has_index: bool) -> None:
-    """A load gives one set, whole, behind every change; an error only where no index led."""
+    """After every change a load returns one complete model, or an error if there was no index
+    before."""
     seen: list[int] = []
 
     def look(request: Request, answer: Answer) -> Answer:
@@ -116,13 +117,13 @@ def test_a_reader_at_each_step(before: int, after: int, has_index: bool) -> None
         save(after, 2)
         assert seen == sorted(seen) and seen[-1] == 2 and seen[0] in (1, 2)
         assert seed_of(fst_numpy.load_file(FOLDER)) == 2
-        # Nothing of the old set is left.
+        # All files of the old model were deleted.
         assert len(server.objects) == (after + 1 if after > 1 else 1)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
 def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
-    """Tensors read later are of the set that was opened, or an error."""
+    """Tensors read later are those of the opened model, or an error."""
     handles = []
 
     def look(request: Request, answer: Answer) -> Answer:
@@ -150,7 +151,7 @@ def test_open_readers_keep_the_model_or_get_an_error(steps: int) -> None:
 
 
 def test_lost_response_to_an_index_upload() -> None:
-    """Nobody knows whether it is there: what it may lead to stays."""
+    """The index may or may not have been stored, so the files that it names stay."""
     lost = [False]
 
     def lose(request: Request, answer: Answer) -> Answer:
@@ -164,4 +165,4 @@ def test_lost_response_to_an_index_upload() -> None:
         lost[0] = True
         with pytest.raises(OSError, match="it is unknown whether the object was stored"):
             save(3, 2)
-        assert seed_of(fst_numpy.load_file(FOLDER)) == 2  # it was
+        assert seed_of(fst_numpy.load_file(FOLDER)) == 2  # the store has the index

@@ -20,16 +20,17 @@ from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Writer
 
 pytestmark = pytest.mark.usefixtures("own_home")
-SMALL, LARGE = 999, 3 << 20  # bytes of a tensor; of large ones a file takes several parts
+SMALL, LARGE = 999, 3 << 20  # bytes of a tensor; a file of large ones is sent in several parts
 # Files of the existing model (0: none), and of the saved one.
 TURNS = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3)]
-# What becomes of one request: the store does it, or not; it answers, or not; and does more, or not.
+# The fate of one request: whether the store executes it, whether it responds, and whether later
+# requests work.
 FAULTS = ["lost", "500", "done500", "403", "409", "dead", "lost and dead"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One save over another."""
+    """A save over an existing model."""
 
     kind: str
     before: int
@@ -41,16 +42,16 @@ class Case:
 
 
 class Sweep:
-    """A store at which one request, chosen by its number, fails."""
+    """A store in which the request with a chosen number fails."""
 
     def __init__(self, server: ObjectStore, fault: str, number: int) -> None:
         """Count requests from now on."""
         self.fault, self.number, self.count = fault, number, 0
-        self.spoiled: list[Request] = []  # requests whose answers are lost
+        self.spoiled: list[Request] = []  # requests whose responses are lost
         server.refuse, server.fault = self.refuse, self.spoil
 
     def refuse(self, request: Request) -> Answer | None:
-        """What the store does not do; one request at a time."""
+        """Reject a request without executing it; one request at a time."""
         at, self.count = self.count, self.count + 1
         fault, is_it = self.fault, self.count - 1 == self.number
         is_change = request.method not in ("GET", "HEAD")
@@ -70,7 +71,7 @@ class Sweep:
         return failure("500 Internal Server Error", "InternalError")
 
     def spoil(self, request: Request, answer: Answer) -> Answer:
-        """What it has done, and does not say."""
+        """Lose the response to an executed request."""
         if not any(request is one for one in self.spoiled):
             return answer
         if self.fault == "done500":
@@ -80,7 +81,7 @@ class Sweep:
 
 
 def save(kind: str, files: int, seed: int, size: int, manifest: bool) -> None:
-    """Save a model whose tensors have a seed's bytes."""
+    """Save a model whose bytes depend on the seed."""
     value = numpy.full(size, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -107,7 +108,7 @@ def seed_of(server: ObjectStore, kind: str) -> int | None:
 
 
 def run_case(case: Case, number: int) -> bool:
-    """Have the save's request of this number go wrong; False: it makes fewer."""
+    """Make the request with this number fail; False if the save makes fewer requests."""
     with object_store() as server:
         use_store(server, case.kind)
         if case.before:
@@ -121,7 +122,7 @@ def run_case(case: Case, number: int) -> bool:
         server.refuse, server.fault = (lambda request: None), None
         is_known = "unknown" not in said
         if case.before == 0 and said:
-            # Of a first model there may be some files, which nothing leads to, or leads to in vain.
+            # A failed first save may leave files without an index, or an index with missing files.
             pass
         else:
             seed = seed_of(server, case.kind)
@@ -137,12 +138,12 @@ def run_case(case: Case, number: int) -> bool:
 
 
 def sweep_case(case: Case) -> int:
-    """Every request of a save, one after the other: how many there were."""
+    """Make every request of a save fail in turn; return their number."""
     return next(n for n in itertools.count() if not run_case(case, n))
 
 
 def all_cases() -> Iterator[Case]:
-    """Every one."""
+    """Return all cases."""
     for (before, files), fault, kind in itertools.product(TURNS, FAULTS, KINDS):
         for had, has in itertools.product([False, True], repeat=2):
             if before or not had:
@@ -150,7 +151,8 @@ def all_cases() -> Iterator[Case]:
                 yield Case(kind, before, files, fault, had, has, LARGE)
 
 
-# All take ten minutes: of the small ones some of every turn, fault and kind, and a large one.
+# All cases take ten minutes. The default is a selection of small ones with every position, fault
+# and kind of store, and a large one.
 SMALL_CASES = [case for case in all_cases() if case.size == SMALL][::37]
 LARGE_CASES = [Case("s3", 1, 1, "lost", size=LARGE)]
 

@@ -21,7 +21,7 @@ from fastsafetensors._core import Model
 
 SIZE_BYTES = 24 << 20
 DOWN_S = 0.5
-# The waits of eight tries are at least 1.27 s in sum, those of four at most 0.14 s.
+# The waits between eight attempts add up to at least 1.27 s, those between four to at most 0.14 s.
 RETRY_BASE_MS = 10
 
 LOAD_PROGRAM = """
@@ -82,7 +82,7 @@ def load_with_restart(path: pathlib.Path, down_s: float) -> dict[str, object]:
 
 
 def test_load_survives_a_server_restart(path: pathlib.Path) -> None:
-    """A host that has answered before is tried as often as tries_max says."""
+    """A host that has responded before is retried up to tries_max times."""
     remote.configure(retry_base_ms=RETRY_BASE_MS)
     try:
         stats = load_with_restart(path, DOWN_S)
@@ -94,7 +94,8 @@ def test_load_survives_a_server_restart(path: pathlib.Path) -> None:
 
 
 def test_statistics_count_the_time_to_the_first_byte(path: pathlib.Path) -> None:
-    """A server that answers late shows in network_first_byte_ns, not in the wait for retries."""
+    """The delay of a slow server counts in network_first_byte_ns, not in the time between
+    retries."""
     pause_s = 0.02
 
     def answer_late(request: Request, answer: Answer) -> Answer:
@@ -115,7 +116,7 @@ def test_statistics_count_the_time_to_the_first_byte(path: pathlib.Path) -> None
 
 @pytest.mark.parametrize(("tries_max", "expected"), [(8, 4), (2, 2)])
 def test_a_host_that_never_answered_fails_after_four_tries(tries_max: int, expected: int) -> None:
-    """A wrong port or a dead host is not waited for as a busy one is."""
+    """A wrong port or a dead host fails sooner than a busy one, after four attempts."""
     skip_without_libcurl()
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # reserved for the test; nothing listens

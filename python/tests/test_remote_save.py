@@ -31,19 +31,19 @@ def use_store(server: ObjectStore, **more: object) -> None:
 
 
 def make(mib: int, seed: int = 0) -> Tensors:
-    """Tensors of `mib` MiB, of odd sizes."""
+    """Make tensors of odd sizes, `mib` MiB in total."""
     generator = numpy.random.default_rng(seed)
     sizes = [mib * MIB // 2, mib * MIB // 2 - 12345, 3, 0]
     return {f"t{i}": generator.integers(0, 255, n, numpy.uint8) for i, n in enumerate(sizes)}
 
 
 def open_writer(size: int, path: str = ADDRESS) -> Writer:
-    """A save of one tensor, whose bytes are written later."""
+    """Open a save of one tensor whose bytes are written later."""
     return Writer(path, [("x", "U8", (size,), None, size)], None)
 
 
 def put(writer: Writer, at: int, data: bytes) -> None:
-    """Bring some bytes of it."""
+    """Write some bytes of the tensor."""
     held = numpy.frombuffer(data, numpy.uint8)
     writer.write(0, at, held.ctypes.data, held.nbytes)
 
@@ -57,7 +57,8 @@ def same(loaded: Tensors, saved: Tensors) -> bool:
 
 @pytest.mark.parametrize("mib", [1, 20])
 def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
-    """The bytes of a local save, by one request or in signed parts; nothing is left over."""
+    """A saved object equals a local save, sent in one request or in signed parts. No unfinished
+    upload remains."""
     tensors = make(mib)
     fst_numpy.save_file(tensors, tmp_path / "local.safetensors", metadata={"a": "b"})
     with object_store(keys={KEY: SECRET}) as server:
@@ -74,7 +75,8 @@ def test_a_file(tmp_path: pathlib.Path, mib: int) -> None:
 
 
 def test_object_is_invisible_until_complete() -> None:
-    """The old object stays until the last request, and a save that is closed leaves nothing."""
+    """The old object stays until the last request. A save that is closed early leaves no object and
+    no parts."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
         fst_numpy.save_file({"old": numpy.ones(3)}, ADDRESS)
@@ -89,7 +91,8 @@ def test_object_is_invisible_until_complete() -> None:
 
 
 def test_faults_during_a_save() -> None:
-    """Busy, broken, silent: parts are sent again, and the object is right."""
+    """If the store is busy, silent or breaks connections, parts are sent again and the object is
+    right."""
     tensors = make(33)
     seen: dict[str, int] = {}
 
@@ -110,7 +113,7 @@ def test_faults_during_a_save() -> None:
         use_store(server)
         fst_numpy.save_file(tensors, ADDRESS)
         assert same(fst_numpy.load_file(ADDRESS), tensors)
-        # One whose beginning was not heard of stays, and has no parts.
+        # If the response to the creation of an upload is lost, that upload stays, without parts.
         assert not any(parts for _, parts in server.uploads.values())
 
 
@@ -126,7 +129,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_failed_save_leaves_nothing(kind: str) -> None:
-    """Each request of an upload refused: an error that says why, no object and no parts."""
+    """If any request of an upload is rejected, the error has the reason, and neither object nor
+    parts remain."""
     where, status, code, error, words = REFUSALS[kind]
 
     def refuse(request: Request) -> Answer | None:
@@ -146,7 +150,7 @@ def test_failed_save_leaves_nothing(kind: str) -> None:
 
 
 def test_lost_response_to_complete_upload() -> None:
-    """The repeated request finds no upload, but the object exists: it was saved."""
+    """The retry finds no upload, but the object exists, so the save succeeds."""
     tensors = make(10)
     lost: list[Request] = []
 
@@ -164,7 +168,8 @@ def test_lost_response_to_complete_upload() -> None:
 
 
 def test_failed_complete_upload_is_an_error() -> None:
-    """The upload no longer exists, and the object is an older one of the same size."""
+    """If the upload no longer exists and the object is an older one of the same size, the save
+    fails."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
         fst_numpy.save_file(make(10), ADDRESS)
@@ -187,7 +192,7 @@ def test_failed_complete_upload_is_an_error() -> None:
 
 
 def test_complete_upload_of_other_stores() -> None:
-    """Some call their answer another name."""
+    """Responses of stores that name the XML element differently are accepted."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         answer.body = answer.body.replace(b"UploadResult>", b"UploadResponse>")
@@ -216,7 +221,8 @@ def save_set(mib: int, files: int, path: str, seed: int = 0) -> Tensors:
 
 
 def test_a_set() -> None:
-    """Its index is published last; files of the old model are deleted, and nothing else."""
+    """The index of a sharded model is published last. The old model's files are deleted, and no
+    other files."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
         saved = save_set(9, 3, "s3://bucket/m")
@@ -244,7 +250,7 @@ def test_a_set() -> None:
 
 
 def test_a_set_that_fails_at_the_end() -> None:
-    """Published files are deleted again, and no index is written."""
+    """If a save fails at its end, its published files are deleted, and no index is written."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
         for name in ("00003-of", "index"):
@@ -260,7 +266,8 @@ def test_a_set_that_fails_at_the_end() -> None:
 
 
 def test_bytes_in_any_order() -> None:
-    """Writes at a few offsets are fine; at so many that they would use all memory are an error."""
+    """Writes may alternate between a few offsets. So many offsets that their buffers would fill the
+    memory are an error."""
     size = 76 * MIB
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
@@ -281,7 +288,7 @@ def test_bytes_in_any_order() -> None:
 
 
 def test_file_only_operations_are_refused(tmp_path: pathlib.Path) -> None:
-    """Options that do not apply to URLs, and servers that accept no objects."""
+    """Options that only apply to files, and servers that are not stores, are errors."""
     tensors = {"a": numpy.ones(3)}
     with object_store() as server:
         use_store(server)
@@ -299,10 +306,11 @@ def test_file_only_operations_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [str, pathlib.Path])
-def test_ranks_say_so(
+def test_joint_saves_to_urls_are_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[pathlib.Path]
 ) -> None:
-    """What ranks share is files: no folder of an address's name is made instead."""
+    """Joint saves of ranks to a URL are an error, and no local folder with the URL's name is
+    made."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.checkpoint import FastSafetensorsWriter
     from fastsafetensors.distributed import save_on_ranks
@@ -320,7 +328,8 @@ def test_ranks_say_so(
 
 
 def test_create_only() -> None:
-    """create_only: FileExistsError, small and large, and the object stays."""
+    """With create_only an existing object stays and FileExistsError is raised, for small and large
+    saves."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server, create_only=True)
         fst_numpy.save_file(make(1), ADDRESS)
@@ -339,7 +348,7 @@ def test_create_only() -> None:
     ],
 )
 def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> None:
-    """create_only at Azure and Google: the store refuses the second save, small and large."""
+    """With create_only Azure and Google reject the second save, small or large."""
     with object_store() as server:
         remote.configure(endpoint=server.url, create_only=True, **settings)
         fst_numpy.save_file(make(1), address)
@@ -352,7 +361,8 @@ def test_other_stores_decide_as_well(address: str, settings: dict[str, str]) -> 
 
 @pytest.mark.parametrize(("before", "files"), [(2, 1), (1, 3), (3, 3), (2, 3), (1, 1)])
 def test_create_only_of_a_sharded_model(before: int, files: int) -> None:
-    """create_only: models with another number of files stay as well; nothing is sent."""
+    """With create_only an existing model with another number of files stays, and no data is
+    sent."""
     with object_store(keys={KEY: SECRET}) as server:
         use_store(server)
         save_set(1, before, "s3://bucket/m")
@@ -365,7 +375,7 @@ def test_create_only_of_a_sharded_model(before: int, files: int) -> None:
 
 
 def test_no_overwrite_with_lost_responses() -> None:
-    """The object of the first attempt is not mistaken for another save's."""
+    """If the response to the first attempt is lost, the object is recognised as this save's."""
     lost: list[Request] = []
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -377,7 +387,8 @@ def test_no_overwrite_with_lost_responses() -> None:
     with object_store(fault, {KEY: SECRET}) as server:
         use_store(server, create_only=True)
         lost.append(Request("PUT", "", "", {}))
-        fst_numpy.save_file(make(1), "s3://bucket/before.safetensors")  # a connection is kept
+        # one connection is kept alive
+        fst_numpy.save_file(make(1), "s3://bucket/before.safetensors")
         lost.clear()
         fst_numpy.save_file(make(1), ADDRESS)
         assert lost and same(fst_numpy.load_file(ADDRESS), make(1))
@@ -391,7 +402,8 @@ def test_no_overwrite_with_lost_responses() -> None:
 
 
 def test_two_saves_of_a_blob() -> None:
-    """Concurrent uploads share a blob's block list: no block becomes part of the other's object."""
+    """Concurrent uploads to one blob share its uncommitted blocks. No block becomes part of the
+    other object."""
     with object_store() as server:
         remote.configure(endpoint=server.url, account="acct", sas_token="sv=1&sig=x")
         one, other = (open_writer(10 * MIB, "az://box/m.safetensors") for _ in range(2))
@@ -408,7 +420,7 @@ def test_two_saves_of_a_blob() -> None:
 
 
 def test_google_and_azure() -> None:
-    """The same bytes by a token, and by blocks."""
+    """Saves to Google (with a token) and Azure (by blocks) have the bytes of a local save."""
     tensors = make(20)
     with object_store() as server:
         remote.configure(endpoint=server.url, bearer_token="ya29.SECRET")
@@ -431,7 +443,7 @@ def test_google_and_azure() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """120 MiB: no more than 64 MiB of them wait."""
+    """At most 64 MiB of a save of 120 MiB wait in memory."""
     program = """
 import resource, sys, numpy
 from fastsafetensors import numpy as fst_numpy, remote
@@ -449,7 +461,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 
 
 def test_interrupted_and_forked() -> None:
-    """Ctrl-C takes the parts back; a child that closes its copy of a writer takes nothing."""
+    """Ctrl-C deletes the uploaded parts. A forked child that closes its copy of a writer deletes
+    nothing."""
     program = """
 import os, signal, sys, numpy
 from fastsafetensors import remote

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves to stores that lose answers, hide objects, or take another save meanwhile: no model is
-lost."""
+"""No model is lost by saves to stores that lose responses, hide objects, or accept another save
+meanwhile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fastsafetensors._core import Writer
 
 pytestmark = pytest.mark.usefixtures("own_home")
 INDEX = "model.safetensors.index.json"
-LARGE = 3 << 20  # tensors of which a file takes several parts
+LARGE = 3 << 20  # bytes of tensors whose files are sent in several parts
 
 
 def open_set(kind: str, files: int, seed: int, size: int = 1024) -> Writer:
-    """A save of a set whose tensors have a seed's bytes."""
+    """Open a save of a sharded model whose bytes depend on the seed."""
     value = numpy.full(size, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(6)]
     where = [i % files for i in range(6)]
@@ -29,7 +29,7 @@ def open_set(kind: str, files: int, seed: int, size: int = 1024) -> Writer:
 
 
 def save(kind: str, files: int, seed: int, size: int = 1024) -> None:
-    """The same, whole."""
+    """Save a sharded model whose bytes depend on the seed."""
     writer = open_set(kind, files, seed, size)
     try:
         writer.commit()
@@ -38,7 +38,7 @@ def save(kind: str, files: int, seed: int, size: int = 1024) -> None:
 
 
 def seed_of(kind: str) -> int:
-    """Which set is there, whole."""
+    """Return the seed of the complete model in the store."""
     loaded = fst_numpy.load_file(f"{kind}://box/m/")
     assert sorted(loaded) == [f"t{i}" for i in range(6)]
     [seed] = {int(v) for tensor in loaded.values() for v in numpy.unique(tensor[:: 1 << 10])}
@@ -46,13 +46,13 @@ def seed_of(kind: str) -> int:
 
 
 def removals(server: ObjectStore) -> list[str]:
-    """Objects of delete requests."""
+    """Return the objects named in delete requests."""
     return [request.path.rsplit("/", 1)[1] for request in server.log
             if request.method == "DELETE" and "uploadId" not in request.query]
 
 
 def set_of(kind: str, seed: int, size: int = 1024) -> Callable[[ObjectStore], None]:
-    """Another's finished set, to be put into a store at once."""
+    """Return the objects of another complete save, to be put into a store at once."""
     with object_store() as other:
         use_store(other, kind)
         save(kind, 2, seed, size)
@@ -69,7 +69,7 @@ def set_of(kind: str, seed: int, size: int = 1024) -> Callable[[ObjectStore], No
 @pytest.mark.parametrize("code", ["403 Forbidden", "409 Conflict", "412 Precondition Failed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_lost_response_to_an_index_upload(kind: str, code: str) -> None:
-    """The store has put it there, the next try is refused: it is there, and so are its files."""
+    """The store has stored the index and rejects the retry. The index and its files stay."""
     tries = 0
 
     def is_index(request: Request) -> bool:
@@ -94,7 +94,8 @@ def test_lost_response_to_an_index_upload(kind: str, code: str) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "gs"])
 def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
-    """The first completion fails, another save publishes, the second is refused: it stays."""
+    """After a failed completion another save publishes its file. The retry is rejected, and that
+    file stays."""
     put_theirs = set_of(kind, 7, LARGE)
     joins = 0
 
@@ -115,7 +116,8 @@ def test_file_completed_by_another_save_between_attempts(kind: str) -> None:
 
 
 def test_a_file_that_azure_refuses() -> None:
-    """By 409, if another model was published meanwhile: that one stays."""
+    """If Azure rejects a file with 409 because another model was published meanwhile, that model
+    stays."""
     put_theirs = set_of("az", 7, LARGE)
 
     def refuse(request: Request) -> Answer | None:
@@ -154,7 +156,7 @@ def test_permanent_failure_during_another_save(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_save_without_list_permission_deletes_nothing(kind: str) -> None:
-    """A set over a set, and over one file: the old files stay, and the new save reports them."""
+    """Without list permission the files of an old model stay, and the save reports them."""
     for files in (3, 1):
         with object_store() as server:
             use_store(server, kind)
@@ -168,7 +170,7 @@ def test_save_without_list_permission_deletes_nothing(kind: str) -> None:
 
 
 def test_file_deleted_before_the_check() -> None:
-    """It was listed, but does not exist: only objects that were examined are deleted."""
+    """A listed file no longer exists when it is checked. Only checked objects are deleted."""
     with object_store() as server:
         use_store(server, "s3")
         save("s3", 1, 1)
@@ -185,7 +187,7 @@ def test_file_deleted_before_the_check() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_file_over_an_unlistable_model(kind: str) -> None:
-    """The index was seen, and leads to the new file."""
+    """Without list permission the existing index was read, and now names the new file."""
     with object_store() as server:
         use_store(server, kind)
         save(kind, 3, 1)
@@ -197,7 +199,8 @@ def test_single_file_over_an_unlistable_model(kind: str) -> None:
 
 
 def test_concurrent_save_writes_its_manifest() -> None:
-    """Between the check of a manifest and its deletion: the other one is deleted as well."""
+    """A manifest that another save writes between this save's check and deletion is deleted as
+    well."""
     place, name = PLACES["s3"] + "x.safetensors", "s3://box/m/x.safetensors"
 
     def save_one(seed: int, **options: object) -> None:
@@ -225,7 +228,7 @@ def test_concurrent_save_writes_its_manifest() -> None:
 
 
 def test_undeletable_manifest() -> None:
-    """The store refuses that: the model stays what the manifest says of it."""
+    """If the store refuses to delete a manifest, the model that it describes is kept."""
     name = "s3://box/m/x.safetensors"
     with object_store() as server:
         use_store(server, "s3")
@@ -240,7 +243,7 @@ def test_undeletable_manifest() -> None:
 
 
 def test_a_large_object_with_a_manifests_name() -> None:
-    """It is not a manifest and does no harm."""
+    """A large object with a manifest's name is ignored."""
     with object_store() as server:
         use_store(server, "s3")
         key = PLACES["s3"] + "x.safetensors.manifest"

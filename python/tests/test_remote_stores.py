@@ -35,7 +35,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def listing(folder: pathlib.Path, request: Request, page: int = 1) -> Answer:
-    """ListObjectsV2, a key a page."""
+    """Return a ListObjectsV2 response with one key per page."""
     query = dict(urllib.parse.parse_qsl(request.query, keep_blank_values=True))
     bucket = folder / request.path.strip("/")
     prefix = query["prefix"]
@@ -56,7 +56,7 @@ def listing(folder: pathlib.Path, request: Request, page: int = 1) -> Answer:
 
 
 def store(folder: pathlib.Path) -> Fault:
-    """An S3 that checks signatures, and lists."""
+    """An S3 store with listings that checks signatures."""
 
     def fault(request: Request, answer: Answer) -> Answer:
         if "authorization" not in request.headers:
@@ -70,7 +70,7 @@ def store(folder: pathlib.Path) -> Fault:
 
 
 def test_a_folder_of_s3(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listed page by page, files below it left out, every request signed."""
+    """A folder is listed page by page, without files in subfolders, and every request is signed."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN/+=")
@@ -92,7 +92,8 @@ def test_a_folder_of_s3(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_credentials_in_order(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Argument, environment, profile; unusable configured credentials are an error."""
+    """Arguments precede the environment, which precedes the profile. Unusable configured
+    credentials are an error."""
     one = "s3://bucket/my model/model-00001-of-00002.safetensors"
     with web_server(folder, store(folder)) as server:
         remote.configure(endpoint=server.url)
@@ -132,7 +133,8 @@ def test_credentials_in_order(folder: pathlib.Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_hub(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hf://: files of a revision; the token is sent to the Hub, but not to redirect targets."""
+    """hf:// reads files of a revision. The token is sent to the Hub, but not to redirect
+    targets."""
     with web_server(folder) as target:
 
         def fault(request: Request, answer: Answer) -> Answer:
@@ -155,7 +157,7 @@ def test_the_hub(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_google_and_azure(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gs:// with a bearer token, az:// with a SAS: their names, lists and headers."""
+    """gs:// with a bearer token and az:// with a SAS have the right names, listings and headers."""
     seen: list[Request] = []
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -192,7 +194,8 @@ def test_google_and_azure(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_hostile_listings(folder: pathlib.Path) -> None:
-    """Entities, endless pages, no listing at all: errors, soon."""
+    """Listings with XML entities or endless pages, and other responses, are errors without a long
+    wait."""
     remote_text = {"body": b""}
 
     def fault(request: Request, answer: Answer) -> Answer:
@@ -217,7 +220,7 @@ def test_hostile_listings(folder: pathlib.Path) -> None:
 
 
 def serve_hub(commits: dict[str, dict[str, bytes]], branches: dict[str, str]) -> Fault:
-    """A Hub of one repository, me/model: branches, commits and their files."""
+    """A Hub with one repository, me/model, with branches, commits and their files."""
 
     def answer(request: Request, unused: Answer) -> Answer:
         path = urllib.parse.unquote(request.path)
@@ -240,7 +243,7 @@ def serve_hub(commits: dict[str, dict[str, bytes]], branches: dict[str, str]) ->
 
 
 def hub_commits(tmp_path: pathlib.Path) -> dict[str, dict[str, bytes]]:
-    """Two commits of a set of two files, with other values under the same names."""
+    """Two commits of a model of two files, with different values under the same names."""
     commits = {}
     for number, commit in enumerate(("a" * 40, "b" * 40)):
         files, weights = {}, {}
@@ -265,7 +268,7 @@ def hub_commits(tmp_path: pathlib.Path) -> dict[str, dict[str, bytes]]:
 def test_branch_moves_during_a_load(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, branch: str, place: str
 ) -> None:
-    """All files of a set are of the commit that its branch was at when it was opened."""
+    """All files of a model come from the commit that its branch named when the model was opened."""
     branches = {branch: "a" * 40}
     good = serve_hub(hub_commits(tmp_path), branches)
 
@@ -293,7 +296,7 @@ def test_branch_moves_during_a_load(
 def test_hub_without_commit(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
-    """A set without version identifiers is not loaded."""
+    """Loading a sharded model from a Hub without commit identifiers is an error."""
     with web_server(tmp_path, lambda request, answer: Answer("200 OK", {}, text)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         with pytest.raises(OSError, match="did not name the revision|did not describe"):

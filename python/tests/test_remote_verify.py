@@ -25,7 +25,7 @@ NAMES = ["model.safetensors", "a b.safetensors"]
 
 
 def make_set(folder: pathlib.Path) -> None:
-    """A set of two files with its index."""
+    """Make a model of two files with its index."""
     folder.mkdir()
     value = numpy.arange(300000, dtype=numpy.uint8)
     rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(4)]
@@ -34,7 +34,7 @@ def make_set(folder: pathlib.Path) -> None:
 
 
 def fill(server: ObjectStore, folder: pathlib.Path, place: str) -> None:
-    """Have a store hold what a folder has."""
+    """Copy the files of a folder to a store."""
     for path in folder.iterdir():
         server.objects[f"/bucket/{place}{path.name}"] = (path.read_bytes(), f'"{path.name}"')
 
@@ -47,7 +47,7 @@ def spoil(path: pathlib.Path) -> None:
 
 
 def sums(path: pathlib.Path) -> None:
-    """A list as sha256sum writes it."""
+    """Return a checksum list in sha256sum's format."""
     names = sorted(p.name for p in path.iterdir())
     text = subprocess.run(
         ["sha256sum", *names], cwd=path, capture_output=True, text=True, check=True
@@ -65,7 +65,7 @@ LISTS: dict[str, Callable[[pathlib.Path], object]] = {
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_set(tmp_path: pathlib.Path, kind: str, scheme: str, whole: bool) -> None:
-    """A folder and its index: good bytes load, others are an error that names the file."""
+    """A verified folder or index loads. Changed bytes are an error that names the file."""
     folder = tmp_path / "my set"
     make_set(folder)
     LISTS[kind](folder)
@@ -92,7 +92,7 @@ def test_a_set(tmp_path: pathlib.Path, kind: str, scheme: str, whole: bool) -> N
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ending", [".manifest", ".sha256", "SHA256SUMS", ".digest"])
 def test_a_file(tmp_path: pathlib.Path, name: str, ending: str, command: str) -> None:
-    """Each list that is searched next to it, from Python and by the command."""
+    """Each kind of list that is searched next to a file works, in Python and in the command."""
     path = tmp_path / name
     fst_numpy.save_file({"a": numpy.arange(1 << 20, dtype=numpy.uint8)}, path)
     if ending == ".manifest":
@@ -121,7 +121,8 @@ def test_a_file(tmp_path: pathlib.Path, name: str, ending: str, command: str) ->
 
 
 def test_remote_model_without_manifest(tmp_path: pathlib.Path) -> None:
-    """Missing, or forbidden without list permission: one error; a failing store: another one."""
+    """A missing manifest, and one that is forbidden because of missing list permission, are the
+    same error. A failing store is another one."""
     fst_numpy.save_file({"a": numpy.ones(3)}, tmp_path / "m.safetensors")
     for status, words in (
         ("404 Not Found", "no digests to verify against"),
@@ -153,7 +154,7 @@ def test_remote_model_with_a_missing_shard(tmp_path: pathlib.Path) -> None:
 
 
 def test_signed(tmp_path: pathlib.Path, command: str) -> None:
-    """A bundle next to the model, with its key, with another key, and with unsigned bytes."""
+    """A bundle next to the model works with its key. Another key and unsigned bytes are errors."""
     if shutil.which("openssl") is None:
         pytest.skip("keys are made by openssl")
     folder = tmp_path / "set"
@@ -184,7 +185,7 @@ def test_signed(tmp_path: pathlib.Path, command: str) -> None:
 
 
 def test_verification_source_is_available(tmp_path: pathlib.Path) -> None:
-    """Without what signs the address."""
+    """The source of the verification is reported without the signature in its URL."""
     path = tmp_path / "m.safetensors"
     fst_numpy.save_file({"a": numpy.ones(3)}, path)
     write_manifest(path)

@@ -34,7 +34,7 @@ def run(command):
 
 
 def ours():
-    """The environment in which this Python is the first one."""
+    """An environment whose PATH finds this Python first."""
     folder = os.path.dirname(sys.executable)
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
@@ -53,7 +53,7 @@ def test_convert_alone_changes_nothing(run, sample, tmp_path):
     for way in ([], ["--quick"], ["--engine", "buffered"]):
         run("convert", *way, path, tmp_path / "out")
         assert (tmp_path / "out").read_bytes() == path.read_bytes()
-    run("convert", path, path)  # onto itself: read until the new one takes its place
+    run("convert", path, path)  # onto itself: the file is replaced after it was read
     assert (tmp_path / "out").read_bytes() == path.read_bytes()
 
 
@@ -210,7 +210,7 @@ def test_header_resembling_a_pickle(run, tmp_path):
 
 
 def test_diff_of_values_across_dtypes(run, tmp_path, torch):
-    """What one wants to know after a conversion: how much the values changed, and where most."""
+    """diff across dtypes reports how much the values differ, and where most."""
     tensors = {f"t{i}": torch.linspace(0, 10.0 ** i, 1000) for i in range(8)}
     tensors |= {"same": torch.ones(4), "ids": torch.arange(5), "long": torch.randn(3, 1 << 20)}
     save_file(tensors, tmp_path / "a")
@@ -231,7 +231,7 @@ def test_diff_of_values_across_dtypes(run, tmp_path, torch):
 
 
 def test_values_of_empty_tensors(run, tmp_path, torch):
-    """Both have no elements, which is not a difference."""
+    """Tensors without elements have no difference."""
     save_file({"e": torch.empty(0, 3)}, tmp_path / "a")
     save_file({"e": torch.empty(0, 3, dtype=torch.float16)}, tmp_path / "b")
     out, _ = run("diff", "--values", tmp_path / "a", tmp_path / "b", code=1)
@@ -242,7 +242,7 @@ def test_values_of_empty_tensors(run, tmp_path, torch):
 
 
 def test_whole_numbers_keep_all_their_digits(run, tmp_path, torch):
-    """Doubles do not have all numbers above 2 ** 53."""
+    """Integers above 2 ** 53 are compared exactly, which doubles could not do."""
     big = 2 ** 60
     save_file({"i": torch.tensor([big, big + 5, -big, 1234567])}, tmp_path / "a")
     save_file({"i": torch.tensor([big + 1, big + 5, -big - 3, 1234567])}, tmp_path / "b")
@@ -279,7 +279,7 @@ def test_conversion_without_effect_warns(run, tmp_path, torch):
 
 
 def wait_until_caught(process, number):
-    """Wait until a program has its handler of a signal, or has ended."""
+    """Wait until a program has installed its signal handler, or has ended."""
     while process.poll() is None:
         with contextlib.suppress(OSError):
             status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
@@ -294,7 +294,8 @@ def wait_until_caught(process, number):
                                    ["edit", "--set", "a=b", "big", "out/new"]],
                          ids=lambda words: words[0])
 def test_a_signal_leaves_nothing(command, tmp_path, words):
-    """Ctrl-C and SIGTERM in the middle: no file, no folder, and the signal is the exit status."""
+    """After Ctrl-C or SIGTERM in the middle neither file nor folder remains, and the exit status is
+    the signal."""
     tensors, size = 8, 512 << 20
     entries = ",".join(f'"t{i}":{{"dtype":"F32","shape":[{size // 4096},1024],'
                        f'"data_offsets":[{i * size},{(i + 1) * size}]}}' for i in range(tensors))
@@ -381,7 +382,8 @@ def test_edit(run, tmp_path, torch):
 
 
 def test_an_edit_writes_the_header_alone_where_blocks_are_shared(run, tmp_path, torch):
-    """By what the file system says: a copy by the kernel, or the header and at most a block."""
+    """With shared blocks, an edit is a copy by the kernel, or writes the header and at most one
+    block."""
     path = tmp_path / "m"
     save_file({"a": torch.randn(1 << 20), "b": torch.ones(3)}, path)
     before = {name: tensor.clone() for name, tensor in load_file(path).items()}
@@ -441,7 +443,7 @@ def test_standard_input_is_a_source(command, run, sample, tmp_path, torch):
 
 
 def test_invalid_standard_input_ends_early(command, run, tmp_path):
-    """Also input without an end: nothing but its first block is kept."""
+    """Invalid input, even without an end, is rejected after its first block."""
     for source, code in (("yes", 1), ("cat /dev/zero", 1), ("cat /dev/urandom", 1), ("true", 1)):
         done = subprocess.run(["bash", "-c", f"{source} | '{command}' inspect -"], text=True,
                               capture_output=True, timeout=600,
@@ -525,7 +527,8 @@ def test_clean_removes_leftovers(run, tmp_path, torch):
 
 
 def test_standard_output_is_a_target(command, sample, tmp_path):
-    """The same bytes as in a file, also aligned, converted, of several pieces; nothing else."""
+    """Standard output gets exactly the bytes of a file, also aligned, converted and in several
+    pieces."""
     path, _ = sample
     for more in ([], ["--alignment", "4096"], ["--dtype", "F16"], ["--select", "t.*"],
                  ["--order", "name"]):

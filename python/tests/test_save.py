@@ -105,7 +105,7 @@ def test_numpy(tmp_path):
     safetensors.numpy.save_file(arrays, tmp_path / "reference", {"a": "b"})
     assert path.read_bytes() == (tmp_path / "reference").read_bytes()
     assert fastsafetensors.numpy.save(arrays, {"a": "b"}) == path.read_bytes()
-    # safetensors 0.8 writes the bytes of a turned array in the wrong order: not compared above.
+    # safetensors 0.8 writes a transposed array in the wrong order, so this is not compared above.
     arrays["turned"] = np.arange(6, dtype=np.int16).reshape(2, 3).T
     fastsafetensors.numpy.save_file(arrays, path)
     loaded = fastsafetensors.numpy.load_file(path)
@@ -150,7 +150,7 @@ def test_refusals(tmp_path, torch):
     with pytest.raises(ValueError, match="UTF-8|surrogates"):
         fastsafetensors.torch.save_file({"a\ud800": a}, path)
     assert not path.exists()
-    # No errors: views that share nothing, parameters, no elements at all.
+    # These are not errors: views without shared memory, parameters, empty tensors.
     fastsafetensors.torch.save_file(
         {"a": a[0], "b": a[1], "c": torch.nn.Parameter(torch.ones(2)), "d": a[:0]}, path)
 
@@ -249,7 +249,8 @@ def test_many_threads(tmp_path, torch):
 
 
 def test_memory_beyond_the_tensors(tmp_path):
-    """At most 32 MiB: tensors are written from where they are, or through slots."""
+    """A save needs at most 32 MiB, because tensors are written from their memory or through staging
+    buffers."""
     script = textwrap.dedent("""
         import resource, sys, numpy as np
         from fastsafetensors.numpy import save_file
@@ -295,7 +296,7 @@ KILLED = textwrap.dedent("""
 
 
 def kill_at_random(folder, kind, times, rng):
-    """Start processes that save without end; kill them; return what each kill left behind."""
+    """Start processes that save in a loop, and kill them. Return the files that each kill left."""
     window = 0.05
     with subprocess.Popen([sys.executable, "-c", KILLED, folder, kind], stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as parent:
@@ -307,13 +308,14 @@ def kill_at_random(folder, kind, times, rng):
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == f"-{int(signal.SIGKILL)}\n"
             if all(name.startswith(".") for name in os.listdir(folder)):
-                window *= 1.5  # a busy machine has saved nothing by then
+                window *= 1.5  # on a busy machine no save has ended by then
             yield
 
 
 @pytest.mark.parametrize(("kind", "times"), [("quick", 20), ("durable", 20)])
 def test_killed_at_random_moments(tmp_path, torch, kind, times):
-    """Whatever is killed when: the old file or the new one, whole, and no other visible name."""
+    """After a kill at any moment the old file or the new one is complete, and there is no other
+    visible name."""
     rng = random.Random(5)
     seen = set()
     for _ in kill_at_random(tmp_path, kind, times, rng):
@@ -381,7 +383,8 @@ KILL_FORK = textwrap.dedent("""
 
 @pytest.mark.parametrize("kind", ["single", "single-durable", "sharded", "sharded-durable"])
 def test_killed_many_times(tmp_path, kind, thorough):
-    """kill -9 at 100 (or 25) random moments of saves: every time one whole model, old or new."""
+    """After kill -9 at 100 (or 25) random moments there is one complete model, old or new, every
+    time."""
     rounds = 100 if thorough else 25
     result = subprocess.run([sys.executable, "-c", KILL_FORK, tmp_path, kind, str(rounds)],
                             capture_output=True, text=True, timeout=900)

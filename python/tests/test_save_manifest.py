@@ -34,7 +34,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def is_right(model: pathlib.Path, manifest: pathlib.Path, algorithm: str = "xxh3-128") -> bool:
-    """Whether the manifest is the one of this very model, and all of the model is as it says."""
+    """Whether the manifest equals a newly made one, and verifies the complete model."""
     again = manifest.parent / "again.manifest"
     write_manifest(model, again, algorithm=algorithm)
     same = again.read_bytes() == manifest.read_bytes()
@@ -217,7 +217,7 @@ def test_a_save_leaves_files_of_others_with_those_names(tmp_path: pathlib.Path) 
 
 
 def test_a_link_to_an_old_manifest_is_deleted_and_its_target_stays(tmp_path, torch):
-    """As in folders whose files are links to blobs."""
+    """The Hub's cache has such links, from files to blobs."""
     from fastsafetensors.torch import load_file, save_file
 
     path, link = tmp_path / "m.safetensors", tmp_path / "m.safetensors.manifest"

@@ -33,7 +33,7 @@ APIS = {
 
 
 def _wrapper(torch, claims_address):
-    """A tensor without memory, as quantized ones are: the bytes are in other tensors."""
+    """A tensor without memory, like a quantized one whose bytes are in other tensors."""
 
     class Wrapper(torch.Tensor):
         @staticmethod
@@ -72,7 +72,7 @@ def _fake(torch):
 
 
 def _freed(torch, offset):
-    """A parameter whose memory was given back meanwhile, as FSDP does."""
+    """A parameter whose memory was freed, as FSDP does."""
     tensor = torch.zeros(128)[offset : offset + 64]
     tensor.untyped_storage().resize_(0)
     return tensor
@@ -159,7 +159,7 @@ def test_writer_in_a_reference_cycle_is_collected(tmp_path):
     import weakref
 
     class Owner:
-        """Holds what holds it."""
+        """Part of a reference cycle."""
 
     owner = Owner()
     owner.writer = _core.Writer(tmp_path / "m", [("w", "U8", [4], None, 4)], owners=owner,

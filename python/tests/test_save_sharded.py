@@ -55,7 +55,7 @@ def test_files_and_index_equal_hugging_face(tmp_path, torch):
                 assert json.loads((ours / name).read_text()) == \
                     json.loads((theirs / name).read_text())
                 assert os.path.basename(index) == name
-                continue  # only the hub leaves out the last line's end
+                continue  # huggingface_hub omits the last line end
             assert (ours / name).read_bytes() == (theirs / name).read_bytes(), (case, name)
         assert set(load_safetensors_sharded(ours)) == set(tensors)
 
@@ -221,7 +221,7 @@ def test_embeddings_of_other_programs(tmp_path, torch):
 
 
 class Meta:
-    """What validate_shard_set looks at."""
+    """The attributes that validate_shard_set reads."""
 
     def __init__(self, path):
         from fastsafetensors._core import Model
@@ -353,7 +353,7 @@ def test_embeddings_keep_their_types(tmp_path, torch):
 
 
 def types_of(value):
-    """The types of a structure, with what belongs to them."""
+    """Return the types of a structure with their attributes."""
     if isinstance(value, dict):
         return type(value), [(key, types_of(part)) for key, part in value.items()]
     if isinstance(value, (list, tuple)):

@@ -154,7 +154,7 @@ finish()
 
 @pytest.fixture
 def folder(tmp_path, torch):
-    """Return a folder with a model, what it holds, and the files of the other tests."""
+    """Return a folder with a model, its tensors, and the files of the other tests."""
     from fastsafetensors.torch import save_file
 
     torch.manual_seed(0)
@@ -198,7 +198,8 @@ def test_single_process(folder, torch):
 
 @pytest.mark.parametrize("shape, dim", [((4, 6), 2), ((4, 6), -3), ((), 0)])
 def test_missing_dimension(torch, shape, dim):
-    """The dimension is neither replaced by another one, nor an error without a message."""
+    """A dimension that does not exist is an error with a message, and no other dimension is used
+    instead."""
     from torch.distributed.tensor import Shard
 
     from fastsafetensors._rank_parts import part_on_mesh
@@ -208,7 +209,8 @@ def test_missing_dimension(torch, shape, dim):
 
 
 def test_choice(torch):
-    """The methods that "auto" chooses by speed: the formulas of choose_method at their limits."""
+    """"auto" chooses the method by speed. The formulas of choose_method are checked at their
+    limits."""
     from fastsafetensors.sharded import Part, Speeds, choose_method, over_read, part_of
 
     slow_link, fast_link = Speeds(1e9, 1e8), Speeds(1e9, 1e12)

@@ -233,7 +233,8 @@ def test_only_a_changed_readme_is_read_again(
     bundle, manifest = settled / "model.sig", settled / "model.manifest"
     assert run("sign", "--key", private, settled).returncode == 0
     again = sign_again(private, settled, bundle)
-    assert again == {"files": 4, "files_kept": 4, "bytes": 0}  # and stamps are handed on
+    # and stamps are copied to the new manifest
+    assert again == {"files": 4, "files_kept": 4, "bytes": 0}
     assert sign_again(private, settled, bundle)["files_kept"] == 4
     write_manifest(settled, algorithm="sha256")  # with stamps
     (settled / "README.md").write_text("other words")
@@ -242,7 +243,7 @@ def test_only_a_changed_readme_is_read_again(
     assert again["bytes"] == manifest.stat().st_size + len("other words")
     assert made.bytes_read == len("other words")
     assert run("verify", "--signature", bundle, "--key", public, settled).returncode == 0
-    # What is kept stands in the bundle, and is nothing to the package that it interoperates with.
+    # The stamps are stored in the bundle, in a field that the model_signing package ignores.
     payload = base64.b64decode(json.loads(bundle.read_bytes())["dsseEnvelope"]["payload"])
     assert b'"stamp"' in payload
     done = subprocess.run(
@@ -260,7 +261,8 @@ def test_touched_files_are_read_again(settled: pathlib.Path, tmp_path: pathlib.P
     (settled / "linked.bin").symlink_to(model)
     assert run("sign", "--key", private, settled).returncode == 0
     old = shutil.copy(settled / "model.sig", tmp_path / "old.sig")
-    assert sign_again(private, settled, old)["files_kept"] == 5  # a bundle's own place is nothing
+    # the path of a bundle does not matter
+    assert sign_again(private, settled, old)["files_kept"] == 5
     before = model.stat()
     with open(model, "r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -303,7 +305,8 @@ def test_only_a_valid_bundle_is_reused(settled: pathlib.Path, tmp_path: pathlib.
 
 
 def test_endless_trees(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Links to parent folders make a small tree endless: an error, without a long search."""
+    """Links to parent folders make a small tree endless, which is an error without a long
+    search."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle = tmp_path / "kept.sig"
     assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
@@ -343,7 +346,7 @@ def make_odd_entries(folder: pathlib.Path) -> dict[str, str]:
         os.mknod(place / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
         found["device"] = "a character device"
     except OSError:
-        pass  # only root may make one, and not everywhere
+        pass  # only root may create one, and not on every system
     return found
 
 
@@ -357,7 +360,7 @@ def test_entries_without_bytes_are_differences(
     assert run(*check).returncode == 0
     for name, words in make_odd_entries(folder).items():
         kept = tmp_path / "kept"
-        for other in (folder / "below").iterdir():  # each alone
+        for other in (folder / "below").iterdir():  # each entry alone
             if other.name not in (name, "vocabulary \u00e9.txt"):
                 kept.mkdir(exist_ok=True)
                 other.rename(kept / other.name)

@@ -40,7 +40,8 @@ def test_numpy_indexes_as_numpy_does(path, name, backend):
 
 
 def test_small_parts_are_copies(path, torch):
-    """Writing to one changes neither another nor the file, and it outlives everything."""
+    """Writing to one changes neither another one nor the file. It stays valid after the file is
+    closed."""
     for framework in ("np", "pt"):
         with safe_open(path, framework) as f:
             part = f.get_slice("small")

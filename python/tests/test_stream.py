@@ -32,7 +32,7 @@ def test_all_tensors_in_file_order(framework, memory, path):
     assert stats["mode"] == ("load" if memory else "map")
 
 
-def test_memory_bounds_what_is_read_ahead(path):
+def test_memory_limits_readahead(path):
     from fastsafetensors.numpy import open_stream
 
     with open_stream(path, memory="16MiB", threads=2) as stream:

@@ -20,7 +20,7 @@ import pytest
 # Escape sequences, C0, DEL, C1, marks of direction, line separators, characters without a width.
 MARKS = ("\x1b]0;t\x07\x1b[31m\x08\x7f\x9b31m\u061c\u200b\u200d\u200e\u200f\u2028\u2029\u202a"
          "\u202e\u2060\u2066\u2069\ufeff\U000e0041")
-IN_FILES = MARKS + "\0\r\n"  # what JSON may have, and a path or an argument may not
+IN_FILES = MARKS + "\0\r\n"  # characters that JSON may contain, but not a path or an argument
 BAD = {"Cc", "Cf", "Zl", "Zp", "Cs"}
 
 

@@ -37,7 +37,7 @@ def test_failures_are_named_before_the_last_line(tmp_path):
     code, lines, err = run(tmp_path, '<failure message="x"/>')
     assert code == 1, err
     assert lines[-2:] == ["FAILED c n: x", "2 passed, 1 failed, 0 skipped"]
-    # Summed with a later run: those of both.
+    # The sum with a later run has the failures of both.
     code, lines, _ = run(tmp_path, '<failure message="x"/>', "--sum", "--only", "c")
     assert code == 1
     assert lines[-3:] == ["FAILED c n: x", "FAILED c n: x", "2 passed, 2 failed, 0 skipped"]
@@ -58,7 +58,7 @@ def test_warnings_of_clang_are_found(tmp_path):
     command = f"cc -Wall -Wextra -Wconversion -o a.o -c {source}"
     (tmp_path / "compile_commands.json").write_text(json.dumps(
         [{"directory": str(tmp_path), "command": command, "file": str(source)}]))
-    # The enumeration is unsigned to clang: gcc says nothing of it.
+    # clang treats the enumeration as unsigned and warns; gcc does not.
     for cast, code in (("", 1), ("(int)", 0)):
         source.write_text("enum e { A, B };\nenum e get(void);\nint put(int x);\n"
                           f"int main(void) {{ return put({cast}get()); }}\n")

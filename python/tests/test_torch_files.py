@@ -46,7 +46,7 @@ def test_torch_files(convert, tmp_path, torch):
 
 
 def test_torch_files_take_the_options_of_convert(command, convert, tmp_path, torch):
-    """Read once, by the command: every word that it takes, JSON, and standard output."""
+    """convert accepts its options for torch files as well, with JSON output and standard output."""
     source, out = tmp_path / "t.bin", tmp_path / "out"
     torch.save({"b": torch.ones(3, 5), "a": torch.arange(4)}, source)
     text, _ = convert("--json", "--dtype", "bfloat16", "--alignment=4096", "--ord", "given",
@@ -70,7 +70,7 @@ def test_torch_files_take_the_options_of_convert(command, convert, tmp_path, tor
 
 
 def test_torch_files_are_compressed_and_get_manifests(convert, tmp_path, torch):
-    """Options of the save that convert has for other files as well."""
+    """The options for compression and manifests work for torch files as well."""
     from fastsafetensors import check_manifest
 
     weights = {"w": torch.randn(300, 1000).bfloat16()}
@@ -84,7 +84,8 @@ def test_torch_files_are_compressed_and_get_manifests(convert, tmp_path, torch):
 
 
 def test_torch_files_with_other_objects_are_named(convert, tmp_path, torch):
-    """In our words: torch's recommend to run the code, and may hold what drives a terminal."""
+    """The message is ours, because torch's recommends running the code and may contain escape
+    sequences."""
     (tmp_path / "evil.pt").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
     name = tmp_path / "a\x1b[31mb.pt"
     (tmp_path / "evil.pt").rename(name)

@@ -19,7 +19,7 @@ from fastsafetensors.training import RNG, CheckpointManager, trainer_callback  #
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """The numbers of the folders, sorted."""
+    """Return the sorted step numbers of the folders."""
     return sorted(int(path.name.partition("-")[2]) for path in folder.iterdir())
 
 
@@ -27,7 +27,7 @@ class Run:
     """A small training."""
 
     def __init__(self) -> None:
-        """Make it."""
+        """Make the model, the optimizer and the manager."""
         self.model = torch.nn.Linear(40, 40)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
@@ -44,8 +44,9 @@ class Run:
 
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])
-def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage: str) -> None:
-    """Ten steps in one go, and six with a new process's worth of objects after the fourth."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: pathlib.Path, stage: str) -> None:
+    """Ten steps in one run give the same values as a run that is resumed with new objects after the
+    fourth step."""
     torch.manual_seed(1)
     random.seed(1)
     run = Run()
@@ -69,8 +70,8 @@ def test_a_run_goes_on_as_if_nothing_had_happened(tmp_path: pathlib.Path, stage:
     manager.close()
 
 
-def test_what_is_kept(tmp_path: pathlib.Path) -> None:
-    """The last ones, and the best ones."""
+def test_the_last_and_the_best_are_kept(tmp_path: pathlib.Path) -> None:
+    """keep_last and keep_best keep the last and the best checkpoints."""
     with CheckpointManager(tmp_path, keep_last=2, keep_best=2) as manager:
         for number in range(1, 11):
             manager.save(number, {"a": {"x": torch.ones(3)}}, metric=abs(number - 4))
@@ -84,8 +85,9 @@ def test_what_is_kept(tmp_path: pathlib.Path) -> None:
     assert steps_in(tmp_path) == [10, 11]
 
 
-def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
-    """Numbers, text, bytes, arrays, tuples; tensors that are one stay one file entry."""
+def test_any_state_is_restored(tmp_path: pathlib.Path) -> None:
+    """A state may have numbers, text, bytes, arrays and tuples. Tensors that are one object are
+    stored once."""
     numpy = pytest.importorskip("numpy")
     shared = torch.arange(6.0)
     state = {"a": {1: (2.5, None, True, "text", b"\x00\xff"), "tensors": [shared, shared]},
@@ -107,7 +109,7 @@ def test_any_state_is_kept(tmp_path: pathlib.Path) -> None:
         manager.save(2, {"a": {"x": object()}})
 
 
-def test_damage_is_passed_over(tmp_path: pathlib.Path) -> None:
+def test_damaged_checkpoints_are_skipped(tmp_path: pathlib.Path) -> None:
     """resume() takes the newest complete one; with verify, the newest whose bytes are right."""
     with CheckpointManager(tmp_path) as manager:
         for number in (1, 2, 3):
@@ -138,7 +140,8 @@ def test_damage_is_passed_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_views_that_look_alike(tmp_path: pathlib.Path) -> None:
-    """A conjugate shares the memory and is another tensor; no name hides the description."""
+    """A conjugate view shares memory but is stored as another tensor. No name can hide the
+    description of the state."""
     x = torch.tensor([1 + 2j, 3 - 4j])
     state = {"x": x, "y": x.conj(), "z": x.conj().imag, "i": x.imag,
              "fastsafetensors": {"state": torch.ones(2)}}
@@ -160,8 +163,9 @@ def flip_last_byte(path: pathlib.Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> None:
-    """It does not count for keep_last; the saved and the resumed checkpoint stay."""
+def test_a_damaged_checkpoint_does_not_evict_a_good_one(tmp_path: pathlib.Path) -> None:
+    """A damaged checkpoint does not count for keep_last. The last saved and the resumed checkpoint
+    stay."""
     with CheckpointManager(tmp_path) as manager:
         for number in (10, 50, 100):
             manager.save(number, {"a": {"x": torch.full((1000,), float(number))}})
@@ -177,7 +181,7 @@ def test_a_damaged_checkpoint_pushes_no_good_one_out(tmp_path: pathlib.Path) -> 
 
 
 def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> None:
-    """Checkpoints of higher steps, of a run before, are left alone and push nothing out."""
+    """Checkpoints with higher steps, from an earlier run, are neither deleted nor counted."""
     with CheckpointManager(tmp_path, keep_last=1) as manager:
         manager.save(1000, {"a": 1})
     with CheckpointManager(tmp_path, keep_last=2) as manager:
@@ -186,8 +190,8 @@ def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> 
     assert steps_in(tmp_path) == [200, 300, 1000]
 
 
-def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
-    """It is neither the best nor kept as such."""
+def test_nan_is_not_a_metric(tmp_path: pathlib.Path) -> None:
+    """A checkpoint with a metric of NaN is never the best."""
     with CheckpointManager(tmp_path, keep_last=1, keep_best=1) as manager:
         for number, metric in enumerate((float("nan"), 2.0, 3.0, float("nan"))):
             manager.save(number, {"a": 1}, metric=metric)
@@ -198,8 +202,9 @@ def test_nan_is_no_metric(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("step", [100.0, "1", None, -5])
-def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) -> None:
-    """Its folder would never be found again. A tensor of one integer is one."""
+def test_a_step_must_be_an_integer(tmp_path: pathlib.Path, step: Any) -> None:
+    """A step must be an integer, because its folder would not be found again. A tensor of one
+    integer is accepted."""
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises((TypeError, ValueError)):
             manager.save(step, {"a": 1})
@@ -208,7 +213,7 @@ def test_a_step_that_is_no_number_is_refused(tmp_path: pathlib.Path, step: Any) 
         assert [one.step for one in manager.checkpoints()] == [7]
 
 
-def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
+def test_files_of_other_programs_stay(tmp_path: pathlib.Path) -> None:
     """Opening deletes temporary files that no save holds, and folders of nothing else."""
     others = ["step-1/checkpoint.pt", "step-2/checkpoint/__0_0.distcp", "step-3/checkpoint.distcp",
               "step-4/checkpoint-00001-of-00002.safetensors", "step-5/.checkpoint.tmp"]
@@ -225,9 +230,10 @@ def test_files_of_others_are_left(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "step-6").exists()
 
 
-def test_a_checkpoint_without_its_manifest_is_passed_over(
+def test_a_checkpoint_without_its_manifest_is_skipped(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A kill between the last file and the manifest leaves one."""
+    """A kill between the last file and the manifest leaves such a checkpoint, and resume() skips
+    it."""
     with CheckpointManager(tmp_path) as manager:
         for number in (1, 2):
             manager.save(number, {"a": 1})
@@ -241,7 +247,8 @@ def test_a_checkpoint_without_its_manifest_is_passed_over(
 
 
 def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
-    """At the next save, or by wait(); the loop's own exceptions come first."""
+    """A failed save raises at the next save or at wait(). Exceptions of the loop take
+    precedence."""
     with CheckpointManager(tmp_path) as manager:
         (tmp_path / "step-1").write_text("in the way")
         manager.save(1, {"a": 1})
@@ -262,9 +269,10 @@ def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
         manager.resume({"other": RNG})
 
 
-def test_a_failure_is_told_apart_from_a_cancelled_save(
+def test_a_failed_save_differs_from_a_cancelled_one(
         tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever the folder is called; and it is logged at once, as nothing may ask for it."""
+    """A failure is recognised whatever the folder's name is, and logged at once, because the
+    program may never query it."""
     folder = tmp_path / "cancelled"
     with CheckpointManager(folder) as manager:
         (folder / "step-1").write_text("in the way")
@@ -289,7 +297,7 @@ print([thread.daemon for thread in threading.enumerate()[1:]])
 
 @pytest.mark.parametrize("at_exit", ["wait", "cancel"])
 def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
-    """Waits for the checkpoint, or cancels it."""
+    """The end of a `with` block waits for the checkpoint; an exception cancels it."""
     done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path), at_exit],
                           capture_output=True, text=True, timeout=600, check=True)
     assert done.stderr == ""
@@ -303,7 +311,7 @@ def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
     {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
     {"memory": 0}, {"max_shard_size": "x"}])
 def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:
-    """ValueError, and no folder."""
+    """Bad arguments raise ValueError, and no folder is created."""
     with pytest.raises(ValueError):
         CheckpointManager(tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
@@ -325,7 +333,8 @@ KILLED = textwrap.dedent("""
 
 
 def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """kill -9: each run goes on from a complete checkpoint, never an older one than before."""
+    """After kill -9 each run resumes from a complete checkpoint, never from an older one than
+    before."""
     generator = random.Random(6)
     last = 0
     for _ in range(6):
@@ -354,7 +363,7 @@ def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
 
 
 def test_transformers_callback(tmp_path: pathlib.Path) -> None:
-    """A Trainer saves by the manager, lazily, and goes on from it."""
+    """A Trainer saves through the manager with lazy staging, and resumes from its checkpoint."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2,

@@ -25,7 +25,7 @@ problems: list[fastsafetensors.Problem] = fastsafetensors.verify_file("m.st")
 with safe_open("m.st", framework="pt") as f:
     f.get_slice("a")[1:2, ...]
 """
-# What a checker is to find: one fault in each.
+# Programs with one type error each, which a checker must find.
 FAULTS = [
     "from fastsafetensors import load_fil",
     "from fastsafetensors.torch import load_file; load_file('m', nmaes=['a'])",

@@ -23,7 +23,7 @@ def test_libraries_in_the_working_folder_are_not_loaded(command, tmp_path):
     planted = {**environment, "LD_LIBRARY_PATH": os.fspath(tmp_path)}
     done = subprocess.run([command, "engines"], cwd=tmp_path, env=planted, text=True,
                           capture_output=True, timeout=600, check=True)
-    assert "Fake GPU" in done.stdout  # the loader's own search path decides, and nothing else
+    assert "Fake GPU" in done.stdout  # only the dynamic linker's search path counts
 
 
 PLANTED = ("torch", "pickle", "fastsafetensors", "numpy", "sys", "argparse", "sitecustomize")
@@ -54,7 +54,8 @@ def test_modules_next_to_a_model_are_not_run(command, tmp_path, torch):
 
 
 def test_missing_torch_is_named(command, tmp_path, torch):
-    """Without Python, or in a Python without the package: exit code 4 and what to install."""
+    """Without Python, or with a Python without torch, the exit code is 4 and the message names the
+    package to install."""
     torch.save({"a": torch.arange(3.0)}, tmp_path / "old.bin")
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -68,7 +69,8 @@ def test_missing_torch_is_named(command, tmp_path, torch):
 
 
 def test_digests_are_not_written_through_planted_links(command, model, tmp_path):
-    """A link or a pipe instead of PATH.digest, or of its temporary file."""
+    """A link or a pipe with the name of PATH.digest, or of its temporary file, is not written
+    to."""
     path, victim = tmp_path / "m.safetensors", tmp_path / "victim"
     shutil.copy(model[0], path)
     for name in ("m.safetensors.digest", "m.safetensors.digest.new"):
@@ -95,7 +97,8 @@ def test_digests_are_not_written_through_planted_links(command, model, tmp_path)
 
 
 def test_the_c_library_reads_no_environment():
-    """No call of getenv but the one that is for addresses, and nothing for set-user-ID programs."""
+    """The only use of getenv is for URLs, and it ignores the environment of set-user-ID
+    programs."""
     if not shutil.which("nm"):
         pytest.skip("no nm")
     path = ROOT / "build/test/src/libfastsafetensors.so"

@@ -35,13 +35,13 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def make_sums(path: pathlib.Path) -> pathlib.Path:
-    """A list of the folder."""
+    """Write a checksum list of the folder."""
     assert run("hash", "--sums", path.parent).returncode == 0
     return path
 
 
 def make_own_sum(path: pathlib.Path) -> pathlib.Path:
-    """A list of the file."""
+    """Write a checksum list of the file."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     made = write_sums(path)
     assert (made.algorithm, made.files, made.bytes_read) == ("sha256", 1, os.path.getsize(path))
@@ -50,13 +50,13 @@ def make_own_sum(path: pathlib.Path) -> pathlib.Path:
 
 
 def make_sidecar(path: pathlib.Path) -> pathlib.Path:
-    """Digests of the file and its tensors, 64 bits."""
+    """Write a .digest file with 64-bit digests of the file and its tensors."""
     assert run("hash", "--write", "--algorithm", "xxh3", path).returncode == 0
     return path
 
 
 def make_inside(path: pathlib.Path) -> pathlib.Path:
-    """Digests of tensors inside."""
+    """Embed digests of the tensors in the file."""
     made = path.parent / "inside.safetensors"
     done = run("hash", "--algorithm", "sha256", "--embed", made, path)
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def make_inside(path: pathlib.Path) -> pathlib.Path:
 
 
 def make_hub(path: pathlib.Path) -> pathlib.Path:
-    """A snapshot of the Hub's cache."""
+    """Make a snapshot folder like the Hub's cache."""
     blobs, snapshot = path.parent / "blobs", path.parent / "snapshots" / "0123abcd"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_digest_source_is_found_used_and_reported(model) -> None:
 
 
 def test_every_bit_flip_is_refused(model) -> None:
-    """In header, data and digests; after each, the file is restored."""
+    """Flipped bits in header, data and digests are errors. The bit is restored after each."""
     path, source = model
     size = os.path.getsize(path)
     for at in [9, 40, *range(1000, size, size // 12), size - 1]:
@@ -146,7 +146,7 @@ def test_changes_after_opening_are_refused(model) -> None:
 
 
 def test_a_list_is_given_by_its_path(tmp_path) -> None:
-    """verify=PATH takes lists that lie elsewhere, and says what they lack."""
+    """verify=PATH accepts lists in other folders, and reports files that they lack."""
     path = tmp_path / "model.safetensors"
     fast_torch.save_file(WEIGHTS, path)
     elsewhere = tmp_path / "elsewhere"
@@ -160,7 +160,7 @@ def test_a_list_is_given_by_its_path(tmp_path) -> None:
 
 
 def test_sets_and_their_index(tmp_path) -> None:
-    """A folder's list is of its index as well; an index that was changed is refused unread."""
+    """A folder's list includes its index. A changed index is an error before it is parsed."""
     fast_torch.save_file(WEIGHTS, tmp_path / "whole.safetensors")
     folder = tmp_path / "set"
     done = run("split", "--size", "2M", tmp_path / "whole.safetensors", folder)

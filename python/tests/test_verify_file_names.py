@@ -35,7 +35,7 @@ def nested(tmp_path):
 
 
 def test_bundle_names_are_relative_to_its_folder(nested, monkeypatch):
-    """A file of the folder below is not taken for that of the same name above."""
+    """A file in a subfolder is not confused with the file of the same name above."""
     folder, signed = nested
     assert load_file(folder / "enc/model.safetensors", verify=signed)["a"].sum() == 4
     assert load_file(folder / "model.safetensors", verify=signed)["a"].sum() == 0
@@ -51,7 +51,7 @@ def test_bundle_names_are_relative_to_its_folder(nested, monkeypatch):
 
 @pytest.mark.parametrize("has_manifests", [False, True])
 def test_a_link_out_of_the_folder_does_not_change_a_name(nested, tmp_path, has_manifests):
-    """What a link leads to has the name of the link's place."""
+    """The file that a link points to is checked under the link's name."""
     folder, signed = nested
     if has_manifests:
         for place in (folder, folder / "enc"):
@@ -91,7 +91,7 @@ def test_added_index_does_not_hide_files(tmp_path, index, by):
 
 
 def test_invalid_list_is_an_error(tmp_path):
-    """Nothing weaker stands in for a list that can't be read."""
+    """An unreadable list is an error. No weaker source of digests is used instead."""
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.zeros(4)}, path)
     fastsafetensors.hash_file(path)
@@ -142,7 +142,8 @@ def test_threads_verify_independently(tmp_path):
 
 
 def test_older_manifest_must_be_complete(tmp_path):
-    """Its seal counts, and the manifest of now has to be the file's."""
+    """The checksum line of an older manifest is verified, and the current manifest must match the
+    file."""
     path = tmp_path / "m.safetensors"
     save_file({"a": torch.zeros(400000), "b": torch.zeros(400000)}, path)
     write_manifest(path, tmp_path / "old")

@@ -36,7 +36,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def flip(path: pathlib.Path, at: int) -> None:
-    """Change a bit, and no time of the file."""
+    """Change a bit of a file without changing its times."""
     times = os.stat(path)
     with open(path, "r+b") as file:
         file.seek(at)
@@ -113,7 +113,7 @@ APIS = {
 
 @pytest.mark.parametrize("api", APIS)
 def test_every_api_refuses_a_flipped_bit(api: str, model: pathlib.Path) -> None:
-    """Every API loads a whole file, and ends with DigestMismatch for one that is not."""
+    """Every API loads an unchanged file, and raises DigestMismatch for a changed one."""
     load = APIS[api]
     tensors = load(model, True)
     assert len(tensors) == len(NAMES)
@@ -129,7 +129,7 @@ def test_every_api_refuses_a_flipped_bit(api: str, model: pathlib.Path) -> None:
 
 
 def test_verify_true_without_digests_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Unverified loads never report a verification."""
+    """verify=True without digests is an error, so no load is unverified by accident."""
     path = tmp_path / "alone.safetensors"
     fast_torch.save_file({"a": torch.zeros(4)}, path)
     with pytest.raises(FileNotFoundError):
@@ -179,10 +179,10 @@ def test_folders_with_an_index(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_changed_readme_hashes_that_alone(tmp_path: pathlib.Path) -> None:
-    """Files unchanged since the old manifest was begun are not read."""
+    """Only files that changed since the old manifest was begun are read."""
     fast_torch.save_file({"a": torch.zeros(1 << 20)}, tmp_path / "model.safetensors")
     (tmp_path / "README.md").write_text("old")
-    time.sleep(4)  # what was changed just now might be changed again without another stamp
+    time.sleep(4)  # a file that has just changed could change again within the same time stamp
     write_manifest(tmp_path)
     manifest = shutil.copy(tmp_path / "model.manifest", tmp_path / "copied.manifest")
     made = write_manifest(tmp_path, keep=manifest)
@@ -194,7 +194,8 @@ def test_a_changed_readme_hashes_that_alone(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_command(model: pathlib.Path) -> None:
-    """Exit codes mean one thing: 0 as it says, 1 different, 2 nothing to compare with."""
+    """Exit codes are 0 for a match, 1 for a difference, and 2 if there is nothing to compare
+    with."""
     command = find_command()
     assert command is not None
 
@@ -219,7 +220,8 @@ def test_the_command(model: pathlib.Path) -> None:
 
 
 def test_digests_are_their_libraries(model: pathlib.Path) -> None:
-    """SHA-256 of Python's, XXH3 and BLAKE3 of their packages where these are installed."""
+    """Digests equal those of hashlib (SHA-256) and of the xxhash and blake3 packages, if
+    installed."""
     import hashlib
 
     kinds = {"sha256": lambda data: hashlib.sha256(data).hexdigest()}
@@ -244,7 +246,8 @@ def test_digests_are_their_libraries(model: pathlib.Path) -> None:
 
 
 def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> None:
-    """Whoever opens something meanwhile, and whatever was opened."""
+    """verifying() applies to threads started in it, to handles pickled in it, and to loads from
+    bytes."""
     with verifying():
         handle = pickle.dumps(safe_open(model, "pt"))
     flip(model, 3 << 20)
@@ -260,7 +263,8 @@ def test_verifying_holds_for_threads_pickles_and_bytes(model: pathlib.Path) -> N
 
 
 def test_hooks_keep_verification(model: pathlib.Path) -> None:
-    """The reference would return the refused tensor."""
+    """Errors of verification do not fall back to safetensors, which would return the rejected
+    tensor."""
     reference = pytest.importorskip("safetensors.torch")
     from fastsafetensors.integrations import accelerate_from_pretrained
 

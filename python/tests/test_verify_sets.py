@@ -62,7 +62,7 @@ def make_list(folder: pathlib.Path, source: str) -> Verify:
 @pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("source", ["manifest", "sums", "sidecar", "signed", "bundle"])
 def test_folder_with_a_missing_file(tmp_path, source, index) -> None:
-    """Files that are left are what they were, and the model is not."""
+    """A missing file is an error, although the remaining files are unchanged."""
     folder = tmp_path / "set"
     make_set(folder, index=index)
     verify = make_list(folder, source)
@@ -73,14 +73,15 @@ def test_folder_with_a_missing_file(tmp_path, source, index) -> None:
     with pytest.raises(SafetensorError, match=r"lists .*, which is missing") as caught:
         fast_torch.load_file(folder, verify=verify)
     assert caught.value.tag == "DigestMismatch"
-    # Who names one file wants that one.
+    # A path of one file only loads that file.
     if source != "sidecar":
         one = fast_torch.load_file(folder / "base.safetensors", verify=verify)
         assert set(one) == {"base"}
 
 
 def test_deleted_index(tmp_path) -> None:
-    """All shards may exist, but only the index says which tensors belong to the model."""
+    """A deleted index is an error although all shards exist, because only the index lists the
+    model's tensors."""
     folder = tmp_path / "set"
     make_set(folder, index=True)
     write_manifest(folder)
@@ -90,7 +91,8 @@ def test_deleted_index(tmp_path) -> None:
 
 
 def test_a_bundle_of_the_folder_above(tmp_path) -> None:
-    """Names in a bundle are below its own folder: files elsewhere are not requested."""
+    """Names in a bundle are relative to its folder, and files outside of the model are not
+    required."""
     top = tmp_path / "top"
     for name in ("set", "set.more"):
         make_set(top / name, index=False)

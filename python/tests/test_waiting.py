@@ -14,7 +14,7 @@ import pytest
 from fastsafetensors import ParallelLoader
 from fastsafetensors.torch import save_file
 
-# Reads from byte HOLD_FROM on wait as long as a file exists, like those of an unreachable file
+# Reads after byte HOLD_FROM block while a certain file exists, like reads from an unreachable file
 # server.
 SHIM = """
 #define _GNU_SOURCE
@@ -156,7 +156,7 @@ print("alive")
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    """A library that holds up reads."""
+    """Build the library that blocks reads."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler for the library that holds up reads")
@@ -264,7 +264,7 @@ def test_closed_loader_is_an_error(path):
 
 
 def test_a_signal_ends_a_save_to_bytes_in_the_middle():
-    """For one gigabyte the copy itself raises, and does not return its bytes."""
+    """A signal during the copy of one gigabyte raises in the copy, which then returns no bytes."""
     torch = pytest.importorskip("torch")
     from fastsafetensors.torch import save
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A web server for tests: files of a folder by ranges, with faults on request."""
+"""A web server for tests. It serves ranges of a folder's files, with faults on request."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     raw_head: bytes | None = None  # instead of status and headers
-    pause_before_s: float = 0.0  # before the head, but no longer than the server is there
+    pause_before_s: float = 0.0  # before the headers; ends early if the server stops
     send_bytes: int | None = None  # of the body; then `end`
-    pause_within_s: float = 0.0  # behind send_bytes, likewise
+    pause_within_s: float = 0.0  # after send_bytes; also ends early
     end: str = "keep"  # keep, close, reset
 
 
-# A fault changes an answer, or gives another one.
+# A fault changes a response or returns another one.
 Fault = Callable[[Request, Answer], Answer]
 
 
 def skip_without_libcurl() -> None:
-    """Skip the test that runs, if the library can't read URLs here."""
+    """Skip the running test if the library can't read URLs here."""
     import pytest
 
     try:
@@ -97,19 +97,19 @@ class WebServer(socketserver.ThreadingTCPServer):
         self._contents: dict[tuple[str, int], tuple[bytes, str]] = {}
 
     def pause(self, seconds: float) -> None:
-        """Wait, at most until the server ends."""
+        """Wait for the time, at most until the server stops."""
         if seconds > 0:
             self.ending.wait(seconds)
             with self.count_lock:
                 self.pauses_over += 1
 
     def shutdown(self) -> None:
-        """End it, and what it waits for."""
+        """Stop the server and end its pauses."""
         self.ending.set()
         super().shutdown()
 
     def server_close(self) -> None:
-        """Leave no connection, and so no thread: clients keep theirs for as long as they may."""
+        """Close all connections and so end their threads, because clients keep connections open."""
         super().server_close()
         with self.count_lock:
             for connection in self.sockets:
@@ -118,7 +118,7 @@ class WebServer(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Its address, with the last slash."""
+        """The server's URL, ending in a slash."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def content(self, path: str) -> tuple[bytes, str] | None:
@@ -133,7 +133,7 @@ class WebServer(socketserver.ThreadingTCPServer):
         return self._contents[key]
 
     def answer(self, request: Request) -> Answer:
-        """What a good server answers."""
+        """Return the response of a server without faults."""
         found = self.content(request.path)
         if found is None:
             return Answer("404 Not Found", {}, b"<Error><Code>NoSuchKey</Code></Error>")
@@ -194,7 +194,7 @@ class Handler(socketserver.BaseRequestHandler):
         return Request(line[0], path, query, headers, body)
 
     def send(self, answer: Answer) -> bool:
-        """Send it; False when the connection is to end."""
+        """Send the response; False if the connection must be closed."""
         self.server.pause(answer.pause_before_s)
         head = answer.raw_head
         if head is None:
@@ -206,7 +206,7 @@ class Handler(socketserver.BaseRequestHandler):
         if answer.end == "silent":
             self.server.pause(answer.pause_within_s)
             return False
-        with self.server.count_lock:  # before the client can have it, and look
+        with self.server.count_lock:  # counted before the client can receive the response
             self.server.sent_bytes += len(body)
         self.request.sendall(head)
         self.request.sendall(body)
@@ -221,7 +221,7 @@ class Handler(socketserver.BaseRequestHandler):
 def web_server(
     folder: pathlib.Path, fault: Fault | None = None, port: int = 0
 ) -> Iterator[WebServer]:
-    """Run a server for the length of a `with`."""
+    """Run a server during a `with` block."""
     server = WebServer(folder, fault, port)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -234,7 +234,7 @@ def web_server(
 
 
 def seeded(seed: int) -> random.Random:
-    """A separate generator for faults, because many threads use it."""
+    """Return a separate random generator for faults, because many threads use it."""
     return random.Random(seed)
 
 

@@ -15,8 +15,9 @@ static fst_status refuse_file(const char *path, const char *what, fst_error *err
     return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
 }
 
-/// Opens a file of the checkpoint for changes in place. Others would see these through a second
-/// name, and a link leads to a file that is not this folder's.
+/// Opens a file of the checkpoint for changes in place. Refuses symbolic links, which lead to a
+/// file of another folder, and files with several hard links, because the change would be visible
+/// through every name.
 static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_error *error) {
     struct stat info;
     const model_file *opened = &job->base->files[file];
@@ -56,7 +57,8 @@ static void clear_job(apply_job *job) {
     fsti_journal_close(&job->journal);
 }
 
-/// Binds the span to the model and opens the files that it changes. *job is to be cleared.
+/// Binds the span to the model and opens the files that it changes. The caller clears *job, also
+/// after an error.
 static fst_status begin_job(apply_job *job, bool is_written, const fst_delta_options *options,
                             fst_error *error) {
     job->journal.undo_fd = -1;
@@ -73,7 +75,8 @@ static fst_status begin_job(apply_job *job, bool is_written, const fst_delta_opt
     return FST_OK;
 }
 
-/// Tells whether a journal is about these tensors at these places.
+/// A hash of the tensors and their positions. A journal with the same hash describes this
+/// application.
 static uint64_t hash_order(const apply_job *job) {
     uint64_t hash = 0;
     for (size_t i = 0; i < job->tensor_count; i++) {
@@ -107,8 +110,8 @@ static fst_status sync_files(const apply_job *job, fst_error *error) {
     return FST_OK;
 }
 
-/// Ends the journal with the folder at `version` (NULL: it has no note): note first, so that a kill
-/// in between is resumed.
+/// Records that the folder has `version` (NULL: deletes the note), and deletes the journal. The
+/// note is written first, so that a kill between the two steps is resumed.
 static fst_status end_journal(const apply_job *job, const sync_folder *sync, const char *version,
                               bool durable, fst_error *error) {
     if (durable) FST_TRY(sync_files(job, error));
@@ -120,15 +123,16 @@ static fst_status end_journal(const apply_job *job, const sync_folder *sync, con
     return FST_OK;
 }
 
-/// Undoes what was done. The error of the caller stays unless that fails, too.
+/// Restores the old bytes of all changed blocks. *error stays as the caller set it unless the
+/// roll-back fails as well.
 static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *error) {
     const journal_head *head = job->journal.head;
     fst_error own;
     fst_status status = fsti_apply_settle(job, &own);
-    // Only now: what a slot means depends on the direction.
+    // The direction changes only after the slots are settled, because it decides what a slot means.
     if (status == FST_OK) atomic_store(&job->journal.head->is_backward, 1);
     if (status == FST_OK) status = fsti_apply_backward(job, &own);
-    // Nothing is left to be undone, and on a full disk the note needs the room.
+    // The undo values are no longer needed, and on a full disk the note needs their space.
     if (status == FST_OK && job->journal.undo_fd >= 0) (void)!ftruncate(job->journal.undo_fd, 0);
     const char *base = head->had_state ? fsti_journal_text(&job->journal, 0) : NULL;
     if (status == FST_OK) status = end_journal(job, sync, base, false, &own);
@@ -142,7 +146,8 @@ static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *
     return status;
 }
 
-/// Runs a journal to its end. *rolled_back: the folder has its base version again.
+/// Completes the application that a journal describes, or rolls it back. Sets *rolled_back if the
+/// folder has its base version again.
 static fst_status run_journal(apply_job *job, const sync_folder *sync, bool durable,
                               bool *rolled_back, fst_error *error) {
     fst_error own;
@@ -159,7 +164,8 @@ static fst_status run_journal(apply_job *job, const sync_folder *sync, bool dura
     return undone != FST_OK ? undone : status;
 }
 
-/// Changes copies of the files and gives them the files' names. Until then nothing is to be undone.
+/// Changes copies of the files and renames them to the files' names. A failure before the renames
+/// leaves the checkpoint unchanged.
 static fst_status replace_files(apply_job *job, const sync_folder *sync, const char *version,
                                 bool durable, fst_error *error) {
     fst_status status = fsti_apply_forward(job, error);
@@ -230,7 +236,7 @@ static fst_status open_recorded(const apply_journal *journal, fst_delta **out, f
     return FST_OK;
 }
 
-/// Finishes or undoes what a journal says; the lock is held.
+/// Finishes or rolls back the application that a journal describes. The lock must be held.
 static fst_status resume(const sync_folder *sync, apply_journal *journal,
                          const fst_delta_options *options, fst_delta_stats *stats,
                          fst_error *error) {
@@ -270,7 +276,8 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal,
     return status;
 }
 
-/// Whether version names of the folder and the delta fit, and with which version to begin.
+/// Finds the version of the chain to begin with: the one that is based on `current`. FST_E_VERSION
+/// if no version is. With `may_skip` versions that the folder already has are skipped.
 static fst_status find_start(const fst_delta *delta, const char *current, bool may_skip,
                              const char *checkpoint, size_t *first, fst_error *error) {
     const fsti_delta_text *start = &delta->versions[0].text;
@@ -299,7 +306,8 @@ static fst_status find_start(const fst_delta *delta, const char *current, bool m
                           start->base);
 }
 
-/// The version that the folder has: its note, else what the caller says, else the delta's base.
+/// The version that the folder has: from its note, else from the caller's options, else the delta's
+/// base.
 static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
                                const fst_delta_options *options, char *current, bool *had_state,
                                fst_error *error) {
@@ -355,7 +363,7 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
     return status;
 }
 
-/// Finishes whatever a process that was killed had begun; the lock is held.
+/// Finishes the renames or the journal of a process that was killed. The lock must be held.
 static fst_status resume_any(const sync_folder *sync, const fst_delta_options *options,
                              fst_delta_stats *stats, fst_error *error) {
     apply_journal journal;
@@ -379,7 +387,7 @@ static void remove_copies(const char *checkpoint) {
     fsti_model_unref(model);
 }
 
-/// For a check, which changes nothing.
+/// Refuses a folder with an interrupted application. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
     if (access(sync->journal_path, F_OK) != 0 && access(sync->renames_path, F_OK) != 0)
         return FST_OK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// An application to files in progress: private to apply_tensor.c and apply_files.c.
+/// The state of one application of a delta to files. Private to apply_tensor.c and apply_files.c.
 #ifndef FSTI_APPLY_JOB_H
 #define FSTI_APPLY_JOB_H
 
@@ -11,10 +11,10 @@ typedef struct apply_job {
     const fst_model *base;
     bound_tensor *tensors;
     size_t tensor_count;
-    int *descriptors;      ///< of the model's files; -1: not opened
-    apply_journal journal; ///< journal.map is NULL for new files, and where nothing is written
+    int *descriptors;      ///< one for each file of the model; -1: not opened
+    apply_journal journal; ///< journal.map is NULL for new files and for checks
     bool is_written;       ///< false: only verified
-    bool makes_files;      ///< the descriptors are of copies
+    bool makes_files;      ///< the descriptors refer to copies of the files
     uint32_t thread_count;
     atomic_uint_least64_t bytes_read, bytes_written, bytes_hashed;
 } apply_job;
@@ -23,8 +23,8 @@ typedef struct apply_job {
 fst_status fsti_apply_forward(apply_job *job, fst_error *error);
 /// Makes all changed blocks old again.
 fst_status fsti_apply_backward(apply_job *job, fst_error *error);
-/// Brings blocks that were being written back to their old bytes, and turns the slots into records.
-/// After a kill or a failure, before either of the others.
+/// Restores the old bytes of blocks that were being written, and moves the state of the slots into
+/// the records. Call it after a kill or a failure, before either of the functions above.
 fst_status fsti_apply_settle(apply_job *job, fst_error *error);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Making, opening and checking the journal of an application to files.
+/// Creates, opens and checks the journal of an application to files.
 #include "apply_journal.h"
 
 #include <errno.h>
@@ -49,7 +49,7 @@ static void point_into(apply_journal *journal, char *map, const journal_layout *
     journal->blocks = (unsigned char *)map + layout->blocks;
 }
 
-/// The texts of the journal, one after the other. *out is from fsti_alloc.
+/// Concatenates the texts of the journal, each ended by NUL. *out is from fsti_alloc.
 static fst_status collect_texts(const journal_plan *plan, char **out, size_t *size,
                                 fst_error *error) {
     const fst_delta *delta = plan->delta;
@@ -80,8 +80,8 @@ static fst_status collect_texts(const journal_plan *plan, char **out, size_t *si
     return status;
 }
 
-/// Maps a new file with all its blocks allocated: a full disk is noticed here, and no store to the
-/// mapping can fail later.
+/// Maps a new file with all its blocks allocated. A full disk is an error here, because a later
+/// store to the mapping would end the process (SIGBUS).
 static fst_status map_fresh(const char *path, uint64_t size, char **map, fst_error *error) {
     (void)unlink(path);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -154,7 +154,8 @@ static fst_status refuse_journal(const sync_folder *sync, fst_status status, con
     return fsti_error_set(error, status, place, "%s", what);
 }
 
-/// Whether the sizes in the head fit the file, so that nothing outside of it is touched.
+/// Whether the sizes in the head add up to the file's size, so that no access lies outside of the
+/// mapping.
 static bool head_fits(const journal_head *head, uint64_t file_bytes) {
     if (memcmp(head->magic, MAGIC, sizeof head->magic) != 0 || head->map_bytes != file_bytes)
         return false;

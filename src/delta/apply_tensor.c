@@ -11,9 +11,9 @@ typedef struct apply_worker {
     apply_job *job;
     delta_fold *fold;
     unsigned char *work;         ///< the block's new bytes
-    unsigned char *old;          ///< its old bytes: the thread's slot, or own memory
+    unsigned char *old;          ///< its old bytes, in the thread's slot or in allocated memory
     atomic_uint_least64_t *word; ///< NULL without a journal
-    // of the tensor
+    // of the current tensor
     size_t number;
     const bound_tensor *tensor;
     delta_frames frames;
@@ -77,15 +77,15 @@ static fst_status write_block(apply_job *job, const bound_tensor *tensor, uint64
     return FST_OK;
 }
 
-/// Says which block the slot is about. Released before the block is written, so that a kill in
-/// between finds the old bytes behind it.
+/// Stores which block the slot holds. The release store precedes the write of the block, so after a
+/// kill the slot of a partly written block has its old bytes.
 static void set_word(const apply_worker *worker, uint64_t block, bool is_dirty) {
     if (worker->word != NULL)
         atomic_store_explicit(worker->word, journal_word(worker->number, block, is_dirty),
                               memory_order_release);
 }
 
-/// Undo values lie in the undo file, for each tensor at undo_at - 1.
+/// Writes undo values to the undo file. Those of a tensor begin at undo_at - 1.
 static fst_status save_undo(void *context, const void *values, size_t size, uint64_t at,
                             fst_error *error) {
     apply_worker *worker = context;
@@ -105,7 +105,8 @@ static fst_status save_undo(void *context, const void *values, size_t size, uint
     return FST_OK;
 }
 
-/// What lies behind the last saved value is not needed, so an early end of the file is fine.
+/// Reads undo values. Values after the last saved one are not needed, so an early end of the file
+/// is not an error.
 static fst_status load_undo(void *context, void *values, size_t size, uint64_t at,
                             fst_error *error) {
     apply_worker *worker = context;
@@ -159,7 +160,7 @@ static fst_status change_blocks(apply_worker *worker, uint64_t changed, fst_erro
     uint64_t count = count_blocks(worker->tensor);
     for (uint64_t block = 0; block < count; block++) {
         size_t size = block_bytes(worker->tensor, block);
-        if (block < changed) { // new already, by a process that was killed
+        if (block < changed) { // a process that was killed has already made it new
             FST_TRY(read_block(worker->job, worker->tensor, block, worker->work, error));
             FST_TRY(fsti_fold_skip(worker->fold, size, error));
         } else {
@@ -216,7 +217,7 @@ static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *
     return FST_OK;
 }
 
-/// Names the tensor in errors of frames, whose reader knows none.
+/// Adds the tensor's name to an error of a frame, because the frame reader does not know it.
 static void name_tensor(const apply_worker *worker, fst_error *error) {
     if (worker->tensor == NULL || worker->frames.count == 0) return;
     fsti_error_location place = {.file = fsti_file_path(worker->frames.frames[0].file),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Comparing blocks byte by byte, eight at a time where nothing differs.
+/// Compares blocks eight bytes at a time, and the bytes of each differing group one by one.
 #include "change_list.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static void put_u32(unsigned char *at, uint32_t value) {
     at[3] = (unsigned char)(value >> 24);
 }
 
-/// The same of a few bytes.
+/// Does the work of fsti_change_list_block() for the bytes [begin, end).
 static size_t compare_bytes(const change_block *block, size_t begin, size_t end,
                             unsigned char *positions, unsigned char *values) {
     size_t found = 0;

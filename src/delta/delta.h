@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The interface of the delta module: versions of a checkpoint as what changed since the one
-/// before.
+/// The interface of the delta module: it stores a version of a checkpoint as the changes since the
+/// previous version.
 #ifndef FSTI_DELTA_H
 #define FSTI_DELTA_H
 
 #include "base/primitives.h"
 #include "fastsafetensors/experimental/weight_delta.h"
 
-// The public functions; structs are complete and arguments checked.
+// The work of the public functions. Their wrappers in src/api have checked arguments and completed
+// structs.
 fst_status fsti_delta_open(const char *const *folders, size_t folder_count, fst_delta **out,
                            fst_error *error);
 void fsti_delta_close(fst_delta *delta);
@@ -22,7 +23,7 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
 fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *options,
                               fst_delta_stats *stats, fst_error *error);
 
-/// Tensors in memory, and how many.
+/// Tensors in the caller's memory.
 typedef struct fsti_delta_live {
     const fst_delta_memory *tensors;
     size_t count;

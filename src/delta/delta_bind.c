@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A delta and a base: which tensors change, where they lie, and what their checksums must be.
+/// Finds the tensors of the base that a delta changes, their positions, and the checksums that they
+/// must have.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Opening a chain of delta versions: everything that can be checked without the base.
+/// Opens a chain of delta versions and checks everything that can be checked without the base.
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ static fst_status refuse_index(const delta_version *version, fst_status status, 
                           value == NULL ? "" : value, value == NULL ? "" : "'");
 }
 
-/// What the index says of the whole version is known and complete.
+/// Checks the fields of the index that describe the version: all exist and have supported values.
 static fst_status check_metadata(delta_version *version, fst_error *error) {
     const fsti_delta_text *text = &version->text;
     if (text->encoding == NULL)
@@ -52,7 +52,8 @@ static fsti_name metadata_key(const void *context, size_t at) {
     return (fsti_name){header->bytes + header->metadata[at].key.at, header->metadata[at].key.size};
 }
 
-/// An entry is a vector of bytes with a well-formed checksum in the shard's metadata.
+/// Checks that an entry is a vector of bytes and has a well-formed checksum in the shard's
+/// metadata.
 static fst_status check_entry(const delta_version *version, size_t shard_index, size_t index,
                               const fsti_name_table *keys, fst_error *error) {
     const model_file *shard = &version->shards[shard_index];
@@ -107,8 +108,8 @@ static fst_status check_shard(const delta_version *version, size_t shard_index, 
     return status;
 }
 
-/// Opens the shards. Names are unique in the index, so equal counts and each name found make equal
-/// sets.
+/// Opens the shards. The names in the index are unique, so if the counts are equal and each name is
+/// found, index and shards list the same tensors.
 static fst_status open_shards(delta_version *version, fst_error *error) {
     const fsti_index *index = version->text.index;
     fst_model empty = {.hash_key = fsti_hash_key()};
@@ -139,8 +140,8 @@ static fst_status open_shards(delta_version *version, fst_error *error) {
     return status;
 }
 
-/// Adds sizes and checksums of all entries to the digest of the index, which has none of them: a
-/// delta that is published again under its old names must not pass for the old one.
+/// Adds sizes and checksums of all entries to the digest of the index, which contains neither. A
+/// delta that was published again under the same names then has another digest.
 static fst_status digest_entries(delta_version *version, fst_error *error) {
     void *state = fsti_digest_xxh3.begin();
     bool is_good = state != NULL && fsti_digest_xxh3.update(state, version->index_digest, 16);
@@ -174,7 +175,7 @@ static fst_status open_version(delta_version *version, const char *folder, fst_e
     return digest_entries(version, error);
 }
 
-/// A tensor of a version, before they are grouped by name.
+/// One tensor of one version, before entries are grouped by name.
 typedef struct open_entry {
     fsti_name name;
     delta_frame frame;
@@ -244,7 +245,7 @@ static fst_status group_entries(fst_delta *delta, fst_error *error) {
     return status;
 }
 
-/// Each version is based on the one before.
+/// Checks that each version is based on the one before it.
 static fst_status check_lineage(const fst_delta *delta, fst_error *error) {
     for (size_t i = 1; i < delta->version_count; i++) {
         const fsti_delta_text *before = &delta->versions[i - 1].text,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the files of the delta module share.
+/// Declarations shared by the files of the delta module.
 #ifndef FSTI_DELTA_PRIVATE_H
 #define FSTI_DELTA_PRIVATE_H
 
@@ -7,15 +7,17 @@
 #include "delta.h"
 #include "model/open_model.h"
 
-/// Tensors are processed in blocks: small enough for the processor's cache.
+/// Tensors are processed in blocks: small enough for the CPU's cache.
 #define DELTA_BLOCK_BYTES ((size_t)256 << 10)
-/// Versions that are folded in one pass: each costs a decoder per thread.
+/// The most versions that are folded in one pass. Each needs a decoder per thread.
 #define DELTA_FOLD_MAX 16u
-/// What the decoders of all threads may take, and about what one takes with zstd level 1.
+/// Memory of the decoders of all threads together, at most, and about that of one decoder (zstd
+/// level 1).
 #define DELTA_DECODER_BUDGET ((size_t)48 << 20)
 #define DELTA_DECODER_BYTES ((size_t)1 << 20)
 #define DELTA_THREADS_MAX 64u
-/// Decoded overwrite lists that a thread keeps, of all frames of a tensor together.
+/// Memory of the decoded overwrite lists that one thread keeps, for all frames of a tensor
+/// together.
 #define DELTA_LIST_BYTES ((size_t)8 << 20)
 
 #define DELTA_INDEX_NAME "model.safetensors.index.json"
@@ -28,7 +30,7 @@ typedef struct delta_version {
     fst_delta_encoding encoding;
     const fsti_digest_kind *kind;
     model_file *shards;      ///< in the order of text.index->files
-    const char ***checksums; ///< of each shard: texts in the order of its header's tensors
+    const char ***checksums; ///< for each shard, in the order of the tensors in its header
     size_t shard_count;
 } delta_version;
 
@@ -77,7 +79,7 @@ delta_span fsti_delta_span(const fst_delta *delta, size_t first);
 /// FSTI_DIGEST_BYTES_MAX bytes.
 const fsti_digest_kind *fsti_delta_digest(const fst_delta *delta, const delta_frames *frames,
                                           unsigned char *digest);
-/// FST_E_DIGEST unless `found` is that checksum.
+/// FST_E_DIGEST unless `found` equals the checksum that fsti_delta_digest() gives.
 fst_status fsti_delta_check_digest(const fst_delta *delta, const delta_tensor *tensor,
                                    const delta_frames *frames, const unsigned char *found,
                                    fst_error *error);
@@ -100,15 +102,15 @@ void fsti_fold_close(delta_fold *fold);
 /// Begins a tensor of `size_bytes`. `undo` may be NULL; it is copied.
 fst_status fsti_fold_begin(delta_fold *fold, const delta_frames *frames, uint64_t size_bytes,
                            const fold_undo *undo, fst_error *error);
-/// Room that the undo values of the tensor take: known once it was begun. 0 for xor.
+/// Bytes that the undo values of the tensor take; valid after fsti_fold_begin(). 0 for xor.
 uint64_t fsti_fold_undo_bytes(const delta_fold *fold);
-/// Makes the new bytes of the next block of the old ones, in place.
+/// Turns the old bytes of the next block into the new ones, in place.
 fst_status fsti_fold_apply(delta_fold *fold, unsigned char *block, size_t size, fst_error *error);
-/// The reverse: old bytes of the new ones. Needs `undo` for overwrite frames.
+/// The reverse of fsti_fold_apply(). Needs `undo` for overwrite frames.
 fst_status fsti_fold_revert(delta_fold *fold, unsigned char *block, size_t size, fst_error *error);
-/// Passes over the next `size` bytes.
+/// Skips the next `size` bytes.
 fst_status fsti_fold_skip(delta_fold *fold, uint64_t size, fst_error *error);
-/// FST_E_CORRUPT unless all frames end with the tensor.
+/// FST_E_CORRUPT if a frame has data left after the end of the tensor.
 fst_status fsti_fold_end(delta_fold *fold, fst_error *error);
 
 // ---- threads (task_pool.c) ----
@@ -120,7 +122,7 @@ struct delta_pool {
     void *context;
     /// Called once by each thread, which takes tasks until all are done. A failure ends the pool.
     fst_status (*run)(delta_pool *pool, uint32_t thread, fst_error *error);
-    // the pool's own
+    // private to task_pool.c
     atomic_size_t next;
     atomic_bool is_failed;
     pthread_mutex_t lock;
@@ -130,14 +132,16 @@ struct delta_pool {
 /// The next task; false when all are taken or the pool has failed.
 bool fsti_pool_take(delta_pool *pool, size_t *task);
 fst_status fsti_pool_run(delta_pool *pool, fst_error *error);
-/// What a thread that folds the span holds, in decoders: of overwrite two each, and the lists.
+/// Memory of a thread that folds the span, counted in decoders: overwrite frames need two decoders
+/// each, and the lists.
 size_t fsti_delta_decoders(const fst_delta *delta, delta_span span);
-/// Threads for a request (0: one per processor) whose threads hold `decoders` decoders each.
+/// The number of threads to use if `wanted` are requested (0: one per CPU) and each needs the
+/// memory of `decoders` decoders.
 uint32_t fsti_pool_threads(uint32_t wanted, size_t decoders);
 
 // ---- which base tensors a delta changes (delta_bind.c) ----
 
-/// A changed tensor and where it lies in the base.
+/// A changed tensor and its position in the base.
 typedef struct bound_tensor {
     const delta_tensor *tensor;
     size_t base; ///< tensor index of the model

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Deltas for tensors in memory: new bytes are made and verified in separate memory, and copied
-/// into them in a short second step; and patches, the changed elements with their positions.
+/// Deltas for tensors in memory. The new bytes are computed and verified in separate memory, and a
+/// short second step copies them into the tensors. Also patches: the changed elements with their
+/// positions.
 #include <stdlib.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -9,7 +10,7 @@
 
 #include "delta_private.h"
 
-/// What a thread copies at a time in the second step.
+/// Bytes that a thread copies at a time in the second step.
 #define COPY_BYTES ((uint64_t)4 << 20)
 
 /// The new bytes of one tensor.
@@ -21,7 +22,7 @@ typedef struct changed_tensor {
 } changed_tensor;
 
 struct fst_delta_change {
-    const fst_delta *delta; ///< while it is prepared
+    const fst_delta *delta; ///< only set while the change is prepared
     changed_tensor *tensors;
     size_t tensor_count;
     uint32_t thread_count;
@@ -34,7 +35,7 @@ void fsti_delta_drop(fst_delta_change *change) {
     fsti_free(change);
 }
 
-/// Makes `bytes` (old ones) new, and verifies them.
+/// Replaces the old bytes in `bytes` by the new ones and verifies these.
 static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta_tensor *tensor,
                            fsti_octets bytes, fst_error *error) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
@@ -173,13 +174,13 @@ static void copy_around_caches(unsigned char *target, const unsigned char *sourc
 #endif
 }
 
-/// A task is one piece of COPY_BYTES; the numbers of pieces run on through all tensors.
+/// A task is one piece of COPY_BYTES. The pieces are numbered through all tensors.
 static fst_status run_commit(delta_pool *pool, uint32_t thread, fst_error *error) {
     const fst_delta_change *change = pool->context;
     size_t task, tensor = 0, before = 0;
     (void)thread, (void)error;
     while (fsti_pool_take(pool, &task)) {
-        // Tasks of a thread ascend, so the search goes on where the last one ended.
+        // The task numbers of a thread ascend, so each search begins where the previous one ended.
         for (;; tensor++) {
             size_t pieces =
                 (size_t)((change->tensors[tensor].size_bytes + COPY_BYTES - 1) / COPY_BYTES);
@@ -224,7 +225,7 @@ static uint64_t walk_changes(const fst_delta_patch_options *options, const unsig
     return found;
 }
 
-/// The same for 2-byte elements: eight bytes are compared at a time.
+/// Like walk_changes(), for 2-byte elements: compares eight bytes at a time.
 static uint64_t walk_two_byte(const fst_delta_patch_options *options, const unsigned char *made,
                               const fst_delta_patch *patch) {
     const unsigned char *old = options->old;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Copies of a checkpoint's files that are changed and then renamed.
+/// Makes copies of a checkpoint's files, and renames them to the files' names after they were
+/// changed.
 #include "new_files.h"
 
 #include <errno.h>
@@ -16,7 +17,8 @@
 #define COPY_ENDING ".delta-tmp"
 #define COPY_BYTES ((size_t)1 << 20)
 
-/// Copies what a file system that shares no blocks has to copy: by the kernel, else by hand.
+/// Copies the bytes on file systems without reflinks: with copy_file_range(), or with reads and
+/// writes if the kernel refuses that.
 static fst_status copy_bytes(int from, int to, const char *path, fst_error *error) {
     off_t at = 0;
     for (;;) {
@@ -88,7 +90,8 @@ void fsti_new_files_remove(const fst_model *model) {
     }
 }
 
-/// A row of the list: the file's name, and the stamp of its copy, which a rename keeps.
+/// Makes a row of the list of renames: the file's name and the stamp of its copy. A rename does not
+/// change the stamp.
 static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delta_stamp *out,
                             fst_error *error) {
     char *copy = fsti_model_join(path, COPY_ENDING);
@@ -122,8 +125,8 @@ static fst_status write_renames(const sync_folder *sync, const new_file_set *set
     return status;
 }
 
-/// Renames what is still to be renamed. A copy that is missing was renamed before a kill: then the
-/// file has its stamp.
+/// Renames the remaining copies of the list. If a copy is missing and the file has the copy's
+/// stamp, it was renamed before a kill.
 static fst_status rename_all(const sync_folder *sync, const fsti_delta_state *list,
                              fst_error *error) {
     for (size_t i = 0; i < list->file_count; i++) {
@@ -144,7 +147,8 @@ static fst_status rename_all(const sync_folder *sync, const fsti_delta_state *li
     return FST_OK;
 }
 
-/// After the list of renames was written: everything that follows can be repeated.
+/// Does all steps that follow after the list of renames was written. Each can be repeated after a
+/// kill.
 static fst_status finish_renames(const sync_folder *sync, bool durable, fst_error *error) {
     fsti_delta_state list;
     fst_model *model = NULL;
@@ -162,7 +166,7 @@ static fst_status finish_renames(const sync_folder *sync, bool durable, fst_erro
 fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *set,
                                   fst_error *error) {
     FST_TRY(write_renames(sync, set, error));
-    // Other programs must not take a folder in between for the old version.
+    // Between the renames, other programs must not find a note that names the old version.
     FST_TRY(fsti_sync_remove(sync->state_path, error));
     return finish_renames(sync, set->durable, error);
 }

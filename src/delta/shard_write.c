@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// One shard of a delta being written: entries first, header last.
+/// Writes one shard of a delta: the entries first, the header last.
 #include "shard_write.h"
 
 #include <errno.h>
@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/// JSON around a name, its shape, offsets and checksum.
+/// The most bytes of JSON for an entry's shape, offsets and checksum. Its name occurs twice and is
+/// counted separately.
 #define ENTRY_TEXT_BYTES ((uint64_t)200)
 #define HEADER_TEXT_BYTES ((uint64_t)64)
 
@@ -112,11 +113,13 @@ static bool fill_parts(const shard_writer *shard, header_parts *parts) {
     return true;
 }
 
-/// Writes the header and spaces up to the data.
+/// Writes the header, padded with spaces to the beginning of the data.
 static fst_status put_header(shard_writer *shard, char *text, size_t size, fst_error *error) {
-    if (size > shard->header_bytes)
+    if (size > shard->header_bytes) {
+        fsti_free(text);
         return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, FSTI_NO_LOCATION,
-                              "the header of %s exceeds its room", shard->path);
+                              "the header of %s exceeds the space reserved for it", shard->path);
+    }
     char *padded = fsti_realloc(text, (size_t)shard->header_bytes);
     if (padded == NULL) {
         fsti_free(text);
@@ -145,7 +148,7 @@ fst_status fsti_shard_finish(shard_writer *shard, bool durable, fst_error *error
     if (status == FST_OK) status = fsti_header_write(&draft, &text, &size, error);
     clear_parts(&parts);
     if (status == FST_OK) status = put_header(shard, text, size, error);
-    // A tensor that was given up may have left bytes behind the last entry.
+    // A tensor whose encoding was abandoned may have left bytes after the last entry.
     if (status == FST_OK &&
         ftruncate(shard->fd, (off_t)(shard->header_bytes + shard->data_bytes)) != 0)
         status = fsti_error_errno(error, errno, shard->path, "cutting to its size");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Lock, version note and paths of a checkpoint's .weight_sync folder.
+/// Manages the lock, the version note and the paths of a checkpoint's .weight_sync folder.
 #include "sync_folder.h"
 
 #include <errno.h>
@@ -60,7 +60,7 @@ fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *e
 }
 
 void fsti_sync_close(sync_folder *sync) {
-    // A forked child has the descriptor, too: closing alone would leave the lock to it.
+    // A forked child has inherited the descriptor, so closing it here would not release the lock.
     if (sync->lock >= 0) (void)flock(sync->lock, LOCK_UN);
     if (sync->lock >= 0) close(sync->lock);
     fsti_free(sync->folder);
@@ -177,7 +177,7 @@ static fst_status write_fd(int fd, const char *bytes, size_t size, const char *p
     return FST_OK;
 }
 
-/// The lock is held, so the temporary name is free.
+/// The lock is held, so no other process uses the temporary name.
 fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_octets text,
                              bool durable, fst_error *error) {
     char *fresh = fsti_model_join(path, ".tmp");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads that take tasks from a counter until all are done or one fails.
+/// Starts threads that take tasks from a shared counter until all tasks are done or one fails.
 #include "delta_private.h"
 
 uint32_t fsti_pool_threads(uint32_t wanted, size_t decoders) {

@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Folding: all frames of one tensor are decoded side by side and applied to each block in turn, so
-/// that a chain reads, writes and digests the tensor once.
+/// Folds a chain: all frames of one tensor are decoded in parallel streams, and each block gets the
+/// changes of all frames before the next block is read. So the tensor is read, written and hashed
+/// once, however long the chain is.
 ///
-/// An "overwrite" frame has its positions before its values. Where the decoded list fits its share
-/// of DELTA_LIST_BYTES it is kept; a longer one is decoded by two decoders, of which the second
-/// begins with the values. Either way the memory of a thread is bounded.
+/// An "overwrite" frame stores all positions before all values. A decoded list that fits its share
+/// of DELTA_LIST_BYTES is kept in memory. A longer one is decoded by two decoders, one at the
+/// positions and one at the values. Either way the memory of a thread is bounded.
 #include <string.h>
 
 #include "delta_private.h"
 
-/// XOR content that is decoded at a time: it stays in the processor's first caches.
+/// Bytes of XOR content that are decoded at a time: they stay in the CPU's first-level caches.
 #define PIECE_BYTES ((size_t)32 << 10)
-/// Of a list that is not kept: positions that are decoded at a time.
+/// Positions that are decoded at a time from a list that is not kept.
 #define POSITIONS_AT_A_TIME ((size_t)8 << 10)
-/// What an entry of an overwrite list takes: a position and a byte.
+/// Sizes in an overwrite list: the count before it, and the position of each entry. A value is one
+/// byte.
 #define COUNT_BYTES 4u
 #define POSITION_BYTES 4u
 
-/// A position in the list of an overwrite frame.
+/// A cursor in the list of an overwrite frame.
 typedef struct fold_list {
-    uint64_t count, taken; ///< entries in all, and behind the cursor
-    uint64_t undo_at;      ///< of its first undo value
+    uint64_t count, taken; ///< entries in the list, and those before the cursor
+    uint64_t undo_at;      ///< position of the list's first undo value
     bool has_previous;
     uint32_t previous;
     unsigned char *kept; ///< all positions and all values; NULL: decoded as needed
     size_t kept_capacity;
     size_t chunk_begin, chunk_end;     ///< entries in the two buffers below
     unsigned char *positions, *values; ///< POSITIONS_AT_A_TIME of each
-    fsti_frame_reader *value_reader;   ///< of a list that is not kept
+    fsti_frame_reader *value_reader;   ///< reads the values of a list that is not kept
 } fold_list;
 
 struct delta_fold {
@@ -61,7 +63,7 @@ void fsti_fold_close(delta_fold *fold) {
     fsti_free(fold);
 }
 
-/// Stored bytes of a frame; `context` is its delta_frame.
+/// Reads stored bytes of a frame; `context` is its delta_frame.
 static fst_status pull_stored(void *context, void *target, size_t size, uint64_t offset,
                               fst_error *error) {
     const delta_frame *frame = context;
@@ -89,7 +91,7 @@ static uint32_t read_u32(const unsigned char *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-/// Memory for a list: all of it, or two buffers and a second decoder.
+/// Allocates memory for the complete list, or two buffers and a second decoder if it is too long.
 static fst_status make_list_room(delta_fold *fold, size_t at, fst_error *error) {
     fold_list *list = &fold->lists[at];
     uint64_t entry_bytes = list->count * (POSITION_BYTES + 1);
@@ -112,7 +114,7 @@ static fst_status make_list_room(delta_fold *fold, size_t at, fst_error *error) 
                            error);
 }
 
-/// Begins an overwrite frame: reads the count, and the list where it is kept.
+/// Begins an overwrite frame: reads the count, and the complete list if it is kept in memory.
 static fst_status begin_list(delta_fold *fold, size_t at, fst_error *error) {
     fold_list *list = &fold->lists[at];
     unsigned char count[COUNT_BYTES];
@@ -174,10 +176,12 @@ static fst_status refill_list(delta_fold *fold, size_t at, fst_error *error) {
     return fsti_frame_read(list->value_reader, list->values, count, error);
 }
 
-/// What is done with the entries of a block.
+/// The treatment of a block's entries: write new values, write saved values, or only move the
+/// cursor.
 typedef enum list_step { STEP_APPLY, STEP_REVERT, STEP_SKIP } list_step;
 
-/// The position of the next entry, checked: below the tensor's size and above the one before.
+/// Returns the position of the next entry. It must be below the tensor's size and above the
+/// previous position.
 static fst_status next_position(delta_fold *fold, size_t at, uint32_t *position, fst_error *error) {
     fold_list *list = &fold->lists[at];
     if (list->taken == list->chunk_end) FST_TRY(refill_list(fold, at, error));
@@ -190,7 +194,7 @@ static fst_status next_position(delta_fold *fold, size_t at, uint32_t *position,
     return FST_OK;
 }
 
-/// Walks the entries of the list below `end`. With STEP_REVERT the values are the saved ones.
+/// Processes the entries with positions below `end`. STEP_REVERT writes the saved values.
 static fst_status walk_list(delta_fold *fold, size_t at, unsigned char *block, uint64_t end,
                             list_step step, fst_error *error) {
     fold_list *list = &fold->lists[at];
@@ -206,7 +210,7 @@ static fst_status walk_list(delta_fold *fold, size_t at, unsigned char *block, u
             fold->old_values[count] = block[position - begin];
             block[position - begin] = values[list->taken - list->chunk_begin];
         } else if (step == STEP_REVERT) {
-            // The entries of a block are contiguous in the saved values: one read for all.
+            // The saved values of a block are contiguous, so one read gets all of them.
             if (count == 0) {
                 uint64_t most = fsti_min(DELTA_BLOCK_BYTES, list->count - first);
                 FST_TRY(fold->undo.load(fold->undo.context, fold->old_values,
@@ -263,7 +267,7 @@ fst_status fsti_fold_end(delta_fold *fold, fst_error *error) {
         fold_list *list = &fold->lists[i];
         if (fold->frames.frames[i].encoding == FST_DELTA_OVERWRITE && list->kept == NULL) {
             FST_TRY(fsti_frame_end(list->value_reader, error));
-            // The first decoder stands behind the positions: the values are still to come.
+            // The first decoder has only read the positions, so the values are skipped here.
             FST_TRY(fsti_frame_read(fold->readers[i], NULL, list->count, error));
         }
         FST_TRY(fsti_frame_end(fold->readers[i], error));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Bytes of tensors into a block, from the CPU's memory or a device's.
+/// Copies bytes of tensors into a block, from the CPU's memory or a device's.
 #include <errno.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -7,14 +7,14 @@
 
 #include "snapshot_private.h"
 
-/// Pieces of a device's memory: two are under way at a time.
+/// Bytes of a device's memory that are transferred at a time. Two transfers are in flight.
 #define DEVICE_PIECE_BYTES ((uint64_t)1 << 20)
 
 static bool is_on_device(const fsti_extent *extent) {
     return extent->device.kind == FST_DEVICE_CUDA || extent->device.kind == FST_DEVICE_HIP;
 }
 
-/// Set once the kernel has refused process_vm_readv(): seccomp, or a kernel without it.
+/// Set once process_vm_readv() has failed: seccomp forbids it, or the kernel lacks it.
 static atomic_bool reads_refused;
 
 static fst_status refuse_gone(fst_error *error) {
@@ -23,7 +23,8 @@ static fst_status refuse_gone(fst_error *error) {
                           "until their bytes are staged.");
 }
 
-/// A copy by the kernel, which reports memory that is gone instead of ending the process.
+/// Copies by a system call, which reports unmapped memory as an error. A plain copy would end the
+/// process with SIGSEGV.
 static fst_status copy_guarded(char *target, const char *source, uint64_t size, fst_error *error) {
     for (uint64_t done = 0; done < size && !atomic_load(&reads_refused);) {
         struct iovec to = {target + done, size - done};
@@ -41,12 +42,13 @@ static fst_status copy_guarded(char *target, const char *source, uint64_t size, 
     return FST_OK;
 }
 
-/// Pieces of a block that are sampled: in the CPU's memory a cache line each, together 2 KiB of
-/// 2 MiB. An optimizer changes nearly all elements, so that it is noticed even where it rounds
-/// most of them back. From a device each piece is a separate transfer: few are taken.
+/// Samples of a block. In the CPU's memory each is a cache line, and a block of 2 MiB has 2 KiB of
+/// them. A step of an optimizer changes nearly all elements, so the samples detect it even if most
+/// elements are rounded back to their old values. On a device each sample is a separate transfer,
+/// so there are fewer.
 #define SAMPLE_BYTES ((uint64_t)64)
-/// A tensor of at most so many bytes in the CPU's memory is sampled whole. Of each other one the
-/// first and the last piece are taken, on a device the first.
+/// A tensor of at most this many bytes in the CPU's memory is sampled completely. Other tensors are
+/// sampled at their first and last bytes, on a device only at the first.
 #define SMALL_BYTES ((uint64_t)4096)
 #define SAMPLE_COUNT_MAX ((uint64_t)32)
 #define SAMPLE_COUNT_DEVICE ((uint64_t)2)
@@ -62,8 +64,8 @@ static void leave_device(block_copier *copier) {
 
 void fsti_block_copier_close(block_copier *copier) { leave_device(copier); }
 
-/// Copies by two slots of pinned memory: one is filled while the other is emptied. The device is
-/// entered.
+/// Copies through two pinned staging buffers: the device fills one while the CPU reads the other.
+/// The caller has entered the device.
 static fst_status copy_by_slots(block_copier *copier, const char *source, uint64_t size,
                                 char *target, fst_error *error) {
     uint64_t asked = 0, got = 0;
@@ -134,15 +136,15 @@ static uint64_t sample_count(const fsti_extent *first, byte_span span) {
     return fsti_min(most, (size + SAMPLE_BYTES - 1) / SAMPLE_BYTES);
 }
 
-/// A block that is sampled, and the hash of the pieces so far.
+/// A block that is being sampled, and the hash of the samples so far.
 typedef struct sampling {
     block_copier *copier;
     byte_span span;
-    const char *copy; ///< of the block; NULL: the extents are read
+    const char *copy; ///< the block's copy; NULL: read the extents
     uint64_t hash;
 } sampling;
 
-/// Adds the bytes [begin, begin + size), at most SMALL_BYTES, from `extent` on.
+/// Hashes the bytes [begin, begin + size), at most SMALL_BYTES. `extent` is at or before `begin`.
 static fst_status add_piece(sampling *all, const fsti_extent *extent, uint64_t begin, uint64_t size,
                             fst_error *error) {
     char piece[SMALL_BYTES];
@@ -153,7 +155,7 @@ static fst_status add_piece(sampling *all, const fsti_extent *extent, uint64_t b
     return FST_OK;
 }
 
-/// Adds pieces at equal distances, the first and the last bytes among them.
+/// Hashes samples at equal distances, including the first and the last bytes of the block.
 static fst_status add_grid(sampling *all, const fsti_extent *first, fst_error *error) {
     uint64_t size = all->span.end - all->span.begin, count = sample_count(first, all->span);
     for (uint64_t i = 0; i < count; i++) {
@@ -167,8 +169,8 @@ static fst_status add_grid(sampling *all, const fsti_extent *first, fst_error *e
     return FST_OK;
 }
 
-/// Adds each tensor that ends or begins in the block: one that is trained may lie between frozen
-/// ones, where the grid misses it.
+/// Hashes samples of each tensor that begins or ends in the block. A small trained tensor between
+/// frozen ones could lie between the samples of add_grid().
 static fst_status add_ends(sampling *all, const fsti_extent *first, fst_error *error) {
     for (const fsti_extent *extent = first;; extent++) {
         bool is_last = extent->end >= all->span.end;

@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Snapshots: which thread copies which block when, and which waits for another. See snapshot.h.
+/// Distributes the blocks of a snapshot over copying and writing threads. See snapshot.h.
 #include <string.h>
 
 #include "snapshot_private.h"
 
 typedef enum block_state {
-    BLOCK_LIVE = 0, ///< only the caller's memory has its bytes
+    BLOCK_LIVE = 0, ///< not copied yet
     BLOCK_COPYING,
     BLOCK_STAGED,
-    BLOCK_RELEASED, ///< written, memory given back
+    BLOCK_RELEASED, ///< written, memory released
 } block_state;
 
 typedef struct snapshot_block {
     uint64_t begin, end;      ///< in the file
     const fsti_extent *first; ///< an extent at or before `begin`
-    uint64_t sample;          ///< of its bytes at the call, where the snapshot is guarded
-    char *memory;             ///< of the pool
+    uint64_t sample; ///< hash of its samples at the call; only used if the snapshot is guarded
+    char *memory;    ///< a block of the pool
     block_state state;
 } snapshot_block;
 
 struct fsti_snapshot {
     fsti_snapshot_options options;
     fst_staging_pool *pool;
-    size_t *file_begin; ///< of `blocks`: the first block of each file, and the end
-    size_t *released;   ///< of each file: the first block that is not released
+    size_t *file_begin; ///< index in `blocks` of each file's first block, and the end
+    size_t *released;   ///< for each file, its first block that is not released
     size_t file_count;
     snapshot_block *blocks;
     size_t block_count;
-    size_t memory_max; ///< blocks of memory at a time
+    size_t memory_max; ///< most blocks of memory in use at a time
 
-    // Under the pool's lock.
+    // Protected by the pool's lock.
     size_t next;          ///< the first block that no thread has taken to copy
-    size_t copying_count; ///< threads that copy a block
+    size_t copying_count; ///< threads that are copying a block
     size_t memory_count;  ///< blocks of memory in use
     bool is_checking, is_staged;
-    fst_status status; ///< why it stopped
+    fst_status status; ///< the error that stopped it
     fst_error error;
     fsti_snapshot_stats stats;
 };
@@ -89,7 +89,7 @@ static fst_status make_blocks(fsti_snapshot *snapshot, const fsti_snapshot_file 
 
 /// Samples the tensors now, because they are copied after the call returns.
 static fst_status sample_blocks(fsti_snapshot *snapshot, fst_error *error) {
-    block_copier copier = {0}; // the caller waits: its memory can't go away
+    block_copier copier = {0}; // not guarded: the memory stays valid while the caller waits
     fst_status status = FST_OK;
     for (size_t i = 0; i < snapshot->block_count && status == FST_OK; i++) {
         snapshot_block *block = &snapshot->blocks[i];
@@ -155,7 +155,7 @@ void fsti_snapshot_close(fsti_snapshot *snapshot) {
 
 // ---- copying ----
 
-/// Waits for a change; false when the deadline has passed. With the lock held.
+/// Waits for a change; false when the deadline has passed. The lock must be held.
 static bool await_change(fst_staging_pool *pool, uint64_t deadline_ns) {
     if (deadline_ns == UINT64_MAX) {
         pthread_cond_wait(&pool->changed, &pool->lock);
@@ -166,7 +166,7 @@ static bool await_change(fst_staging_pool *pool, uint64_t deadline_ns) {
     return pthread_cond_timedwait(&pool->changed, &pool->lock, &time) == 0;
 }
 
-/// Sets why it stopped, unless it has before. With the lock held.
+/// Sets the error that stopped the snapshot, unless one is set. The lock must be held.
 static void stop_locked(fsti_snapshot *snapshot, fst_status status, const fst_error *why) {
     if (snapshot->status == FST_OK) {
         snapshot->status = status;
@@ -200,8 +200,8 @@ static void check_unchanged(fsti_snapshot *snapshot) {
     pthread_cond_broadcast(&snapshot->pool->changed);
 }
 
-/// Takes memory for the next block, waiting for it. NULL: there is nothing to copy any more, or the
-/// deadline has passed. With the lock held.
+/// Waits for memory for the next block and takes it. NULL if all blocks were copied or the deadline
+/// has passed. The lock must be held.
 static char *await_memory(fsti_snapshot *snapshot, uint64_t deadline_ns) {
     uint64_t waited_since = 0;
     char *memory = NULL;
@@ -220,7 +220,7 @@ static char *await_memory(fsti_snapshot *snapshot, uint64_t deadline_ns) {
     return memory;
 }
 
-/// Fills a block, and compares it with the samples taken at the call.
+/// Copies a block and compares it with the samples taken at the call.
 static fst_status copy_block(block_copier *copier, const snapshot_block *block, fst_error *error) {
     char *target = block->memory + block->begin % FSTI_BLOCK_BYTES;
     uint64_t sample;
@@ -231,8 +231,8 @@ static fst_status copy_block(block_copier *copier, const snapshot_block *block, 
     return sample == block->sample ? FST_OK : refuse_changed(error);
 }
 
-/// Copies the next block. False: nothing to copy any more, or no memory in time. With the lock
-/// held, which it lets go while it copies.
+/// Copies the next block. False if all blocks were copied or no memory was free in time. The lock
+/// must be held; it is released during the copy.
 static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t deadline_ns) {
     char *memory = await_memory(snapshot, deadline_ns);
     if (memory == NULL) return false;
@@ -255,7 +255,7 @@ static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t de
     return true;
 }
 
-/// Whether anything of the caller's is still read, or will be. With the lock held.
+/// Whether a thread still reads the caller's memory, or will. The lock must be held.
 static bool is_busy(const fsti_snapshot *snapshot) {
     if (snapshot->copying_count > 0) return true;
     return snapshot->status == FST_OK && !snapshot->is_staged;
@@ -294,7 +294,7 @@ void fsti_snapshot_help(fsti_snapshot *snapshot) {
 bool fsti_snapshot_fits(fsti_snapshot *snapshot) {
     fst_staging_pool *pool = snapshot->pool;
     pthread_mutex_lock(&pool->lock);
-    // Blocks that earlier saves still hold come back as those are written.
+    // Blocks that earlier saves hold are released when these have been written.
     bool fits =
         snapshot->memory_max >= snapshot->block_count && pool->block_count >= snapshot->block_count;
     pthread_mutex_unlock(&pool->lock);

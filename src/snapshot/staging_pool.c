@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Staging memory: blocks of equal size in a few large pieces of memory, kept until the pool goes.
+/// Staging memory: blocks of equal size in a few large segments, kept until the pool is freed.
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ static bool reserve_lists(fst_staging_pool *pool, size_t more) {
                                    sizeof *pool->segments, SEGMENT_COUNT_MAX);
     pool->segments = segments;
     if (!good) return false;
-    // Every block may be free at once: giving one back must not fail.
+    // Space for every block in the list of free ones, so that releasing a block can't fail.
     size_t wanted = pool->block_count + more;
     if (wanted <= pool->free_capacity) return true;
     char **blocks = fsti_realloc(pool->free_blocks, wanted * sizeof *blocks);
@@ -32,19 +32,19 @@ static bool reserve_lists(fst_staging_pool *pool, size_t more) {
     return true;
 }
 
-/// Adds memory for `count` blocks. `is_ready`: with its pages.
+/// Allocates a segment of `count` blocks. With `is_ready` its pages are faulted in as well.
 static fst_status add_segment(fst_staging_pool *pool, size_t count, bool is_ready,
                               fst_error *error) {
     fsti_buffer *segment;
     uint64_t bytes = (uint64_t)count * FSTI_BLOCK_BYTES;
     FST_TRY(fsti_buffer_arena(bytes, &segment, error));
-    // A child of fork() has no use for copies: without them fork() is faster, and nothing is
-    // duplicated when a block is written to afterwards.
+    // A forked child does not use these copies. Excluding them makes fork() faster and avoids
+    // copy-on-write faults in the parent.
     madvise(segment->data, bytes, MADV_DONTFORK);
     if (is_ready && segment->is_fresh) {
         fsti_buffer_choose_pages(segment, true);
         fsti_buffer_populate(segment, 0, bytes);
-        // Small pages for what the pass with huge pages left out because they were slow.
+        // The pass with huge pages stops if they are slow to allocate; the rest gets small pages.
         fsti_pages_populate(segment->data, bytes);
         fsti_buffer_use(segment, bytes);
     }
@@ -53,7 +53,8 @@ static fst_status add_segment(fst_staging_pool *pool, size_t count, bool is_read
     if (good) {
         pool->segments[pool->segment_count++] = segment;
         pool->block_count += count;
-        // The last one is taken first: then blocks are used in the order of addresses.
+        // The list is used from its end, so reverse order here gives blocks in the order of
+        // addresses.
         for (size_t i = count; i-- > 0;)
             pool->free_blocks[pool->free_count++] = segment->data + i * FSTI_BLOCK_BYTES;
         pthread_cond_broadcast(&pool->changed);
@@ -92,11 +93,12 @@ fst_staging_pool *fsti_staging_pool_ref(fst_staging_pool *pool) {
 }
 
 void fsti_staging_pool_unref(fst_staging_pool *pool) {
-    // A child does not have the memory, and threads of the parent may have held the lock.
+    // A forked child does not have the memory, and a thread of the parent may have held the lock.
     if (pool == NULL || pool->owner != getpid() || !fsti_refcount_unref(&pool->refs)) return;
     for (size_t i = 0; i < pool->segment_count; i++) {
         fsti_buffer *segment = pool->segments[i];
-        madvise(segment->data, segment->size_bytes, MADV_DOFORK); // others may get it next
+        madvise(segment->data, segment->size_bytes,
+                MADV_DOFORK); // the memory may be reused for other purposes
         fsti_buffer_unref(segment);
     }
     pthread_mutex_destroy(&pool->lock);
@@ -130,7 +132,7 @@ fst_status fsti_staging_pool_reserve(fst_staging_pool *pool, size_t count, fst_e
     bool is_enough = have >= FSTI_BLOCK_COUNT_MIN;
     fst_status status = add_segment(pool, count - have, false, is_enough ? NULL : error);
     if (status == FST_OK || is_enough) return FST_OK;
-    // Take the minimum then: its blocks are reused as soon as the disk has them.
+    // The minimum is enough then, because a written block is reused at once.
     return add_segment(pool, (size_t)fsti_min(count, FSTI_BLOCK_COUNT_MIN) - have, false, error);
 }
 

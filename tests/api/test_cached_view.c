@@ -50,7 +50,7 @@ TEST(cached_ranges_are_views_that_outlive_the_model)
     fst_tensor_unref(other);
 }
 
-/// Whether one more view can be had, within some tries.
+/// Whether another view is returned within a few attempts.
 static int try_view(fst_model *model) {
     for (int tries = 0; tries < 20; tries++) {
         fst_tensor *tensor = NULL;
@@ -70,7 +70,7 @@ TEST(many_views_leave_mappings_for_the_program)
     fst_model *model = open_model(fixture_tensors("many", COUNT, BYTES));
     if (!is_reported(model)) SKIP("the kernel does not report what is cached");
     int made = 0;
-    // Other programs may have the page cache emptied at any moment: such a call says nothing.
+    // Other programs may empty the page cache at any moment, so such a call is repeated.
     for (int tries = 0; tries < 10 * LIMIT && made < LIMIT; tries++) {
         CHECK_INT(fst_cached_view(model, 1, 0, BYTES, &tensors[made], NULL), FST_OK);
         made += tensors[made] != NULL;

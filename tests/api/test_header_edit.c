@@ -212,7 +212,7 @@ static void make_folders(void) {
 TEST(indexed_names_are_found_through_links)
 {
     make_folders();
-    // As caches of hubs have it: the file's bytes are in a store.
+    // As in the Hub's cache, where names are links to blobs.
     const char *blob = fixture_tensors("blobs/x1", 1, 10);
     CHECK_INT(symlink("../blobs/x1", fixture_path("snap/f.safetensors")), 0);
     const char *index = index_file("snap/model.safetensors.index.json", "f.safetensors");
@@ -244,7 +244,7 @@ TEST(index_of_other_files_does_not_block_an_edit)
     fixture_file("else/notes.index.json", "no index", 8);
     CHECK_INT(rename_first(index, fixture_path("else/h")), FST_OK);
     CHECK_INT(rename_first(path, NULL), FST_OK);
-    // A file that an index waits for.
+    // A missing file that an index names.
     CHECK_INT(unlink(fixture_path("else/g")), 0);
     CHECK_INT(rename_first(fixture_tensors("else/i", 1, 10), fixture_path("else/g")),
               FST_E_ARGUMENT);
@@ -358,7 +358,7 @@ TEST(edit_waits_for_a_concurrent_replacement)
         _exit((int)fst_header_edit(path, NULL, &options, NULL, NULL));
     }
     CHECK_INT(read(ends[0], &byte, 1), 1);
-    usleep(100000); // one that does not wait is done by then
+    usleep(100000); // an edit that does not wait for the lock has ended by then
     CHECK_INT(rename(fixture_path("other"), path), 0);
     flock(lock, LOCK_UN);
     CHECK_INT(waitpid(child, &ended, 0), child);
@@ -411,6 +411,6 @@ TEST(arguments_are_checked)
     CHECK_INT(fst_header_edit(fixture_path("nothing"), NULL, NULL, NULL, NULL), FST_E_NOT_FOUND);
     options.promise = (fst_save_promise)7;
     CHECK_INT(fst_header_edit(path, NULL, &options, NULL, NULL), FST_E_ARGUMENT);
-    // Nothing to change is a copy.
+    // An edit without changes makes a copy.
     CHECK_INT(fst_header_edit(path, NULL, NULL, NULL, NULL), FST_OK);
 }

@@ -202,7 +202,7 @@ TEST(text_step_needs_no_pointers)
     CHECK_INT(fst_text_step(NULL, 5, NULL, NULL), 0);
     CHECK_INT(fst_text_step("a", 0, NULL, NULL), 0);
     CHECK_INT(fst_text_step("\xe5\xb1\x82x", 4, NULL, NULL), 3);
-    CHECK_INT(fst_text_step("\xe5\xb1\x82x", 2, NULL, NULL), 1); // cut off: no character
+    CHECK_INT(fst_text_step("\xe5\xb1\x82x", 2, NULL, NULL), 1); // truncated: not a character
     uint32_t code;
     int columns;
     CHECK_INT(fst_text_step("\xe2\x80\xae", 3, &code, &columns), 3);
@@ -269,7 +269,7 @@ TEST(forks_beside_threads_that_use_remote_settings)
         atomic_store(&forks_done, false);
         CHECK_INT(pthread_create(&thread, NULL, use_settings, folder), 0);
         for (int i = 0; i < 300; i++) {
-            alarm(30); // a lock that is held for ever would be a test without end
+            alarm(30); // ends the test after a deadlock
             pid_t child = fork();
             if (child == 0) {
                 fst_model *model = NULL;

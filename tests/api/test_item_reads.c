@@ -31,13 +31,13 @@ static fst_load_stats stats_of(const fst_loader *loader) {
     return stats;
 }
 
-/// A file whose reads take their time.
+/// A source with slow reads.
 typedef struct slow_file {
     FILE *file;
     pthread_mutex_t lock;
     atomic_int delay_us;
     atomic_bool fails, waits;
-    atomic_size_t most; ///< that a call gives; 0: all
+    atomic_size_t most; ///< bytes that a call returns; 0: all
     atomic_size_t calls;
     atomic_uint_fast64_t bytes;
 } slow_file;
@@ -241,7 +241,7 @@ TEST(small_item_read_keeps_its_timeout)
     fclose(slow.file);
 }
 
-/// What was cancelled stays so, whatever had failed before.
+/// A cancelled load stays cancelled, even if a read had failed before.
 TEST(cancel_of_a_failed_load)
 {
     slow_file slow;
@@ -286,7 +286,7 @@ TEST(destination_is_filled_without_a_wait)
         CHECK(is_tensor(tensor, i));
         fst_tensor_unref(tensor);
     }
-    // It stays as the caller leaves it.
+    // The library does not overwrite the caller's change.
     targets[COUNT - 1][0] ^= 1;
     CHECK_INT(fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL), FST_OK);
     CHECK(!is_tensor(tensor, COUNT - 1));
@@ -336,7 +336,7 @@ static void *take_last(void *loader) {
     if (fst_loader_tensor_at(loader, COUNT - 1, -1, &tensor, NULL) != FST_OK) return loader;
     fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
     if (fst_tensor_view_get(tensor, &view, NULL) != FST_OK) return loader;
-    // From now on it is the program's; several of them may be here at once.
+    // From now on the memory belongs to the program. Several threads may be here at once.
     __atomic_store_n((char *)view.data + 7, 99, __ATOMIC_RELAXED);
     fst_tensor_unref(tensor);
     return NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The costs of loads, in counts: bytes, copies, memory.
+/// Counts the costs of loads: bytes, copies, memory.
 #include <fastsafetensors.h>
 
 #include "check.h"

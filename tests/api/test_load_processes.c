@@ -41,7 +41,7 @@ TEST(other_users_cold_files_load_like_own_files)
     CHECK_INT(result, 0);
 }
 
-/// Loads everything, checks every byte, and says how.
+/// Loads everything, checks every byte, and returns the mode.
 static int load_and_report(const fst_load_options *options, fst_load_stats *stats) {
     fst_model *model;
     fst_loader *loader;
@@ -128,13 +128,13 @@ TEST(bypass_leaves_the_page_cache_unchanged)
     if (stats.bytes_direct == 0) SKIP("no direct reads here");
     CHECK_INT(stats.cache_bytes, 0);
     CHECK_INT(load_and_report(&options, &stats), 0);
-    CHECK_INT(stats.chunks_resident, 0); // it still is not there
+    CHECK_INT(stats.chunks_resident, 0); // still not in the page cache
     options.cache = FST_CACHE_KEEP;
     options.mode = FST_MODE_LOAD;
     CHECK_INT(load_and_report(&options, &stats), 0);
     CHECK_INT(stats.cache_bytes, COUNT * BYTES);
     CHECK_INT(load_and_report(&options, &stats), 0);
-    CHECK_INT(stats.chunks_resident, stats.chunk_count); // now it is
+    CHECK_INT(stats.chunks_resident, stats.chunk_count); // now all of it is cached
     CHECK_INT(stats.cache_bytes, 0);
     fst_loader *loader;
     fst_model *model = open_tensors();
@@ -166,7 +166,7 @@ static int map_again_as_stranger(void *context) {
     return stats.bytes_read + stats.read_count == 0 ? 0 : 12;
 }
 
-/// Whether the file system says at once whether a read would have to wait.
+/// Whether the file system supports reads that fail instead of waiting (RWF_NOWAIT).
 static bool answers_at_once(const char *path) {
     char byte;
     struct iovec room = {&byte, 1};
@@ -206,12 +206,12 @@ static fst_loader *open_limited(const fst_load_options *more) {
     return loader;
 }
 
-/// What a fork's child finds; 0 when all is as promised.
+/// Checks the loads in a forked child. 0 if all checks pass, otherwise the number of a check.
 static int use_in_child(fst_loader *loader, fst_tensor *held) {
     fst_tensor *tensor;
     fst_error error;
     fst_load_stats stats = {.struct_size = sizeof stats};
-    alarm(250); // what must not hang
+    alarm(250); // ends the test after a deadlock in the child
     if (fst_loader_next(loader, -1, &tensor, &error) != FST_E_UNSUPPORTED) return 1;
     if (strstr(error.message, "fork") == NULL) return 2;
     if (fst_loader_tensor_at(loader, 31, -1, &tensor, NULL) != FST_E_UNSUPPORTED) return 3;
@@ -362,7 +362,7 @@ TEST(destinations_are_filled_once)
     CHECK(last[0] == 7 && last[BYTES - 1] == 7);
     memset(first, 9, BYTES);
     CHECK_INT(fst_loader_tensor_at(loader, 0, -1, &tensor, NULL), FST_OK);
-    CHECK(first[0] == 9 && first[BYTES - 1] == 9); // it is there, and the caller's
+    CHECK(first[0] == 9 && first[BYTES - 1] == 9); // the tensor is ready, with the caller's change
     fst_tensor_unref(tensor);
     fst_loader_close(loader);
 }

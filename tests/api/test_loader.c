@@ -27,7 +27,7 @@ TEST(tensors_outlive_everything)
         unlink(fixture_path("tensors"));
         for (size_t i = 0; i < COUNT; i++) {
             CHECK(is_tensor(held[i], i));
-            ((char *)view_of(held[i]).data)[0] ^= 1; // ours to write to
+            ((char *)view_of(held[i]).data)[0] ^= 1; // owned memory is writable
             fst_tensor_unref(held[i]);
         }
         size_t buffers;
@@ -300,7 +300,8 @@ TEST(progress_and_cancel)
     CHECK(status == FST_E_CANCELLED || status == FST_OK);
     fst_tensor *tensor;
     fst_loader_cancel(loader);
-    for (size_t i = 0; i < COUNT; i++) { // what is in place can be had, nothing waits for ever
+    for (size_t i = 0; i < COUNT;
+         i++) { // completed tensors are returned, and no call waits forever
         fst_status late = fst_loader_tensor_at(loader, i, -1, &tensor, &error);
         CHECK(late == FST_OK ? is_tensor(tensor, i) : late == FST_E_CANCELLED);
         fst_tensor_unref(tensor);

@@ -54,7 +54,8 @@ TEST(unchanged_files_keep_their_digests)
     snprintf(again, sizeof again, "%s.again", path);
     snprintf(other, sizeof other, "%s.other", path);
     // Written within one tick of the manifest's time: the order is unknown.
-    for (time_t begun = 0; time(NULL) - begun > 1;) { // the machine may have stood still in between
+    for (time_t begun = 0;
+         time(NULL) - begun > 1;) { // repeated, because the machine may have paused in between
         begun = time(NULL);
         CHECK(utimensat(AT_FDCWD, path, NULL, 0) == 0);
         CHECK_INT(count_kept(path, NULL, manifest), 0);
@@ -70,7 +71,7 @@ TEST(unchanged_files_keep_their_digests)
     CHECK_INT(fst_model_open(path, &opening, &model, &error), FST_OK);
     fst_model_close(model);
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
-    options.digest = FST_DIGEST_SHA256; // digests of another kind are no help
+    options.digest = FST_DIGEST_SHA256; // digests of another kind cannot be reused
     options.keep = manifest;
     CHECK_INT(fst_manifest_write(path, again, &options, NULL, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "blake3 with chunks of 1048576 bytes");
@@ -109,7 +110,7 @@ TEST(folder_with_more_files_than_descriptors)
     CHECK_INT(count_differences(folder, NULL, &count, &stats, &error), FST_OK);
     CHECK_INT(stats.bytes_read, size_of(strcat(folder, "/model.safetensors")) + 300 * 20);
     *strrchr(folder, '/') = '\0';
-    // Without any left it is an error, and no difference.
+    // If no file is left, it is an error and not a difference.
     few.rlim_cur = 4;
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &few), 0);
     fst_status status = count_differences(folder, NULL, &count, NULL, &error);

@@ -128,7 +128,7 @@ TEST(mapping_with_an_engine_is_refused_at_open)
 
 TEST(views_are_populated_only_on_request)
 {
-    // Another program may have the page cache emptied at any moment: such a round says nothing.
+    // Another program may empty the page cache at any moment, so such a round is not counted.
     for (int populate = 0, lost = 0; populate < 2 && lost < 100; populate++) {
         fst_model *model = open_tensors();
         fst_load_options options = options_of(FST_MODE_MAP);

@@ -172,8 +172,8 @@ TEST(lenient)
     fst_model_close(model);
 }
 
-/// What is whole of a file that was cut off can be found, described and loaded; the rest is not
-/// there, and nothing else is accepted.
+/// The complete tensors of a truncated file can be found, described and loaded. Other tensors are
+/// missing from it, and no other damage is accepted.
 TEST(cut_off)
 {
     const char *path =

@@ -96,7 +96,8 @@ TEST(manifest_of_a_save_needs_no_reads)
         fst_save_stats stats = FST_STRUCT_INIT(fst_save_stats);
         options.digest = (fst_digest)(way % FST_DIGEST_XXH3_64);
         options.promise = (fst_save_promise)(way / FST_DIGEST_XXH3_64 % 2);
-        options.alignment_bytes = way / FST_DIGEST_XXH3_64 / 2 == 0 ? 0 : 4096; // fillers, too
+        options.alignment_bytes =
+            way / FST_DIGEST_XXH3_64 / 2 == 0 ? 0 : 4096; // with padding tensors
         options.manifest = "";
         fst_status status = fst_save(path, tensors, TENSORS, &options, &stats, &error);
         if (status == FST_E_UNSUPPORTED && options.digest == FST_DIGEST_SHA256) continue;
@@ -272,7 +273,7 @@ TEST(stale_manifest_is_deleted_with_the_old_model)
         CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
         CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
         options.manifest = NULL;
-        // By a link, too: the file is known by its own name as well.
+        // A save through a link also finds the manifest next to the link's target.
         CHECK_INT(fst_save(promise == 0 ? path : link, tensors, TENSORS, &options, NULL, &error),
                   FST_OK);
         CHECK(access(manifest_of(path), F_OK) != 0);
@@ -324,7 +325,7 @@ TEST(files_of_other_ranks_are_read_for_the_manifest)
     free(data);
 }
 
-/// A file of a set, handed over: half of the tensors.
+/// Writes one file of a sharded model, with half of the tensors, and hands it over.
 static fst_writer *hand_over(const char *name, fst_save_tensor *tensors) {
     fst_writer *writer;
     fst_save_options options = save_options_of();

@@ -168,7 +168,7 @@ TEST(failing_read_callback_is_an_error)
         CHECK_INT(given->released, 1);
     }
     CHECK(nth > 3);
-    // One that ends before its size.
+    // A source that ends before its size.
     given_file *given = read_given();
     fst_source source = function_source(given);
     source.size_bytes += 1;

@@ -14,12 +14,12 @@
 #define COUNT 3
 #define BYTES ((uint64_t)300000)
 
-// ---- a source that gives nothing until it is let ----
+// ---- a source whose reads block until they are released ----
 
 typedef struct held_source {
     FILE *file;
     atomic_bool holds;
-    atomic_int calls; ///< while it holds
+    atomic_int calls; ///< reads that are blocked
 } held_source;
 
 static int64_t read_held(void *context, void *buffer, size_t size, uint64_t offset) {
@@ -60,7 +60,7 @@ TEST(thread_cancelled_in_a_wait_leaves_the_loader_usable)
     pthread_t thread;
     fst_tensor *tensor;
     fst_loader *loader = open_held(&held);
-    alarm(100); // a lock that stays taken would hold up what follows for ever
+    alarm(100); // ends the test if a lock is never released
     CHECK_INT(pthread_create(&thread, NULL, take_next, loader), 0);
     while (atomic_load(&held.calls) == 0) usleep(1000);
     usleep(20000);

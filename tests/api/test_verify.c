@@ -248,7 +248,7 @@ TEST(header_is_verified_before_parsing)
     fst_model *model;
     fst_error error;
     CHECK(path != NULL);
-    flip(path, 8 * 8); // no JSON any more
+    flip(path, 8 * 8); // invalid JSON
     CHECK_INT(open_verified(path, &model, &error), FST_E_DIGEST);
     CHECK_CONTAINS(error.message, "header");
     CHECK_INT(fst_model_open(path, NULL, &model, &error), FST_E_INVALID_HEADER_JSON);

@@ -151,7 +151,7 @@ TEST(alignment_uses_padding_tensors)
         CHECK_INT(strncmp(info.name, "__padding__.", 12) == 0, 0);
         CHECK_INT(info.file_offset % 64, 0);
     }
-    // By its name the filler is there.
+    // The padding tensor can be found by its name.
     size_t index;
     CHECK_INT(fst_model_find(model, "__padding__.0", SIZE_MAX, &index, NULL), FST_OK);
     CHECK_INT(index, 3);
@@ -476,7 +476,7 @@ TEST(a_full_disk_is_noticed_before_anything_is_written)
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
     CHECK_INT(status, FST_E_NO_SPACE);
     CHECK(save_file_holds("full", "old", 3));
-    // More than any disk has.
+    // More bytes than any disk has.
     uint64_t shape[] = {(uint64_t)1 << 60};
     fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape, NULL);
     fst_writer *writer;

@@ -140,7 +140,8 @@ static int save_without_stdin(fst_writer *writer) {
         if (fst_writer_open(fixture_path("stdin"), tensors, 1, &options, &open, NULL) != FST_OK)
             return 2;
         close(0);
-        (void)!fst_writer_commit(open, NULL); // its own file was closed: an error, no crash
+        (void)!fst_writer_commit(open,
+                                 NULL); // its file was closed, which is an error and not a crash
         fst_writer_close(open);
     }
     return 0;
@@ -254,7 +255,7 @@ TEST(new_folder_is_synced_and_removed_after_failure)
     CHECK_INT(access(fixture_path("new/er"), F_OK), 0);
 }
 
-// ---- rights ----
+// ---- permissions ----
 
 static int save_as_nobody(fst_writer *writer) {
     fst_save_tensor tensor = save_tensor_of("t", FST_DTYPE_U8, shape_3, "xyz");
@@ -290,7 +291,8 @@ TEST(save_never_widens_permissions)
     }
 }
 
-/// An access list as the kernel has it: version 2, then (tag, rights, id) each.
+/// An access control list in the kernel's format: version 2, then (tag, permissions, id) for each
+/// entry.
 typedef struct access_list {
     uint32_t version;
     struct {
@@ -320,7 +322,7 @@ TEST(default_access_list_never_widens_permissions)
     CHECK(getxattr(path, "system.posix_acl_access", found, sizeof found) < 0);
     CHECK_INT(stat(path, &info), 0);
     CHECK_INT(info.st_mode & 07777, 0640);
-    // One of the file's own is kept.
+    // An existing file's own list is kept.
     CHECK_INT(setxattr(path, "system.posix_acl_access", &list, sizeof list, 0), 0);
     CHECK_INT(fst_save(path, &tensor, 1, NULL, NULL, NULL), FST_OK);
     CHECK_INT(getxattr(path, "system.posix_acl_access", found, sizeof found), sizeof list);
@@ -404,7 +406,7 @@ TEST(files_of_a_running_save_are_kept)
     int counts[3] = {0};
     fst_writer *writer = open_stream(fixture_path("living"));
     CHECK(writer != NULL);
-    // Locked, or without a name.
+    // The file is locked or has no name.
     CHECK_INT(fst_leftovers_visit(fixture_path("living"), count_leftover, counts, NULL), FST_OK);
     CHECK_INT(counts[0], 0);
     fst_writer_close(writer);

@@ -13,7 +13,7 @@
 
 static const uint64_t shape_64[] = {64};
 
-/// A file of one tensor, handed over; NULL: it could not be.
+/// Writes a file of one tensor and hands it over; NULL on failure.
 static fst_writer *open_rank(const char *path, const char *name, const char *bytes) {
     fst_writer *writer;
     fst_save_tensor tensor = save_tensor_of(name, FST_DTYPE_U8, shape_64, bytes);
@@ -81,7 +81,7 @@ TEST(unpublished_files_are_deleted_with_the_writer)
     CHECK_INT(fst_writer_hand_over(writer, NULL), FST_OK); // once more changes nothing
     size_t count;
     CHECK_INT(fst_leftovers_remove(fixture_path("back"), &count, NULL, NULL), FST_OK);
-    CHECK_INT(count, 0); // its maker lives
+    CHECK_INT(count, 0); // the process that made it still runs
     fst_writer_close(writer);
     CHECK_INT(save_entry_count("back"), 0);
 

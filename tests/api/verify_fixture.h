@@ -9,7 +9,7 @@
 #define BYTES ((uint64_t)700001)
 #define CHUNK ((uint64_t)1 << 20)
 
-/// Changes one bit of a file, and nothing else about it that a program looks at.
+/// Changes one bit of a file, but not its size and modification time.
 void flip(const char *path, uint64_t bit);
 uint64_t size_of(const char *path);
 /// A model of COUNT tensors with a manifest; NULL on failure.

@@ -190,7 +190,7 @@ int64_t fake_bus_take(size_t size, int64_t not_before_ns) {
     if (not_before_ns > queued_ns) queued_ns = not_before_ns;
     pthread_mutex_lock(&lock);
     int64_t start = free_ns > queued_ns ? free_ns : queued_ns;
-    // Between loads it has nothing to do; within one it should not wait for long.
+    // Only short pauses count as idle; the bus is expected to be idle between loads.
     if (free_ns != 0 && start - free_ns < 5000000)
         fake_number_add(BUS_IDLE_US, (start - free_ns) / 1000);
     free_ns = start + (int64_t)size * 1000 / fake_number(BUS_MBPS) + fake_number(COPY_US) * 1000;

@@ -109,7 +109,7 @@ ssize_t __wrap_read(int fd, void *data, size_t size) {
     return plan.with_reads && FAILS("read", EIO, EINTR, ENOMEM) ? -1 : __real_read(fd, data, size);
 }
 
-/// A file system that shares blocks does as if it copied them.
+/// Simulates a file system with shared blocks by copying.
 static int copy_blocks(int to, const struct file_clone_range *range) {
     char block[4096];
     for (off_t done = 0;;) {
@@ -130,7 +130,7 @@ int __wrap_ioctl(int fd, unsigned long request, void *argument) {
     return -1;
 }
 
-/// Nothing is to last longer than the test.
+/// Files need not survive the test, so syncing does nothing.
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     (void)fd;

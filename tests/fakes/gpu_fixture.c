@@ -66,7 +66,7 @@ fst_model *gpu_open_model(const char *path) {
     abort();
 }
 
-/// A model of many dtypes, large and small, at places that no alignment likes.
+/// A model of many dtypes, large and small, at misaligned offsets.
 fst_model *gpu_mixed_model(void) {
     static const char *const rows[] = {
         "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}",

@@ -10,7 +10,7 @@
 
 #include "fake_gpu.h"
 
-/// A driver's stand-in, by its hooks.
+/// The hooks of a fake driver.
 typedef struct gpu_fake {
     fst_device_kind kind;
     const char *name;
@@ -33,7 +33,7 @@ fst_tensor_view gpu_view_of(const fst_tensor *tensor);
 /// The tensor as a request to save it from its own device.
 fst_save_tensor gpu_save_row(const fst_tensor *tensor);
 fst_model *gpu_open_model(const char *path);
-/// A model of many dtypes, large and small, at places that no alignment likes.
+/// A model of many dtypes, large and small, at misaligned offsets.
 fst_model *gpu_mixed_model(void);
 
 /// Tensors of 100 floats each, none of them aligned.
@@ -54,8 +54,8 @@ bool gpu_same_tensor(const fst_tensor *far, const fst_tensor *near);
 bool gpu_same_load(fst_model *model, const fst_load_options *far, fst_load_stats *stats);
 /// Loads the mixed model whole, in slices, with and without every conversion.
 bool gpu_same_however(fst_model *model, const gpu_fake *driver);
-/// Whether nothing of a load is left, except the cached ring; after fst_memory_trim(), not even
-/// the ring.
+/// Whether a load has released everything except the cached ring, and fst_memory_trim() also the
+/// ring.
 bool gpu_is_clean(const gpu_fake *driver);
 
 #endif

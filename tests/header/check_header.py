@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-# What the examples use without declaring it.
+# Declarations of the names that the examples use without declaring them.
 VARIABLES = """
 extern fst_model *model;
 extern fst_tensor *tensor;

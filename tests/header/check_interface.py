@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_interface.py ROOT: checks the rules that all public headers keep together.
+"""check_interface.py ROOT: checks the rules for all public headers together.
 
 One type is a part of a tensor; one type is called with progress; structs grow by struct_size, which
 is their first field, and reserve no words; flags say what is switched on; there are no X-macros;

@@ -29,7 +29,7 @@ void check_fail(const char *file, int line, const char *format, ...)
 #define CHECK_SANITIZED false
 #endif
 
-/// Of cases that are very many, or go by chance, one of how many is tried: all of them with
+/// Tests with very many or random cases try only one in this number: all of them with
 /// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every tenth under a sanitizer,
 /// which slows everything down.
 unsigned check_share(void);

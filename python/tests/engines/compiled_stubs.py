@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empty modules in the place of an engine's compiled ones: enough for its Python to be imported."""
+"""Empty modules that replace an engine's compiled ones, so that its Python code can be imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Meta(type):
-    """Classes that have whatever is asked of them."""
+    """A metaclass whose classes have every requested attribute."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of one rank share, whichever engine they are of.
+"""Code shared by the programs of one rank, for every engine.
 
     PROGRAM RANK WORLD URL SCENARIOS.json
 
@@ -31,7 +31,7 @@ UNTOUCHED = -77
 
 
 def watch_stats() -> None:
-    """Note what every lazy model has read."""
+    """Record the statistics of every lazy model."""
     close = lazy.LazyModel.close
 
     def closing(self: Any) -> None:
@@ -73,13 +73,13 @@ def refused(scenario: dict[str, Any], reload: Callable[[str], Any]) -> str | Non
 
 
 def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
-    """Rank, number of ranks, URL to meet at, scenarios."""
+    """Return the rank, the number of ranks, the URL of the process group, and the scenarios."""
     rank, world, url, path = sys.argv[1:5]
     return int(rank), int(world), url, json.loads(Path(path).read_text())
 
 
 def compare(scenario: dict[str, Any], theirs: Any, ours: Any, **more: Any) -> dict[str, Any]:
-    """What differs between two models, of which ours was loaded last."""
+    """Return the differences between two models. Ours was loaded last."""
     expected, found = dict(theirs.named_parameters()), dict(ours.named_parameters())
     different = [name for name in expected
                  if name not in found or not torch.equal(expected[name], found[name])]
@@ -90,12 +90,12 @@ def compare(scenario: dict[str, Any], theirs: Any, ours: Any, **more: Any) -> di
 
 def run_all(run: Callable[[dict[str, Any]], dict[str, Any]],
             scenarios: list[dict[str, Any]]) -> None:
-    """Run all, and print what each has shown."""
+    """Run all scenarios, and print the result of each."""
     for scenario in scenarios:
         STATS.clear()
         print(json.dumps(run(scenario)), flush=True)
 
 
 def addresses(model: Any) -> dict[str, int]:
-    """Where the parameters lie."""
+    """Return the addresses of the parameters."""
     return {name: parameter.data_ptr() for name, parameter in model.named_parameters()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a model of SGLang's own classes, loaded by SGLang's loader and by ours.
+"""One rank of a model with SGLang's classes, loaded by SGLang's loader and by ours.
 
 All scenarios of one call have the same widths.
 """
@@ -34,7 +34,7 @@ def load(scenario: dict[str, Any], load_format: str, extra: dict[str, Any]) -> t
 
 
 def reload(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Load, then update from another folder, of some names where the scenario has a filter."""
+    """Load, then update from another folder, only some names if the scenario has a filter."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     config, model = load(scenario, "fastsafetensors", scenario.get("extra", {}))
@@ -58,7 +58,7 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
     plain = scenario.get("plain", scenario["reload"])
     other = load({**scenario, "folder": plain}, "safetensors", {})[1]
     untouched = load(scenario, "safetensors", {})[1]
-    if only is not None:  # what the filter leaves out is what it was
+    if only is not None:  # weights outside of the filter are unchanged
         old = dict(untouched.named_parameters())
         for name, parameter in other.named_parameters():
             if only not in name:

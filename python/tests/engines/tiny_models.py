@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small published-looking models: a folder with config.json and random weights."""
+"""Small models in the format of published ones: folders with config.json and random weights."""
 
 from __future__ import annotations
 

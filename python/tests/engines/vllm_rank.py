@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a model of vLLM's own classes, loaded by vLLM's loader and by ours."""
+"""One rank of a model with vLLM's classes, loaded by vLLM's loader and by ours."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load(scenario: dict[str, Any], load_format: str, extra: dict[str, Any]) -> A
 
 
 def build(scenario: dict[str, Any], load_format: str, extra: dict[str, Any]) -> Any:
-    """(configuration, model) of vLLM's whole way to a model."""
+    """Return (configuration, model) as vLLM builds them."""
     config = make_config(scenario, load_format, extra)
     with set_current_vllm_config(config):
         loader = get_model_loader(config.load_config)
@@ -78,7 +78,7 @@ def build(scenario: dict[str, Any], load_format: str, extra: dict[str, Any]) -> 
 
 
 def reload(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Load, then reload from another folder: its weights, at the same addresses."""
+    """Load, then reload from another folder. The new weights must be at the same addresses."""
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
     config, model = build(scenario, "fastsafetensors", scenario.get("extra", {}))
@@ -99,13 +99,13 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
         reload_weights(config, model, None, scenario["reload"], True)
     plain = scenario.get("plain", scenario["reload"])
     _, other = build({**scenario, "folder": plain}, "safetensors", {})
-    # What vLLM had begun to reload has other places the next time.
+    # Parameters that vLLM had begun to reload have other addresses after the next reload.
     same = before == addresses(model) or "breaks" in scenario
     return compare(scenario, other, model, same_addresses=same, refusal=refusal)
 
 
 def sharded(scenario: dict[str, Any]) -> dict[str, Any]:
-    """A sharded state: every rank saves its own, and loads that."""
+    """Every rank saves its sharded state and loads it again."""
     theirs = load(scenario, "safetensors", {})
     folder = Path(scenario["sharded"])
     folder.mkdir(exist_ok=True)

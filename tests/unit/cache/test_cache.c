@@ -22,7 +22,7 @@
 
 static int listener;
 static atomic_uint_fast64_t sent_bytes, largest_answer;
-static uint16_t port; ///< of the server; 0: it is not there yet
+static uint16_t port; ///< of the server; 0: not started yet
 
 /// Answers range requests of one connection, until it ends.
 static void *serve(void *context) {
@@ -188,7 +188,7 @@ static void close_entry(fsti_cached *opened) {
     fsti_object_unref(opened->object);
 }
 
-/// The map of an entry, opened once more: its locks are another's.
+/// Opens the map of an entry again. Locks on the new descriptor count as another process's.
 static int open_map(const char *folder) {
     char name[CACHE_NAME_BYTES], path[300];
     if (!find_name(folder, name)) return -1;
@@ -274,8 +274,8 @@ TEST(process_with_heartbeats_is_waited_for)
     close_entry(&waiter);
 }
 
-/// The folder is cleared and begun anew by others between a check and its end: what they have begun
-/// is not what was checked.
+/// Other processes clear the folder between the beginning and the end of a check, and begin new
+/// entries. The result of the check must not count for these.
 TEST(unverified_blocks_are_not_sealed)
 {
     char reason[160], name[CACHE_NAME_BYTES], part[300], map[300], data[300];
@@ -291,7 +291,7 @@ TEST(unverified_blocks_are_not_sealed)
     snprintf(map, sizeof map, "%s/%s.map", path, name);
     snprintf(data, sizeof data, "%s/%s.data", path, name);
     CHECK(unlink(part) == 0 && unlink(map) == 0);
-    CHECK(open_entry("cleared", &second)); // with a first block, if that
+    CHECK(open_entry("cleared", &second)); // with at most its first block
     CHECK_INT(fsti_cache_folder_open(path, false, &folder, &error), FST_OK);
     CHECK(!fsti_cache_seal(first.entry, &folder, name));
     CHECK(access(part, F_OK) == 0 && access(data, F_OK) != 0);

@@ -180,7 +180,7 @@ TEST(chunk_layout_matches_the_format)
     CHECK(memcmp(stored, wanted, sizeof wanted) == 0);
 }
 
-/// Whatever is changed, a chunk gives its bytes or is refused.
+/// A changed chunk is rejected or decodes to its original bytes.
 TEST(damaged_chunks_are_refused)
 {
     fsti_chunk chunk;
@@ -213,7 +213,7 @@ TEST(damaged_chunks_are_refused)
     CHECK(refused > 2800);
 }
 
-/// Claims that are wrong by themselves, each with its words.
+/// Fields that are invalid by themselves, each with the words of its message.
 TEST(inconsistent_chunks_are_reported)
 {
     static const struct {

@@ -36,7 +36,7 @@ static bool have_library(void) {
     return context != NULL;
 }
 
-/// Makes a frame of literals alone, as the writer does: no matches are looked for.
+/// Makes a frame of literals only, without a search for matches, as the writer does.
 static size_t make_frame(size_t size) {
     static const int parameters[][2] = {{107, 1}, {105, 7}, {102, 6}, {106, 131072}, {1002, 1}};
     for (size_t i = 0; i < 5; i++)

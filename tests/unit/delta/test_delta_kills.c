@@ -95,7 +95,7 @@ static bool apply_killed(fst_delta_encoding encoding, long number) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/// Whether the folder says which version it has, and has its bytes.
+/// Whether the folder's note names a version, and the files have its bytes.
 static bool is_consistent(int *state) {
     char version[FST_DELTA_VERSION_BYTES], expected[16];
     int is_interrupted;
@@ -129,7 +129,7 @@ static long kill_everywhere(fst_delta_encoding encoding) {
         if (!is_good) printf("# kill %ld: state %d, then %d\n", number, before, state);
         if (!is_good) return -1;
         recovered += stats.recovered != 0;
-        // What was whole before needs no change; else it is the version that was asked for.
+        // A folder that was complete needs no change; otherwise it has the requested version.
         if (before < 0 && state != (backward ? 0 : 2)) return -1;
     }
     return recovered > 0 ? count : -1;
@@ -167,7 +167,7 @@ TEST(kills_while_files_are_replaced)
     CHECK(number > 20);
     CHECK(mixed > 0);
     CHECK_INT(delta_find_state(local), 2);
-    // What was left over went with the next application.
+    // The next application has deleted the leftovers.
     char path[700];
     snprintf(path, sizeof path, "%s/part0.safetensors.delta-tmp", local);
     CHECK(access(path, F_OK) != 0);

@@ -27,7 +27,8 @@ static void find_library(const char *name) {
 /// A file on a file system that takes O_DIRECT, not in the page cache, whose tensors begin at
 /// `place` modulo 16 (8 or 0); NULL if no tensor fits.
 static fst_model *cold_model_at(size_t place) {
-    // At places that kernels like: others are scattered, which is not for reads straight there.
+    // Offsets that GPU kernels accept, because misaligned tensors are scattered and cannot be read
+    // directly.
     char json[1200] = "{";
     for (size_t i = 0; i < 8; i++)
         sprintf(json + strlen(json),
@@ -226,7 +227,7 @@ TEST(concurrent_readers_do_not_change_the_verdict)
         CHECK(gpu_same_load(model, &options, &stats));
         CHECK_INT(stats.gds_bytes, 0);
         CHECK_CONTAINS(stats.reason, "reads of other threads");
-        // It was no verdict; and of some noise the rest is quiet enough.
+        // A failed probe is not cached, and other processes' reads do not prevent a later success.
         fixture_evict(fixture_path("cold"));
         set("noisy", 5);
         CHECK(gpu_same_load(model, &options, &stats));

@@ -9,7 +9,7 @@
 #include "gpu/gpu_private.h"
 #include "gpu_fixture.h"
 
-/// Each test has devices that no other one has opened: of some things they know for good.
+/// Each test uses devices that no other test has opened, because a device remembers some results.
 enum { DEVICE_COUNT = 8, SHARED_DEVICE = 3 };
 __attribute__((constructor)) static void give_devices(void) {
     for (size_t k = 0; k < 2; k++) gpu_fake_of(k)->set("devices", DEVICE_COUNT);
@@ -225,7 +225,7 @@ TEST(handled_driver_errors_are_cleared)
     CHECK(gpu_same_load(model, &options, NULL));
     CHECK_INT(take(), 0);
     driver->set("no_lock", 0);
-    // What the caller's own calls met is the caller's.
+    // The caller's own errors stay visible to the caller.
     uint64_t address;
     driver->fail("cuMemAlloc", 1, 2);
     CHECK_INT(allocate(&address, 100), 2);

@@ -128,8 +128,8 @@ TEST(cheaper_page_size_is_chosen)
     check_choice(100000, "hg", 3); // small ones are not known yet
     check_choice(1400000, "hg", 1);
     check_choice(2000000, "nh", 3); // may be an outlier, so a second page is measured
-    check_choice(4000000, "nh", 2); // the host has to find them
-    check_choice(100000, "hg", 1);  // it has some again
+    check_choice(4000000, "nh", 2); // the host has to allocate them
+    check_choice(100000, "hg", 1);  // the host has free memory again
     fsti_pages_fake(NULL);
     data = fsti_pages_map(8 << 20); // too small: nothing is measured
     fsti_pages_fake(tell_cost);
@@ -296,7 +296,7 @@ TEST(reserved_memory_is_summed)
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[1], &error), FST_OK);
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[2], &error), FST_E_NO_MEMORY);
     CHECK_CONTAINS(error.message, "12582912 reserved");
-    // What is in use is the system's to count.
+    // Memory in use is counted by the system.
     fsti_buffer_use(buffers[0], 6 << 20);
     fsti_buffer_use(buffers[0], 6 << 20);
     CHECK_INT(fsti_buffer_arena(6 << 20, &buffers[2], &error), FST_OK);

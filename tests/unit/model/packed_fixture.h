@@ -27,7 +27,7 @@ const char *make_plain(void);
 /// The same compressed; NULL without libzstd, and the test is skipped.
 const char *make_packed(void);
 fst_status open_bytes(const file_bytes *file, fst_model **model, fst_error *error);
-/// Loads everything and holds it against the plain file; FST_E_CANCELLED stands for wrong bytes.
+/// Loads everything and compares it with the plain file. Returns FST_E_CANCELLED for wrong bytes.
 fst_status load_and_compare(fst_model *model, const fst_load_options *options,
                             const file_bytes *plain, fst_error *error);
 

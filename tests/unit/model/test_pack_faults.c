@@ -15,7 +15,7 @@ static fst_status rewrite_file(bool compress, const char *target, const fst_pack
                     : fst_file_decompress(make_packed(), target, options, NULL, error);
 }
 
-/// Whether a target is what it has to be, or (where that is allowed) not there.
+/// Whether a target has the expected bytes, or (if allowed) does not exist.
 static bool is_whole_or_absent(bool compress, const char *target, bool may_lack) {
     struct stat info;
     if (stat(target, &info) != 0) return may_lack;

@@ -184,7 +184,7 @@ TEST(slices_read_only_their_chunks)
     free(plain.bytes);
 }
 
-/// However many threads share the work: what one of them reads and decodes no other does.
+/// No chunk is read or decoded twice, with any number of threads.
 TEST(a_load_reads_each_chunk_once)
 {
     fst_model *model;
@@ -209,7 +209,7 @@ TEST(a_load_reads_each_chunk_once)
 
 // ---- damage ----
 
-/// Where a compressed file has what.
+/// The positions of the parts of a compressed file.
 typedef struct packed_places {
     size_t directory, records, marks, original, data_begin;
     uint64_t entry_bytes;
@@ -234,7 +234,7 @@ static packed_places find_places(const file_bytes *file) {
     return places;
 }
 
-/// Makes the directory's CRC right again, so that the lie itself is found.
+/// Corrects the directory's CRC, so that the check of the changed field is reached.
 static void seal(const file_bytes *file, const packed_places *places) {
     unsigned char *head = file->bytes + places->directory;
     memset(head + 56, 0, 4);
@@ -300,7 +300,7 @@ TEST(inconsistent_directories_are_reported)
     free(file.bytes);
 }
 
-/// Entries that say something else than the directory.
+/// Header entries that contradict the directory.
 TEST(inconsistent_entries_are_reported)
 {
     static const struct {

@@ -40,7 +40,7 @@ static unsigned number;
 static char address[64];
 static int listener = -1;
 
-// ---- what is there; the lock is held ----
+// ---- objects and uploads; the lock must be held ----
 
 static entry *find(const char *path) {
     for (size_t i = 0; i < ENTRY_COUNT_MAX; i++)
@@ -53,7 +53,7 @@ static void drop(entry *gone) {
     *gone = (entry){.bytes = NULL};
 }
 
-/// Takes `bytes` over.
+/// Takes ownership of `bytes`.
 static entry *put(const char *path, char *bytes, size_t size) {
     entry *old = find(path);
     if (old != NULL) drop(old);

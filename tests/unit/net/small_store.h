@@ -14,7 +14,7 @@ char *small_store_get(const char *path, size_t *size);
 /// Objects, and uploads that were begun and not ended.
 size_t small_store_count(void);
 size_t small_store_upload_count(void);
-/// Forgets all of both.
+/// Deletes all objects and uploads.
 void small_store_clear(void);
 
 #endif

@@ -13,7 +13,7 @@
 
 #define KEY_BYTES ((size_t)40)
 #define PIECE_BYTES ((size_t)1 << 20)
-#define AREA_BYTES_MAX ((uint64_t)1 << 28) ///< larger ones hold nothing of ours
+#define AREA_BYTES_MAX ((uint64_t)1 << 28) ///< larger areas are not searched
 
 /// A byte of the key, which the program does not contain as plain text.
 static volatile size_t step = 7;

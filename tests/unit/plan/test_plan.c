@@ -65,7 +65,7 @@ static int slice_matches(const model *m, const fsti_plan_want *want, const char 
     }
 }
 
-/// What must hold for every plan.
+/// Checks the properties of every plan.
 static const char *broken_invariant(const fsti_plan *plan, const model *m) {
     for (size_t i = 0; i < plan->extent_count; i++) {
         const fsti_plan_extent *extent = &plan->extents[i];

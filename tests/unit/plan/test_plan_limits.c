@@ -132,7 +132,8 @@ TEST(no_chunk_is_a_gap_alone)
     fsti_plan_clear(&plan);
 }
 
-/// Of what is made of other bytes a piece is made for one chunk, however tensors are sized.
+/// For converted or decompressed bytes, a piece belongs to one chunk, whatever the tensors' sizes
+/// are.
 TEST(chunks_end_where_pieces_do)
 {
     model m;

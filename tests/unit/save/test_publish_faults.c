@@ -54,7 +54,7 @@ typedef struct save_kind {
     const char *name;
     int old_files; ///< -1: nothing
     uint32_t new_files;
-    void (*prepare)(void); ///< changes what is there
+    void (*prepare)(void); ///< changes the existing files
     int entries;           ///< files afterwards
 } save_kind;
 
@@ -277,7 +277,7 @@ static const char *judge_manifest(const fault_case *fault, int status, int found
     return NULL;
 }
 
-/// Whether what is there now is what the outcome says. Words of a wrong one, or NULL.
+/// Whether the files match the outcome. Returns a description of the fault, or NULL.
 static const char *judge(const fault_case *fault, int status, const fst_error *error) {
     bool had_old = fault->kind->old_files >= 0;
     int found = model_at(target_of(fault->kind));
@@ -301,8 +301,8 @@ static const char *judge(const fault_case *fault, int status, const fst_error *e
     return judge_manifest(fault, status, found);
 }
 
-/// Just the files of the save are there. An index that could not be removed is from then on one
-/// that the set has.
+/// Whether only the files of the save exist. An index that could not be deleted belongs to the
+/// model from then on.
 static bool is_tidy(const save_kind *kind) {
     int entries = kind->entries;
     if ((kind->new_files & RANKS_NO_INDEX) != 0 && kind->new_files != EDIT &&

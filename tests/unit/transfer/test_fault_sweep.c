@@ -75,7 +75,7 @@ static bool nothing_left(int descriptors) {
     return buffers == 0 && bytes == 0 && open_descriptors() == descriptors;
 }
 
-/// What a run may fail with when reads and writes do.
+/// The statuses that a run may return if reads or writes fail.
 static bool is_expected(fst_status status) {
     return status == FST_OK || status == FST_END || status == FST_E_IO ||
            status == FST_E_SHORT_READ || status == FST_E_NO_SPACE || status == FST_E_FILE_CHANGED;
@@ -241,7 +241,7 @@ static void disturb(const char *path, uint64_t seed) {
 static atomic_bool is_disturbed;
 static atomic_long reads_held;
 
-/// Of every other load no read ends before something was done to its file.
+/// In every other load, no read ends before the file was changed.
 static void hold_until_disturbed(fsti_io_op *op) {
     if (op->engine == FST_ENGINE_AUTO) return; // of a header
     atomic_fetch_add(&reads_held, 1);
@@ -498,7 +498,7 @@ TEST(io_uring_always_full)
         fst_model_close(model);
         CHECK(right);
         if (status == FST_E_UNSUPPORTED) SKIP("no io_uring, or no O_DIRECT");
-        // What takes few calls may be over by then.
+        // A load of few calls may have ended by then.
         CHECK(status == FST_END || (is_forced && status == FST_E_IO));
     }
 }

@@ -14,7 +14,7 @@
 #define BYTES ((uint64_t)3000001)
 #define PAGE_COUNT_MAX 8192
 
-/// What of a file is in the page cache, by page.
+/// Which pages of a file are in the page cache.
 typedef struct page_map {
     unsigned char pages[PAGE_COUNT_MAX];
     size_t count;
@@ -131,7 +131,7 @@ TEST(missing_pages_are_waited_for)
     }
 }
 
-/// Views of a cache that is to be left alone are made present where they are there, and only there.
+/// With cache="bypass", only the cached pages of views are prefaulted.
 TEST(populating_views_reads_nothing)
 {
     const char *path = fixture_tensors("present", COUNT, BYTES);

@@ -182,7 +182,7 @@ static void make_failing(size_t k, const fault_plan *plan, fault_report *out) {
     fst_status status = kinds[k].make(&error);
     fault_report report = *out = fault_calls_end();
     const char *wrong = judge(&kinds[k], status, &error);
-    // Who can't remove anything any more leaves what it has begun.
+    // If deletions fail, the temporary file stays.
     if (count_leftovers() > 0 && plan->kind == FAULT_ONCE) wrong = "something is left";
     if (wrong != NULL)
         fprintf(stderr, "kind %zu, call %ld (%s, error %u): %s; %s\n", k, plan->nth, report.failed,
@@ -382,7 +382,7 @@ static void sweep_load(const char *what, bool is_good) {
     }
 }
 
-/// The same of every allocation.
+/// Every allocation of a load fails in turn.
 static void sweep_load_memory(bool is_good) {
     fst_status status = FST_E_NO_MEMORY;
     for (long nth = 0; status == FST_E_NO_MEMORY && !check_failed; nth++) {
@@ -399,7 +399,7 @@ static void sweep_load_memory(bool is_good) {
     CHECK_INT(status, is_good ? FST_OK : FST_E_DIGEST);
 }
 
-/// A model that is good, and then is not.
+/// A model that changes after a successful check.
 static void sweep_source(const char *what) {
     size_t handed_out;
     CHECK_INT(load_verified(&handed_out, NULL), FST_OK);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight deltas after kills, republished, on the wrong base, in subfolders, with gaps."""
+"""Weight deltas: recovery after kills, subfolders, making, patches, and folders with gaps."""
 
 import json
 import os
@@ -30,7 +30,8 @@ def local(tmp_path, states):
 
 
 def kill_while_applying(local, *chain):
-    """The kernel kills the process at its first write behind a limit, in the middle of a file."""
+    """Apply deltas in a process that the kernel kills at its first write after byte 500,000 of a
+    file."""
     program = (
         "import resource, signal, sys; from fastsafetensors import deltas\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
@@ -59,7 +60,7 @@ def test_a_delta_that_was_replaced_is_not_used_for_recovery(tmp_path, states, lo
     assert same(read_checkpoint(local), states[1])
 
 
-def test_pull_reports_what_it_finished(tmp_path, states, local):
+def test_pull_reports_a_finished_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     chain = write_chain(source, states[:2])
@@ -70,7 +71,7 @@ def test_pull_reports_what_it_finished(tmp_path, states, local):
     assert same(read_checkpoint(local), states[1])
 
 
-def test_pull_raises_what_recovery_raises(tmp_path, states, local):
+def test_pull_raises_errors_of_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
     chain = write_chain(source, states[:2])
@@ -93,7 +94,7 @@ def test_recover_removes_copies_that_were_never_renamed(local):
 # ---- subfolders ----
 
 def write_nested(folder, state):
-    """A checkpoint whose two files lie in a subfolder."""
+    """Write a checkpoint whose two files are in a subfolder."""
     write_checkpoint(folder, state)
     (folder / "parts").mkdir()
     index = json.loads((folder / folders.INDEX).read_text())
@@ -240,7 +241,7 @@ def test_prepare_compares_versions_as_numbers(tmp_path, states):
     expect("VersionMismatch", lambda: deltas.Delta(chain[1]).prepare(live, version="7"))
 
 
-def test_arguments_that_are_nonsense(tmp_path, states, local):
+def test_invalid_arguments(tmp_path, states, local):
     chain = write_chain(tmp_path, states)
     delta = deltas.Delta(chain[0])
     for call in (lambda: delta.apply(local, threads=-1), lambda: delta.verify(local, threads=-1),
