@@ -14,6 +14,7 @@ from ._gpu import check_present, is_gpu, load_options, report_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
+from ._options import check_count, check_load_options
 from ._progress import Progress
 from ._request import choose_names
 from ._saving import file_options, save_rows
@@ -47,6 +48,8 @@ def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str
     """Options of Model.load() for the tensors' device."""
     if allocator not in ("own", "torch"):
         raise ValueError(f'allocator must be "own" or "torch", not {allocator!r}')
+    if allocator == "own" and not is_gpu(device):
+        raise ValueError(f'allocator="own" needs a GPU, and device is {str(device)!r}')
     if pin_memory and is_gpu(device):
         raise ValueError("pin_memory is for tensors on the CPU")
     if pin_memory:
@@ -124,11 +127,15 @@ def load_file(
         MemoryError: not enough memory on the CPU or GPU.
     """
     check_path(filename)
+    chosen = check_backend(backend) if mode is None else mode
+    check_load_options({"mode": chosen, "cache": cache, "engine": engine, "threads": threads})
     if str(device) == "meta":
+        if gds != "auto" or pin_memory:
+            name = "gds" if gds != "auto" else "pin_memory"
+            raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
-    chosen = check_backend(backend) if mode is None else mode
     options = {"mode": chosen, **_target(device, gds, allocator, pin_memory)}
     watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
@@ -258,6 +265,7 @@ def load_model(
         OSError: the matching subclass, if a system call fails.
     """
     check_path(filename)
+    check_count("threads", threads)
     views = check_backend(backend)
     device = check_device(device)
     with contextlib.closing(open_files(filename, verify)) as file:
