@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of options before a call begins: errors name the parameter and what is allowed."""
+"""Checks options before a call begins; errors have the parameter's name and its values."""
 
 from __future__ import annotations
 

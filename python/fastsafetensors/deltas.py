@@ -391,7 +391,8 @@ def recover(
     no file was replaced yet, or the renames are finished. durable: as of apply().
     """
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
-    return _core.delta_apply(None, _encode(checkpoint), flags, check_count("threads", threads), None)
+    count = check_count("threads", threads)
+    return _core.delta_apply(None, _encode(checkpoint), flags, count, None)
 
 
 def version_of(checkpoint: Path) -> VersionNote:
