@@ -47,7 +47,8 @@ class LazyModel:
         device: of the tensors that are read: "cpu" or a GPU.
         mode: as in load_file.
         threads: of a load; 0: one per CPU that the process may use, at most 16.
-        gds, cache: as in load_file.
+        cache: "keep", "bypass" or "auto", as in load_file.
+        gds: GPUDirect Storage: "auto", "off" or "strict".
         memory: maximum bytes of readahead, a number or "256MiB"; 0: none.
         ahead: False disables readahead.
         names: the tensors to include.

@@ -199,3 +199,20 @@ def test_a_failed_wait_is_not_repeated(torch, monkeypatch):
         with pytest.raises(RankError, match="waited for the next step: not all ranks came"):
             group._wait(lambda: begun.append(1) or Work(), "the next step")
     assert len(begun) == 1
+
+
+def test_models_have_the_options_of_files(path, torch):
+    """save_model() writes the bytes that save_file() does; load_model(mode="load") owns memory."""
+    module, options = torch.nn.Linear(3, 5), {"alignment": 64, "engine": "buffered"}
+    fastsafetensors.save_model(module, path, **options)
+    other = path.with_name("other")
+    fastsafetensors.save_file(dict(module.state_dict()), other, **options)
+    assert path.read_bytes() == other.read_bytes()
+    empty = torch.nn.Linear(3, 5, device="meta")
+    fastsafetensors.load_model(empty, path, assign=True, mode="load")
+    path.write_bytes(b"\0" * path.stat().st_size)  # in place: a view would change
+    assert torch.equal(empty.weight, module.weight)
+    with pytest.raises(ValueError, match="unknown mode 'x'"):
+        fastsafetensors.load_model(empty, path, mode="x")
+    with pytest.raises(ValueError, match="unknown engine"):
+        fastsafetensors.save_model(module, path, engine="x")
