@@ -118,7 +118,7 @@ def test_a_list_of_an_unfinished_save_is_refused(name: str, half: HalfPublished)
         READERS[name](files)
     assert INDEX in str(caught.value)
     assert values(load_file(half.folder)) == {2.0}  # the index leads to one save all the same
-    half._end()
+    half.end()
     assert values(READERS[name](files)) == {2.0}
 
 
@@ -134,7 +134,7 @@ def test_files_opened_one_by_one_are_reopened_after_a_concurrent_save(
         opened.append(path)
         if len(opened) == 1:
             half.begin()
-            half._end()
+            half.end()
         return made
 
     monkeypatch.setattr(common.SafeTensorsMetadata, "from_file", classmethod(open_and_save))
