@@ -190,7 +190,8 @@ static int edit_model(edit_request *request, const char *source) {
     int code = cli_rename_tensors(model, request->renames, request->rename_count, &renames);
     request->plan.renames = renames;
     if (code == EXIT_OK && fst_model_file_count(model) != 1)
-        code = cli_usage("edit", "'%s' is a sharded model. Edit one of its files", source);
+        code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                          "'%s' is a sharded model. Edit one of its files", source);
     if (code == EXIT_OK) print_absent_keys(request, model);
     bool is_stream = request->plan.dry_run || (target != NULL && cli_is_output(target));
     if (request->plan.dry_run && target == NULL) request->plan.target = source;
@@ -201,6 +202,18 @@ static int edit_model(edit_request *request, const char *source) {
     return code;
 }
 
+/// Refuses to set and delete the same entry: neither order can be meant.
+static int check_changes(const edit_request *request) {
+    const fst_metadata_entry *changes = request->changes;
+    for (size_t i = 0; i < request->change_count; i++)
+        for (size_t j = 0; j < i; j++)
+            if ((changes[i].value == NULL) != (changes[j].value == NULL) &&
+                strcmp(changes[i].key, changes[j].key) == 0)
+                return cli_usage("edit", "--set and --unset cannot be combined for the key '%s'",
+                                 changes[i].key);
+    return EXIT_OK;
+}
+
 static int run(const cli_command *command, char **argv) {
     edit_request request = {
         .plan.save = {.struct_size = sizeof request.plan.save, .promise = FST_SAVE_DURABLE}};
@@ -209,6 +222,7 @@ static int run(const cli_command *command, char **argv) {
     if (code != EXIT_OK || operands.is_answered) return code;
     if (request.change_count + request.rename_count == 0 && !request.clear)
         return cli_usage("edit", "nothing to change. Use --set, --unset, --clear or --rename");
+    if ((code = check_changes(&request)) != EXIT_OK) return code;
     bool has_stream = operands.count > 1 && cli_is_output(operands.words[1]);
     if (cli_is_address(operands.words[0]) && !has_stream)
         return cli_refuse_address("edit", operands.words[0]);

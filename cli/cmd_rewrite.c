@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// convert, extract, merge, split, rescue: one model written as another.
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "torch_file.h"
 
 #define GLOB_COUNT_MAX 256
+#define INDEX_ENDING ".safetensors.index.json"
 
 static const char *const compressions[] = {"float", "all", NULL};
 
@@ -86,7 +88,11 @@ static int take(void *context, int key, cli_value value) {
 static int check_request(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
     int methods = (plan->file_bytes_max > 0) + (plan->wanted_files > 0) + (plan->by_layer ? 1 : 0);
-    if (request->command == &split_command && methods != 1)
+    const char *first = plan->file_bytes_max > 0 ? "size" : "count";
+    const char *second = plan->by_layer ? "by-layer" : "count";
+    if (request->command == &split_command && methods > 1)
+        return cli_usage("split", "--%s and --%s cannot be combined", first, second);
+    if (request->command == &split_command && methods == 0)
         return cli_usage("split", "expected --size, --count or --by-layer");
     if (request->command == &extract_command && plan->glob_count == 0)
         return cli_usage("extract", "expected --select GLOB");
@@ -119,6 +125,44 @@ static int check_manifest(const rewrite_request *request) {
     if (cli_is_output(plan->target) || plan->dry_run)
         return cli_usage(request->command->name,
                          "--manifest cannot be combined with standard output or --dry-run");
+    return EXIT_OK;
+}
+
+static bool ends_with(const char *text, const char *ending) {
+    size_t size = strlen(text), ending_size = strlen(ending);
+    return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
+}
+
+/// Whether a file of a folder is the index of a model whose files begin with another name.
+static bool is_other_index(const char *name, const char *stem) {
+    size_t size = strlen(stem);
+    return name[0] != '.' && ends_with(name, INDEX_ENDING) &&
+           (strncmp(name, stem, size) != 0 || strcmp(name + size, INDEX_ENDING) != 0);
+}
+
+/// Refuses a folder that would have two indexes afterwards: it could not be opened.
+static int check_folder(const rewrite_plan *plan) {
+    const char *stem = plan->save.stem == NULL ? "model" : plan->save.stem;
+    DIR *folder = cli_is_address(plan->target) ? NULL : opendir(plan->target);
+    int code = EXIT_OK;
+    for (struct dirent *entry; folder != NULL && code == EXIT_OK && (entry = readdir(folder));)
+        if (is_other_index(entry->d_name, stem))
+            code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                              "'%s' holds another model, of '%s'. Use another folder, or its name "
+                              "as --stem",
+                              plan->target, entry->d_name);
+    if (folder != NULL) closedir(folder);
+    return code;
+}
+
+/// A model in one file that has the name of an index could not be opened.
+static int check_target(const rewrite_request *request) {
+    const rewrite_plan *plan = &request->plan;
+    if (request->command == &split_command) return check_folder(plan);
+    if (ends_with(plan->target, ".index.json"))
+        return cli_usage(request->command->name,
+                         "TARGET '%s' has the name of an index, and %s writes one file",
+                         plan->target, request->command->name);
     return EXIT_OK;
 }
 
@@ -181,6 +225,7 @@ static int run(const cli_command *command, char **argv) {
     bool is_torch_file = command == &convert_command && cli_is_torch_file(request.sources[0]);
     if ((code = check_packing(&request, is_torch_file)) != EXIT_OK) return code;
     if ((code = check_manifest(&request)) != EXIT_OK) return code;
+    if ((code = check_target(&request)) != EXIT_OK) return code;
     if (is_torch_file && request.open_flags != 0)
         return cli_usage("convert", "--lenient applies to safetensors files only");
     if (is_torch_file) return cli_convert_torch_file(request.sources[0], &request.plan);

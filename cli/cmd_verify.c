@@ -256,6 +256,11 @@ static int run(const cli_command *command, char **argv) {
     if (worst != EXIT_OK || operands.is_answered) return worst;
     if ((request.signature == NULL) != (request.key == NULL))
         return cli_usage("verify", "--signature and --key must be given together");
+    bool has_files = request.by_manifest || request.signature != NULL;
+    if (request.hash + request.by_manifest + (request.signature != NULL) > 1)
+        return cli_usage("verify", "--hash, --manifest and --signature cannot be combined");
+    if (has_files && request.open.flags != 0)
+        return cli_usage("verify", "--lenient has no effect with --manifest or --signature");
     for (int i = 0; i < operands.count; i++) {
         int code = check_path(operands.words[i], &request);
         if (code > worst) worst = code;

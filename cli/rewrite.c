@@ -220,7 +220,8 @@ static int assign_files(rewrite_job *job) {
     for (size_t i = 0; i < count; i++) job->tensors[i].file_index = file_of[i];
     free(file_of);
     if (code == EXIT_OK && job->save.file_count > 99999)
-        return cli_usage("split", "the result would have more than 99999 files");
+        return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                          "the result would have more than 99999 files");
     return code;
 }
 

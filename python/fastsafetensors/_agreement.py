@@ -14,9 +14,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ._representation import shown_as
 from .v05.frameworks import ProcessGroupBase
 
 
+@shown_as("RankError", "fastsafetensors")
 class RankError(RuntimeError):
     """Another rank failed or exited, ranks requested different things, or a rank never joined."""
 

@@ -18,12 +18,15 @@ from . import _core, _counters
 from ._core import log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
+from ._options import check_count, check_save_options
+from ._representation import shown_as
 from ._saving import parse_size
 from ._types import Path
 
 _STAGES = ("copy", "lazy", "none")
 _OVERLAPS = ("order", "supersede")
 _EXITS = ("wait", "cancel")
+_BLOCK_BYTES = 32 << 20
 
 
 class SaveProgress(NamedTuple):
@@ -32,6 +35,14 @@ class SaveProgress(NamedTuple):
     bytes_written: int
     bytes_total: int
     state: str  # "staging", "writing", "done" or "failed"
+
+
+def _staging_limit(memory: int | str | None) -> int:
+    """Parse a limit of staging memory, of at least one block; 0 for None."""
+    limit = 0 if memory is None else parse_size("memory", memory)
+    if 0 < limit < _BLOCK_BYTES:
+        raise ValueError(f"memory must be at least 32 MiB, not {memory!r}")
+    return limit
 
 
 class StagingPool:
@@ -49,11 +60,11 @@ class StagingPool:
             ready: so much is allocated now, with its pages, rather than inside the first save.
 
         Raises:
-            ValueError: an invalid size, such as 0.
+            ValueError: an invalid size, such as 0, or a limit below 32 MiB.
             MemoryError: more than the machine has.
         """
-        limit = 0 if memory is None else parse_size(memory)
-        self._core = _core.StagingPool(limit, 0 if ready is None else parse_size(ready))
+        self._core = _core.StagingPool(
+            _staging_limit(memory), 0 if ready is None else parse_size("ready", ready))
 
     @property
     def nbytes(self) -> int:
@@ -108,24 +119,25 @@ class Staging:
     at_exit: str = "wait"
 
     def __post_init__(self) -> None:
-        """Check the words."""
+        """Check the values, and refuse those that would have no effect."""
         for name, words in (("stage", _STAGES), ("overlap", _OVERLAPS), ("at_exit", _EXITS)):
             value = getattr(self, name)
             if value not in words:
                 raise ValueError(f"{name} must be one of {', '.join(words)}, not {value!r}")
         if self.pool is not None and not isinstance(self.pool, StagingPool):
             raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
-        for name in ("copy_threads", "nice"):
-            if not isinstance(getattr(self, name), int):
-                raise TypeError(f"{name} must be a whole number, not {getattr(self, name)!r}")
-        if self.copy_threads < 0:
-            raise ValueError(f"copy_threads must not be negative: {self.copy_threads}")
-        if not 0 <= self.nice <= 19:
-            raise ValueError(f"nice must be 0 to 19, not {self.nice}")
+        check_count("copy_threads", self.copy_threads)
+        check_count("nice", self.nice, high=19)
+        _staging_limit(self.memory)
+        if self.stage != "none":
+            return
+        for name, unset in (("memory", None), ("copy_threads", 0)):
+            if getattr(self, name) != unset:
+                raise ValueError(f'{name} has no effect with stage="none", which copies nothing')
 
     def settings(self, is_unchanged: Callable[[], bool] | None) -> Any:
         """Return the settings of the C call."""
-        memory = 0 if self.memory is None else parse_size(self.memory)
+        memory = _staging_limit(self.memory)
         pool = self.pool or _shared_pool()
         return (self.stage, self.overlap, self.copy_threads, self.nice, memory, pool._core,
                 is_unchanged)
@@ -135,6 +147,11 @@ class SaveHandle(ABC):
     """A save that runs while the program goes on."""
 
     at_exit = "wait"
+    _name: str  # the path
+
+    def __repr__(self) -> str:
+        """Return path and state."""
+        return f"<SaveHandle {self._name}: {self.progress.state}>"
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> None:
@@ -179,8 +196,8 @@ class SaveHandle(ABC):
         """What it did: times in nanoseconds, sizes in bytes; complete when it has ended."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Wait for the end; an error that wait() has not raised is logged. Private."""
+    def _end(self) -> None:
+        """Wait for the end; an error that wait() has not raised is logged."""
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """Wait for the end and return the error, or None. TimeoutError if it still runs."""
@@ -225,26 +242,23 @@ def _milliseconds(timeout: float | None) -> int:
     return min(int(timeout * 1000 + 0.999), 2**62)
 
 
+@shown_as("SaveHandle")
 class FileSave(SaveHandle):
     """A save by the C library's own threads."""
 
     def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
         """Keep a save that was started."""
         self._core = core
-        self._path = os.fsdecode(path)
+        self._name = os.fsdecode(path)
         self._is_counted = False
         self.at_exit = at_exit
         running.add(self)
-
-    def __repr__(self) -> str:
-        """Return path and state."""
-        return f"<{type(self).__name__} {self._path}: {self.progress.state}>"
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the files are in place."""
         try:
             if not self._core.wait(_milliseconds(timeout)):
-                raise TimeoutError(f"{self._path}: the save is not done yet")
+                raise TimeoutError(f"{self._name}: the save is not done yet")
         except OSError as error:
             if isinstance(error, TimeoutError) and not self.done():
                 raise
@@ -269,7 +283,7 @@ class FileSave(SaveHandle):
         """Wait until no tensor is read any more."""
         try:
             if not self._core.stage(_milliseconds(timeout)):
-                raise TimeoutError(f"{self._path}: the tensors are not staged yet")
+                raise TimeoutError(f"{self._name}: the tensors are not staged yet")
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -290,13 +304,14 @@ class FileSave(SaveHandle):
         return stats
 
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Wait for the end at the interpreter's exit; an unheard error is logged."""
         while not self.done():
             time.sleep(0.005)
         self._core.close()
 
 
+@shown_as("SaveHandle")
 class ThreadSave(SaveHandle):
     """A save whose tensors are copied, and that a thread of Python's does."""
 
@@ -339,7 +354,7 @@ class ThreadSave(SaveHandle):
     def wait_staged(self, timeout: float | None = None) -> None:
         """Do nothing: the tensors were copied in the call."""
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
         self._thread.join()
         self.__del__()
@@ -391,7 +406,7 @@ class _Running:
             if handle.at_exit == "cancel":
                 handle.cancel()
         for handle in handles:
-            handle.end()
+            handle._end()
         log_drain()
 
 
@@ -409,6 +424,7 @@ def start_rows(
     **options: Any,
 ) -> FileSave:
     """Start a save of rows; return its handle when the tensors are staged as asked."""
+    check_save_options(options)
     follow_logging()
     try:
         core = _core.AsyncSave(staging.settings(is_unchanged), path, rows, metadata, **options)

@@ -206,7 +206,7 @@ def consolidate(
         SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
     """
     refuse_address(folder)
-    limit, budget = parse_size(max_shard_size), parse_size(memory)
+    limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:
         chosen = _chosen(stored, prefix)
         if not chosen:

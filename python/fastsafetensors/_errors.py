@@ -72,7 +72,7 @@ def _unknown_class(base: Any) -> Any:
         "__doc__": "There is no tensor of that name.",
         "__reduce__": lambda self: (_rebuild_unknown, (str(self), self.tensor)),
     }
-    return type("UnknownTensorError", (base, KeyError, ValueError), body)
+    return type("SafetensorError", (base, KeyError, ValueError), body)
 
 
 def unknown_tensor(name: Any, message: str, names: Iterable[str]) -> Exception:
@@ -107,7 +107,7 @@ def _serialization_class(base: Any, kind: Any) -> Any:
         "__doc__": "The system refused a save.",
         "__reduce__": lambda self: (_rebuild_refusal, (self.errno, self.strerror, self.filename)),
     }
-    return type("SerializationError", (base, kind), body)
+    return type("SafetensorError", (base, kind), body)
 
 
 def serialization_error(error: OSError) -> Exception:

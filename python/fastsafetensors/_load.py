@@ -11,6 +11,7 @@ from . import _counters
 from ._core import Loader, Model, log_drain
 from ._dtypes import check_dtype
 from ._memory import open_bytes
+from ._options import check_load_options
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
@@ -39,6 +40,7 @@ def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) 
     memory: "own", or "torch" (its caching allocator, unless the device shares the CPU's memory).
     """
     memory = options.pop("memory", "own")
+    check_load_options(options)
     if options.get("dtype") is not None:
         check_dtype(_dtypes(model, items), options["dtype"])
     if not _is_on_gpu(options):
@@ -91,6 +93,7 @@ def load_from(
     keep: name -> bool, which items to load (items are then names). watch: called with the finished
     load. options: of open_load().
     """
+    check_load_options(options)
     if keep is not None:
         names = choose_names(model, names, keep)
     if names is not None and not len(names):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, close_load, load_from, open_load
+from ._options import check_count, check_load_options
 from ._readahead import ReadAhead
 from ._representation import format_model, format_paths
 from ._slicing import plan_numpy, plan_torch
@@ -130,6 +131,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         self._options: dict[str, Any] = {
             "mode": check_backend(backend) if mode is None else mode, "cache": cache,
         }
+        check_load_options(self._options)
         self._device = check_device(device)
         if name != "torch" and self._device != "cpu":
             refuse(f"Device {device} is not supported for framework {name}")
@@ -237,6 +239,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         The first read then starts readahead. Without this call it starts after several tensors were
         read in order. threads: of a load; 0: one per CPU that the process may use.
         """
+        check_load_options({**self._options, "threads": threads})
         self._ahead = ReadAhead(self._model, self._options, threads, eager=True)
 
     def get_tensors(self) -> dict[str, Any]:
@@ -270,6 +273,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         kind = "cuda" if isinstance(where, int) else str(where).partition(":")[0]
         if not self._is_torch or kind != "cuda":
             refuse(f"prefetch loads to cuda devices, not {where}")
+        check_count("threads", threads)
         wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
         for name, part in wanted.items():
             self._find(name)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any, TypeVar
 
 from ._core import Model
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def format_paths(paths: Any) -> str:
@@ -40,3 +43,20 @@ def format_model(kind: str, paths: Any, model: Model | None) -> str:
     except Exception:  # a repr() must not raise
         pass
     return f"<{kind} {format_paths(paths)}: closed>"
+
+
+def shown_as(name: str, module: str | None = None) -> Callable[[_Class], _Class]:
+    """Return a decorator that gives a class, and its methods, the public name in messages.
+
+    module: where programs import it from; None keeps the class's own.
+    """
+
+    def rename(cls: _Class) -> _Class:
+        for member in vars(cls).values():
+            if isinstance(member, FunctionType):
+                member.__qualname__ = f"{name}.{member.__name__}"
+        cls.__name__ = cls.__qualname__ = name
+        cls.__module__ = cls.__module__ if module is None else module
+        return cls
+
+    return rename

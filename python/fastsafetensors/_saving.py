@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from typing import Any
@@ -11,6 +12,7 @@ from . import _counters
 from ._core import Writer, log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
+from ._options import check_save_options, check_word
 from ._types import Path
 
 
@@ -51,6 +53,7 @@ def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
 
 def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:
     """Write rows to a file, or to shards in a folder; return (paths, statistics)."""
+    check_save_options(options)
     follow_logging()
     try:
         writer = Writer(path, rows, metadata, **options)
@@ -79,7 +82,8 @@ def refuse_address(path: Path) -> None:
 
 def compress_word(compress: bool | str) -> str:
     """The library's name of the option: "none", "float" (True) or "all"."""
-    if isinstance(compress, str):
+    if not isinstance(compress, bool):
+        check_word("compress", compress, ("float", "all", "none"))
         return compress
     return "float" if compress else "none"
 
@@ -93,7 +97,16 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
         return {"manifest": b""} if manifest else {}
     if isinstance(manifest, str) and manifest in _ALGORITHMS:
         return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
-    path = os.fsencode(manifest)
+    if isinstance(manifest, str) and not {"/", "."} & set(manifest):
+        close = difflib.get_close_matches(manifest, _ALGORITHMS, n=1, cutoff=0.7)
+        if close:
+            raise ValueError(f"unknown algorithm {manifest!r}; did you mean {close[0]!r}? For a "
+                             f"path write './{manifest}'")
+    try:
+        path = os.fsencode(manifest)
+    except TypeError:
+        raise TypeError(f"manifest must be True, False, the name of an algorithm, or a path, not "
+                        f"{manifest!r}") from None
     if not path:
         raise ValueError("manifest must be True, the name of an algorithm, or a path")
     return {"manifest": path}
@@ -107,11 +120,19 @@ def file_options(
             "compress": compress_word(compress), **manifest_options(manifest)}
 
 
-def parse_size(size: int | str) -> int:
-    """Parse 5000, "5GB" (units of 10^9) or "5GiB" (2^30) to bytes."""
+def parse_limit(name: str, size: int | str) -> int:
+    """Parse the parameter `name` like parse_size(), where 0 means no limit."""
+    return 0 if size == 0 and size is not False else parse_size(name, size)
+
+
+def parse_size(name: str, size: int | str) -> int:
+    """Parse 5000, "5GB" (units of 10^9) or "5GiB" (2^30) to bytes.
+
+    ValueError, with the parameter's name, for anything else, 0, and sizes of 2^63 bytes and more.
+    """
     if isinstance(size, int) and not isinstance(size, bool):
-        if size <= 0:
-            raise ValueError(f"a size must be positive, not {size}")
+        if not 1 <= size < 2**63:
+            raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size}")
         return size
     units = {
         **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
@@ -123,8 +144,8 @@ def parse_size(size: int | str) -> int:
     try:
         value = float(digits) * units[unit]
     except (ValueError, KeyError):
-        raise ValueError(f"invalid size {size!r}; expected 5000000000, '5GB' or '5GiB', for "
-                         f"example") from None
+        raise ValueError(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not "
+                         f"{size!r}") from None
     if not 1 <= value < 2**63:
-        raise ValueError(f"a size must be positive and finite, not {size!r}")
+        raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size!r}")
     return int(value)

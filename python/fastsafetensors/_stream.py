@@ -11,8 +11,9 @@ from typing import Any
 from ._core import Loader, Tensor
 from ._load import close_load, open_load
 from ._open import check_path
+from ._options import check_load_options
 from ._request import choose_names
-from ._saving import parse_size
+from ._saving import parse_limit
 from ._types import Paths
 from ._verify import Verify, open_files
 
@@ -37,7 +38,8 @@ class TensorStream(Iterator[tuple[str, Any]]):
     ) -> None:
         """Start to read; see open_stream(). options: of open_load()."""
         check_path(filename)
-        limit = 0 if memory == 0 else parse_size(memory)
+        check_load_options(options)
+        limit = parse_limit("memory", memory)
         self._wrap = wrap
         self._stats: dict[str, Any] = {}
         self._loader: Loader | None = None

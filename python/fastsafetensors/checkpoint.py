@@ -51,6 +51,7 @@ from ._consolidate import consolidate
 from ._core import Model, Writer, assign_shards
 from ._kept_copies import CopyStore
 from ._load import OpenLoad
+from ._options import check_count
 from ._representation import format_paths
 from ._saving import manifest_options, parse_size, refuse_address
 from ._tensor_memory import address_of
@@ -103,7 +104,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 0) -> None:
         """Store the path. threads: of a load; 0: one per CPU that the process may use."""
         self._path: Any = path
-        self._threads = threads
+        self._threads = check_count("threads", threads)
         self._load_id: str | None = None
         self.stats: dict[str, Any] = {}
 
@@ -274,7 +275,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         super().__init__()
         refuse_address(path)
         self._path = pathlib.Path(path)
-        self._limit = parse_size(max_shard_size)
+        self._limit = parse_size("max_shard_size", max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
         self._promise = "durable" if durable else "quick"
         self._manifest = manifest_options(manifest)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import _core
 from ._delta_patches import Patch, PatchMaker, make_ahead
+from ._options import check_count
 from ._types import Path
 
 __all__ = [
@@ -93,7 +94,7 @@ class Delta:
         """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
         return _core.delta_apply(
-            self._delta, _encode(checkpoint), flags, _check_threads(threads), version)
+            self._delta, _encode(checkpoint), flags, check_count("threads", threads), version)
 
     def verify(
         self, checkpoint: Path, *, version: str | None = None, threads: int = 0
@@ -103,7 +104,7 @@ class Delta:
         The folder is locked meanwhile, so .weight_sync/lock is made where it is missing.
         """
         return _core.delta_apply(
-            self._delta, _encode(checkpoint), _CHECK_ONLY, _check_threads(threads), version)
+            self._delta, _encode(checkpoint), _CHECK_ONLY, check_count("threads", threads), version)
 
     def prepare(
         self, tensors: Any, *, version: str | None = None, threads: int = 0
@@ -121,7 +122,7 @@ class Delta:
         if hasattr(tensors, "state_dict"):
             tensors = tensors.state_dict(keep_vars=True)
         wanted = [name for name, _, _ in self.tensors()]
-        return Change(self._delta, tensors, wanted, _check_threads(threads), version)
+        return Change(self._delta, tensors, wanted, check_count("threads", threads), version)
 
     def patches(
         self, checkpoint: Path, *, framework: str = "torch", indices: str = "int32",
@@ -283,7 +284,7 @@ def make(
         SafetensorError: a file or a tensor is not what it should be.
         ValueError: an argument is wrong, or `folder` holds a version already.
     """
-    _check_level(level)
+    check_count("level", level, 1, 19)
     kept: list[Any] = []
     source: Any
     if isinstance(new, (str, bytes, PathLike)):
@@ -293,7 +294,7 @@ def make(
         source, kept = _memory_rows(new)
     try:
         return _core.delta_make(_encode(old), _encode(folder), source, version, base_version,
-                                encoding, checksum, dialect, level, _check_threads(threads),
+                                encoding, checksum, dialect, level, check_count("threads", threads),
                                 durable)
     finally:
         del kept
@@ -329,17 +330,6 @@ def _refuse(tag: str, message: str) -> NoReturn:
     raise error
 
 
-def _check_level(level: int) -> None:
-    if not 1 <= level <= 19:
-        raise ValueError(f"level must be 1 to 19, not {level!r}")
-
-
-def _check_threads(threads: int) -> int:
-    if not 0 <= threads < 1 << 31:
-        raise ValueError(f"threads must be 0 or a number of threads, not {threads!r}")
-    return threads
-
-
 def convert(
     delta: Delta | Path, checkpoint: Path, folder: Path, *, version: str | None = None,
     base_version: str | None = None, encoding: str = "xor", checksum: str = "adler32",
@@ -351,12 +341,12 @@ def convert(
         the new bytes are. version, base_version: the delta's own by default. The other arguments
         are those of make().
     """
-    _check_level(level)
+    check_count("level", level, 1, 19)
     opened = delta if isinstance(delta, Delta) else Delta(delta)
     return _core.delta_make(
         _encode(checkpoint), _encode(folder), opened._delta, version or opened.version,
         base_version or opened.base_version, encoding, checksum, dialect, level,
-        _check_threads(threads), durable)
+        check_count("threads", threads), durable)
 
 
 def apply(
@@ -401,7 +391,8 @@ def recover(
     no file was replaced yet, or the renames are finished. durable: as of apply().
     """
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
-    return _core.delta_apply(None, _encode(checkpoint), flags, _check_threads(threads), None)
+    count = check_count("threads", threads)
+    return _core.delta_apply(None, _encode(checkpoint), flags, count, None)
 
 
 def version_of(checkpoint: Path) -> VersionNote:

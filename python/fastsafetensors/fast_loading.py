@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
+from ._options import check_count
 from ._progress import Progress
 from ._saving import (
     check_names,
@@ -29,6 +30,7 @@ from ._saving import (
     ties_of,
     with_ties,
 )
+from ._types import Path
 from ._verify import open_files
 
 if TYPE_CHECKING:
@@ -48,8 +50,6 @@ __all__ = [
     "save_safetensors_sharded_async",
 ]
 
-_Path_ = str | os.PathLike[str]
-
 # The metadata key with the structure of embeddings, as JSON.
 _STRUCTURE_KEY = "fastsafetensors.structure"
 
@@ -64,7 +64,7 @@ def is_fastsafetensors_available() -> bool:
 
 
 def load_safetensors(
-    path: _Path_, num_threads: int = 8, device: Any = "cpu"
+    path: Path, num_threads: int = 8, device: Any = "cpu"
 ) -> dict[str, Tensor]:
     """Load all tensors of a file into owned memory.
 
@@ -82,13 +82,12 @@ def load_safetensors(
     """
     from .torch import load_file
 
-    if num_threads <= 0:
-        raise ValueError(f"num_threads must be positive, not {num_threads}")
+    check_count("num_threads", num_threads, 1)
     return load_file(path, device, mode="load", threads=num_threads)
 
 
 def save_safetensors(
-    state_dict: dict[str, Tensor], path: _Path_, metadata: dict[str, str] | None = None
+    state_dict: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Save tensors. The checks, errors and promises are those of fastsafetensors.torch.save_file.
 
@@ -103,7 +102,7 @@ def save_safetensors(
 
 
 def load_safetensors_mmap(
-    path: _Path_, keys: list[str] | None = None, device: Any = "cpu"
+    path: Path, keys: list[str] | None = None, device: Any = "cpu"
 ) -> dict[str, Tensor]:
     """Load only the named tensors, as memory-mapped views: pages are read when they are accessed.
 
@@ -160,7 +159,7 @@ def _stem_of(pattern: str) -> str:
 
 def save_safetensors_sharded(
     state_dict: dict[str, Tensor],
-    output_dir: _Path_,
+    output_dir: Path,
     max_shard_size: int | str = 10 * 1024**3,
     metadata: dict[str, str] | None = None,
     *,
@@ -168,7 +167,7 @@ def save_safetensors_sharded(
     filename_pattern: str = "model{suffix}.safetensors",
     threads: int = 0,
     durable: bool = False,
-    manifest: bool | _Path_ = False,
+    manifest: bool | Path = False,
     progress: Progress | None = None,
 ) -> str:
     """Save tensors like Hugging Face's libraries: numbered files and their index.
@@ -225,7 +224,7 @@ def _plan_shards(
     from ._tensor_memory import find_same, settled
     from ._torch_state import make_rows
 
-    limit = parse_size(max_shard_size)
+    limit = parse_size("max_shard_size", max_shard_size)
     stem = _stem_of(filename_pattern)
     check_names(state_dict, metadata)
     state_dict = settled(state_dict)
@@ -241,7 +240,7 @@ def _plan_shards(
 
 def save_safetensors_sharded_async(
     state_dict: dict[str, Tensor],
-    output_dir: _Path_,
+    output_dir: Path,
     max_shard_size: int | str = 10 * 1024**3,
     metadata: dict[str, str] | None = None,
     *,
@@ -254,7 +253,7 @@ def save_safetensors_sharded_async(
     copy_threads: int = 0,
     nice: int = 0,
     durable: bool = False,
-    manifest: bool | _Path_ = False,
+    manifest: bool | Path = False,
     overlap: str = "order",
     at_exit: str = "wait",
 ) -> SaveHandle:
@@ -314,7 +313,7 @@ def _add_tied(model: Model, tensors: dict[str, Any]) -> None:
                 tensors[name] = tensors[kept]
 
 
-def _variant_of(folder: _Path_, variant: str | None) -> Any:
+def _variant_of(folder: Path, variant: str | None) -> Any:
     """The files of a folder that belong to a variant ("fp16"); the folder itself without a
     variant.
     """
@@ -332,7 +331,7 @@ def _variant_of(folder: _Path_, variant: str | None) -> Any:
 
 
 def load_safetensors_sharded(
-    model_dir: _Path_, device: Any = "cpu", *, variant: str | None = None
+    model_dir: Path, device: Any = "cpu", *, variant: str | None = None
 ) -> dict[str, Tensor]:
     """Load a folder: by its index, or else all its *.safetensors files, sorted.
 
@@ -422,7 +421,7 @@ class _Flattener:
         )
 
 
-def save_embeddings_safetensors(embeddings: Any, path: _Path_) -> None:
+def save_embeddings_safetensors(embeddings: Any, path: Path) -> None:
     """Save a tensor, or nested lists, tuples and dicts of tensors and None, on any device.
 
     Parameters, torch.Size and OrderedDict keep their types. Other subclasses of Tensor are saved
@@ -489,7 +488,7 @@ def _rebuild(node: Any, tensors: dict[str, Any]) -> Any:
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def load_embeddings_safetensors(path: _Path_, device: Any = "cpu") -> Any:
+def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
     """Load what save_embeddings_safetensors saved, with its types and order.
 
     Args:

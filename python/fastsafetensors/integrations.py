@@ -31,6 +31,7 @@ from typing import Any
 
 from ._core import error_class
 from ._open import TensorSlice, safe_open
+from ._options import check_load_options
 from ._verify import chosen
 
 __all__ = ["Acceleration", "accelerate_from_pretrained"]
@@ -405,10 +406,7 @@ class Acceleration(contextlib.ContextDecorator):
         self, *, converts: bool = True, mode: str | None = None, threads: int = 0
     ) -> None:
         """Store the settings; see accelerate_from_pretrained()."""
-        if threads < 0:
-            raise ValueError(f"threads must not be negative, not {threads}")
-        if mode not in (None, "auto", "load", "map"):
-            raise ValueError(f"mode must be auto, load or map, not {mode!r}")
+        check_load_options({"mode": "auto" if mode is None else mode, "threads": threads})
         self._settings = (threads, mode, converts)
         self._enabled = False
 

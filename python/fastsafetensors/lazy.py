@@ -28,9 +28,10 @@ from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy_tensor import LazyTensor, make_lazy
 from ._load import close_load, open_load
 from ._open import _absolute, check_device, check_path
+from ._options import check_load_options
 from ._representation import format_contents, format_paths
 from ._request import choose_names
-from ._saving import parse_size
+from ._saving import parse_limit
 from ._torch_tensors import make_item
 from ._types import Paths
 from ._verify import Verify, chosen, open_files
@@ -46,7 +47,8 @@ class LazyModel:
         device: of the tensors that are read: "cpu" or a GPU.
         mode: as in load_file.
         threads: of a load; 0: one per CPU that the process may use, at most 16.
-        gds, cache: as in load_file.
+        cache: "keep", "bypass" or "auto", as in load_file.
+        gds: GPUDirect Storage: "auto", "off" or "strict".
         memory: maximum bytes of readahead, a number or "256MiB"; 0: none.
         ahead: False disables readahead.
         names: the tensors to include.
@@ -79,7 +81,8 @@ class LazyModel:
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
-        limit = 0 if memory == 0 else parse_size(memory)
+        check_load_options({"mode": mode, "threads": threads, "cache": cache})
+        limit = parse_limit("memory", memory)
         device = check_device(device)
         if device != "cpu" and not load_options(device):
             check_present(device)

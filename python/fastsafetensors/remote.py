@@ -9,17 +9,14 @@ from typing import Any
 from ._core import cache_objects as _cache_objects
 from ._core import cache_prune as _cache_prune
 from ._core import configure_remote as _configure
-from ._saving import parse_size
+from ._options import check_count
+from ._saving import parse_limit
 
 _SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
 _COUNTS = ("connect_ms", "first_byte_ms", "stall_ms", "tries_max", "retry_base_ms",
            "retry_cap_ms", "connections_max")
 
 __all__ = ["cache_objects", "cache_prune", "configure"]
-
-
-def _cache_size(size: int | str) -> int:
-    return 0 if size == 0 and size is not False else parse_size(size)
 
 
 def configure(
@@ -98,12 +95,8 @@ def configure(
         if not isinstance(settings[name], bool):
             raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
     for name in _COUNTS:
-        value = settings[name]
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, not {value!r}")
-        if not 0 <= value < 2**32:
-            raise ValueError(f"{name} must be 0 to 4294967295, not {value}")
-    settings["cache_bytes_max"] = _cache_size(cache_bytes_max)
+        check_count(name, settings[name], high=2**32 - 1)
+    settings["cache_bytes_max"] = parse_limit("cache_bytes_max", cache_bytes_max)
     _configure(**settings)
 
 
@@ -124,4 +117,4 @@ def cache_prune(
     `bytes_max` is a number or text such as "200GiB"; 0 evicts all. Objects in use are kept.
     Returns removed_count, removed_bytes, left_count and left_bytes.
     """
-    return _cache_prune(_cache_size(bytes_max), cache_dir)
+    return _cache_prune(parse_limit("bytes_max", bytes_max), cache_dir)

@@ -14,6 +14,7 @@ from ._gpu import check_present, is_gpu, load_options, report_gds
 from ._load import load_bytes, load_from
 from ._module_weights import ModuleLoad
 from ._open import check_backend, check_device, check_path
+from ._options import check_load_options
 from ._progress import Progress
 from ._request import choose_names
 from ._saving import file_options, save_rows
@@ -47,6 +48,8 @@ def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str
     """Options of Model.load() for the tensors' device."""
     if allocator not in ("own", "torch"):
         raise ValueError(f'allocator must be "own" or "torch", not {allocator!r}')
+    if allocator == "own" and not is_gpu(device):
+        raise ValueError(f'allocator="own" needs a GPU, and device is {str(device)!r}')
     if pin_memory and is_gpu(device):
         raise ValueError("pin_memory is for tensors on the CPU")
     if pin_memory:
@@ -124,11 +127,15 @@ def load_file(
         MemoryError: not enough memory on the CPU or GPU.
     """
     check_path(filename)
+    chosen = check_backend(backend) if mode is None else mode
+    check_load_options({"mode": chosen, "cache": cache, "engine": engine, "threads": threads})
     if str(device) == "meta":
+        if gds != "auto" or pin_memory:
+            name = "gds" if gds != "auto" else "pin_memory"
+            raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
-    chosen = check_backend(backend) if mode is None else mode
     options = {"mode": chosen, **_target(device, gds, allocator, pin_memory)}
     watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
@@ -220,6 +227,7 @@ def load_model(
     *,
     changed: Iterable[str] | None = None,
     backend: str = "mmap",
+    mode: str | None = None,
     assign: bool = False,
     threads: int = 0,
     verify: Verify | None = None,
@@ -239,6 +247,7 @@ def load_model(
             digests. A load that fails leaves what it has written; names, shapes and sizes are
             checked before.
         backend: of assigned tensors: "mmap" or "pread", as in load_file.
+        mode: load_file's name for the same; takes precedence.
         assign: replace the parameters by the loaded tensors (required for a model on the meta
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
             part.
@@ -258,7 +267,8 @@ def load_model(
         OSError: the matching subclass, if a system call fails.
     """
     check_path(filename)
-    views = check_backend(backend)
+    views = check_backend(backend) if mode is None else mode
+    check_load_options({"mode": views, "threads": threads})
     device = check_device(device)
     with contextlib.closing(open_files(filename, verify)) as file:
         return ModuleLoad(file, model, assign, threads, device, views).run(strict, changed)
@@ -413,8 +423,12 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
     *,
+    alignment: int = 0,
+    compress: bool | str = False,
+    engine: str = "auto",
     durable: bool = False,
     manifest: bool | Path = False,
+    progress: Progress | None = None,
 ) -> None:
     """Save a module's parameters and buffers, each shared tensor once.
 
@@ -426,15 +440,20 @@ def save_model(
         filename: of the file.
         metadata: text only.
         force_contiguous: pack tensors that are not packed; otherwise they are a ValueError.
+        alignment: as in save_file, like the following.
+        compress: True or "all".
+        engine: "auto", "buffered", "direct" or "uring".
         durable: wait until file and folder are on the device.
         manifest: as in save_file.
+        progress: as in save_file.
 
     Raises:
         RuntimeError: tensors that share memory which no single one covers; others as in save_file.
         SafetensorError: a failed system call; also the matching OSError subclass.
     """
     kept, metadata = _model_state(model, metadata, force_contiguous)
-    save_file(kept, filename, metadata, durable=durable, manifest=manifest)
+    save_file(kept, filename, metadata, alignment=alignment, compress=compress, engine=engine,
+              durable=durable, manifest=manifest, progress=progress)
 
 
 def _model_state(

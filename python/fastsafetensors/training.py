@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._async_save import SaveHandle, StagingPool
+from ._async_save import SaveHandle, Staging, StagingPool
 from ._core import Model
 from ._saving import parse_size
 from ._state_codec import decode_state, encode_state
@@ -211,7 +211,8 @@ class CheckpointManager:
             raise ValueError(f"best must be 'min' or 'max', not {best!r}")
         if stage not in ("copy", "lazy"):
             raise ValueError(f"stage must be 'copy' or 'lazy', not {stage!r}")
-        parse_size(max_shard_size)
+        Staging(stage, overlap=overlap, at_exit=at_exit)  # checks the words
+        parse_size("max_shard_size", max_shard_size)
         self.folder = Path(folder)
         self.every = every
         self._keep_last, self._keep_best, self._best = keep_last, keep_best, best

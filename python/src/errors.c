@@ -162,6 +162,7 @@ static PyObject *class_of(fst_status status) {
     case FST_E_DEVICE:
     case FST_E_CANCELLED: return PyExc_RuntimeError;
     case FST_E_TIMEOUT: return PyExc_TimeoutError;
+    case FST_E_NO_MEMORY: return PyExc_MemoryError;
     default: return NULL;
     }
 }
@@ -181,6 +182,29 @@ static bool is_system(fst_status status) {
 
 static PyObject *decode(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+}
+
+/// Decodes a message about arguments, which has the words of C, with the words of Python.
+static PyObject *decode_words(const char *text) {
+    static const char *const words[][2] = {
+        {"the budget is ", "memory is "},
+        {"Set a budget, or map the files", "Use open_stream(memory=...) or mode=\"map\""},
+        {"alignment_bytes", "alignment"},
+        {"FST_CACHE_KEEP", "cache=\"keep\""},
+        {"FST_CACHE_BYPASS", "cache=\"bypass\""},
+        {"use NULL for the environment's", "use None for the environment's"}};
+    PyObject *message = decode(text);
+    for (size_t i = 0; message != NULL && i < sizeof words / sizeof *words; i++) {
+        if (strstr(text, words[i][0]) == NULL) continue;
+        PyObject *from = decode(words[i][0]), *to = decode(words[i][1]);
+        PyObject *changed =
+            from == NULL || to == NULL ? NULL : PyUnicode_Replace(message, from, to, -1);
+        Py_XDECREF(from);
+        Py_XDECREF(to);
+        Py_DECREF(message);
+        message = changed;
+    }
+    return message;
 }
 
 /// Of a header fault: begins like the reference's message, which names no file, and ends with the
@@ -212,18 +236,14 @@ static PyObject *make_message(const fst_error *error) {
     if (error->status >= FST_E_HEADER_TOO_SMALL &&
         error->status <= FST_E_METADATA_INCOMPLETE_BUFFER)
         return make_header_message(error);
-    if (is_system(error->status) || class_of(error->status) != NULL)
-        return decode(is_system(error->status) ? text_of(error) : error->message);
+    if (is_system(error->status)) return decode(text_of(error));
+    if (class_of(error->status) != NULL) return decode_words(error->message);
     char text[sizeof error->message + 64];
     snprintf(text, sizeof text, "%s [%s]", error->message, fst_status_name(error->status));
     return decode(text);
 }
 
 PyObject *fstpy_raise(module_state *state, const fst_error *error) {
-    if (error->status == FST_E_NO_MEMORY) {
-        PyErr_SetString(PyExc_MemoryError, error->message);
-        return NULL;
-    }
     PyObject *message = make_message(error);
     if (message == NULL) return NULL;
     PyObject *plain_class = class_of(error->status);

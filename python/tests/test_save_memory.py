@@ -161,11 +161,13 @@ def test_writer_in_a_reference_cycle_is_collected(tmp_path):
     class Owner:
         """Part of a reference cycle."""
 
-    owner = Owner()
-    owner.writer = _core.Writer(tmp_path / "m", [("w", "U8", [4], None, 4)], owners=owner,
-                                progress=lambda *args: owner)
-    seen = weakref.ref(owner)
-    del owner
+    def make():
+        owner = Owner()
+        owner.writer = _core.Writer(tmp_path / "m", [("w", "U8", [4], None, 4)], owners=owner,
+                                    progress=lambda *args: owner)
+        return weakref.ref(owner)
+
+    seen = make()
     gc.collect()
     assert seen() is None and list(tmp_path.iterdir()) == []
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, overload
 from .._agreement import Agreement
 from .._core import Model, error_class
 from .._load import load_from, open_load
-from .._representation import format_contents, format_model, format_paths
+from .._options import check_count
+from .._representation import format_contents, format_model, format_paths, shown_as
 from .._types import Paths
 from .._verify import open_files
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, check_one_save, device_of
@@ -47,6 +48,7 @@ def _warn_once(path: str, error: Exception) -> None:
         _logger.warning("filesystem rejected O_DIRECT for %s: %s", path, error)
 
 
+@shown_as("SafeTensorsFileLoader")
 class _PathLoader:
     """Load a model eagerly into aligned, owned memory.
 
@@ -63,9 +65,7 @@ class _PathLoader:
                 "SafeTensorsFileLoader(path) takes num_threads and nothing else; "
                 f"{', '.join(others) or 'a device'} goes with a process group as first argument: "
                 "SafeTensorsFileLoader(SingleGroup(), device, ...)")
-        if num_threads <= 0:
-            raise ValueError(f"num_threads must be positive, not {num_threads}")
-        self._threads = num_threads
+        self._threads = check_count("num_threads", num_threads, 1)
         self._path = path
         self._model: Model | None = open_files(path)
         self._stats: dict[str, Any] = {}
@@ -385,6 +385,7 @@ def _dtype_of(dtype: Any) -> DType:
     return DType.AUTO if dtype is None else fst_dtype(dtype)
 
 
+@shown_as("SafeTensorsFileLoader")
 class _GroupLoader(BaseSafeTensorsFileLoader):
     """Load files into a FilesBufferOnDevice.
 

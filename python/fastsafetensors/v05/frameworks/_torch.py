@@ -120,7 +120,8 @@ class TorchProcessGroup(ProcessGroupBase):
     """A torch.distributed group; ranks count within the group.
 
     Waits end with a RankError that says what was awaited, after `timeout` seconds (None: the
-    group's own timeout).
+    group's own timeout). After a failed wait later ones fail at once, so that the steps that report
+    it do not wait again.
     """
 
     def __init__(self, pg: Any, timeout: float | None = None) -> None:
@@ -129,6 +130,7 @@ class TorchProcessGroup(ProcessGroupBase):
 
         self.real_pg = pg
         self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
@@ -154,6 +156,7 @@ class TorchProcessGroup(ProcessGroupBase):
     def _explain(self, error: Exception, what: str) -> Exception:
         from ..._agreement import RankError
 
+        self._is_broken = True
         lost = describe_lost(_identities.get(self.real_pg, []))
         reason = str(error).splitlines()[0]
         return RankError(
@@ -172,6 +175,8 @@ class TorchProcessGroup(ProcessGroupBase):
 
     def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
         """Start a collective; the returned function waits for it."""
+        if self._is_broken:
+            raise self._explain(RuntimeError("an earlier wait has failed"), what)
         try:
             work = begin()
         # the group was destroyed, or lost its connections

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks options before a call begins; errors have the parameter's name and its values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+_COUNT_MAX = 2**31 - 1
+_ALIGNMENT_MAX = 1 << 20
+
+_LOAD_WORDS = {
+    "mode": ("auto", "load", "map"),
+    "cache": ("auto", "keep", "bypass"),
+    "engine": ("auto", "pread", "direct", "uring", "mmap"),
+    "order": ("file", "request"),
+    "gds": ("auto", "off", "strict"),
+}
+_SAVE_WORDS = {"engine": ("auto", "buffered", "direct", "uring")}
+_COUNTS = ("threads", "copy_threads")
+# What only reads into memory have, with the values that mean "not given".
+_OF_READS = {"threads": 0, "cache": "auto", "engine": "auto"}
+
+
+def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> int:
+    """Return a whole number from `low` to `high`. TypeError or ValueError for another value."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be {low} to {high}, not {number}")
+    return number
+
+
+def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
+    """TypeError for a value that is no text, ValueError for one that is not among the words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+    if value not in words:
+        raise ValueError(f"unknown {name} {value!r}; expected one of: {', '.join(words)}")
+
+
+def _check(options: Mapping[str, Any], words: Mapping[str, tuple[str, ...]]) -> None:
+    for name, value in options.items():
+        if name in words:
+            check_word(name, value, words[name])
+        elif name in _COUNTS:
+            check_count(name, value)
+
+
+def check_load_options(options: Mapping[str, Any]) -> None:
+    """TypeError or ValueError for an option of a load that is wrong or would have no effect."""
+    _check(options, _LOAD_WORDS)
+    if options.get("mode") != "map":
+        return
+    for name, unset in _OF_READS.items():
+        if options.get(name, unset) != unset:
+            raise ValueError(f'{name} has no effect with mode="map", which reads nothing: use '
+                             f'mode="load"')
+
+
+def check_save_options(options: Mapping[str, Any]) -> None:
+    """TypeError or ValueError for an option of a save that is wrong."""
+    _check(options, _SAVE_WORDS)
+    alignment = check_count("alignment", options.get("alignment", 0), high=_ALIGNMENT_MAX)
+    if alignment & (alignment - 1):
+        raise ValueError(f"alignment must be 0 or a power of two up to {_ALIGNMENT_MAX}, not "
+                         f"{alignment}")

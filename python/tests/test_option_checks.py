@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong options: errors name the parameter, and none is taken silently."""
+
+import pickle
+
+import pytest
+
+import fastsafetensors
+from fastsafetensors import _core, numpy, open_stream, safe_open
+from fastsafetensors.async_save import StagingPool
+
+
+@pytest.fixture
+def path(tmp_path, torch):
+    fastsafetensors.save_file({"a": torch.ones(4)}, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def calls(path, torch):
+    """Functions that take `threads`, each with a model of its own."""
+    from fastsafetensors import deltas, fast_loading, integrations
+    from fastsafetensors.checkpoint import FastSafetensorsReader
+    from fastsafetensors.lazy import LazyModel
+
+    tensors, folder = {"a": torch.ones(4)}, path.parent / "saved"
+    return {
+        "load_file": lambda **o: fastsafetensors.load_file(path, **o),
+        "load_file of no name": lambda **o: fastsafetensors.load_file(path, names=[], **o),
+        "load_file to meta": lambda **o: fastsafetensors.load_file(path, "meta", **o),
+        "numpy": lambda **o: numpy.load_file(path, **o),
+        "open_stream": lambda **o: open_stream(path, names=[], **o),
+        "load_model": lambda **o: fastsafetensors.load_model(torch.nn.Module(), path, False, **o),
+        "read_ahead": lambda **o: safe_open(path, "pt").read_ahead(**o),
+        "LazyModel": lambda **o: LazyModel(path, names=[], **o),
+        "reader": lambda **o: FastSafetensorsReader(path, **o),
+        "accelerate": lambda **o: integrations.accelerate_from_pretrained(**o),
+        "sharded": lambda **o: fast_loading.save_safetensors_sharded(tensors, folder, **o),
+        "sharded async": lambda **o: fast_loading.save_safetensors_sharded_async(
+            tensors, folder, **o),
+        "recover": lambda **o: deltas.recover(path.parent, **o),
+    }
+
+
+@pytest.mark.parametrize("threads, kind", [(-1, ValueError), (2**33, ValueError),
+                                           (10**30, ValueError), (1.5, TypeError),
+                                           ("2", TypeError), (True, TypeError), (None, TypeError)])
+def test_threads_are_a_number_of_threads(threads, kind, path, torch):
+    for name, call in calls(path, torch).items():
+        with pytest.raises(kind, match="^threads must be"):
+            call(threads=threads)
+            pytest.fail(name)
+    assert not (path.parent / "saved").exists()
+
+
+@pytest.mark.parametrize("option", ["mode", "engine", "cache"])
+@pytest.mark.parametrize("value, kind", [(3, TypeError), (None, TypeError), ("x", ValueError)])
+def test_words_of_loads(option, value, kind, path):
+    with pytest.raises(kind, match=f"{option}.* (one of|of:) ?auto"):
+        numpy.load_file(path, **{"mode": "load", option: value} if option != "mode" or value
+                        else {"mode": 3})
+
+
+@pytest.mark.parametrize("given", [
+    {"engine": 3}, {"alignment": 3}, {"alignment": -1}, {"alignment": 2**64}, {"alignment": "8"},
+    {"alignment": 1 << 21}, {"compress": 3}, {"compress": "much"}, {"manifest": 3},
+], ids=str)
+def test_options_of_saves(given, path, torch):
+    before, saves = path.read_bytes(), (fastsafetensors.save_file, fastsafetensors.save_file_async)
+    for save in saves:
+        with pytest.raises((TypeError, ValueError), match=f"{next(iter(given))} "):
+            save({"a": torch.zeros(4)}, path, **given)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("memory", [-1, 2**63, 10**30, 1.5, "much", True])
+def test_sizes_are_named(memory, path, torch):
+    from fastsafetensors.checkpoint import FastSafetensorsWriter
+    from fastsafetensors.lazy import LazyModel
+
+    for call in (lambda: open_stream(path, memory=memory), lambda: LazyModel(path, memory=memory),
+                 lambda: StagingPool(memory), lambda: fastsafetensors.save_file_async(
+                     {"a": torch.ones(4)}, path, memory=memory)):
+        with pytest.raises(ValueError, match="^memory must be"):
+            call()
+    with pytest.raises(ValueError, match="^ready must be"):
+        StagingPool(None, memory)
+    with pytest.raises(ValueError, match="^max_shard_size must be"):
+        FastSafetensorsWriter(path.parent, memory)
+
+
+def test_staging_memory_is_at_least_one_block(path, torch):
+    for call in (lambda: StagingPool("31MiB"), lambda: fastsafetensors.save_file_async(
+            {"a": torch.ones(4)}, path, memory=(32 << 20) - 1)):
+        with pytest.raises(ValueError, match="memory must be at least 32 MiB"):
+            call()
+    StagingPool("32MiB").close()
+
+
+@pytest.mark.parametrize("given, name", [
+    ({"mode": "map", "threads": 2}, "threads"), ({"mode": "map", "cache": "keep"}, "cache"),
+    ({"mode": "map", "engine": "pread"}, "engine"), ({"allocator": "own"}, "allocator"),
+    ({"device": "meta", "gds": "strict"}, "gds"), ({"device": "meta", "gds": "off"}, "gds"),
+    ({"device": "meta", "pin_memory": True}, "pin_memory"),
+], ids=str)
+def test_load_options_without_effect(given, name, path, torch):
+    with pytest.raises(ValueError, match=f"^{name}.* (has no effect|needs a GPU)"):
+        fastsafetensors.load_file(path, **given)
+
+
+def test_other_options_without_effect(path, torch):
+    with pytest.raises(ValueError, match="threads has no effect"):
+        safe_open(path, "pt", mode="map").read_ahead(2)
+    with pytest.raises(ValueError, match="cache has no effect"):
+        safe_open(path, "np", mode="map", cache="bypass")
+    for given in ({"memory": "64MiB"}, {"copy_threads": 2}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} has no effect with stage"):
+            fastsafetensors.save_file_async({"a": torch.ones(4)}, path, stage="none", **given)
+
+
+@pytest.mark.parametrize("given", [{"overlap": "x"}, {"at_exit": "x"}, {"memory": 5},
+                                   {"max_shard_size": "x"}], ids=str)
+def test_the_manager_checks_when_it_is_made(given, tmp_path, torch):
+    from fastsafetensors.training import CheckpointManager
+
+    with pytest.raises(ValueError, match=next(iter(given))):
+        CheckpointManager(tmp_path / "c", **given)
+    assert not (tmp_path / "c").exists()
+
+
+def test_messages_have_words_of_python(path, torch, tmp_path):
+    fastsafetensors.save_file({"a": torch.ones(1 << 20)}, path)
+    with pytest.raises(ValueError, match="memory is 4096 bytes"):
+        open_stream(path, memory=4096)
+    with pytest.raises(ValueError, match='cache="keep" is not possible'):
+        fastsafetensors.load_file(path, mode="load", engine="direct", cache="keep")
+    with pytest.raises(ValueError, match='cache="bypass" is not possible'):
+        fastsafetensors.load_file(path, mode="load", engine="pread", cache="bypass")
+    with pytest.raises(ValueError, match="alignment must be") as caught:
+        _core.layout(None, [], alignment=3)
+    assert "alignment_bytes" not in str(caught.value)
+    with pytest.raises(ValueError, match="use None for"):
+        fastsafetensors.remote.configure(cache_dir="")
+
+
+def test_shown_names_are_public(path, torch):
+    from fastsafetensors import RankError, SafetensorError
+    from fastsafetensors._async_save import ThreadSave
+
+    assert (RankError.__module__, RankError.__qualname__) == ("fastsafetensors", "RankError")
+    assert pickle.loads(pickle.dumps(RankError("x"))).args == ("x",)
+    with safe_open(path, "pt") as file, pytest.raises(SafetensorError) as caught:
+        file.get_tensor("b")
+    assert type(caught.value).__qualname__ == "SafetensorError"
+    with pytest.raises(SafetensorError) as caught:
+        fastsafetensors.save_file({"a": torch.ones(4)}, path.parent / "no/such/folder")
+    assert type(caught.value).__qualname__ == "SafetensorError"
+    handle = fastsafetensors.save_file_async({"a": torch.ones(4)}, path)
+    handle.wait()
+    assert repr(handle) == f"<SaveHandle {path}: done>"
+    own = ThreadSave(lambda: None, "folder")
+    own.wait()
+    assert repr(own) == "<SaveHandle folder: done>"
+    loader = fastsafetensors.SafeTensorsFileLoader
+    with pytest.raises(TypeError, match=r"^SafeTensorsFileLoader\.__init__\(\)"):
+        loader(fastsafetensors.SingleGroup(), colour=3)
+    with fastsafetensors.fastsafe_open([str(path)]) as file:
+        assert type(file.loader).__name__ == "SafeTensorsFileLoader"
+
+
+@pytest.mark.parametrize("word", ["sha265", "blake", "xxh128", "sha-256"])
+def test_misspelt_algorithms_are_no_paths(word, path, torch, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(ValueError, match=f"unknown algorithm '{word}'; did you mean"):
+        fastsafetensors.save_file({"a": torch.ones(4)}, path, manifest=word)
+    fastsafetensors.save_file({"a": torch.ones(4)}, path, manifest=f"./{word}")
+    assert (path.parent / word).exists()
+
+
+def test_a_failed_wait_is_not_repeated(torch, monkeypatch):
+    """The steps that report a missing rank begin no further collective."""
+    from fastsafetensors import RankError
+    from fastsafetensors.v05.frameworks import _torch
+
+    class Group:
+        def size(self):
+            return 2
+
+        def rank(self):
+            return 0
+
+    class Work:
+        def wait(self, *timeout):
+            raise RuntimeError("Operation timed out!")
+
+    begun = []
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
+    group = _torch.TorchProcessGroup(Group(), 5)
+    for _ in range(2):
+        with pytest.raises(RankError, match="waited for the next step: not all ranks came"):
+            group._wait(lambda: begun.append(1) or Work(), "the next step")
+    assert len(begun) == 1
+
+
+def test_models_have_the_options_of_files(path, torch):
+    """save_model() writes the bytes that save_file() does; load_model(mode="load") owns memory."""
+    module, options = torch.nn.Linear(3, 5), {"alignment": 64, "engine": "buffered"}
+    fastsafetensors.save_model(module, path, **options)
+    other = path.with_name("other")
+    fastsafetensors.save_file(dict(module.state_dict()), other, **options)
+    assert path.read_bytes() == other.read_bytes()
+    empty = torch.nn.Linear(3, 5, device="meta")
+    fastsafetensors.load_model(empty, path, assign=True, mode="load")
+    path.write_bytes(b"\0" * path.stat().st_size)  # in place: a view would change
+    assert torch.equal(empty.weight, module.weight)
+    with pytest.raises(ValueError, match="unknown mode 'x'"):
+        fastsafetensors.load_model(empty, path, mode="x")
+    with pytest.raises(ValueError, match="unknown engine"):
+        fastsafetensors.save_model(module, path, engine="x")
