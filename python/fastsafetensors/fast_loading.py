@@ -123,7 +123,7 @@ def load_safetensors_mmap(
     with contextlib.closing(open_files(path)) as model:
         for name in keys or ():
             if model.find(name) < 0:
-                raise KeyError(f"{name!r} is not in {os.fspath(path)}")
+                raise KeyError(f"{name!r} is not in {os.fsdecode(path)}")
         options = {"mode": "map", "order": "request", **load_options(device)}
         return load_from(model, lambda loader: export(loader, device), keys, **options)
 
@@ -319,10 +319,11 @@ def _variant_of(folder: Path, variant: str | None) -> Any:
     """
     if variant is None:
         return folder
-    indexes = sorted(_Path(folder).glob(f"*.safetensors.index.{variant}.json"))
-    indexes += sorted(_Path(folder).glob(f"*.{variant}.safetensors.index.json"))
-    files = sorted(_Path(folder).glob(f"*.{variant}.safetensors"))
-    files += sorted(_Path(folder).glob(f"*.{variant}-?????-of-?????.safetensors"))
+    here = _Path(os.fsdecode(folder))
+    indexes = sorted(here.glob(f"*.safetensors.index.{variant}.json"))
+    indexes += sorted(here.glob(f"*.{variant}.safetensors.index.json"))
+    files = sorted(here.glob(f"*.{variant}.safetensors"))
+    files += sorted(here.glob(f"*.{variant}-?????-of-?????.safetensors"))
     if len(indexes) > 1 or not (indexes or files):
         raise FileNotFoundError(
             2, f"{len(indexes) or 'no'} models of variant {variant!r} here", os.fspath(folder)
@@ -505,7 +506,7 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
     from ._gpu import load_options
     from ._torch_tensors import export
 
-    older = _Path(path).with_suffix(".pt")
+    older = _Path(os.fsdecode(path)).with_suffix(".pt")
     if not os.path.exists(path) and older.exists():
         import torch
 
@@ -519,5 +520,5 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
     try:
         return _rebuild(json.loads(structure), tensors)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        text = f"broken structure of embeddings in {os.fspath(path)}: {error}"
+        text = f"broken structure of embeddings in {os.fsdecode(path)}: {error}"
         raise SafetensorError(text) from None

@@ -6,10 +6,11 @@
 #include "delta.h"
 
 /// Creates the folder, locks it and marks it. FST_E_ARGUMENT if it holds a version or model files
-/// without the mark of a killed call; FST_E_TIMEOUT if another call is writing to it. The remains of
-/// a killed call are deleted.
+/// without the mark of a killed call; FST_E_TIMEOUT if another call is writing to it. The remains
+/// of a killed call are deleted.
 fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error);
-/// Deletes the mark if `status` is FST_OK, otherwise everything that was written. Unlocks the folder.
+/// Deletes the mark if `status` is FST_OK, otherwise everything that was written. Unlocks the
+/// folder.
 void fsti_make_folder_end(const char *folder, int lock, fst_status status);
 
 #endif
