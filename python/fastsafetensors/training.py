@@ -25,6 +25,7 @@ import random
 import re
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,18 @@ def _step_number(step: Any) -> int:
     return number
 
 
+def _make_folder(folder: Path, durable: bool) -> None:
+    """Make a folder and its parents; durable: their entries are on the device afterwards."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made if durable else ():
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 class CheckpointManager:
     """Saves checkpoints into a folder while training goes on, and deletes old ones."""
 
@@ -195,8 +208,8 @@ class CheckpointManager:
                 register before_step() with the optimizer.
             memory: the most staging memory, as in StagingPool.
             ready: so much of it is allocated now, as in StagingPool.
-            durable: a checkpoint counts as saved when its files are on the device. `folder` itself
-                is not synced: one that was just made may be lost in a power cut.
+            durable: a checkpoint counts as saved when its files are on the device, and so are the
+                entries of the folders that were made for it.
             manifest: checkpoints are saved with checksums, for resume(verify=True).
             overlap: "order" or "supersede", as in save_file_async.
             at_exit: "wait" or "cancel", as in save_file_async.
@@ -225,10 +238,10 @@ class CheckpointManager:
         self._handle: SaveHandle | None = None
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
-        self._saving: set[int] = set()
+        self._saving: Counter[int] = Counter()  # running saves of each step
         self._passed_over: set[int] = set()
         self._resumed: int | None = None
-        self.folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.folder, durable)
         self._clean()
 
     # ---- saving ----
@@ -271,13 +284,13 @@ class CheckpointManager:
             metadata["metric"] = repr(float(metric))
         place = self.folder / f"step-{step}"
         with self._lock:
-            self._saving.add(step)
+            self._saving[step] += 1
         try:
             handle = save_safetensors_sharded_async(
                 tensors, place, metadata=metadata, pool=self._pool, **self._options)
         except BaseException:
             with self._lock:
-                self._saving.discard(step)
+                self._saving[step] -= 1
             raise
         self._handle = handle
         self._watch(handle, step)
@@ -296,11 +309,12 @@ class CheckpointManager:
     def _finish(self, handle: SaveHandle, step: int) -> None:
         error = handle.exception()
         with self._lock:
-            self._saving.discard(step)
+            self._saving[step] -= 1
             if error is not None:
-                # A failed save leaves an empty folder at most.
-                with contextlib.suppress(OSError):
-                    (self.folder / f"step-{step}").rmdir()
+                # A failed save leaves an empty folder at most. Another save of the step may use it.
+                if self._saving[step] == 0:
+                    with contextlib.suppress(OSError):
+                        (self.folder / f"step-{step}").rmdir()
                 if not _is_cancelled(error):
                     self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
@@ -413,18 +427,41 @@ class CheckpointManager:
                  if one.metric is not None and not math.isnan(one.metric)]
         return [one for *_, one in sorted(rated, key=lambda row: row[:2])]
 
-    def resume(self, state: Mapping[str, Any], *, verify: bool = False) -> int:
-        """Load the latest complete checkpoint into what is given; return its step, 0 without one.
+    def _checkpoint_of(self, step: int, verify: bool) -> Checkpoint:
+        """Return the checkpoint of a step, verified on request."""
+        path = self.folder / f"step-{step}"
+        if not path.is_dir():
+            steps = ", ".join(str(one.step) for one in self.checkpoints())
+            raise FileNotFoundError(2, f"no checkpoint of step {step} (there are: {steps})",
+                                    str(path))
+        checkpoint = _read_checkpoint(path, step)
+        if verify:
+            checkpoint.load(verify=True)
+        return checkpoint
+
+    def resume(
+        self, state: Mapping[str, Any], *, step: int | None = None, verify: bool = False
+    ) -> int:
+        """Load a complete checkpoint into what is given; return its step, 0 without one.
 
         Args:
             state: {name: what has a load_state_dict()}, names as in save(). Names that the
                 checkpoint has beyond these are left.
-            verify: compare every byte with the manifest first; a damaged checkpoint is passed over.
+            step: the checkpoint to load; None: the latest. Later checkpoints stay, and latest()
+                still returns them until they are saved again or deleted.
+            verify: compare every byte with the manifest first; a damaged checkpoint is passed over,
+                or an error if `step` asks for it.
 
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
+            FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
+            SafetensorError: the checkpoint of `step` is incomplete or damaged.
+            TypeError, ValueError: a step that is no number, or negative.
         """
-        checkpoint = self.latest(verify=verify)
+        if step is None:
+            checkpoint = self.latest(verify=verify)
+        else:
+            checkpoint = self._checkpoint_of(_step_number(step), verify)
         if checkpoint is None:
             return 0
         loaded = checkpoint.load()
@@ -443,7 +480,7 @@ class CheckpointManager:
         hidden = self.folder / f".step-{step}.deleted"
         shutil.rmtree(hidden, ignore_errors=True)
         with self._lock:  # save() waits for the renaming, not for the deletion
-            if step in self._saving:
+            if self._saving[step] > 0:
                 return
             path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)

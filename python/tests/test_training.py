@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import pathlib
 import random
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from fastsafetensors import training  # noqa: E402
 from fastsafetensors.training import RNG, CheckpointManager, trainer_callback  # noqa: E402
 
 
@@ -188,6 +191,86 @@ def test_a_run_that_begins_again_keeps_what_it_saves(tmp_path: pathlib.Path) -> 
         for number in (100, 200, 300):
             manager.save(number, {"a": 1})
     assert steps_in(tmp_path) == [200, 300, 1000]
+
+
+def test_a_chosen_step_is_resumed(tmp_path: pathlib.Path) -> None:
+    """resume(step=N) loads that checkpoint or raises; it never loads another one instead."""
+    model = torch.nn.Linear(2, 2, bias=False)
+
+    def value() -> float:
+        return float(model.weight.detach()[0, 0])
+
+    with CheckpointManager(tmp_path) as manager:
+        for number in (1, 2, 3):
+            torch.nn.init.constant_(model.weight, number)
+            manager.save(number, {"model": model})
+        manager.wait()
+        assert manager.resume({"model": model}, step=2) == 2 and value() == 2
+        assert manager.resume({"model": model}) == 3 and value() == 3
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 9 \(there are: 1, 2, 3\)"):
+            manager.resume({"model": model}, step=9)
+        with pytest.raises(ValueError, match="negative"):
+            manager.resume({"model": model}, step=-1)
+        flip_last_byte(tmp_path / "step-2" / "checkpoint.safetensors")
+        with pytest.raises(Exception, match="step-2"):
+            manager.resume({"model": model}, step=2, verify=True)
+        assert value() == 3
+
+
+class HeldSave:
+    """The handle of a save that ends when the test says so."""
+
+    at_exit = "wait"
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.error: Exception | None = None
+
+    def exception(self) -> Exception | None:
+        """Wait for the end; return the error."""
+        self.may_end.wait(60)
+        return self.error
+
+
+def test_a_failed_save_leaves_the_folder_to_another_save_of_its_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The empty folder of a failed save is deleted only if no other save is about to use it."""
+    held: list[HeldSave] = []
+
+    def start(_tensors: Any, folder: pathlib.Path, **_options: Any) -> HeldSave:
+        folder.mkdir(exist_ok=True)
+        held.append(HeldSave())
+        return held[-1]
+
+    monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+    manager = CheckpointManager(tmp_path)
+    for _ in range(2):
+        manager.save(3, {"a": 1})
+    first, second = held
+    first.error = OSError(28, "no space left")
+    first.may_end.set()
+    manager._threads[0].join()
+    assert (tmp_path / "step-3").is_dir()
+    second.error = OSError(28, "no space left")
+    second.may_end.set()
+    with pytest.raises(OSError, match="no space left"):
+        manager.wait()
+    assert not (tmp_path / "step-3").exists()
+
+
+def test_folders_that_are_made_are_durable(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder that gets a new entry is synced, and no other; without durable, none."""
+    synced: list[str] = []
+    monkeypatch.setattr(training.os, "fsync",
+                        lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    CheckpointManager(tmp_path / "a" / "b").close()
+    assert sorted(synced) == [str(tmp_path), str(tmp_path / "a")]
+    CheckpointManager(tmp_path / "a" / "b").close()
+    CheckpointManager(tmp_path / "c", durable=False).close()
+    assert len(synced) == 2
 
 
 def test_nan_is_not_a_metric(tmp_path: pathlib.Path) -> None:
