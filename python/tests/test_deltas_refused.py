@@ -159,6 +159,18 @@ def test_damaged_frames(tmp_path, states, local, change, encoding):
     assert not (local / ".weight_sync" / "journal").exists()
 
 
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_the_damaged_version_of_a_chain_is_named(tmp_path, states, local, encoding):
+    first = write_delta(tmp_path / "v1", states[0], states[1], "1", "0", encoding=encoding)
+    second = write_delta(tmp_path / "v2", states[1], states[2], "2", "1", encoding=encoding,
+                         change=flip_frame)
+    live = {name: value.copy() for name, value in states[0].items()}
+    for call in (lambda: deltas.apply(local, first, second),
+                 lambda: deltas.Delta(first, second).prepare(live)):
+        message = expect("CorruptData", call)
+        assert str(second) in message and str(first) not in message
+
+
 def test_a_tampered_payload(tmp_path, states, local):
     folder = write_delta(tmp_path / "v", states[0], states[1], "1", "0", change=tamper)
     before = folders.digest_folder(local)

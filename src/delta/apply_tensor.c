@@ -217,16 +217,6 @@ static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *
     return FST_OK;
 }
 
-/// Adds the tensor's name to an error of a frame, because the frame reader does not know it.
-static void name_tensor(const apply_worker *worker, fst_error *error) {
-    if (worker->tensor == NULL || worker->frames.count == 0) return;
-    fsti_error_location place = {.file = fsti_file_path(worker->frames.frames[0].file),
-                                 .tensor = worker->tensor->tensor->name,
-                                 .tensor_size = worker->tensor->tensor->name_size,
-                                 .byte_offset = FST_NO_OFFSET};
-    if (error != NULL && error->status == FST_E_CORRUPT) fsti_error_locate(error, &place);
-}
-
 static fst_status run_worker(delta_pool *pool, uint32_t thread, bool is_backward,
                              fst_error *error) {
     apply_job *job = pool->context;
@@ -242,7 +232,8 @@ static fst_status run_worker(delta_pool *pool, uint32_t thread, bool is_backward
     while (status == FST_OK && fsti_pool_take(pool, &task)) {
         status =
             is_backward ? revert_tensor(&worker, task, error) : change_tensor(&worker, task, error);
-        if (status != FST_OK) name_tensor(&worker, error);
+        if (status != FST_OK && worker.tensor != NULL)
+            fsti_fold_locate(worker.fold, &worker.frames, worker.tensor->tensor, error);
     }
     fsti_fold_close(worker.fold);
     fsti_free(worker.work);

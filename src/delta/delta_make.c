@@ -249,6 +249,8 @@ static fst_status run_make(delta_pool *pool, uint32_t thread, fst_error *error) 
     while (status == FST_OK && fsti_pool_take(pool, &task)) {
         worker.task = &job->tasks[task];
         status = make_tensor(&worker, error);
+        if (status != FST_OK && worker.task->tensor != NULL)
+            fsti_fold_locate(worker.fold, &worker.frames, worker.task->tensor, error);
     }
     fsti_frame_writer_close(worker.writer);
     fsti_fold_close(worker.fold);

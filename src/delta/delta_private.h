@@ -112,6 +112,10 @@ fst_status fsti_fold_revert(delta_fold *fold, unsigned char *block, size_t size,
 fst_status fsti_fold_skip(delta_fold *fold, uint64_t size, fst_error *error);
 /// FST_E_CORRUPT if a frame has data left after the end of the tensor.
 fst_status fsti_fold_end(delta_fold *fold, fst_error *error);
+/// Adds the tensor's name, and the shard whose frame was decoded last, to an error of the kind
+/// FST_E_CORRUPT: the frame reader knows neither. `frames` are those of fsti_fold_begin().
+void fsti_fold_locate(const delta_fold *fold, const delta_frames *frames,
+                      const delta_tensor *tensor, fst_error *error);
 
 // ---- threads (task_pool.c) ----
 

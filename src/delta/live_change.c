@@ -41,10 +41,9 @@ static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     delta_frames frames = fsti_delta_frames(delta, tensor, (delta_span){0, delta->version_count});
     const fsti_digest_kind *kind = fsti_delta_digest(delta, &frames, digest);
-    FST_TRY(fsti_fold_begin(fold, &frames, bytes.size, NULL, error));
     void *state = kind->begin();
     if (state == NULL) return fsti_error_memory(error, 64);
-    fst_status status = FST_OK;
+    fst_status status = fsti_fold_begin(fold, &frames, bytes.size, NULL, error);
     for (size_t at = 0; at < bytes.size && status == FST_OK; at += DELTA_BLOCK_BYTES) {
         size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, bytes.size - at);
         status = fsti_fold_apply(fold, bytes.bytes + at, size, error);
@@ -54,11 +53,7 @@ static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta
     if (!kind->end(state, digest) && status == FST_OK) status = fsti_error_memory(error, 64);
     if (status == FST_OK) status = fsti_fold_end(fold, error);
     if (status == FST_OK) return fsti_delta_check_digest(delta, tensor, &frames, digest, error);
-    fsti_error_location place = {.file = fsti_file_path(frames.frames[0].file),
-                                 .tensor = tensor->name,
-                                 .tensor_size = tensor->name_size,
-                                 .byte_offset = FST_NO_OFFSET};
-    if (error != NULL && status == FST_E_CORRUPT) fsti_error_locate(error, &place);
+    fsti_fold_locate(fold, &frames, tensor, error);
     return status;
 }
 

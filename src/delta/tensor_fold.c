@@ -38,6 +38,7 @@ struct delta_fold {
     fold_list lists[DELTA_FOLD_MAX];
     fold_undo undo;
     bool has_undo;
+    size_t current; ///< the frame that was decoded last
     uint64_t size_bytes, position, undo_bytes;
     unsigned char piece[PIECE_BYTES];
     unsigned char old_values[DELTA_BLOCK_BYTES];
@@ -48,6 +49,7 @@ fst_status fsti_fold_open(delta_fold **out, fst_error *error) {
     if (*out == NULL) return fsti_error_memory(error, sizeof **out);
     memset((*out)->readers, 0, sizeof(*out)->readers);
     memset((*out)->lists, 0, sizeof(*out)->lists);
+    (*out)->current = 0;
     return FST_OK;
 }
 
@@ -142,6 +144,7 @@ fst_status fsti_fold_begin(delta_fold *fold, const delta_frames *frames, uint64_
     fold->has_undo = undo != NULL;
     if (undo != NULL) fold->undo = *undo;
     for (size_t i = 0; i < frames->count; i++) {
+        fold->current = i;
         FST_TRY(begin_reader(&fold->readers[i], &frames->frames[i], error));
         if (frames->frames[i].encoding == FST_DELTA_OVERWRITE) FST_TRY(begin_list(fold, i, error));
     }
@@ -232,6 +235,7 @@ static fst_status walk_list(delta_fold *fold, size_t at, unsigned char *block, u
 
 static fst_status fold_frame(delta_fold *fold, size_t at, unsigned char *block, size_t size,
                              list_step step, fst_error *error) {
+    fold->current = at;
     if (fold->frames.frames[at].encoding == FST_DELTA_XOR)
         return fold_xor(fold, at, block, size, error);
     return walk_list(fold, at, block, fold->position + size, step, error);
@@ -253,6 +257,7 @@ fst_status fsti_fold_revert(delta_fold *fold, unsigned char *block, size_t size,
 
 fst_status fsti_fold_skip(delta_fold *fold, uint64_t size, fst_error *error) {
     for (size_t i = 0; i < fold->frames.count; i++) {
+        fold->current = i;
         if (fold->frames.frames[i].encoding == FST_DELTA_XOR)
             FST_TRY(fsti_frame_read(fold->readers[i], NULL, size, error));
         else
@@ -265,6 +270,7 @@ fst_status fsti_fold_skip(delta_fold *fold, uint64_t size, fst_error *error) {
 fst_status fsti_fold_end(delta_fold *fold, fst_error *error) {
     for (size_t i = 0; i < fold->frames.count; i++) {
         fold_list *list = &fold->lists[i];
+        fold->current = i;
         if (fold->frames.frames[i].encoding == FST_DELTA_OVERWRITE && list->kept == NULL) {
             FST_TRY(fsti_frame_end(list->value_reader, error));
             // The first decoder has only read the positions, so the values are skipped here.
@@ -273,4 +279,19 @@ fst_status fsti_fold_end(delta_fold *fold, fst_error *error) {
         FST_TRY(fsti_frame_end(fold->readers[i], error));
     }
     return FST_OK;
+}
+
+void fsti_fold_locate(const delta_fold *fold, const delta_frames *frames,
+                      const delta_tensor *tensor, fst_error *error) {
+    if (error == NULL || error->status != FST_E_CORRUPT || frames->count == 0) return;
+    size_t frame = fold->current < frames->count ? fold->current : 0;
+    fsti_error_location place = {.file = fsti_file_path(frames->frames[frame].file),
+                                 .tensor = tensor->name,
+                                 .tensor_size = tensor->name_size,
+                                 .byte_offset = FST_NO_OFFSET};
+    fst_error found = *error;
+    if (found.file[0] == '\0')
+        (void)!fsti_error_set(error, found.status, place, "%s", found.message);
+    else
+        fsti_error_locate(error, &place);
 }
