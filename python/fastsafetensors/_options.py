@@ -19,8 +19,6 @@ _LOAD_WORDS = {
 }
 _SAVE_WORDS = {"engine": ("auto", "buffered", "direct", "uring")}
 _COUNTS = ("threads", "copy_threads")
-# What only reads into memory have, with the values that mean "not given".
-_OF_READS = {"threads": 0, "cache": "auto", "engine": "auto"}
 
 
 def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> int:
@@ -55,12 +53,8 @@ def _check(options: Mapping[str, Any], words: Mapping[str, tuple[str, ...]]) -> 
 def check_load_options(options: Mapping[str, Any]) -> None:
     """TypeError or ValueError for an option of a load that is wrong or would have no effect."""
     _check(options, _LOAD_WORDS)
-    if options.get("mode") != "map":
-        return
-    for name, unset in _OF_READS.items():
-        if options.get(name, unset) != unset:
-            raise ValueError(f'{name} has no effect with mode="map", which reads nothing: use '
-                             f'mode="load"')
+    if options.get("mode") == "map" and options.get("engine", "auto") != "auto":
+        raise ValueError('engine has no effect with mode="map": use mode="load"')
 
 
 def check_save_options(options: Mapping[str, Any]) -> None:

@@ -34,8 +34,8 @@ GOOD = {"verify --hash": 1}  # the page cache has no part of a pipe
 BAD = {"diff": 2}  # 2, because 1 means that the models differ
 KINDS = {
     "file": (0, GOOD),
-    "folder": (0, GOOD | {"edit": 3, "diff": 1}),  # sharded models cannot be edited
-    "index": (0, GOOD | {"edit": 3, "diff": 1}),
+    "folder": (0, GOOD | {"edit": 2, "diff": 1}),  # sharded models cannot be edited
+    "index": (0, GOOD | {"edit": 2, "diff": 1}),
     "-": (0, GOOD | {"bench": 3}),  # a pipe can only be read once
     "/dev/stdin": (0, GOOD | {"bench": None}),
     "pipe": (0, GOOD | {"bench": 3, "engines": None}),

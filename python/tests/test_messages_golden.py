@@ -199,7 +199,8 @@ def test_messages_of_c(library, folder):
     model = calls.open(folder / "good.safetensors")
     for field, value in {"struct_size": 5, "mode": 9, "order": 9, "dtype": 99, "cache": 9,
                          "part_count": 1, "glob_count": 1, "device": 77}.items():
-        given = options("fst_load_options", **{field: value})
+        convert = {"convert": 1} if field == "dtype" else {}  # otherwise dtype is not read
+        given = options("fst_load_options", **{field: value}, **convert)
         calls.call(f"load with {field} {value}", "fst_loader_open", model, given, result)
     given = options("fst_load_options", mode=2, convert=1)
     calls.call("map and convert", "fst_loader_open", model, given, result)

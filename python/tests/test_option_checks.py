@@ -97,7 +97,6 @@ def test_staging_memory_is_at_least_one_block(path, torch):
 
 
 @pytest.mark.parametrize("given, name", [
-    ({"mode": "map", "threads": 2}, "threads"), ({"mode": "map", "cache": "keep"}, "cache"),
     ({"mode": "map", "engine": "pread"}, "engine"), ({"allocator": "own"}, "allocator"),
     ({"device": "meta", "gds": "strict"}, "gds"), ({"device": "meta", "gds": "off"}, "gds"),
     ({"device": "meta", "pin_memory": True}, "pin_memory"),
@@ -108,10 +107,6 @@ def test_load_options_without_effect(given, name, path, torch):
 
 
 def test_other_options_without_effect(path, torch):
-    with pytest.raises(ValueError, match="threads has no effect"):
-        safe_open(path, "pt", mode="map").read_ahead(2)
-    with pytest.raises(ValueError, match="cache has no effect"):
-        safe_open(path, "np", mode="map", cache="bypass")
     for given in ({"memory": "64MiB"}, {"copy_threads": 2}):
         with pytest.raises(ValueError, match=f"{next(iter(given))} has no effect with stage"):
             fastsafetensors.save_file_async({"a": torch.ones(4)}, path, stage="none", **given)

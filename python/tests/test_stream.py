@@ -68,10 +68,10 @@ def test_errors(path, torch):
     import fastsafetensors
     from fastsafetensors.torch import open_stream
 
-    with pytest.raises(ValueError, match="the budget is 1048576 bytes"):
+    with pytest.raises(ValueError, match="memory is 1048576 bytes"):
         next(open_stream(path, memory="1MiB"))
     for memory in (-1, "much", True):
-        with pytest.raises(ValueError, match="size"):
+        with pytest.raises(ValueError, match="memory must be"):
             open_stream(path, memory=memory)
     with pytest.raises(KeyError):
         open_stream(path, names=["none"])
