@@ -35,7 +35,7 @@ def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> 
 
 
 def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
-    """TypeError for a value that is no text, ValueError for one that is not among the words."""
+    """Raise TypeError for a value that is not a string, ValueError for an unknown word."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be one of {', '.join(words)}, not {value!r}")
     if value not in words:

@@ -125,10 +125,10 @@ static request_step fail_transfer(net_request *request, int result) {
     location.file = request->name;
     describe_failure(request, result, what, sizeof what);
     bool has_words = result != CURL_OK && fsti_curl_open(&curl, NULL) == FST_OK;
-    request->status = fsti_error_set(&request->error, FST_E_IO, location, "%s (%s%s%u %s)", what,
-                                     has_words ? curl->curl_easy_strerror(result) : "",
-                                     has_words ? "; " : "", request->tries + 1,
-                                     request->tries == 0 ? "try" : "tries");
+    request->status =
+        fsti_error_set(&request->error, FST_E_IO, location, "%s (%s%s%u %s)", what,
+                       has_words ? curl->curl_easy_strerror(result) : "", has_words ? "; " : "",
+                       request->tries + 1, request->tries == 0 ? "try" : "tries");
     request->error.os_errno = result == CURL_TIMED_OUT ? ETIMEDOUT : EIO;
     return REQUEST_DONE;
 }
