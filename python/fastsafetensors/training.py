@@ -456,7 +456,7 @@ class CheckpointManager:
             KeyError: the checkpoint lacks a name; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
-            TypeError, ValueError: a step that is no number, or negative.
+            TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
         """
         if step is None:
             checkpoint = self.latest(verify=verify)
