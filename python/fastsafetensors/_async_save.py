@@ -424,7 +424,7 @@ def start_rows(
     **options: Any,
 ) -> FileSave:
     """Start a save of rows; return its handle when the tensors are staged as asked."""
-    check_save_options(options)
+    options = check_save_options(options)
     follow_logging()
     try:
         core = _core.AsyncSave(staging.settings(is_unchanged), path, rows, metadata, **options)

@@ -57,10 +57,11 @@ def check_load_options(options: Mapping[str, Any]) -> None:
         raise ValueError('engine has no effect with mode="map": use mode="load"')
 
 
-def check_save_options(options: Mapping[str, Any]) -> None:
-    """TypeError or ValueError for an option of a save that is wrong."""
+def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a save. TypeError or ValueError for a wrong one."""
     _check(options, _SAVE_WORDS)
     alignment = check_count("alignment", options.get("alignment", 0), high=_ALIGNMENT_MAX)
     if alignment & (alignment - 1):
         raise ValueError(f"alignment must be 0 or a power of two up to {_ALIGNMENT_MAX}, not "
                          f"{alignment}")
+    return {**options, "alignment": alignment} if "alignment" in options else dict(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import os
 from typing import Any
 
@@ -12,7 +13,7 @@ from . import _counters
 from ._core import Writer, log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
-from ._options import check_save_options, check_word
+from ._options import check_save_options
 from ._types import Path
 
 
@@ -53,7 +54,7 @@ def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
 
 def save_rows(path: Path, rows: list[Any], metadata: dict[str, str] | None, **options: Any) -> Any:
     """Write rows to a file, or to shards in a folder; return (paths, statistics)."""
-    check_save_options(options)
+    options = check_save_options(options)
     follow_logging()
     try:
         writer = Writer(path, rows, metadata, **options)
@@ -82,10 +83,12 @@ def refuse_address(path: Path) -> None:
 
 def compress_word(compress: bool | str) -> str:
     """The library's name of the option: "none", "float" (True) or "all"."""
-    if not isinstance(compress, bool):
-        check_word("compress", compress, ("float", "all", "none"))
-        return compress
-    return "float" if compress else "none"
+    if isinstance(compress, bool):
+        return "float" if compress else "none"
+    if compress not in ("float", "all", "none"):
+        kind = ValueError if isinstance(compress, str) else TypeError
+        raise kind(f"compress must be True, False, 'float', 'all' or 'none', not {compress!r}")
+    return compress
 
 
 _ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3", "sha256": "sha256"}
@@ -130,7 +133,8 @@ def parse_size(name: str, size: int | str) -> int:
 
     ValueError, with the parameter's name, for anything else, 0, and sizes of 2^63 bytes and more.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
+    if hasattr(size, "__index__") and not isinstance(size, bool):
+        size = operator.index(size)
         if not 1 <= size < 2**63:
             raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size}")
         return size

@@ -211,3 +211,13 @@ def test_models_have_the_options_of_files(path, torch):
         fastsafetensors.load_model(empty, path, mode="x")
     with pytest.raises(ValueError, match="unknown engine"):
         fastsafetensors.save_model(module, path, engine="x")
+
+
+def test_numbers_of_numpy_are_accepted(path, torch):
+    np = pytest.importorskip("numpy")
+    tensors = {"a": torch.arange(8.0)}
+    fastsafetensors.save_file(tensors, path, alignment=np.int32(64))
+    loaded = fastsafetensors.load_file(path, threads=np.int64(2))
+    assert torch.equal(loaded["a"], tensors["a"])
+    assert [name for name, _ in open_stream(path, memory=np.int64(1 << 26))] == ["a"]
+    fastsafetensors.save_file_async(tensors, path, memory=np.int64(64 << 20)).wait()
