@@ -92,6 +92,8 @@ def compress_word(compress: bool | str) -> str:
 
 
 _ALGORITHMS = {"xxh3": "xxh3-128", "xxh3-128": "xxh3-128", "blake3": "blake3", "sha256": "sha256"}
+# Names that are meant as an algorithm, not as a path.
+_OTHER_ALGORITHMS = {"md5", "sha1", "sha512", "crc32", "xxh64", "adler32", "true", "false"}
 
 
 def manifest_options(manifest: bool | Path) -> dict[str, Any]:
@@ -101,10 +103,11 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
     if isinstance(manifest, str) and manifest in _ALGORITHMS:
         return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
     if isinstance(manifest, str) and not {"/", "."} & set(manifest):
-        close = difflib.get_close_matches(manifest, _ALGORITHMS, n=1, cutoff=0.7)
-        if close:
-            raise ValueError(f"unknown algorithm {manifest!r}; did you mean {close[0]!r}? For a "
-                             f"path write './{manifest}'")
+        close = difflib.get_close_matches(manifest.lower(), _ALGORITHMS, n=1, cutoff=0.7)
+        if close or manifest.lower() in _OTHER_ALGORITHMS:
+            names = close[0] if close else ", ".join(_ALGORITHMS)
+            raise ValueError(f"unknown algorithm {manifest!r}; expected {names}. For a path write "
+                             f"'./{manifest}'")
     try:
         path = os.fsencode(manifest)
     except TypeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,11 @@ from ._torch_installed import torch
 # The tensor that holds the description, as JSON in bytes.
 DESCRIPTION = "fastsafetensors.state"
 _PLAIN = (str, int, float, bool, type(None))
+
+
+def _plain_text(text: str) -> str:
+    """The characters of a str, also of a subclass whose str() gives others, as enumerations do."""
+    return str.__str__(text)
 
 
 class _Encoder:
@@ -43,9 +49,10 @@ class _Encoder:
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value, path)}
         if isinstance(value, _PLAIN):
+            if isinstance(value, str):
+                return _plain_text(value)
             if type(value) not in _PLAIN:
-                value = next(kind(value) for kind in (bool, int, float, str)
-                             if isinstance(value, kind))
+                value = next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
             return value
         if isinstance(value, (bytes, bytearray)):
             return {"bytes": base64.b64encode(value).decode()}
@@ -58,10 +65,15 @@ class _Encoder:
         return self._other(value, path)
 
     def _other(self, value: Any, path: str) -> Any:
-        kind = type(value)
-        if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-            return {"array": self._tensor(torch.from_numpy(value.copy()), path)}
-        if kind.__module__ == "numpy" and hasattr(value, "item"):
+        kind, numpy = type(value), sys.modules.get("numpy")
+        if numpy is not None and kind in (numpy.ndarray, numpy.memmap):
+            native = numpy.array(value, value.dtype.newbyteorder("="), subok=False)
+            try:
+                tensor = torch.from_numpy(native)
+            except TypeError:
+                raise TypeError(f"{path}: an array of {value.dtype} can't be saved") from None
+            return {"array": self._tensor(tensor, path)}
+        if numpy is not None and isinstance(value, numpy.generic):
             return self.encode(value.item(), path)
         raise TypeError(f"{path}: a {kind.__qualname__} can't be saved; tensors, NumPy arrays, "
                         "numbers, str, bytes, None, dicts, lists and tuples of these can")
@@ -71,10 +83,15 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of nested state, with one that describes the rest.
 
     Raises:
-        TypeError: a value that can't be saved; the message has its path.
+        TypeError: a value that can't be saved, with its path; a name that is not a str.
     """
     encoder = _Encoder()
-    described = {str(name): encoder.encode(value, str(name)) for name, value in state.items()}
+    described = {}
+    for name, value in state.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names of the state must be str, not {name!r}")
+        plain = _plain_text(name)
+        described[plain] = encoder.encode(value, plain)
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 

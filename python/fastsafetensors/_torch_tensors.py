@@ -132,7 +132,7 @@ def from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Any | Non
 def export(loader: Any, device: Any = "cpu") -> dict[str, Any]:
     """All tensors of a load as {name: torch tensor} on `device`, copied there if necessary."""
     tensors: dict[str, Any] = loader.export(_import_capsule, wrap, capsule_mask())
-    if device == "cpu" or load_options(device) or _torch.device(device).type == "cpu":
+    if device in (None, "cpu") or load_options(device) or _torch.device(device).type == "cpu":
         return tensors
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 

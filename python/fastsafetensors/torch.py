@@ -357,11 +357,12 @@ def save_file_async(
         compress: as in save_file.
         stage: "copy": the call returns when every tensor is copied. "lazy": it returns at once, and
             a thread copies; tensors must not change before ``handle.wait_staged()`` has returned
-            (``optimizer.register_step_pre_hook(handle.before_step)``). A change before that, by
-            torch's version counters, makes the save fail. Writes that torch does not count
-            (``tensor.data``, NumPy arrays of the same memory) are not noticed. "none": tensors
-            are read while they are written, through 32 MiB of memory, and must not change until the
-            save has ended.
+            (``optimizer.register_step_pre_hook(handle.before_step)``). A change before that makes
+            the save fail. It is noticed by torch's version counters, and by samples of the bytes
+            (2 KiB of every 2 MiB, and the ends of each tensor); a change of a few elements that
+            torch does not count (by ``tensor.data`` or NumPy) may be missed. "none": tensors are
+            read while they are written, through 32 MiB of memory, and must not change until the
+            save has ended; `memory` and `copy_threads` must not be given.
         memory: the most staging memory that this save uses, bytes or "1GiB", at least 32 MiB. With
             less than the tensors take, copying waits for the disk: the call blocks for longer.
             None: the pool's limit.

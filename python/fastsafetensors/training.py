@@ -33,6 +33,7 @@ from typing import Any
 
 from ._async_save import SaveHandle, Staging, StagingPool
 from ._core import Model
+from ._options import check_count
 from ._saving import parse_size
 from ._state_codec import decode_state, encode_state
 from ._torch_installed import torch
@@ -215,11 +216,17 @@ class CheckpointManager:
             at_exit: "wait" or "cancel", as in save_file_async.
 
         Raises:
-            ValueError: a number or a word that makes no sense.
+            TypeError, ValueError: an argument of another type, or out of range; a URL.
             OSError: the folder can't be made or read.
         """
-        if every < 1 or (keep_last is not None and keep_last < 1) or keep_best < 0:
-            raise ValueError("every and keep_last must be at least 1, and keep_best at least 0")
+        check_count("every", every, 1)
+        check_count("keep_best", keep_best)
+        if keep_last is not None:
+            check_count("keep_last", keep_last, 1)
+        if not isinstance(manifest, bool):
+            raise TypeError(f"manifest must be True or False, not {manifest!r}")
+        if "://" in os.fsdecode(folder):
+            raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
         if best not in ("min", "max"):
             raise ValueError(f"best must be 'min' or 'max', not {best!r}")
         if stage not in ("copy", "lazy"):
@@ -431,7 +438,7 @@ class CheckpointManager:
         """Return the checkpoint of a step, verified on request."""
         path = self.folder / f"step-{step}"
         if not path.is_dir():
-            steps = ", ".join(str(one.step) for one in self.checkpoints())
+            steps = ", ".join(str(one.step) for one in self.checkpoints()) or "none"
             raise FileNotFoundError(2, f"no checkpoint of step {step} (there are: {steps})",
                                     str(path))
         checkpoint = _read_checkpoint(path, step)
@@ -465,7 +472,7 @@ class CheckpointManager:
         if checkpoint is None:
             return 0
         loaded = checkpoint.load()
-        missing = sorted(state.keys() - loaded.keys())
+        missing = sorted(map(str, state.keys() - loaded.keys()))
         if missing:
             raise KeyError(f"{checkpoint.path} has no state of {', '.join(missing)}")
         self._resumed = checkpoint.step

@@ -162,10 +162,10 @@ def test_shown_names_are_public(path, torch):
         assert type(file.loader).__name__ == "SafeTensorsFileLoader"
 
 
-@pytest.mark.parametrize("word", ["sha265", "blake", "xxh128", "sha-256"])
+@pytest.mark.parametrize("word", ["sha265", "blake", "xxh128", "sha-256", "SHA256", "md5", "true"])
 def test_misspelt_algorithms_are_no_paths(word, path, torch, monkeypatch):
     monkeypatch.chdir(path.parent)
-    with pytest.raises(ValueError, match=f"unknown algorithm '{word}'; did you mean"):
+    with pytest.raises(ValueError, match=f"unknown algorithm '{word}'; expected"):
         fastsafetensors.save_file({"a": torch.ones(4)}, path, manifest=word)
     fastsafetensors.save_file({"a": torch.ones(4)}, path, manifest=f"./{word}")
     assert (path.parent / word).exists()
@@ -221,3 +221,9 @@ def test_numbers_of_numpy_are_accepted(path, torch):
     assert torch.equal(loaded["a"], tensors["a"])
     assert [name for name, _ in open_stream(path, memory=np.int64(1 << 26))] == ["a"]
     fastsafetensors.save_file_async(tensors, path, memory=np.int64(64 << 20)).wait()
+
+
+def test_no_device_is_the_cpu(path, torch):
+    from fastsafetensors.fast_loading import load_safetensors_mmap
+
+    assert load_safetensors_mmap(path, device=None).keys() == fastsafetensors.load_file(path).keys()

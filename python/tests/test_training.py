@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import os
 import pathlib
@@ -110,6 +111,37 @@ def test_any_state_is_restored(tmp_path: pathlib.Path) -> None:
     with pytest.raises(TypeError, match="a.x: a object can't be saved"), CheckpointManager(
             tmp_path) as manager:
         manager.save(2, {"a": {"x": object()}})
+
+
+class Kind(str, enum.Enum):
+    """Like the enumerations of transformers: str() is not the text."""
+
+    MODEL = "model"
+
+
+def test_names_and_values_come_back_as_they_were(tmp_path: pathlib.Path) -> None:
+    """Enumerations of text are restored as their text, arrays with shape and dtype; what can't be
+    restored is refused with its path."""
+    numpy = pytest.importorskip("numpy")
+    mapped = numpy.memmap(tmp_path / "mapped", "float32", "w+", shape=(1,))
+    big = numpy.arange(3, dtype=">i4")
+    model = torch.nn.Linear(2, 2)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {Kind.MODEL: model, "s": {"kind": Kind.MODEL, Kind.MODEL: 1},
+                         "mapped": mapped, "big": big})
+        manager.wait()
+        latest = manager.latest()
+        assert latest is not None
+        loaded = latest.load()
+        assert loaded["s"] == {"kind": "model", "model": 1}
+        assert loaded["mapped"].shape == (1,) and loaded["mapped"].dtype == numpy.float32
+        assert (loaded["big"] == big).all()
+        assert manager.resume({"model": model}) == manager.resume({Kind.MODEL: model}) == 1
+        for wrong, words in (({1: 1, "1": 2}, "must be str, not 1"),
+                             ({"m": numpy.matrix([[5]])}, "m: a matrix"),
+                             ({"m": {"t": numpy.array(["a"])}}, "m.t: an array of <U1")):
+            with pytest.raises(TypeError, match=words):
+                manager.save(2, wrong)
 
 
 def test_damaged_checkpoints_are_skipped(tmp_path: pathlib.Path) -> None:
@@ -392,12 +424,21 @@ def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
 
 @pytest.mark.parametrize("options", [
     {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
-    {"memory": 0}, {"max_shard_size": "x"}])
+    {"memory": 0}, {"max_shard_size": "x"}, {"keep_last": 2.0}, {"keep_best": 1.0}, {"every": "2"},
+    {"every": None}, {"manifest": "SHA256"}])
 def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:
-    """Bad arguments raise ValueError, and no folder is created."""
-    with pytest.raises(ValueError):
+    """Bad arguments are named in a TypeError or ValueError, and no folder is created."""
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         CheckpointManager(tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_url_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL does not become a local folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="not to s3://bucket/run"):
+        CheckpointManager("s3://bucket/run")
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = textwrap.dedent("""
