@@ -41,6 +41,7 @@ static fst_status check_choices(const fst_save_options *options, fst_error *erro
                 error, "header_alignment_bytes must be a multiple of alignment_bytes");
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
+    API_REQUIRE(options->metadata_count < INT32_MAX, error, "too many metadata entries");
     API_REQUIRE(options->file_count <= 99999, error, "more than 99999 files");
     API_REQUIRE((unsigned)options->compress < FST_COMPRESS_COUNT, error,
                 "unknown compress %d; expected a value of fst_compress", (int)options->compress);
@@ -91,6 +92,7 @@ static fst_status copy_tensors(api_save_request *request, const fst_save_tensor 
         API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
                     tensor.file_index, file_count);
         if (tensor.name_size == SIZE_MAX) tensor.name_size = strlen(tensor.name);
+        API_REQUIRE(tensor.name_size <= INT32_MAX, error, "tensor %zu: its name is too long", i);
         request->tensors[i] = tensor;
     }
     return FST_OK;
@@ -285,6 +287,7 @@ static fst_status check_edit(const fst_edit_options *options, fst_error *error) 
                 "unknown promise %d; expected a value of fst_save_promise", (int)options->promise);
     API_REQUIRE(options->metadata != NULL || options->metadata_count == 0, error,
                 "metadata is NULL");
+    API_REQUIRE(options->metadata_count < INT32_MAX, error, "too many metadata entries");
     API_REQUIRE(options->renames != NULL || options->rename_count == 0, error, "renames is NULL");
     API_REQUIRE_SWITCH(options->clear_metadata, "clear_metadata", error);
     API_REQUIRE(options->metadata_count < INT32_MAX && options->rename_count < INT32_MAX, error,

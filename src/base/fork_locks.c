@@ -20,7 +20,11 @@ static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 /// holds another one must have registered them in that order; the disk cache does (its own lock,
 /// then that of its thread pool). And it must not register a lock while it holds one, because
 /// list_lock is taken first here.
+///
+/// A driver may call fork() to start a program while it is being loaded. That thread holds the lock
+/// of library.c, for which another fork() may be waiting with all other locks, so it takes none.
 static void lock_all(void) {
+    if (fsti_library_is_loading()) return;
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
     if (last_lock != NULL) pthread_mutex_lock(last_lock);
@@ -30,6 +34,7 @@ static void lock_all(void) {
 /// Called after fork(), in the parent and in the child. The thread that called fork() owns the
 /// locks in both.
 static void unlock_all(void) {
+    if (fsti_library_is_loading()) return;
     fsti_library_after_fork();
     if (last_lock != NULL) pthread_mutex_unlock(last_lock);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);

@@ -11,6 +11,11 @@ static _Thread_local bool is_loading;
 
 void fsti_library_once(atomic_bool *is_loaded, void (*load)(void)) {
     if (atomic_load_explicit(is_loaded, memory_order_acquire)) return;
+    if (is_loading) { // in a child that `load` has forked, whose only thread holds the lock
+        load();
+        atomic_store(is_loaded, true);
+        return;
+    }
     pthread_mutex_lock(&lock);
     is_loading = true;
     if (!atomic_load(is_loaded)) load();
@@ -19,14 +24,9 @@ void fsti_library_once(atomic_bool *is_loaded, void (*load)(void)) {
     pthread_mutex_unlock(&lock);
 }
 
-// A driver may call fork() to start a program while it is being loaded.
-void fsti_library_before_fork(void) {
-    if (!is_loading) pthread_mutex_lock(&lock);
-}
-
-void fsti_library_after_fork(void) {
-    if (!is_loading) pthread_mutex_unlock(&lock);
-}
+bool fsti_library_is_loading(void) { return is_loading; }
+void fsti_library_before_fork(void) { pthread_mutex_lock(&lock); }
+void fsti_library_after_fork(void) { pthread_mutex_unlock(&lock); }
 
 static bool bind_symbols(void *handle, const fsti_library_symbol *symbols, const char **missing) {
     for (; symbols->name != NULL; symbols++) {

@@ -184,6 +184,8 @@ int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context
 /// a library, in an inconsistent state, and crash or hang when it loads a library itself. From any
 /// thread; `load` must not call it.
 void fsti_library_once(atomic_bool *is_loaded, void (*load)(void));
+/// Whether the calling thread is in such a `load`.
+bool fsti_library_is_loading(void);
 /// Called by fork()'s handlers of fork_locks.c.
 void fsti_library_before_fork(void);
 void fsti_library_after_fork(void);

@@ -45,8 +45,8 @@ const char *fsti_path_name(const char *path);
 /// same folder (a parent without search permission, longer than PATH_MAX); fsti_anchor_check()
 /// guards those. Free *out with fsti_free().
 fst_status fsti_path_absolute(const char *path, char **out, fst_error *error);
-/// Resolves the links in the path of a file, which need not exist; the last one only if
-/// `follow_last`. `out` has PATH_MAX bytes. False if the file's folder does not exist.
+/// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its
+/// folders need not exist. `out` has PATH_MAX bytes. False if that is too short, or without memory.
 bool fsti_path_resolve(const char *path, bool follow_last, char *out);
 
 /// The identity of the working folder at one moment.

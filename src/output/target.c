@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -98,6 +97,50 @@ static fst_status follow_links(char **path, fst_error *error) {
     }
 }
 
+/// Appends the components of `rest` to the folder in `out`. They do not exist, so that none of them
+/// is a link, and ".." leads to the one before it. False if PATH_MAX bytes are too few.
+static bool append_missing(char *out, const char *rest) {
+    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
+    while (*(rest += strspn(rest, "/")) != '\0') {
+        size_t part = strcspn(rest, "/");
+        bool is_parent = part == 2 && memcmp(rest, "..", 2) == 0;
+        if (is_parent)
+            while (size > 0 && out[--size] != '/') continue;
+        else if (part != 1 || rest[0] != '.') {
+            if (size + part + 2 > PATH_MAX) return false;
+            out[size++] = '/';
+            memcpy(out + size, rest, part);
+            size += part;
+        }
+        rest += part;
+    }
+    out[size] = '\0';
+    return true;
+}
+
+bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
+    char *copy = fsti_string_copy(path, strlen(path));
+    if (copy == NULL || (follow_last && follow_links(&copy, NULL) != FST_OK)) {
+        fsti_free(copy);
+        return false;
+    }
+    size_t end = (size_t)(fsti_path_name(copy) - copy);
+    bool is_found = false;
+    while (!is_found && end > 0) {
+        char kept = copy[end];
+        copy[end] = '\0';
+        is_found = realpath(copy, out) != NULL;
+        copy[end] = kept;
+        if (is_found) break;
+        while (end > 0 && copy[end - 1] == '/') end--;
+        while (end > 0 && copy[end - 1] != '/') end--;
+    }
+    if (!is_found) is_found = realpath(".", out) != NULL;
+    is_found = is_found && append_missing(out, copy + end);
+    fsti_free(copy);
+    return is_found;
+}
+
 static void note_rights(fsti_target *target, const struct stat *info) {
     target->has_rights = true;
     target->mode = info->st_mode & 07777;
@@ -174,16 +217,4 @@ void fsti_target_clear(fsti_target *target) {
 fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error) {
     return fsti_url_refuse(output->target.path,
                            "an object is sent sequentially and can't be written in place", error);
-}
-
-bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
-    const char *name = fsti_path_name(path);
-    char folder[PATH_MAX];
-    if (follow_last && realpath(path, out) != NULL) return true;
-    if ((size_t)(name - path) + 2 > sizeof folder) return false;
-    memcpy(folder, path, (size_t)(name - path));
-    memcpy(folder + (name - path), ".", 2);
-    if (realpath(folder, out) == NULL) return false;
-    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
-    return snprintf(out + size, PATH_MAX - size, "/%s", name) < (int)(PATH_MAX - size);
 }

@@ -20,7 +20,7 @@ struct fst_async_save {
     fst_async_options options; ///< `save` is NULL
     fst_staging_pool *pool;
     char *path, *manifest; ///< `manifest`: of the writer's options
-    char *target;          ///< `path` without links; NULL: remote, or no such folder yet
+    char *target;          ///< `path` without links; NULL: it is too long for that
     bool is_set;           ///< several files
     fst_writer *writer;    ///< of the writing thread, which closes it
     fst_async_save *next_running;
@@ -28,6 +28,7 @@ struct fst_async_save {
     pthread_t helpers[THREAD_COUNT_MAX];
     uint32_t helper_count;
     atomic_bool is_cancelled;
+    atomic_bool is_copied; ///< nothing of the tensors is left to copy
     atomic_uint_fast64_t blocked_ns;
 
     pthread_mutex_t lock;
@@ -36,7 +37,6 @@ struct fst_async_save {
     /// before that.
     fst_async_save *previous;
     uint32_t user_count; ///< callers that use the snapshot: the writing thread waits for them
-    bool is_copied;      ///< nothing of the tensors is left to copy
     bool is_created;     ///< the writer has its files
     bool is_ending;      ///< `status` is known; no caller may begin to use the snapshot
     bool is_ended, is_told, is_closed;
@@ -127,6 +127,7 @@ static void leave_running(fst_async_save *save) {
     fst_async_save **at = &running.first;
     while (*at != NULL && *at != save) at = &(*at)->next_running;
     if (*at != NULL) *at = save->next_running;
+    save->next_running = NULL; // no longer kept up to date
     pthread_mutex_unlock(&running.lock);
 }
 
@@ -179,21 +180,16 @@ static fst_async_save *previous_of(fst_async_save *save) {
     return previous;
 }
 
-/// The first save of those before `save` whose tensors are not copied, or else `save`; referenced.
+/// A save whose tensors must be copied before those of `save`, or `save` if there is none;
+/// referenced. From the latest to the earliest, so that what it needs itself comes before it.
 static fst_async_save *next_to_copy(fst_async_save *save) {
-    fsti_refcount_ref(&save->refs);
-    for (;;) {
-        fst_async_save *previous = previous_of(save);
-        bool is_copied = previous == NULL;
-        if (previous != NULL) {
-            pthread_mutex_lock(&previous->lock);
-            is_copied = previous->is_copied;
-            pthread_mutex_unlock(&previous->lock);
-        }
-        unref_save(is_copied ? previous : save);
-        if (is_copied) return save;
-        save = previous;
-    }
+    pthread_mutex_lock(&running.lock);
+    fst_async_save *next = save;
+    for (fst_async_save *other = save->next_running; other != NULL; other = other->next_running)
+        if (!atomic_load(&other->is_copied) && must_precede(other, next)) next = other;
+    fsti_refcount_ref(&next->refs);
+    pthread_mutex_unlock(&running.lock);
+    return next;
 }
 
 /// Copies what is left of one save's tensors. A save that has failed needs no copies.
@@ -205,24 +201,27 @@ static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error
     return status;
 }
 
-/// Copies what is left of the saves before this one, then of this one. Earlier saves must not wait
-/// for staging memory that a later one holds, because the later one is written after them. A
-/// failure of an earlier save is not an error of this one.
-static fst_status copy_in_turn(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
+/// Copies what is left of the saves before this one: they must not wait for staging memory that a
+/// later one holds, because the later one is written after them. Their failures are not errors
+/// here. FST_E_TIMEOUT if bytes are left.
+static fst_status copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
     for (;;) {
         fst_async_save *next = next_to_copy(save);
-        bool is_own = next == save;
-        fst_status status = copy_one(next, deadline_ns, is_own ? error : NULL);
-        pthread_mutex_lock(&next->lock);
-        next->is_copied |= status != FST_E_TIMEOUT;
-        pthread_mutex_unlock(&next->lock);
+        fst_status status = next == save ? FST_OK : copy_one(next, deadline_ns, NULL);
+        bool is_over = next == save || status == FST_E_TIMEOUT;
+        if (!is_over) atomic_store(&next->is_copied, true);
         unref_save(next);
-        if (is_own) return status;
-        if (status == FST_E_TIMEOUT)
-            return fsti_error_set(
-                error, status, FSTI_NO_LOCATION,
-                "the tensors are not staged yet: an earlier save is being copied");
+        if (is_over) return status;
     }
+}
+
+static fst_status copy_in_turn(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
+    if (copy_earlier(save, deadline_ns) != FST_OK)
+        return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
+                              "the tensors are not staged yet: an earlier save is being copied");
+    fst_status status = copy_one(save, deadline_ns, error);
+    if (status != FST_E_TIMEOUT) atomic_store(&save->is_copied, true);
+    return status;
 }
 
 fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_error *error) {
@@ -240,11 +239,8 @@ static uint64_t next_check(void) { return fsti_now_ns() + (uint64_t)TURN_CHECK_M
 
 static void *help_copying(void *context) {
     fst_async_save *save = context;
-    fst_async_save *previous = previous_of(save);
-    while (previous != NULL && !atomic_load(&save->is_cancelled) &&
-           copy_in_turn(previous, next_check(), NULL) == FST_E_TIMEOUT)
+    while (!atomic_load(&save->is_cancelled) && copy_earlier(save, next_check()) == FST_E_TIMEOUT)
         continue;
-    unref_save(previous);
     fsti_snapshot_help(save->writer->snapshot);
     return NULL;
 }
@@ -382,8 +378,10 @@ static fst_status find_target(fst_async_save *save, fst_error *error) {
     if (save->path == NULL) return fsti_error_memory(error, strlen(path));
     save->is_set = save->writer->file_count > 1;
     bool follows = save->writer->folder == NULL && save->writer->options.replace_link == 0;
-    if (save->writer->is_remote || !fsti_path_resolve(path, follows, resolved)) return FST_OK;
-    save->target = fsti_string_copy(resolved, strlen(resolved));
+    bool is_remote = save->writer->is_remote;
+    if (!is_remote && !fsti_path_resolve(path, follows, resolved)) return FST_OK;
+    const char *target = is_remote ? path : resolved;
+    save->target = fsti_string_copy(target, strlen(target));
     return save->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
 }
 

@@ -342,6 +342,9 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
         FST_TRY(add_aside(writer, join(writer->folder, FOLDER_NAME, ""), error));
         FST_TRY(add_folder_digests(writer, error));
     }
+    // A model may have been saved there since the path was checked.
+    if (manifest->kind != NULL)
+        FST_TRY(fsti_save_manifest_check(writer, manifest->target.path, error));
     // Deleting a missing file is not an error.
     if (manifest->kind != NULL)
         FST_TRY(add_aside(writer, join(NULL, manifest->target.path, ""), error));

@@ -238,6 +238,8 @@ TEST(invalid_writes_are_refused)
     fst_save_options options = save_options_of();
     const char *path = fixture_path("nonsense");
     fst_writer *writer;
+    fst_metadata_entry many[64];
+    for (int i = 0; i < 64; i++) many[i] = save_entry_of("k", "v");
     CHECK_INT(fst_save(NULL, &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
     CHECK_INT(fst_save(path, NULL, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
     CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, NULL, NULL), FST_E_ARGUMENT);
@@ -268,6 +270,13 @@ TEST(invalid_writes_are_refused)
     options.stem = "a/b";
     options.file_count = 1;
     CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    options.metadata_count = SIZE_MAX / sizeof(fst_metadata_entry) + 2;
+    options.metadata = many;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    options.metadata_count = 0;
+    tensor.name_size = SIZE_MAX - 1;
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, NULL), FST_E_ARGUMENT);
+    tensor.name_size = SIZE_MAX;
     options.file_count = 0; // a single file has no stem, so it is not read
     CHECK_INT(fst_save(path, &tensor, 1, &options, NULL, NULL), FST_OK);
     options.stem = NULL;

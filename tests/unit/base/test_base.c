@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Errors, memory, arithmetic, hashes.
+#include <sys/wait.h>
+#include <stdatomic.h>
+#include <pthread.h>
 #include <errno.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -218,4 +221,37 @@ TEST(processors)
     }
     fake_processor_count = 0;
     fsti_cgroup_fake(NULL, NULL);
+}
+
+static atomic_bool has_loaded, is_load_over;
+
+/// As a driver may, which starts a program to load its kernel module.
+static void load_and_fork(void) {
+    usleep(100000);
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    waitpid(child, NULL, 0);
+}
+
+static void *fork_often(void *unused) {
+    (void)unused;
+    while (!atomic_load(&is_load_over)) {
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        waitpid(child, NULL, 0);
+    }
+    return NULL;
+}
+
+TEST(a_library_may_fork_while_it_is_loaded)
+{
+    pthread_t thread;
+    if (CHECK_SANITIZED) SKIP("the thread sanitizer does not follow threads of a fork");
+    alarm(60); // a deadlock
+    CHECK_INT(pthread_create(&thread, NULL, fork_often, NULL), 0);
+    fsti_library_once(&has_loaded, load_and_fork);
+    atomic_store(&is_load_over, true);
+    pthread_join(thread, NULL);
+    alarm(0);
+    CHECK(atomic_load(&has_loaded));
 }

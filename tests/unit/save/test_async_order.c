@@ -2,6 +2,7 @@
 /// The order of asynchronous saves: of the same file, of the same staging pool, or of a sharded
 /// model in the same folder.
 #include <stdatomic.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "async_fixture.h"
@@ -160,4 +161,82 @@ TEST(a_later_save_supersedes_an_earlier_one)
     CHECK_INT(async_value_at(fixture_path("superseded")), '2');
     fst_async_save_close(first);
     fst_async_save_close(second);
+}
+
+/// The folder of a sharded model is created by the first save, so links in it can't be resolved
+/// yet.
+TEST(saves_to_a_folder_that_does_not_exist_are_ordered)
+{
+    static const char *const spellings[][2] = {{"absent1", "absent1"},
+                                               {"absent2/./x", "absent2/x"},
+                                               {"absent3//x", "absent3/x/"},
+                                               {"absent4/../absent5", "absent5"}};
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        fst_async_save *saves[2];
+        fst_save_options options = async_save_options();
+        atomic_store(&may_write, false);
+        for (int k = 0; k < 2; k++) {
+            fst_async_options start = async_options_of(FST_STAGE_COPY);
+            char path[4096];
+            fst_staging_pool *pool;
+            CHECK_INT(fst_staging_open(0, 0, &pool, NULL), FST_OK);
+            options.file_count = k == 0 ? 2 : 3;
+            options.progress = k == 0 ? wait_to_write : NULL;
+            start.save = &options;
+            start.pool = pool;
+            snprintf(path, sizeof path, "%s", fixture_path(spellings[i][k]));
+            async_fill((unsigned char)('1' + k));
+            CHECK_INT(async_start(path, &start, &saves[k]), FST_OK);
+            fst_staging_close(pool);
+        }
+        fst_status early = fst_async_save_wait(saves[1], 100, NULL);
+        atomic_store(&may_write, true);
+        CHECK_INT(early, FST_E_TIMEOUT);
+        for (int k = 0; k < 2; k++) {
+            CHECK_INT(fst_async_save_wait(saves[k], -1, NULL), FST_OK);
+            fst_async_save_close(saves[k]);
+        }
+        CHECK_INT(async_value_at(fixture_path(spellings[i][1])), '2');
+    }
+}
+
+static unsigned char large[96 * MIB];
+
+static fst_status start_large(const char *path, fst_staging_pool *pool, fst_stage stage,
+                              uint64_t size, fst_async_save **out) {
+    fst_async_options options = async_options_of(stage);
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "large",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = &size,
+                              .data = large};
+    options.pool = pool;
+    return fst_async_save_start(path, &tensor, 1, &options, out, NULL);
+}
+
+/// The third save comes after the first by its pool and after the second by its file. It must not
+/// take the pool's memory before the first is copied.
+TEST(a_pool_is_left_to_its_earlier_save)
+{
+    fst_staging_pool *small, *other;
+    fst_async_save *saves[3];
+    char paths[2][4096];
+    for (int i = 0; i < 2; i++)
+        snprintf(paths[i], sizeof paths[i], "%s", fixture_path(i == 0 ? "w" : "z"));
+    CHECK_INT(fst_staging_open(32 * MIB, 0, &small, NULL), FST_OK);
+    CHECK_INT(fst_staging_open(0, 0, &other, NULL), FST_OK);
+    CHECK_INT(start_large(paths[0], small, FST_STAGE_LAZY, 96 * MIB, &saves[0]), FST_OK);
+    CHECK_INT(start_large(paths[1], other, FST_STAGE_COPY, 96 * MIB, &saves[1]), FST_OK);
+    CHECK_INT(start_large(paths[1], small, FST_STAGE_LAZY, 64 * MIB, &saves[2]), FST_OK);
+    alarm(120); // a wait without end
+    CHECK_INT(fst_async_save_stage(saves[2], -1, NULL), FST_OK);
+    for (int i = 2; i >= 0; i--) {
+        CHECK_INT(fst_async_save_wait(saves[i], -1, NULL), FST_OK);
+        fst_async_save_close(saves[i]);
+    }
+    alarm(0);
+    fst_staging_close(small);
+    fst_staging_close(other);
 }
