@@ -43,8 +43,11 @@ fst_status fsti_text_check_target(const char *path, const char *source, fst_erro
     bool is_source = source != NULL && stat(source, &other) == 0 && other.st_dev == target.st_dev &&
                      other.st_ino == target.st_ino;
     bool is_model = fsti_path_is_model(path);
-    if (!is_source && !is_model) return FST_OK;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (!S_ISREG(target.st_mode)) // renaming would replace a device, even /dev/null
+        return fsti_error_set(error, FST_E_NOT_REGULAR, location, "not a regular file but %s",
+                              S_ISDIR(target.st_mode) ? "a folder" : "a device or FIFO");
+    if (!is_source && !is_model) return FST_OK;
     return fsti_error_set(error, FST_E_ARGUMENT, location,
                           "this would overwrite %s. Choose another path",
                           is_model ? "a model" : source);

@@ -6,7 +6,8 @@
 #include "base/primitives.h"
 
 /// FST_E_ARGUMENT if writing to `path` would replace a model, an index, or the file `source` (a
-/// model or a key; NULL: no such file). NULL for `path`: nothing to check.
+/// model or a key; NULL: no such file). FST_E_NOT_REGULAR if it is a folder, device or FIFO. NULL
+/// for `path`: nothing to check.
 fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error);
 /// Writes a text to `path` atomically, and syncs it. FST_E_ARGUMENT if a model is there.
 fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error);

@@ -334,3 +334,24 @@ TEST(no_text_replaces_a_model_or_a_key)
     unlink(linked);
     unlink(other);
 }
+
+/// A rename would replace a device, even /dev/null, by a file.
+TEST(devices_and_fifos_are_not_replaced)
+{
+    const char *path = make_listed("listed", FST_DIGEST_XXH3_128, 64u << 10);
+    char fifo[4096], folder[4096];
+    fst_error error;
+    struct stat info;
+    CHECK(path != NULL);
+    snprintf(fifo, sizeof fifo, "%s/fifo", fixture_path("."));
+    snprintf(folder, sizeof folder, "%s/subfolder", fixture_path("."));
+    unlink(fifo);
+    CHECK_INT(mkfifo(fifo, 0600), 0);
+    CHECK_INT(mkdir(folder, 0700), 0);
+    CHECK_INT(fst_manifest_write(path, fifo, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK(stat(fifo, &info) == 0 && S_ISFIFO(info.st_mode));
+    CHECK_INT(fst_manifest_write(path, folder, NULL, NULL, &error), FST_E_NOT_REGULAR);
+    CHECK(stat("/dev/null", &info) == 0 && S_ISCHR(info.st_mode));
+    unlink(fifo);
+    rmdir(folder);
+}
