@@ -145,7 +145,8 @@ static int check_folder(const rewrite_plan *plan) {
     const char *stem = plan->save.stem == NULL ? "model" : plan->save.stem;
     DIR *folder = cli_is_address(plan->target) ? NULL : opendir(plan->target);
     int code = EXIT_OK;
-    for (struct dirent *entry; folder != NULL && code == EXIT_OK && (entry = readdir(folder));)
+    struct dirent *entry = folder == NULL ? NULL : readdir(folder);
+    for (; entry != NULL && code == EXIT_OK; entry = readdir(folder))
         if (is_other_index(entry->d_name, stem))
             code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
                               "'%s' holds another model, of '%s'. Use another folder, or its name "

@@ -104,9 +104,10 @@ static bool append_missing(char *out, const char *rest) {
     while (*(rest += strspn(rest, "/")) != '\0') {
         size_t part = strcspn(rest, "/");
         bool is_parent = part == 2 && memcmp(rest, "..", 2) == 0;
-        if (is_parent)
-            while (size > 0 && out[--size] != '/') continue;
-        else if (part != 1 || rest[0] != '.') {
+        if (is_parent) {
+            while (size > 0 && out[size - 1] != '/') size--;
+            if (size > 0) size--;
+        } else if (part != 1 || rest[0] != '.') {
             if (size + part + 2 > PATH_MAX) return false;
             out[size++] = '/';
             memcpy(out + size, rest, part);
