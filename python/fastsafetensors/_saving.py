@@ -136,8 +136,9 @@ def parse_size(name: str, size: int | str) -> int:
 
     ValueError, with the parameter's name, for anything else, 0, and sizes of 2^63 bytes and more.
     """
-    if hasattr(size, "__index__") and not isinstance(size, bool):
-        size = operator.index(size)
+    given: Any = size
+    if hasattr(given, "__index__") and not isinstance(given, bool):
+        size = operator.index(given)
         if not 1 <= size < 2**63:
             raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size}")
         return size
