@@ -176,7 +176,7 @@ def run_within(limit_s: int, command: list[str]) -> int:
     Return its exit status, 124 if the time was up.
     """
     environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
-    # Torch's threads beside the tests' own processes would wait for each other's processors.
+    # The tests use every processor. More threads in each of their processes would slow them down.
     environment.setdefault("OMP_NUM_THREADS", "1")
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:

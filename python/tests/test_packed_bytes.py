@@ -162,7 +162,7 @@ def test_verify_decodes_large_tensors_in_pieces(command: str, tmp_path: pathlib.
     path = tmp_path / "large.safetensors"
     values = (torch.randn(1 << 20) * 0.02).bfloat16().repeat(128).reshape(-1, 4096)
     fst_torch.save_file({"w": values}, path, compress=True)
-    # A forked process inherits the peak memory of its parent, so it is started by a small process.
+    # A child process starts with the peak memory of its parent. So a small process starts it.
     count = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, "
              "stdout=subprocess.DEVNULL); "
              "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")

@@ -116,7 +116,7 @@ def test_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_port() -> None:
-    """The signature covers the Host header as it is sent, which omits the scheme's default port."""
+    """The signed Host header has no port if the URL has the default port of its scheme."""
     told: list[str] = []
 
     def refuse(request: Request) -> Answer | None:

@@ -122,9 +122,9 @@ def test_old_manifest_is_deleted(kind: str, files: int) -> None:
 
 @pytest.mark.parametrize("files", [1, 3])
 @pytest.mark.parametrize("before", [1, 3])
-def test_manifest_is_true_at_every_step(before: int, files: int) -> None:
-    """After every change a verified load returns one complete model, or there is no manifest. A
-    save that fails at any step leaves the old model its manifest."""
+def test_manifest_matches_the_model_at_every_step(before: int, files: int) -> None:
+    """After every request of a save, a verified load either returns one complete model or fails
+    because the manifest was deleted. A save that fails restores the old model's manifest."""
     folder, step, is_over = "s3://box/m", 0, False
     while not is_over:
         with object_store() as server:

@@ -120,8 +120,8 @@ class Kind(str, enum.Enum):
 
 
 def test_names_and_values_come_back_as_they_were(tmp_path: pathlib.Path) -> None:
-    """Enumerations of text are restored as their text, arrays with shape and dtype; what can't be
-    restored is refused with its path."""
+    """String enumerations are restored as strings, and arrays with shape and dtype. For other types
+    save() raises TypeError with the path of the value."""
     numpy = pytest.importorskip("numpy")
     mapped = numpy.memmap(tmp_path / "mapped", "float32", "w+", shape=(1,))
     big = numpy.arange(3, dtype=">i4")

@@ -97,8 +97,8 @@ static fst_status follow_links(char **path, fst_error *error) {
     }
 }
 
-/// Appends the components of `rest` to the folder in `out`. They do not exist, so that none of them
-/// is a link, and ".." leads to the one before it. False if PATH_MAX bytes are too few.
+/// Appends the components of `rest` to the folder in `out`. None of them exists, so none is a link,
+/// and a parent reference removes the component before it. False if PATH_MAX bytes are too few.
 static bool append_missing(char *out, const char *rest) {
     size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
     while (*(rest += strspn(rest, "/")) != '\0') {

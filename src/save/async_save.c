@@ -180,8 +180,9 @@ static fst_async_save *previous_of(fst_async_save *save) {
     return previous;
 }
 
-/// A save whose tensors must be copied before those of `save`, or `save` if there is none;
-/// referenced. From the latest to the earliest, so that what it needs itself comes before it.
+/// Returns a new reference to a save whose tensors must be copied next: `save` itself, unless an
+/// earlier one must precede it. The list has the latest save first, so one pass also finds saves
+/// that must precede a predecessor.
 static fst_async_save *next_to_copy(fst_async_save *save) {
     pthread_mutex_lock(&running.lock);
     fst_async_save *next = save;
