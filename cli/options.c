@@ -194,7 +194,7 @@ static int set_remote(const char *cache_dir, bool offline) {
     fst_error error;
     if (cache_dir != NULL) {
         remote.cache_dir = cache_dir;
-        remote.cache_required = 1;
+        remote.cache_required = strcmp(cache_dir, "off") != 0;
     }
     if (offline) remote.offline = 1;
     return fst_remote_configure(&remote, &error) == FST_OK ? EXIT_OK : cli_fail(&error);

@@ -9,6 +9,7 @@ shrink: one that is no longer needed, or allows more than is used, is a fault as
 
 import pathlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -108,6 +109,8 @@ def check_bans(path: pathlib.Path, name: str) -> list[str]:
 
 def find_large(root: pathlib.Path) -> list[str]:
     """Files that should not be tracked."""
+    if shutil.which("git") is None:
+        return []
     done = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
     tracked = (root / name for name in done.stdout.split("\0") if name)
     return [f"{path.relative_to(root)}: larger than {TRACKED_BYTES >> 10} KiB" for path in tracked

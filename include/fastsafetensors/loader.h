@@ -123,7 +123,8 @@ typedef struct fst_load_options {
     /// destination are not limited: they need no memory of the load. Not included: the buffers that
     /// reads go through (fst_load_stats.bounce_bytes) and what fst_loader_tensor_at() reads out of
     /// order. Included: about 4.3 MiB per thread that decompresses; the number of threads is
-    /// limited so that these take at most a third.
+    /// limited so that these take at most a third. Memory-mapped tensors need no memory of the
+    /// load, so a limit is kept with FST_MODE_MAP as well.
     uint64_t budget_bytes;
 
     /// What to load: `parts` if it is not NULL (part_count may be 0: nothing). Otherwise every

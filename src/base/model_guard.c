@@ -12,12 +12,11 @@
 /// The largest header that readers of the format accept, in bytes.
 #define HEADER_BYTES_MAX 100000000u
 
-/// NAME.safetensors, NAME.safetensors.index.json, and variants such as
-/// NAME.safetensors.index.V.json.
+/// NAME.safetensors, NAME.index.json, and variants such as NAME.safetensors.index.V.json.
 static bool has_model_name(const char *path) {
     const char *slash = strrchr(path, '/');
     const char *name = slash == NULL ? path : slash + 1;
-    return fsti_ends_with(name, ".safetensors") ||
+    return fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".index.json") ||
            (strstr(name, ".safetensors.index.") != NULL && fsti_ends_with(name, ".json"));
 }
 
@@ -38,7 +37,6 @@ static bool begins_like_model(const char *path) {
 
 bool fsti_path_is_model(const char *path) {
     char real[PATH_MAX];
-    if (fsti_path_is_url(path)) return has_model_name(path);
-    return realpath(path, real) != NULL &&
-           (has_model_name(path) || has_model_name(real) || begins_like_model(real));
+    if (has_model_name(path) || fsti_path_is_url(path)) return has_model_name(path);
+    return realpath(path, real) != NULL && (has_model_name(real) || begins_like_model(real));
 }

@@ -70,10 +70,14 @@ void fsti_append(char *text, size_t size, const char *words);
 /// Whether a path is a URL, or a URL that went through a path object ("https:/host").
 bool fsti_path_is_url(const char *path);
 
-/// Whether a file is a model or an index, by its name (also through links) or because it begins
-/// like a safetensors file. No manifest, list or signature may replace it. For a URL the name
-/// decides.
+/// Whether a file is a model or an index, by its name (also through links, and if it does not
+/// exist yet) or because it begins like a safetensors file. No manifest, list or signature may
+/// replace it or have such a name. For a URL the name decides.
 bool fsti_path_is_model(const char *path);
+
+/// Whether two URLs or paths are the same text. Upper and lower case of a scheme and host, and the
+/// number of slashes after the scheme, make no difference.
+bool fsti_url_is_same(const char *one, const char *other);
 
 /// Copies a URL for messages, without query, user and password. Truncated to `size`.
 void fsti_url_redact(const char *text, char *out, size_t size);

@@ -14,6 +14,23 @@ bool fsti_path_is_url(const char *path) {
     return false;
 }
 
+/// Returns the size of the scheme with its colon; *with_slashes counts the slashes as well.
+static size_t scheme_size(const char *url, size_t *with_slashes) {
+    size_t size = strcspn(url, ":") + 1;
+    *with_slashes = size + strspn(url + size, "/");
+    return size;
+}
+
+bool fsti_url_is_same(const char *one, const char *other) {
+    if (!fsti_path_is_url(one) || !fsti_path_is_url(other)) return strcmp(one, other) == 0;
+    size_t one_at, other_at, size = scheme_size(one, &one_at);
+    if (scheme_size(other, &other_at) != size || strncasecmp(one, other, size) != 0) return false;
+    one += one_at;
+    other += other_at;
+    size_t host = strcspn(one, "/?#");
+    return strncasecmp(one, other, host) == 0 && strcmp(one + host, other + host) == 0;
+}
+
 void fsti_url_redact(const char *text, char *out, size_t size) {
     size_t length = strcspn(text, "?#");
     const char *slashes = strstr(text, ":/");

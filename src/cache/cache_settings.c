@@ -20,6 +20,9 @@ fst_status fsti_cache_check(const fst_remote_options *options, fst_error *error)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "cache_dir is too long");
     if (fsti_path_is_url(folder))
         return fsti_url_refuse(folder, "the cache must be a local folder", error);
+    if (options->cache_required != 0 && options->cache_dir != NULL && strcmp(folder, "off") == 0)
+        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                              "cache_required needs a cache, and cache_dir is \"off\"");
     return FST_OK;
 }
 

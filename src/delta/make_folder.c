@@ -32,7 +32,7 @@ static bool is_temporary_name(const char *name) {
     return strncmp(name, "shard-", 6) == 0 && fsti_ends_with(name, ".tmp");
 }
 
-/// Looks for files of models. *is_begun: the mark of an earlier attempt is there.
+/// Looks for files and indexes of models. *is_begun: the mark of an earlier attempt is there.
 static fst_status look_into(const char *folder, bool *is_begun, bool *has_models,
                             fst_error *error) {
     *is_begun = *has_models = false;
@@ -40,7 +40,9 @@ static fst_status look_into(const char *folder, bool *is_begun, bool *has_models
     if (list == NULL) return fsti_error_errno(error, errno, folder, "listing the folder");
     for (struct dirent *entry; (entry = readdir(list)) != NULL;) {
         if (strcmp(entry->d_name, MAKE_MARK) == 0) *is_begun = true;
-        if (fsti_ends_with(entry->d_name, ".safetensors")) *has_models = true;
+        if (fsti_ends_with(entry->d_name, ".safetensors") ||
+            fsti_ends_with(entry->d_name, ".index.json"))
+            *has_models = true;
     }
     closedir(list);
     return FST_OK;
@@ -81,16 +83,15 @@ static fst_status mark_folder(const char *folder, fst_error *error) {
     return status;
 }
 
+/// Paths are relative to a descriptor, so this also works when no memory is left.
 void fsti_make_folder_end(const char *folder, int lock, fst_status status) {
-    char *index = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
-    char *mark = fsti_model_join(folder, "/" MAKE_MARK);
-    if (mark != NULL && index != NULL) {
-        bool is_made = status == FST_OK || access(index, F_OK) == 0;
-        if (is_made) (void)unlink(mark);
-        if (!is_made) remove_remains(folder);
-    }
-    fsti_free(index);
-    fsti_free(mark);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool is_made = status == FST_OK || (fd >= 0 && faccessat(fd, DELTA_INDEX_NAME, F_OK, 0) == 0);
+    if (is_made && fd >= 0)
+        (void)unlinkat(fd, MAKE_MARK, 0);
+    else if (!is_made)
+        remove_remains(folder);
+    if (fd >= 0) close(fd);
     fsti_folder_unlock(lock);
 }
 

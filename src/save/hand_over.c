@@ -2,6 +2,7 @@
 /// Sharded models written by several processes: handed over files, joined files, and publishing by
 /// one process.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -151,6 +152,27 @@ static fst_status check_temporary_file(const char *folder, const char *path, fst
                           folder);
 }
 
+static int compare_names(const void *one, const void *other) {
+    return strcmp(fsti_path_name(*(const char *const *)one),
+                  fsti_path_name(*(const char *const *)other));
+}
+
+/// All files are of one folder, so equal names are the same file.
+static fst_status check_given_once(const char *const *paths, size_t path_count, fst_error *error) {
+    const char **sorted = fsti_alloc_zeroed(path_count, sizeof *sorted);
+    if (sorted == NULL) return fsti_error_memory(error, path_count * sizeof *sorted);
+    memcpy(sorted, paths, path_count * sizeof *sorted);
+    qsort(sorted, path_count, sizeof *sorted, compare_names);
+    fst_status status = FST_OK;
+    for (size_t i = 1; i < path_count && status == FST_OK; i++) {
+        fsti_error_location location = {.file = sorted[i], .byte_offset = FST_NO_OFFSET};
+        if (compare_names(&sorted[i - 1], &sorted[i]) == 0)
+            status = fsti_error_set(error, FST_E_ARGUMENT, location, "the file is given twice");
+    }
+    fsti_free(sorted);
+    return status;
+}
+
 static fst_status publish(const char *folder, const char *const *paths, const found_tensors *found,
                           const fst_publish_options *options, fst_save_stats *stats,
                           fst_error *error) {
@@ -181,6 +203,7 @@ fst_status fsti_set_publish(const char *folder, const char *const *paths, size_t
                             const fst_publish_options *options, fst_save_stats *stats,
                             fst_error *error) {
     for (size_t i = 0; i < path_count; i++) FST_TRY(check_temporary_file(folder, paths[i], error));
+    FST_TRY(check_given_once(paths, path_count, error));
     found_tensors found = {0};
     fst_status status = find_tensors(&found, paths, path_count, error);
     if (status == FST_OK) status = publish(folder, paths, &found, options, stats, error);

@@ -44,7 +44,7 @@ static bool is_model(const fst_writer *writer, const char *path) {
     const char *origin = writer->origin == NULL ? NULL : fsti_file_path(writer->origin);
     if (origin != NULL && fsti_save_is_same_file(path, origin)) return true;
     for (uint32_t f = 0; f <= writer->file_count; f++)
-        if (writer->published[f] != NULL && (strcmp(path, writer->published[f]) == 0 ||
+        if (writer->published[f] != NULL && (fsti_url_is_same(path, writer->published[f]) ||
                                              fsti_save_is_same_file(path, writer->published[f])))
             return true;
     return false;

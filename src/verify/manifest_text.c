@@ -39,11 +39,15 @@ static bool write_all(int fd, const char *bytes, size_t size) {
 
 fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
     struct stat target, other;
-    if (path == NULL || stat(path, &target) != 0) return FST_OK;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (path == NULL) return FST_OK;
+    bool is_model = fsti_path_is_model(path), exists = stat(path, &target) == 0;
+    if (!exists && is_model)
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "this is the name of a model or an index. Choose another name");
+    if (!exists) return FST_OK;
     bool is_source = source != NULL && stat(source, &other) == 0 && other.st_dev == target.st_dev &&
                      other.st_ino == target.st_ino;
-    bool is_model = fsti_path_is_model(path);
-    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (!S_ISREG(target.st_mode)) // renaming would replace a device, even /dev/null
         return fsti_error_set(error, FST_E_NOT_REGULAR, location, "not a regular file but %s",
                               S_ISDIR(target.st_mode) ? "a folder" : "a device or FIFO");

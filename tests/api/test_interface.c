@@ -225,6 +225,8 @@ TEST(remote_settings_are_checked_when_they_are_given)
     check_remote_refused(REMOTE(.create_only = 2), FST_E_ARGUMENT, "create_only is 2");
     check_remote_refused(REMOTE(.offline = -1), FST_E_ARGUMENT, "offline is -1");
     check_remote_refused(REMOTE(.private_redirects = 5), FST_E_ARGUMENT, "private_redirects is 5");
+    check_remote_refused(REMOTE(.cache_dir = "off", .cache_required = 1), FST_E_ARGUMENT,
+                         "cache_required needs a cache");
     check_remote_refused(REMOTE(.cache_dir = ""), FST_E_ARGUMENT, "cache_dir is empty");
     check_remote_refused(REMOTE(.ca_file = "/nonexistent/ca.pem"), FST_E_NOT_FOUND,
                          "/nonexistent/ca.pem: reading ca_file");

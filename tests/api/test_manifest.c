@@ -335,6 +335,32 @@ TEST(no_text_replaces_a_model_or_a_key)
     unlink(other);
 }
 
+/// A manifest with the name of a model would be opened as one, and a second index makes a folder
+/// ambiguous.
+TEST(no_text_takes_the_name_of_a_model)
+{
+    static const char *const names[] = {"absent.safetensors", "absent.safetensors.index.json",
+                                        "absent.index.json"};
+    const char *path = make_listed("names", FST_DIGEST_XXH3_128, 64u << 10);
+    char folder[4096], key[4096];
+    fst_error error;
+    CHECK(path != NULL);
+    snprintf(folder, sizeof folder, "%s", fixture_path("."));
+    snprintf(key, sizeof key, "%s", fixture_file("names-key.pem", "-----BEGIN", 10));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *target = fixture_path(names[i]);
+        fst_bundle_files bundle = FST_STRUCT_INIT(fst_bundle_files);
+        bundle.folder = folder;
+        bundle.key = key;
+        bundle.bundle = target;
+        CHECK_INT(fst_manifest_write(path, target, NULL, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "the name of a model or an index");
+        CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "the name of a model or an index");
+        CHECK(access(target, F_OK) != 0);
+    }
+}
+
 /// A rename would replace a device, even /dev/null, by a file.
 TEST(devices_and_fifos_are_not_replaced)
 {

@@ -117,6 +117,16 @@ TEST(only_handed_over_files_are_published)
     CHECK_INT(fst_set_publish(fixture_path("here"), elsewhere, 1, NULL, NULL, &error),
               FST_E_ARGUMENT);
     CHECK(strstr(error.message, "not in the folder") != NULL);
+    // A file that is given twice. It has no tensors, so these do not give it away.
+    fst_writer *empty = NULL;
+    CHECK_INT(fst_writer_open(fixture_path("there/empty.safetensors"), NULL, 0, NULL, &empty, NULL),
+              FST_OK);
+    CHECK_INT(fst_writer_hand_over(empty, NULL), FST_OK);
+    const char *repeated[] = {fst_writer_hidden_path(empty, 0), fst_writer_hidden_path(empty, 0)};
+    CHECK_INT(fst_set_publish(fixture_path("there"), repeated, 2, NULL, NULL, &error),
+              FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "given twice") != NULL);
+    fst_writer_close(empty);
     // The same tensor twice: nothing is published, and the temporary files are deleted.
     fst_writer *other = open_rank("there/model-2.safetensors", "a", bytes);
     const char *twice[] = {fst_writer_hidden_path(writer, 0), fst_writer_hidden_path(other, 0)};

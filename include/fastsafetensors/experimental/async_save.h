@@ -53,7 +53,8 @@ typedef enum fst_stage {
 } fst_stage;
 #define FST_STAGE_COUNT 3
 
-/// What a save does about an unfinished earlier save with the same pool.
+/// What a save does about an unfinished earlier save with the same pool, or to the same path or
+/// folder with any pool.
 typedef enum fst_overlap {
     FST_OVERLAP_ORDER = 0,     ///< it is written after the earlier one
     FST_OVERLAP_SUPERSEDE = 1, ///< it cancels the earlier one, unless its files are in place

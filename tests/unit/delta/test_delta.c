@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Opening, applying, preparing and making weight deltas through the public interface.
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -137,6 +138,57 @@ TEST(a_folder_that_another_call_writes_to_is_refused)
     CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_ARGUMENT);
     fsti_io_hide(0);
     CHECK_CONTAINS(error.message, "holds a version already");
+}
+
+/// A second index would make the folder ambiguous for every program that opens it.
+TEST(a_folder_with_another_index_is_refused)
+{
+    char old[600], made[600], folder[600], index[700];
+    fst_error error;
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("index-old"));
+    snprintf(made, sizeof made, "%s", fixture_path("index-new"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("index-delta"));
+    snprintf(index, sizeof index, "%s/other.safetensors.index.json", folder);
+    delta_write_checkpoint(old, 0);
+    delta_write_checkpoint(made, 1);
+    options.checkpoint = made;
+    options.base_version = "0";
+    options.version = "1";
+    delta_remove(folder);
+    CHECK(mkdir(folder, 0777) == 0);
+    int file = open(index, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    CHECK(file >= 0 && close(file) == 0);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "holds files of a model");
+    unlink(index);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_OK);
+}
+
+/// When no memory is left, what was begun is removed all the same.
+TEST(a_delta_that_fails_for_lack_of_memory_leaves_an_empty_folder)
+{
+    char old[600], made[600], folder[600];
+    fst_error error;
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("memory-old"));
+    snprintf(made, sizeof made, "%s", fixture_path("memory-new"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("memory-delta"));
+    delta_write_checkpoint(old, 0);
+    delta_write_checkpoint(made, 1);
+    options.checkpoint = made;
+    options.base_version = "0";
+    options.version = "1";
+    fst_status status = FST_E_NO_MEMORY;
+    for (long n = 0; status == FST_E_NO_MEMORY; n++) {
+        delta_remove(folder);
+        fsti_alloc_fail_after(n);
+        status = fst_delta_make(old, folder, &options, NULL, &error);
+        fsti_alloc_fail_after(-1);
+        if (status == FST_E_NO_MEMORY) CHECK(rmdir(folder) == 0 || errno == ENOENT);
+        CHECK(n < 10000);
+    }
+    CHECK_INT(status, FST_OK);
 }
 
 TEST(a_change_is_committed_or_dropped)
