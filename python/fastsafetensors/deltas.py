@@ -111,8 +111,10 @@ class Delta:
     ) -> Change:
         """Make and verify the new bytes of a running model's tensors.
 
-        The model may be used meanwhile, but not changed until commit(). Needs as much memory as the
-        changed tensors have; tensors on a device or without contiguous memory also need a copy.
+        The model may be used meanwhile, but not changed until commit(), which writes only the bytes
+        that differ. These are kept in memory: about 5 % of the tensors' size if 1 % of the elements
+        change, at most 1.13 times their size. Tensors on a device or without contiguous memory
+        also need a copy.
 
         tensors: a mapping of checkpoint names to torch tensors or numpy arrays in the checkpoint's
             layout, or a torch module whose state has those names.

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Deltas for tensors in memory. The new bytes are computed and verified in separate memory, and a
-/// short second step copies them into the tensors. Also patches: the changed elements with their
-/// positions.
+/// Deltas for tensors in memory. The new bytes are computed and verified block by block, and the
+/// changed ones are kept. A short second step writes them into the tensors. Also patches: the
+/// changed elements with their positions.
 #include <stdlib.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
+#include "changed_lines.h"
 #include "delta_private.h"
 
-/// Bytes that a thread copies at a time in the second step.
-#define COPY_BYTES ((uint64_t)4 << 20)
-
-/// The new bytes of one tensor.
+/// The changes of one tensor.
 typedef struct changed_tensor {
     const delta_tensor *tensor;
     unsigned char *target; ///< the caller's
-    unsigned char *bytes;  ///< new ones; from fsti_alloc
     uint64_t size_bytes;
+    changed_piece *pieces; ///< from fsti_alloc
 } changed_tensor;
 
 struct fst_delta_change {
@@ -28,52 +23,100 @@ struct fst_delta_change {
     uint32_t thread_count;
 };
 
+static size_t count_pieces(const changed_tensor *tensor) {
+    return (size_t)((tensor->size_bytes + CHANGED_PIECE_BYTES - 1) / CHANGED_PIECE_BYTES);
+}
+
 void fsti_delta_drop(fst_delta_change *change) {
     if (change == NULL) return;
-    for (size_t i = 0; i < change->tensor_count; i++) fsti_free(change->tensors[i].bytes);
+    for (size_t i = 0; i < change->tensor_count; i++) {
+        changed_tensor *tensor = &change->tensors[i];
+        for (size_t k = 0; tensor->pieces != NULL && k < count_pieces(tensor); k++)
+            fsti_free(tensor->pieces[k].bytes);
+        fsti_free(tensor->pieces);
+    }
     fsti_free(change->tensors);
     fsti_free(change);
 }
 
-/// Replaces the old bytes in `bytes` by the new ones and verifies these.
+/// How new bytes are made: `old` has `size` bytes, and take() gets each block of the new ones, in
+/// order, at byte `at`.
+typedef struct new_bytes {
+    const unsigned char *old;
+    size_t size;
+    fst_status (*take)(void *context, size_t at, const unsigned char *made, size_t size,
+                       fst_error *error);
+    void *context;
+} new_bytes;
+
+/// Makes the new bytes of a tensor and verifies them.
 static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta_tensor *tensor,
-                           fsti_octets bytes, fst_error *error) {
+                           const new_bytes *bytes, fst_error *error) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     delta_frames frames = fsti_delta_frames(delta, tensor, (delta_span){0, delta->version_count});
     const fsti_digest_kind *kind = fsti_delta_digest(delta, &frames, digest);
     void *state = kind->begin();
-    if (state == NULL) return fsti_error_memory(error, 64);
-    fst_status status = fsti_fold_begin(fold, &frames, bytes.size, NULL, error);
-    for (size_t at = 0; at < bytes.size && status == FST_OK; at += DELTA_BLOCK_BYTES) {
-        size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, bytes.size - at);
-        status = fsti_fold_apply(fold, bytes.bytes + at, size, error);
-        if (status == FST_OK && !kind->update(state, bytes.bytes + at, size))
+    unsigned char *block = fsti_alloc(DELTA_BLOCK_BYTES);
+    fst_status status =
+        state == NULL || block == NULL ? fsti_error_memory(error, DELTA_BLOCK_BYTES) : FST_OK;
+    if (status == FST_OK) status = fsti_fold_begin(fold, &frames, bytes->size, NULL, error);
+    for (size_t at = 0; at < bytes->size && status == FST_OK; at += DELTA_BLOCK_BYTES) {
+        size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, bytes->size - at);
+        memcpy(block, bytes->old + at, size);
+        status = fsti_fold_apply(fold, block, size, error);
+        if (status == FST_OK && !kind->update(state, block, size))
             status = fsti_error_memory(error, size);
+        if (status == FST_OK) status = bytes->take(bytes->context, at, block, size, error);
     }
-    if (!kind->end(state, digest) && status == FST_OK) status = fsti_error_memory(error, 64);
+    fsti_free(block);
+    if (state != NULL && !kind->end(state, digest) && status == FST_OK)
+        status = fsti_error_memory(error, 64);
     if (status == FST_OK) status = fsti_fold_end(fold, error);
     if (status == FST_OK) return fsti_delta_check_digest(delta, tensor, &frames, digest, error);
     fsti_fold_locate(fold, &frames, tensor, error);
     return status;
 }
 
+// ---- preparing ----
+
+typedef struct prepare_job {
+    changed_tensor *tensor;
+    changed_lines *lines;
+} prepare_job;
+
+static fst_status keep_changes(void *context, size_t at, const unsigned char *made, size_t size,
+                               fst_error *error) {
+    const prepare_job *job = context;
+    const changed_tensor *tensor = job->tensor;
+    size_t end = at + size;
+    fsti_changed_lines_add(job->lines, tensor->target + at, made, size);
+    if (end % CHANGED_PIECE_BYTES != 0 && end != tensor->size_bytes) return FST_OK;
+    return fsti_changed_lines_take(job->lines, &tensor->pieces[at / CHANGED_PIECE_BYTES], error);
+}
+
+static fst_status prepare_tensor(delta_fold *fold, const fst_delta *delta, const prepare_job *job,
+                                 fst_error *error) {
+    changed_tensor *tensor = job->tensor;
+    new_bytes bytes = {tensor->target, (size_t)tensor->size_bytes, keep_changes,
+                       (void *)(uintptr_t)job};
+    tensor->pieces = fsti_alloc_zeroed(count_pieces(tensor) + 1, sizeof *tensor->pieces);
+    if (tensor->pieces == NULL) return fsti_error_memory(error, count_pieces(tensor));
+    return make_new(fold, delta, tensor->tensor, &bytes, error);
+}
+
 static fst_status run_prepare(delta_pool *pool, uint32_t thread, fst_error *error) {
     fst_delta_change *change = pool->context;
+    prepare_job job = {NULL, NULL};
     delta_fold *fold;
     size_t task;
     (void)thread;
     fst_status status = fsti_fold_open(&fold, error);
+    if (status == FST_OK) status = fsti_changed_lines_open(&job.lines, error);
     while (status == FST_OK && fsti_pool_take(pool, &task)) {
-        changed_tensor *tensor = &change->tensors[task];
-        tensor->bytes = fsti_alloc((size_t)tensor->size_bytes + 1);
-        if (tensor->bytes == NULL) {
-            status = fsti_error_memory(error, tensor->size_bytes);
-            break;
-        }
-        memcpy(tensor->bytes, tensor->target, (size_t)tensor->size_bytes);
-        fsti_octets bytes = {tensor->bytes, (size_t)tensor->size_bytes};
-        status = make_new(fold, change->delta, tensor->tensor, bytes, error);
+        job.tensor = &change->tensors[task];
+        status = prepare_tensor(fold, change->delta, &job, error);
     }
+    fsti_changed_lines_close(job.lines);
     fsti_fold_close(fold);
     return status;
 }
@@ -112,7 +155,7 @@ static fst_status find_targets(fst_delta_change *change, const fsti_delta_live *
             break;
         }
         change->tensors[change->tensor_count++] =
-            (changed_tensor){tensor, live->tensors[at].data, NULL, live->tensors[at].size_bytes};
+            (changed_tensor){tensor, live->tensors[at].data, live->tensors[at].size_bytes, NULL};
     }
     fsti_name_table_clear(&table);
     return status;
@@ -151,41 +194,22 @@ fst_status fsti_delta_prepare(const fst_delta *delta, const fsti_delta_live *liv
     return FST_OK;
 }
 
-/// Copies with stores that bypass the caches: the target is not read first, which saves a third of
-/// the memory traffic. Bytes outside whole aligned lines are copied as usual.
-static void copy_around_caches(unsigned char *target, const unsigned char *source, size_t size) {
-#ifdef __SSE2__
-    size_t before = (size_t)fsti_min(size, -(uintptr_t)target & 63);
-    memcpy(target, source, before);
-    size_t at = before;
-    for (; at + 64 <= size; at += 64)
-        for (size_t i = 0; i < 64; i += 16)
-            _mm_stream_si128((__m128i *)(void *)(target + at + i),
-                             _mm_loadu_si128((const __m128i *)(const void *)(source + at + i)));
-    memcpy(target + at, source + at, size - at);
-    _mm_sfence();
-#else
-    memcpy(target, source, size);
-#endif
-}
+// ---- committing ----
 
-/// A task is one piece of COPY_BYTES. The pieces are numbered through all tensors.
+/// A task is one piece. The pieces are numbered through all tensors.
 static fst_status run_commit(delta_pool *pool, uint32_t thread, fst_error *error) {
     const fst_delta_change *change = pool->context;
     size_t task, tensor = 0, before = 0;
     (void)thread, (void)error;
     while (fsti_pool_take(pool, &task)) {
         // The task numbers of a thread ascend, so each search begins where the previous one ended.
-        for (;; tensor++) {
-            size_t pieces =
-                (size_t)((change->tensors[tensor].size_bytes + COPY_BYTES - 1) / COPY_BYTES);
-            if (task - before < pieces) break;
-            before += pieces;
-        }
+        for (; task - before >= count_pieces(&change->tensors[tensor]); tensor++)
+            before += count_pieces(&change->tensors[tensor]);
         const changed_tensor *changed = &change->tensors[tensor];
-        uint64_t begin = (task - before) * COPY_BYTES;
-        copy_around_caches(changed->target + begin, changed->bytes + begin,
-                           (size_t)fsti_min(COPY_BYTES, changed->size_bytes - begin));
+        uint64_t begin = (task - before) * CHANGED_PIECE_BYTES;
+        fsti_changed_piece_write(
+            &changed->pieces[task - before], changed->target + begin,
+            (size_t)fsti_min(CHANGED_PIECE_BYTES, changed->size_bytes - begin));
     }
     return FST_OK;
 }
@@ -195,10 +219,12 @@ void fsti_delta_commit(fst_delta_change *change) {
     pool.thread_count = fsti_cpu_count();
     if (pool.thread_count > DELTA_THREADS_MAX) pool.thread_count = DELTA_THREADS_MAX;
     for (size_t i = 0; i < change->tensor_count; i++)
-        pool.task_count += (size_t)((change->tensors[i].size_bytes + COPY_BYTES - 1) / COPY_BYTES);
+        pool.task_count += count_pieces(&change->tensors[i]);
     (void)fsti_pool_run(&pool, NULL);
     fsti_delta_drop(change);
 }
+
+// ---- patches ----
 
 /// Counts changed elements; with `patch` it also stores their values and indices.
 static uint64_t walk_changes(const fst_delta_patch_options *options, const unsigned char *made,
@@ -263,6 +289,13 @@ static fst_status fill_patch(const fst_delta_patch_options *options, const unsig
     return FST_OK;
 }
 
+static fst_status keep_whole(void *context, size_t at, const unsigned char *made, size_t size,
+                             fst_error *error) {
+    (void)error;
+    memcpy((unsigned char *)context + at, made, size);
+    return FST_OK;
+}
+
 fst_status fsti_delta_patch_make(const fst_delta *delta, size_t index,
                                  const fst_delta_patch_options *options, fst_delta_patch *out,
                                  fst_error *error) {
@@ -272,9 +305,9 @@ fst_status fsti_delta_patch_make(const fst_delta *delta, size_t index,
                               "at most %u versions can be folded into a patch", DELTA_FOLD_MAX);
     fsti_octets made = {fsti_alloc((size_t)options->size_bytes + 1), (size_t)options->size_bytes};
     if (made.bytes == NULL) return fsti_error_memory(error, options->size_bytes);
-    memcpy(made.bytes, options->old, made.size);
+    new_bytes bytes = {options->old, made.size, keep_whole, made.bytes};
     fst_status status = fsti_fold_open(&fold, error);
-    if (status == FST_OK) status = make_new(fold, delta, &delta->tensors[index], made, error);
+    if (status == FST_OK) status = make_new(fold, delta, &delta->tensors[index], &bytes, error);
     fsti_fold_close(fold);
     if (status == FST_OK && options->dense) {
         out->indices = NULL;
