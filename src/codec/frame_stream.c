@@ -13,6 +13,9 @@ enum {
     ZSTD_END = 2,
 };
 
+/// What ZSTD_getFrameContentSize() returns for what is no frame; one more: the size is not stated.
+#define ZSTD_SIZE_ERROR (0ULL - 2)
+
 /// Stored bytes that are fetched, or given away, at a time.
 #define STORED_BYTES ((size_t)64 << 10)
 /// Content that is dropped at a time.
@@ -75,6 +78,16 @@ static fst_status fetch_stored(fsti_frame_reader *reader, fst_error *error) {
         reader->source.pull(reader->source.context, reader->stored, size, reader->fetched, error));
     reader->fetched += size;
     return FST_OK;
+}
+
+fst_status fsti_frame_expect(fsti_frame_reader *reader, uint64_t content_bytes, fst_error *error) {
+    FST_TRY(fetch_stored(reader, error));
+    unsigned long long stated =
+        reader->zstd->ZSTD_getFrameContentSize(reader->stored, reader->input.size);
+    if (stated >= ZSTD_SIZE_ERROR || stated == content_bytes) return FST_OK; // read() finds errors
+    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
+                          "CorruptData: the zstd frame holds %llu bytes, but the tensor needs %llu",
+                          stated, (unsigned long long)content_bytes);
 }
 
 /// Decodes into `output` until it is full or the frame is over.

@@ -27,6 +27,7 @@ typedef struct zstd_output {
     X(size_t, ZSTD_decompressDCtx,                                                                 \
       (void *context, void *target, size_t capacity, const void *source, size_t size))             \
     X(size_t, ZSTD_findFrameCompressedSize, (const void *source, size_t size))                     \
+    X(unsigned long long, ZSTD_getFrameContentSize, (const void *source, size_t size))             \
     X(size_t, ZSTD_DCtx_setParameter, (void *context, int parameter, int value))                   \
     X(size_t, ZSTD_DCtx_reset, (void *context, int directive))                                     \
     X(size_t, ZSTD_decompressStream, (void *context, zstd_output *output, zstd_input *input))      \

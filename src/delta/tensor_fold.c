@@ -146,7 +146,10 @@ fst_status fsti_fold_begin(delta_fold *fold, const delta_frames *frames, uint64_
     for (size_t i = 0; i < frames->count; i++) {
         fold->current = i;
         FST_TRY(begin_reader(&fold->readers[i], &frames->frames[i], error));
-        if (frames->frames[i].encoding == FST_DELTA_OVERWRITE) FST_TRY(begin_list(fold, i, error));
+        if (frames->frames[i].encoding == FST_DELTA_OVERWRITE)
+            FST_TRY(begin_list(fold, i, error));
+        else
+            FST_TRY(fsti_frame_expect(fold->readers[i], size_bytes, error));
     }
     return FST_OK;
 }

@@ -191,6 +191,24 @@ TEST(a_delta_that_fails_for_lack_of_memory_leaves_an_empty_folder)
     CHECK_INT(status, FST_OK);
 }
 
+/// The frame states its size, so the error can name both sizes before anything is decoded.
+TEST(a_live_tensor_of_another_size_is_refused)
+{
+    fst_error error = {0};
+    fst_delta_change *change = NULL;
+    fst_delta *delta = delta_open_chain(FST_DELTA_XOR, FST_DIGEST_ADLER32);
+    fst_delta_memory memory[DELTA_TENSORS] = {{0}};
+    for (int i = 0; i < DELTA_TENSORS; i++) // only read: fst_delta_commit() is not reached
+        memory[i] = (fst_delta_memory){
+            .name = delta_names[i], .data = delta_states[0][i], .size_bytes = delta_sizes[i]};
+    memory[0].size_bytes -= 2;
+    CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error),
+              FST_E_CORRUPT);
+    CHECK_CONTAINS(error.message, "bytes, but the tensor needs");
+    CHECK(change == NULL && strcmp(error.tensor, delta_names[0]) == 0);
+    fst_delta_close(delta);
+}
+
 TEST(a_change_is_committed_or_dropped)
 {
     fst_error error;
