@@ -13,10 +13,10 @@
 /// libcurl's receive buffer. Below 64 KiB it is slower; larger ones gain nothing.
 #define BUFFER_BYTES 262144L
 
-/// The required version: the object's, or that of this request's first valid response.
+/// The required version: the resource's, or that of this request's first valid response.
 static const net_pin *pin_of(const net_request *request) {
-    if (request->object == NULL) return NULL;
-    const net_pin *pin = fsti_object_pin(request->object);
+    if (request->resource == NULL) return NULL;
+    const net_pin *pin = &request->resource->version;
     return pin->is_set ? pin : &request->pin;
 }
 
@@ -145,8 +145,9 @@ static const char *match_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
     const net_pin *pin = pin_of(request);
     // A version reported by a redirect's target is unknown to the redirecting host.
-    bool host_knows_version = pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
-                              (attempt->is_redirected || !fsti_object_redirects(request->object));
+    bool host_knows_version =
+        pin != NULL && pin->is_set && fsti_pin_is_strong(pin) &&
+        (attempt->is_redirected || !atomic_load(&request->resource->redirects));
     return host_knows_version ? pin->etag : NULL;
 }
 
@@ -186,8 +187,6 @@ static bool make_headers(const curl_library *curl, net_attempt *attempt, const c
     if (!add_lines(curl, request, list) || !add_field(curl, list, "Range", call.range) ||
         !add_field(curl, list, "If-Match", call.match))
         return false;
-    if (request->object != NULL)
-        return fsti_object_sign(request->object, &call, attempt->is_redirected, list);
     // Send credentials only to the host that they belong to.
     return request->store == NULL || !fsti_url_host_is(request->url, url) ||
            fsti_store_sign(request->store, &call, list);
@@ -249,8 +248,8 @@ static char *choose_url(net_attempt *attempt) {
     const net_request *request = attempt->request;
     attempt->is_redirected = request->target != NULL;
     if (request->target != NULL) return fsti_string_copy(request->target, strlen(request->target));
-    if (request->object != NULL)
-        return fsti_object_target(request->object, &attempt->is_redirected);
+    if (request->resource != NULL)
+        return fsti_resource_target(request->resource, request->url, &attempt->is_redirected);
     return fsti_string_copy(request->url, strlen(request->url));
 }
 

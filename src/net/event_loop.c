@@ -120,7 +120,7 @@ static void end_retry_wait(net_request *request, uint64_t now_ns) {
     uint64_t wait_ns = now_ns - fsti_min(now_ns, request->retry_since_ns);
     request->retry_since_ns = 0;
     request->counts.retry_wait_ns += wait_ns;
-    if (request->object != NULL) fsti_object_note_wait(request->object, wait_ns);
+    if (request->resource != NULL) fsti_resource_note_wait(request->resource, wait_ns);
 }
 
 /// Ends a request. None of its attempts may be in progress when its owner is called.
@@ -267,8 +267,7 @@ static bool is_late(const net_request *request, uint64_t now_ns) {
 
 /// Whether a rejected request waits for credentials to be renewed.
 static bool waits_for_keys(const net_request *request) {
-    const net_store *store =
-        request->object == NULL ? request->store : fsti_object_store(request->object);
+    const net_store *store = request->store;
     return request->has_renewed && store != NULL && store->credentials != NULL &&
            fsti_credentials_are_renewing(store->credentials);
 }
@@ -443,7 +442,7 @@ static net_event_loop *choose_event_loop(const curl_library *curl, int *failure)
 
 /// Fails a request because the network is forbidden.
 static void refuse_offline(net_request *request) {
-    bool is_read = request->object != NULL || request->method == NULL;
+    bool is_read = request->method == NULL;
     fsti_error_location location = {.file = request->name, .byte_offset = FST_NO_OFFSET};
     request->status =
         fsti_error_set(&request->error, is_read ? FST_E_NOT_FOUND : FST_E_IO, location,

@@ -20,17 +20,11 @@ struct fsti_object {
     char *given; ///< the URL as given by the caller
     char *url;   ///< http(s) URL with its query
     char *name;  ///< redacted
-    net_pin pin;
+    http_resource resource;
     char *first; ///< first bytes, `first_bytes` of them
     size_t first_bytes;
-    pthread_mutex_t lock; ///< protects the fields below
-    char *target;         ///< last target of redirects, or NULL
-    atomic_bool redirects;
+    pthread_mutex_t lock; ///< protects `counts`
     fsti_net_counts counts;
-    // Retries that are not logged yet.
-    _Atomic uint64_t retry_counts[FSTI_RETRY_CAUSE_COUNT];
-    _Atomic uint64_t retry_wait_ns;
-    _Atomic uint32_t retry_status;
 };
 
 fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error) {
@@ -42,6 +36,7 @@ fst_status fsti_object_make(const char *url, fsti_object **out, fst_error *error
     if (object == NULL) return fsti_error_memory(error, sizeof *object);
     fsti_refcount_init(&object->refs);
     pthread_mutex_init(&object->lock, NULL);
+    fsti_resource_init(&object->resource);
     fst_status status = fsti_store_open(url, NULL, &object->store, error);
     if (status == FST_OK) status = fsti_store_address(object->store, url, &object->url, error);
     if (status != FST_OK) {
@@ -82,12 +77,12 @@ static bool read_version(const char *text, net_pin *pin) {
 }
 
 bool fsti_object_has_version(const fsti_object *object) {
-    const net_pin *pin = &object->pin;
+    const net_pin *pin = &object->resource.version;
     return fsti_pin_is_strong(pin) || pin->modified[0] != '\0' || pin->generation[0] != '\0';
 }
 
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size) {
-    const net_pin *pin = &object->pin;
+    const net_pin *pin = &object->resource.version;
     int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", pin->etag, pin->modified,
                         pin->generation, pin->total_bytes);
     return used > 0 && (size_t)used < size;
@@ -103,7 +98,8 @@ static fst_status request_first(fsti_object *object, const net_pin *known, bool 
     if (known != NULL) snprintf(line, sizeof line, "If-None-Match: %.191s", known->etag);
     net_request request = {.url = object->url,
                            .name = object->name,
-                           .object = object,
+                           .store = object->store,
+                           .resource = &object->resource,
                            .is_range = true,
                            .is_first = true,
                            .end = FIRST_BYTES,
@@ -116,7 +112,7 @@ static fst_status request_first(fsti_object *object, const net_pin *known, bool 
                               fsti_store_move(object->store, request.answer.region);
     if (is_in_other_region) return request_redirected(object, known, error);
     if (known != NULL && request.status == FST_OK && request.answer.status == 304) {
-        object->pin = *known;
+        object->resource.version = *known;
         keep_first(object, 0);
         return FST_OK;
     }
@@ -127,7 +123,7 @@ static fst_status request_first(fsti_object *object, const net_pin *known, bool 
         if (error != NULL) *error = request.error;
         return request.status;
     }
-    fsti_pin_set(&object->pin, &request.answer);
+    fsti_pin_set(&object->resource.version, &request.answer);
     keep_first(object, is_empty ? 0 : (size_t)request.have);
     return FST_OK;
 }
@@ -144,7 +140,7 @@ fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_e
     net_pin pin;
     bool has_version = known != NULL && read_version(known, &pin);
     if (has_version && fsti_net_is_offline()) {
-        object->pin = pin;
+        object->resource.version = pin;
         keep_first(object, 0);
         return FST_OK;
     }
@@ -259,18 +255,20 @@ fsti_object *fsti_object_ref(fsti_object *object) {
 void fsti_object_unref(fsti_object *object) {
     if (object == NULL || !fsti_refcount_unref(&object->refs)) return;
     pthread_mutex_destroy(&object->lock);
+    fsti_resource_clear(&object->resource);
     fsti_store_unref(object->store);
     fsti_secret_text_free(object->url);
     fsti_free(object->name);
     fsti_secret_text_free(object->given);
-    fsti_secret_text_free(object->target);
     fsti_free(object->first);
     fsti_free(object);
 }
 
 const char *fsti_object_name(const fsti_object *object) { return object->name; }
 
-uint64_t fsti_object_size(const fsti_object *object) { return object->pin.total_bytes; }
+uint64_t fsti_object_size(const fsti_object *object) {
+    return object->resource.version.total_bytes;
+}
 
 void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
     pthread_mutex_lock(&object->lock);
@@ -278,52 +276,8 @@ void fsti_object_counts(fsti_object *object, fsti_net_counts *out) {
     pthread_mutex_unlock(&object->lock);
 }
 
-void fsti_object_note_retry(fsti_object *object, fsti_retry_cause cause, uint32_t status) {
-    atomic_fetch_add(&object->retry_counts[cause], 1);
-    if (status != 0) atomic_store(&object->retry_status, status);
-}
-
-void fsti_object_note_wait(fsti_object *object, uint64_t wait_ns) {
-    atomic_fetch_add(&object->retry_wait_ns, wait_ns);
-}
-
 void fsti_object_take_retries(fsti_object *object, fsti_retries *sum) {
-    for (unsigned i = 0; i < FSTI_RETRY_CAUSE_COUNT; i++)
-        sum->counts[i] += atomic_exchange(&object->retry_counts[i], 0);
-    sum->wait_ns += atomic_exchange(&object->retry_wait_ns, 0);
-    uint32_t status = atomic_load(&object->retry_status);
-    if (status != 0) sum->status = status;
-}
-
-const net_store *fsti_object_store(const fsti_object *object) { return object->store; }
-
-const net_pin *fsti_object_pin(const fsti_object *object) { return &object->pin; }
-
-bool fsti_object_redirects(const fsti_object *object) { return atomic_load(&object->redirects); }
-
-char *fsti_object_target(fsti_object *object, bool *redirected) {
-    pthread_mutex_lock(&object->lock);
-    *redirected = object->target != NULL;
-    const char *url = *redirected ? object->target : object->url;
-    char *copy = fsti_string_copy(url, strlen(url));
-    pthread_mutex_unlock(&object->lock);
-    return copy;
-}
-
-void fsti_object_redirect(fsti_object *object, const char *url) {
-    char *copy = url == NULL ? NULL : fsti_string_copy(url, strlen(url));
-    pthread_mutex_lock(&object->lock);
-    fsti_secret_text_free(object->target);
-    object->target = copy; // without memory it is found again
-    atomic_store(&object->redirects, true);
-    pthread_mutex_unlock(&object->lock);
-}
-
-bool fsti_object_sign(fsti_object *object, const store_call *call, bool redirected,
-                      curl_list **list) {
-    // Send credentials only to the host that they belong to.
-    if (redirected && !fsti_url_host_is(object->url, call->address)) return true;
-    return fsti_store_sign(object->store, call, list);
+    fsti_resource_take_retries(&object->resource, sum);
 }
 
 const char *fsti_object_credentials(const fsti_object *object) { return object->store->source; }
@@ -349,7 +303,8 @@ static void finish_range(net_request *request) {
 static net_request request_of(const fsti_range_read *read) {
     return (net_request){.url = read->object->url,
                          .name = read->object->name,
-                         .object = read->object,
+                         .store = read->object->store,
+                         .resource = &read->object->resource,
                          .is_range = true,
                          .begin = read->offset,
                          .end = read->offset + read->size,

@@ -6,6 +6,7 @@
 #include "response.h"
 #include "curl_library.h"
 #include "net.h"
+#include "resource.h"
 #include "retry.h"
 #include "settings.h"
 #include "url.h"
@@ -57,9 +58,9 @@ struct net_request {
     uint32_t silence_ms_max;       ///< stall timeout of the host; 0: the default
     const char *url;               ///< as given by the caller
     const char *name;              ///< redacted, for messages
-    const struct net_store *store; ///< the credentials if there is no object; or NULL
-    fsti_object *object;           ///< provides version and redirects; or NULL
-    bool is_range, is_first;       ///< of an object; is_first: its size is unknown
+    const struct net_store *store; ///< signs the request; or NULL
+    http_resource *resource;       ///< provides version and redirects; or NULL
+    bool is_range, is_first;       ///< of a resource; is_first: its size is unknown
     uint64_t begin, end;
     char *buffer;                  ///< for [begin, end)
     const fsti_range_edges *edges; ///< NULL, or where to put bytes outside the buffer
@@ -90,7 +91,7 @@ struct net_request {
     bool has_renewed, has_asked_time; ///< credentials were renewed, or the server's time was used;
                                       ///< each at most once
     uint64_t silent_ns;      ///< since when the host has sent nothing; 0: it has sent something
-    net_pin pin;             ///< version of the first valid response, if the object has none yet
+    net_pin pin;             ///< version of the first valid response, if the resource has none
     uint64_t wake_ns;        ///< not sent before this time
     uint64_t retry_since_ns; ///< start of the wait before a retry; 0: not waiting
     uint64_t begun_ns;
@@ -110,7 +111,7 @@ bool fsti_net_wait(pthread_cond_t *changed, pthread_mutex_t *lock);
 /// Prepares a handle for the next attempt. NULL: no memory.
 net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now_ns);
 void fsti_attempt_free(net_attempt *attempt);
-/// Copies `size` bytes of the object at `at` to the request's buffers.
+/// Copies `size` bytes of the resource at `at` to the request's buffers.
 void fsti_request_put(const net_request *request, uint64_t at, const char *bytes, size_t size);
 /// Called at the first byte of the body, or at the end: evaluates the response headers.
 void fsti_attempt_evaluate(net_attempt *attempt);
@@ -129,25 +130,5 @@ bool fsti_redirect_is_refused(const net_request *request, const char *to);
 /// Makes libcurl refuse private addresses for a redirected attempt to another host, however the
 /// name is spelled and whatever it resolves to.
 void fsti_redirect_guard(const curl_library *curl, net_attempt *attempt, const char *url);
-
-// ---- state of an object (object.c) ----
-
-/// The URL to request, from fsti_alloc(). *redirected: not the object's own.
-char *fsti_object_target(fsti_object *object, bool *redirected);
-/// Records the target of a redirect; NULL: the redirect no longer works.
-void fsti_object_redirect(fsti_object *object, const char *url);
-/// Counts a retry for fsti_object_take_retries(). `status`: of the response that caused it, or 0.
-void fsti_object_note_retry(fsti_object *object, fsti_retry_cause cause, uint32_t status);
-/// Adds time spent waiting for retries.
-void fsti_object_note_wait(fsti_object *object, uint64_t wait_ns);
-/// Whether the object's URL has ever redirected.
-bool fsti_object_redirects(const fsti_object *object);
-const net_pin *fsti_object_pin(const fsti_object *object);
-/// Adds signature headers to *list. False without memory.
-bool fsti_object_sign(fsti_object *object, const struct store_call *call, bool redirected,
-                      curl_list **list);
-
-/// The store with the object's credentials.
-const struct net_store *fsti_object_store(const fsti_object *object);
 
 #endif

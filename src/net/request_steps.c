@@ -30,16 +30,13 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
     sum->first_byte_ns += more->first_byte_ns;
 }
 
-static const net_store *store_of(const net_request *request) {
-    return request->object == NULL ? request->store : fsti_object_store(request->object);
-}
-
 /// Whether the server has sent back a secret.
 static bool contains_secret(const net_request *request, const char *text) {
-    const net_store *store = store_of(request);
+    const net_store *store = request->store;
     bool redirected;
-    char *target =
-        request->object == NULL ? NULL : fsti_object_target(request->object, &redirected);
+    char *target = request->resource == NULL
+                       ? NULL
+                       : fsti_resource_target(request->resource, request->url, &redirected);
     bool is_found = fsti_url_has_secret(request->url, text) ||
                     (request->target != NULL && fsti_url_has_secret(request->target, text)) ||
                     (target != NULL && fsti_url_has_secret(target, text)) ||
@@ -59,7 +56,7 @@ static void describe(const net_request *request, const net_response *answer, cha
             used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
     if (request->tries > 0 && used > 0 && (size_t)used < size)
         used += snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
-    const net_store *store = store_of(request);
+    const net_store *store = request->store;
     bool is_refused = answer->status == 401 || answer->status == 403;
     if (is_refused && store != NULL && used > 0 && (size_t)used < size)
         snprintf(text + used, size - (size_t)used, ", credentials: %s", store->source);
@@ -154,8 +151,8 @@ static void wait_before_retry(net_request *request, fsti_retry_cause cause,
                                  retry_after_ms, fsti_net_random());
     request->retry_since_ns = fsti_now_ns();
     request->wake_ns = request->retry_since_ns + wait_ms * 1000000;
-    if (request->object != NULL)
-        fsti_object_note_retry(request->object, cause, has_status ? answer->status : 0);
+    if (request->resource != NULL)
+        fsti_resource_note_retry(request->resource, cause, has_status ? answer->status : 0);
 }
 
 /// Whether another attempt with a silent host would take too long.
@@ -226,8 +223,8 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
     if (fsti_curl_open(&curl, NULL) != FST_OK) return REQUEST_DONE;
     curl->curl_easy_getinfo(attempt->easy, CURL_INFO_REDIRECT, &to);
     from = request->target;
-    if (from == NULL && request->object != NULL)
-        from = fsti_object_target(request->object, &was_redirected);
+    if (from == NULL && request->resource != NULL)
+        from = fsti_resource_target(request->resource, request->url, &was_redirected);
     const char *why = check_redirect(from == NULL ? request->url : from, to, &target);
     if (from != request->target) fsti_secret_text_free(from);
     if (why == NULL && fsti_redirect_is_refused(request, to)) why = private_redirect;
@@ -248,10 +245,11 @@ static request_step follow_redirect(net_request *request, net_attempt *attempt) 
     return REQUEST_RETRY;
 }
 
-/// A stored redirect may have expired: start again from the object's URL, once.
+/// A stored redirect may have expired: start again from the resource's URL, once.
 static bool forget_redirect(net_request *request, const net_attempt *attempt) {
-    if (!attempt->is_redirected || request->redirects > 0 || request->object == NULL) return false;
-    fsti_object_redirect(request->object, NULL);
+    if (!attempt->is_redirected || request->redirects > 0 || request->resource == NULL)
+        return false;
+    fsti_resource_redirect(request->resource, NULL);
     request->redirects = 1;
     request->wake_ns = 0;
     return true;
@@ -260,8 +258,8 @@ static bool forget_redirect(net_request *request, const net_attempt *attempt) {
 // ---- the end of an attempt ----
 
 static request_step succeed(net_request *request) {
-    if (request->object != NULL && request->target != NULL)
-        fsti_object_redirect(request->object, request->target);
+    if (request->resource != NULL && request->target != NULL)
+        fsti_resource_redirect(request->resource, request->target);
     request->status = FST_OK;
     return REQUEST_DONE;
 }
@@ -346,7 +344,7 @@ static bool is_expired(const net_response *answer) {
 /// A rejected request may succeed with renewed credentials, or with the server's time. Each is
 /// tried once.
 static bool is_retryable(net_request *request, const net_attempt *attempt) {
-    const net_store *store = store_of(request);
+    const net_store *store = request->store;
     const net_response *answer = &attempt->answer;
     if (store == NULL || attempt->is_redirected) return false;
     bool is_skewed = strcmp(answer->code, "RequestTimeTooSkewed") == 0;
@@ -414,7 +412,7 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
 /// Whether a store redirects to the bucket's region. The request must then be sent and signed for
 /// that region, because followed redirects are not signed.
 static bool is_other_region(const net_request *request, const net_attempt *attempt) {
-    const net_store *store = store_of(request);
+    const net_store *store = request->store;
     const char *region = attempt->answer.region;
     return store != NULL && store->kind == NET_STORE_S3 && !attempt->is_redirected &&
            region[0] != '\0' && strcmp(region, store->region) != 0;
