@@ -142,8 +142,8 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
-/// Like fsti_fork_lock(), for the one lock that may be taken while any other is held, and under
-/// which no other is taken.
+/// Like fsti_fork_lock(), for the few locks that may be taken while any other is held, and under
+/// which no other is taken. Call it once for each.
 void fsti_fork_last_lock(void *mutex);
 
 // ---- time ----
@@ -222,6 +222,8 @@ static inline bool fsti_refcount_unref(fsti_refcount *refs) {
 uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key);
 /// A random key for this process.
 uint64_t fsti_hash_key(void);
+/// A random number, different in each call.
+uint64_t fsti_random(void);
 
 typedef struct fsti_name {
     const char *bytes;

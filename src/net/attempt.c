@@ -8,7 +8,6 @@
 #include "fastsafetensors/version.h"
 #include "answered_hosts.h"
 #include "request.h"
-#include "store.h"
 
 /// libcurl's receive buffer. Below 64 KiB it is slower; larger ones gain nothing.
 #define BUFFER_BYTES 262144L
@@ -134,12 +133,6 @@ static size_t receive_body(char *bytes, size_t unit, size_t count, void *context
     return keep_text(attempt, bytes, size, request->text_bytes_max) ? size : 0;
 }
 
-static bool add_header(const curl_library *curl, curl_list **list, const char *line) {
-    curl_list *grown = curl->curl_slist_append(*list, line);
-    if (grown != NULL) *list = grown;
-    return grown != NULL;
-}
-
 /// The required version as an If-Match value, if the host can know it.
 static const char *match_of(const net_attempt *attempt) {
     const net_request *request = attempt->request;
@@ -151,45 +144,38 @@ static const char *match_of(const net_attempt *attempt) {
     return host_knows_version ? pin->etag : NULL;
 }
 
-static bool add_field(const curl_library *curl, curl_list **list, const char *name,
-                      const char *value) {
-    char line[RESPONSE_TEXT_BYTES + 64];
-    if (value == NULL) return true;
-    snprintf(line, sizeof line, "%s: %s", name, value);
-    return add_header(curl, list, line);
-}
-
 /// Adds all headers except the signature.
-static bool add_lines(const curl_library *curl, const net_request *request, curl_list **list) {
+static bool add_lines(const net_request *request, http_headers *headers) {
     // No content encoding, and no waiting for "100 Continue".
-    bool succeeded = add_header(curl, list, "Accept-Encoding: identity");
-    if (succeeded && request->body != NULL) succeeded = add_header(curl, list, "Expect:");
+    bool succeeded = fsti_headers_add_line(headers, "Accept-Encoding: identity");
+    if (succeeded && request->body != NULL) succeeded = fsti_headers_add_line(headers, "Expect:");
     for (const char *const *line = request->lines; succeeded && line != NULL && *line != NULL;
          line++)
-        succeeded = add_header(curl, list, *line);
+        succeeded = fsti_headers_add_line(headers, *line);
     return succeeded;
 }
 
-static bool make_headers(const curl_library *curl, net_attempt *attempt, const char *url) {
+static bool make_headers(net_attempt *attempt, const char *url) {
     const net_request *request = attempt->request;
-    curl_list **list = &attempt->headers;
+    const http_authority *authority = &request->authority;
+    http_headers *headers = &attempt->headers;
     char range[64];
     snprintf(range, sizeof range, "bytes=%" PRIu64 "-%" PRIu64, attempt->begin, request->end - 1);
-    store_call call = {.method = request->method == NULL ? "GET" : request->method,
-                       .address = url,
-                       .lines = request->lines,
-                       .range = request->is_range ? range : NULL,
-                       .match = match_of(attempt),
-                       .body_hash = request->body_hash,
-                       .body_bytes = request->body_bytes,
-                       .now_s = (int64_t)time(NULL),
-                       .keys_number = &attempt->keys_number};
-    if (!add_lines(curl, request, list) || !add_field(curl, list, "Range", call.range) ||
-        !add_field(curl, list, "If-Match", call.match))
-        return false;
+    http_call call = {.method = request->method == NULL ? "GET" : request->method,
+                      .url = url,
+                      .lines = request->lines,
+                      .range = request->is_range ? range : NULL,
+                      .match = match_of(attempt),
+                      .body_hash = request->body_hash,
+                      .body_bytes = request->body_bytes,
+                      .now_s = (int64_t)time(NULL),
+                      .key_number = &attempt->key_number};
+    if (!add_lines(request, headers)) return false;
+    if (call.range != NULL && !fsti_headers_add(headers, "Range", call.range)) return false;
+    if (call.match != NULL && !fsti_headers_add(headers, "If-Match", call.match)) return false;
     // Send credentials only to the host that they belong to.
-    return request->store == NULL || !fsti_url_host_is(request->url, url) ||
-           fsti_store_sign(request->store, &call, list);
+    return authority->functions == NULL || !fsti_url_host_is(request->url, url) ||
+           authority->functions->sign(authority->context, &call, headers);
 }
 
 /// Sets method and body. The body is read from the caller's memory.
@@ -233,7 +219,7 @@ static void set_options(const curl_library *curl, net_attempt *attempt, const ch
     curl->curl_easy_setopt(easy, CURL_VERIFY_HOST, 2L);
     if (has_ca_file) curl->curl_easy_setopt(easy, CURL_CA_FILE, ca_file);
     curl->curl_easy_setopt(easy, CURL_USER_AGENT, agent);
-    curl->curl_easy_setopt(easy, CURL_HEADERS, attempt->headers);
+    curl->curl_easy_setopt(easy, CURL_HEADERS, attempt->headers.list);
     curl->curl_easy_setopt(easy, CURL_HEADER_CALL, receive_header);
     curl->curl_easy_setopt(easy, CURL_HEADER_CONTEXT, (void *)attempt);
     curl->curl_easy_setopt(easy, CURL_WRITE_CALL, receive_body);
@@ -266,7 +252,7 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     char *url = choose_url(attempt);
     if (url != NULL) attempt->host_key = fsti_host_key(url);
     if (url != NULL && !fsti_alloc_fails()) attempt->easy = curl->curl_easy_init();
-    if (attempt->easy != NULL && make_headers(curl, attempt, url)) {
+    if (attempt->easy != NULL && make_headers(attempt, url)) {
         set_options(curl, attempt, url);
         set_body(curl, attempt);
         fsti_redirect_guard(curl, attempt, url);
@@ -278,22 +264,12 @@ net_attempt *fsti_attempt_make(net_request *request, bool is_hedge, uint64_t now
     return NULL;
 }
 
-/// Wipes the header lines, which libcurl has copied and which contain credentials, and frees them.
-static void free_headers(const curl_library *curl, curl_list *list) {
-    typedef struct line {
-        char *text;
-        struct line *next;
-    } line;
-    for (const line *each = list; each != NULL; each = each->next)
-        explicit_bzero(each->text, strlen(each->text));
-    curl->curl_slist_free_all(list);
-}
-
 void fsti_attempt_free(net_attempt *attempt) {
-    const curl_library *curl;
-    if (attempt == NULL || fsti_curl_open(&curl, NULL) != FST_OK) return;
-    if (attempt->easy != NULL) curl->curl_easy_cleanup(attempt->easy);
-    free_headers(curl, attempt->headers);
+    const curl_library *curl = NULL;
+    if (attempt == NULL) return;
+    if (attempt->easy != NULL && fsti_curl_open(&curl, NULL) == FST_OK)
+        curl->curl_easy_cleanup(attempt->easy);
+    fsti_headers_clear(&attempt->headers);
     fsti_free(attempt->text);
     fsti_free(attempt);
 }

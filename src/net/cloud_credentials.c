@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "credential_cache.h"
+#include "provider.h"
 #include "settings.h"
 #include "store.h"
 #include "token_text.h"
@@ -25,9 +25,12 @@ static fst_status take_credentials(net_store *store, const provider_config *sour
 }
 
 static provider_config *make_source(provider_kind kind, fst_error *error) {
+    bool is_google = kind <= PROVIDER_GOOGLE_METADATA;
     provider_config *source = fsti_alloc_zeroed(1, sizeof *source);
     if (source == NULL) (void)!fsti_error_memory(error, sizeof *source);
-    if (source != NULL) source->kind = kind;
+    if (source == NULL) return NULL;
+    source->kind = kind;
+    source->fetch = is_google ? fsti_provider_google : fsti_provider_azure;
     return source;
 }
 

@@ -5,8 +5,7 @@
 #ifndef FSTI_CREDENTIAL_CACHE_H
 #define FSTI_CREDENTIAL_CACHE_H
 
-#include "net.h"
-#include "request.h"
+#include "base/primitives.h"
 
 typedef struct net_credentials net_credentials;
 
@@ -29,7 +28,11 @@ typedef struct net_keys {
 
 /// A credential source: the provider and the identity. Unset bytes must be zero, because sources
 /// are compared bytewise.
-typedef struct provider_config {
+typedef struct provider_config provider_config;
+struct provider_config {
+    /// Asks the provider for keys. Blocking, so never on an event loop's thread, which would
+    /// deadlock.
+    fst_status (*fetch)(const provider_config *source, net_keys *out, fst_error *error);
     provider_kind kind;
     char url[1024];
     char file[1024]; ///< a token or account, read each time
@@ -37,7 +40,7 @@ typedef struct provider_config {
     char session[80], external_id[1232], region[64];
     char header[1200];                                          ///< a request header, or ""
     char access_key[160], secret_key[192], session_token[4096]; ///< to sign with, or client secrets
-} provider_config;
+};
 
 /// Returns the credentials of a source, and fetches them if they are not in the table. Errors of
 /// fetching.
@@ -51,36 +54,7 @@ uint32_t fsti_credentials_copy(net_credentials *credentials, net_keys *out);
 /// False if that is impossible.
 bool fsti_credentials_rejected(net_credentials *credentials, uint32_t number);
 bool fsti_credentials_are_renewing(net_credentials *credentials);
-const char *fsti_provider_name(provider_kind kind);
 /// Whether a text contains part of a temporary secret.
 bool fsti_credentials_have_secret(net_credentials *credentials, const char *text);
-
-// ---- providers (blocking, never on an event loop's thread, which would deadlock) ----
-
-fst_status fsti_provider_aws(const provider_config *source, net_keys *out, fst_error *error);
-fst_status fsti_provider_google(const provider_config *source, net_keys *out, fst_error *error);
-fst_status fsti_provider_azure(const provider_config *source, net_keys *out, fst_error *error);
-
-/// A request to a provider. All of it is secret and wiped after use.
-typedef struct provider_call {
-    const char *method, *url, *body;
-    const char *const *lines;
-    const struct net_store *store; ///< signs the request; or NULL
-    bool is_link_local; ///< link-local metadata service: no proxy, one attempt of a second
-} provider_call;
-/// Sets the cancellation of this thread's provider requests; NULL: none.
-void fsti_provider_watch(const fsti_net_watch *watch);
-/// Sends the request. `out` receives the response with a final NUL.
-fst_status fsti_provider_request(const provider_call *call, char *out, size_t size,
-                                 fst_error *error);
-/// Reads a file without trailing blanks. False if it cannot be read or is too large.
-bool fsti_provider_read_file(const char *path, char *out, size_t size);
-/// Reads a bearer token from JSON: access_token, and expires_in or expires_on.
-fst_status fsti_provider_read_token(const char *text, net_keys *out, fst_error *error);
-fst_status fsti_provider_fail(const char *what, fst_error *error);
-/// The same for a file that fsti_provider_read_file() could not read. `what`: its purpose. The
-/// message has the path and the errno.
-fst_status fsti_provider_fail_file(const char *what, const char *path, int os_errno,
-                                   fst_error *error);
 
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "credential_cache.h"
+#include "provider.h"
 #include "settings.h"
 #include "store.h"
 
@@ -153,6 +153,7 @@ static fst_status fetch_web_identity_keys(net_store *store, const char *name, co
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_WEB_IDENTITY;
+    source.fetch = fsti_provider_aws;
     if (!put(source.file, sizeof source.file, file) ||
         !put(source.role, sizeof source.role, role) ||
         !put(source.session, sizeof source.session,
@@ -197,6 +198,7 @@ static fst_status fetch_container_keys(net_store *store, const char *name, fst_e
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_CONTAINER;
+    source.fetch = fsti_provider_aws;
     const char *why = read_container(&source);
     return why != NULL ? refuse(name, why, error) : take_credentials(store, &source, error);
 }
@@ -212,6 +214,7 @@ static fst_status fetch_instance_keys(net_store *store, bool *found, fst_error *
     if (endpoint == NULL && atomic_load(&is_missing)) return FST_OK;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_INSTANCE;
+    source.fetch = fsti_provider_aws;
     if (!put(source.url, sizeof source.url, endpoint == NULL ? "http://169.254.169.254" : endpoint))
         return FST_OK;
     size_t size = strlen(source.url);
@@ -251,6 +254,7 @@ static fst_status fetch_role_keys(net_store *store, const char *name, const role
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_ROLE;
+    source.fetch = fsti_provider_aws;
     bool has_keys = read_keys(store, profile->profile);
     bool good = put(source.role, sizeof source.role, profile->role) &&
                 put(source.session, sizeof source.session,

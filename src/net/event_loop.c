@@ -11,9 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "credential_cache.h"
 #include "request.h"
-#include "store.h"
 
 #define LOOP_COUNT_MAX 4u
 #define TICK_MS 50
@@ -55,14 +53,6 @@ static struct {
     net_event_loop *loops[LOOP_COUNT_MAX];
 } all;
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_uint_fast64_t random_state;
-
-/// The counter makes values of the same nanosecond differ; the process's secret key makes them
-/// unpredictable.
-uint64_t fsti_net_random(void) {
-    uint64_t state = atomic_fetch_add(&random_state, 1) ^ fsti_now_ns();
-    return fsti_hash(&state, sizeof state, fsti_hash_key());
-}
 
 // ---- hosts ----
 
@@ -265,11 +255,11 @@ static bool is_late(const net_request *request, uint64_t now_ns) {
     return median_ns > 0 && age_ns > fsti_max(LATE_FACTOR * median_ns, LATE_NS_MIN);
 }
 
-/// Whether a rejected request waits for credentials to be renewed.
+/// Whether a rejected request waits for its authority to renew its keys.
 static bool waits_for_keys(const net_request *request) {
-    const net_store *store = request->store;
-    return request->has_renewed && store != NULL && store->credentials != NULL &&
-           fsti_credentials_are_renewing(store->credentials);
+    const http_authority *authority = &request->authority;
+    return (request->remedies & HTTP_REMEDY_RENEW) != 0 &&
+           authority->functions->is_renewing(authority->context);
 }
 
 /// Whether a request must end now (cancelled or timed out). Sets its status.

@@ -15,6 +15,10 @@ typedef struct hub_name {
 
 /// Returns NULL, or the error. The parts point into the URL.
 const char *fsti_hub_parse(const net_url *url, hub_name *out);
+/// The configured endpoint, or the Hub's own.
+const char *fsti_hub_endpoint(const net_store *store);
+/// Writes the revision as a part of a URL. False if it is too long.
+bool fsti_hub_escape_revision(const hub_name *name, char *out, size_t size);
 /// Writes the URL of a file. Returns NULL, or the error.
 const char *fsti_hub_address(const net_store *store, const net_url *url, char *out, size_t size);
 /// Lists the files directly in a folder of the Hub (URL with a final slash) with one request.

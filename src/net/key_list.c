@@ -44,7 +44,7 @@ static fst_status read_page(net_store *store, const char *url, folder_visit *fol
     fsti_url_redact(url, name, sizeof name);
     net_request request = {.url = address,
                            .name = name,
-                           .store = store,
+                           .authority = fsti_store_authority(store),
                            .text_bytes_max = PAGE_BYTES_MAX,
                            .watch = folder->watch};
     fsti_request_run(&request);

@@ -50,8 +50,6 @@ fst_status fsti_net_list(const char *url, const fsti_net_watch *watch, fsti_key_
 /// Replaces a mutable revision in a URL by its commit (a branch of the Hub), with one request. *out
 /// is from fsti_alloc(); NULL: the URL has no mutable revision.
 fst_status fsti_net_pin_revision(const char *url, char **out, fst_error *error);
-/// A random number.
-uint64_t fsti_net_random(void);
 /// Whether existing objects must not be replaced.
 bool fsti_net_forbids_overwrite(void);
 

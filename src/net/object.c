@@ -98,7 +98,7 @@ static fst_status request_first(fsti_object *object, const net_pin *known, bool 
     if (known != NULL) snprintf(line, sizeof line, "If-None-Match: %.191s", known->etag);
     net_request request = {.url = object->url,
                            .name = object->name,
-                           .store = object->store,
+                           .authority = fsti_store_authority(object->store),
                            .resource = &object->resource,
                            .is_range = true,
                            .is_first = true,
@@ -303,7 +303,7 @@ static void finish_range(net_request *request) {
 static net_request request_of(const fsti_range_read *read) {
     return (net_request){.url = read->object->url,
                          .name = read->object->name,
-                         .store = read->object->store,
+                         .authority = fsti_store_authority(read->object->store),
                          .resource = &read->object->resource,
                          .is_range = true,
                          .begin = read->offset,

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "credential_cache.h"
+#include "provider.h"
 #include "listing.h"
 #include "settings.h"
 #include "store.h"
@@ -69,9 +69,8 @@ static fst_status write_form(const provider_config *source, char *form, size_t s
 
 /// Finds the keys of the profile that signs the AssumeRole request.
 static fst_status make_signer(const provider_config *source, net_store **out, fst_error *error) {
-    net_store *store = fsti_alloc_zeroed(1, sizeof *store);
+    net_store *store = fsti_secret_alloc(sizeof *store);
     if (store == NULL) return fsti_error_memory(error, sizeof *store);
-    fsti_refcount_init(&store->refs);
     store->kind = NET_STORE_S3;
     store->service = "sts";
     store->source = "the source profile";
@@ -91,10 +90,14 @@ static fst_status request_sts(const provider_config *source, char *answer, fst_e
     fst_status status = write_form(source, form, FORM_BYTES, error);
     if (status == FST_OK && source->kind == PROVIDER_ROLE)
         status = make_signer(source, &signer, error);
-    const provider_call call = {
-        .method = "POST", .url = source->url, .body = form, .lines = lines, .store = signer};
+    const provider_call call = {.method = "POST",
+                                .url = source->url,
+                                .body = form,
+                                .lines = lines,
+                                .authority = signer == NULL ? (http_authority){0}
+                                                            : fsti_store_authority(signer)};
     if (status == FST_OK) status = fsti_provider_request(&call, answer, ANSWER_BYTES, error);
-    fsti_store_unref(signer);
+    fsti_secret_free(signer, sizeof *signer);
     explicit_bzero(form, FORM_BYTES);
     fsti_free(form);
     return status;

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "credential_cache.h"
+#include "provider.h"
 #include "rsa_library.h"
 #include "settings.h"
 #include "token_text.h"

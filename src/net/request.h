@@ -5,6 +5,7 @@
 
 #include "response.h"
 #include "curl_library.h"
+#include "authority.h"
 #include "net.h"
 #include "resource.h"
 #include "retry.h"
@@ -17,13 +18,12 @@
 
 typedef struct net_request net_request;
 typedef struct net_event_loop net_event_loop;
-struct store_call;
 
 /// One attempt: a request that was sent, and the response received so far.
 typedef struct net_attempt {
     net_request *request;
     curl_easy *easy;
-    curl_list *headers;
+    http_headers headers;
     net_response answer;
     net_verdict verdict;
     const char *why;
@@ -34,9 +34,9 @@ typedef struct net_attempt {
     uint64_t host_key;   ///< see fsti_host_key()
     uint64_t begin, at;  ///< in the object; at: the next byte
     uint64_t started_ns, last_data_ns;
-    uint32_t keys_number; ///< number of the temporary credentials that signed it
-    int64_t sent_bytes;   ///< body bytes sent, when last examined
-    char *text;           ///< text outside the object: an error's body, or a complete text
+    uint32_t key_number; ///< of the keys that signed it
+    int64_t sent_bytes;  ///< body bytes sent, when last examined
+    char *text;          ///< text outside the object: an error's body, or a complete text
     size_t text_bytes, text_capacity;
     bool is_out_of_memory;
     bool has_refused_address; ///< refused a redirect to a private address
@@ -55,12 +55,12 @@ struct net_request {
     bool is_link_local;       ///< link-local service: no proxy, one attempt of a second
     bool stays;               ///< redirects are errors
     bool is_fresh; ///< uses a new connection, because libcurl silently resends on kept ones
-    uint32_t silence_ms_max;       ///< stall timeout of the host; 0: the default
-    const char *url;               ///< as given by the caller
-    const char *name;              ///< redacted, for messages
-    const struct net_store *store; ///< signs the request; or NULL
-    http_resource *resource;       ///< provides version and redirects; or NULL
-    bool is_range, is_first;       ///< of a resource; is_first: its size is unknown
+    uint32_t silence_ms_max;  ///< stall timeout of the host; 0: the default
+    const char *url;          ///< as given by the caller
+    const char *name;         ///< redacted, for messages
+    http_authority authority; ///< signs the request
+    http_resource *resource;  ///< provides version and redirects; or NULL
+    bool is_range, is_first;  ///< of a resource; is_first: its size is unknown
     uint64_t begin, end;
     char *buffer;                  ///< for [begin, end)
     const fsti_range_edges *edges; ///< NULL, or where to put bytes outside the buffer
@@ -88,8 +88,7 @@ struct net_request {
     char *target; ///< target of redirects, or NULL
     uint32_t tries, redirects;
     bool was_sent;
-    bool has_renewed, has_asked_time; ///< credentials were renewed, or the server's time was used;
-                                      ///< each at most once
+    uint32_t remedies;       ///< that were tried; see http_remedy
     uint64_t silent_ns;      ///< since when the host has sent nothing; 0: it has sent something
     net_pin pin;             ///< version of the first valid response, if the resource has none
     uint64_t wake_ns;        ///< not sent before this time

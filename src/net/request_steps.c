@@ -7,8 +7,7 @@
 #include <string.h>
 
 #include "answered_hosts.h"
-#include "credential_cache.h"
-#include "store.h"
+#include "secret_text.h"
 
 /// After this much progress of a range, the count of attempts restarts.
 #define PROGRESS_BYTES ((uint64_t)65536)
@@ -32,7 +31,7 @@ void fsti_net_count(fsti_net_counts *sum, const fsti_net_counts *more) {
 
 /// Whether the server has sent back a secret.
 static bool contains_secret(const net_request *request, const char *text) {
-    const net_store *store = request->store;
+    const http_authority *authority = &request->authority;
     bool redirected;
     char *target = request->resource == NULL
                        ? NULL
@@ -40,7 +39,8 @@ static bool contains_secret(const net_request *request, const char *text) {
     bool is_found = fsti_url_has_secret(request->url, text) ||
                     (request->target != NULL && fsti_url_has_secret(request->target, text)) ||
                     (target != NULL && fsti_url_has_secret(target, text)) ||
-                    (store != NULL && fsti_store_has_secret(store, text));
+                    (authority->functions != NULL &&
+                     authority->functions->has_secret(authority->context, text));
     fsti_secret_text_free(target);
     return is_found;
 }
@@ -56,10 +56,11 @@ static void describe(const net_request *request, const net_response *answer, cha
             used += snprintf(text + used, size - (size_t)used, "%s%s", parts[i], parts[i + 1]);
     if (request->tries > 0 && used > 0 && (size_t)used < size)
         used += snprintf(text + used, size - (size_t)used, ", %u tries", request->tries + 1);
-    const net_store *store = request->store;
+    const http_authority *authority = &request->authority;
     bool is_refused = answer->status == 401 || answer->status == 403;
-    if (is_refused && store != NULL && used > 0 && (size_t)used < size)
-        snprintf(text + used, size - (size_t)used, ", credentials: %s", store->source);
+    if (is_refused && authority->functions != NULL && used > 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used, ", credentials: %s",
+                 authority->functions->source(authority->context));
 }
 
 /// Ends a request because of its response.
@@ -143,12 +144,11 @@ static void wait_before_retry(net_request *request, fsti_retry_cause cause,
     net_limits limits = fsti_net_limits();
     bool has_status = cause == FSTI_RETRY_STATUS;
     int64_t retry_after_ms = has_status ? answer->retry_after_ms : -1;
-    uint64_t wait_ms =
-        cause == FSTI_RETRY_REFUSED
-            ? fsti_retry_restart_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
-                                         fsti_net_random())
-            : fsti_retry_wait_ms(request->tries, limits.retry_base_ms, limits.retry_cap_ms,
-                                 retry_after_ms, fsti_net_random());
+    uint64_t wait_ms = cause == FSTI_RETRY_REFUSED
+                           ? fsti_retry_restart_wait_ms(request->tries, limits.retry_base_ms,
+                                                        limits.retry_cap_ms, fsti_random())
+                           : fsti_retry_wait_ms(request->tries, limits.retry_base_ms,
+                                                limits.retry_cap_ms, retry_after_ms, fsti_random());
     request->retry_since_ns = fsti_now_ns();
     request->wake_ns = request->retry_since_ns + wait_ms * 1000000;
     if (request->resource != NULL)
@@ -331,32 +331,18 @@ static bool is_conflict(const net_request *request, const net_attempt *attempt) 
            request->tries + 1 < fsti_net_limits().tries_max;
 }
 
-/// Error codes of stores for expired credentials.
-static bool is_expired(const net_response *answer) {
-    static const char *const codes[] = {"ExpiredToken", "ExpiredTokenException",
-                                        "TokenRefreshRequired", "RequestExpired",
-                                        "InvalidAuthenticationInfo"};
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-        if (strcmp(answer->code, codes[i]) == 0) return true;
-    return answer->status == 401;
-}
-
-/// A rejected request may succeed with renewed credentials, or with the server's time. Each is
-/// tried once.
+/// Whether the authority knows what may make a rejected request succeed.
 static bool is_retryable(net_request *request, const net_attempt *attempt) {
-    const net_store *store = request->store;
-    const net_response *answer = &attempt->answer;
-    if (store == NULL || attempt->is_redirected) return false;
-    bool is_skewed = strcmp(answer->code, "RequestTimeTooSkewed") == 0;
-    if (is_skewed && !request->has_asked_time) {
-        request->has_asked_time = true;
-        request->wake_ns = 0;
-        return fsti_store_learn_time(answer->date) || request->counts.requests == 1;
-    }
-    if (store->credentials == NULL || request->has_renewed || !is_expired(answer)) return false;
-    request->has_renewed = true;
-    request->wake_ns = 0; // the event loop waits for the new credentials
-    return fsti_credentials_rejected(store->credentials, attempt->keys_number);
+    const http_authority *authority = &request->authority;
+    if (authority->functions == NULL || attempt->is_redirected) return false;
+    const http_rejection rejection = {.answer = &attempt->answer,
+                                      .key_number = attempt->key_number,
+                                      .tried = request->remedies,
+                                      .request_count = request->counts.requests};
+    http_remedy remedy = authority->functions->refused(authority->context, &rejection);
+    request->remedies |= remedy;
+    request->wake_ns = 0; // the event loop waits while keys are renewed
+    return remedy != HTTP_REMEDY_NONE;
 }
 
 /// The error of a proxy that refuses to connect; NULL: it may be temporary.
@@ -409,13 +395,11 @@ static bool fail_for_good(net_request *request, net_attempt *attempt, int result
     return is_final;
 }
 
-/// Whether a store redirects to the bucket's region. The request must then be sent and signed for
-/// that region, because followed redirects are not signed.
-static bool is_other_region(const net_request *request, const net_attempt *attempt) {
-    const net_store *store = request->store;
-    const char *region = attempt->answer.region;
-    return store != NULL && store->kind == NET_STORE_S3 && !attempt->is_redirected &&
-           region[0] != '\0' && strcmp(region, store->region) != 0;
+/// Whether the authority lets a redirect be followed.
+static bool may_follow(const net_request *request, const net_attempt *attempt) {
+    const http_authority *authority = &request->authority;
+    return authority->functions == NULL || attempt->is_redirected ||
+           authority->functions->may_follow(authority->context, &attempt->answer);
 }
 
 request_step fsti_request_finish(net_request *request, net_attempt *attempt, int result,
@@ -434,8 +418,8 @@ request_step fsti_request_finish(net_request *request, net_attempt *attempt, int
     case NET_RETRY:
     case NET_SLOWER: return try_again(request, attempt, result);
     case NET_REDIRECT:
-        return is_other_region(request, attempt) ? finish_refused(request, attempt)
-                                                 : follow_redirect(request, attempt);
+        return may_follow(request, attempt) ? follow_redirect(request, attempt)
+                                            : finish_refused(request, attempt);
     default:
         if (is_conflict(request, attempt)) return try_again(request, attempt, result);
         return is_retryable(request, attempt) ? REQUEST_RETRY : finish_refused(request, attempt);

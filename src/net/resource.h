@@ -13,7 +13,7 @@ typedef struct http_resource {
     pthread_mutex_t lock;  ///< protects `target`
     char *target;          ///< last target of redirects, or NULL
     atomic_bool redirects; ///< its URL has redirected
-    // Retries that nobody has taken yet.
+    // Retries since the last fsti_resource_take_retries().
     _Atomic uint64_t retry_counts[FSTI_RETRY_CAUSE_COUNT];
     _Atomic uint64_t retry_wait_ns;
     _Atomic uint32_t retry_status;

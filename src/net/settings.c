@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Settings from fst_remote_configure() and the environment.
+/// Settings of all requests, from fst_remote_configure() and the environment.
 #include "settings.h"
 
 #include <errno.h>
@@ -13,11 +13,10 @@
 
 #include "curl_library.h"
 #include "net.h"
-#include "store.h"
 #include "url.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static net_options *options; ///< NULL: not configured
+static char ca_option[512]; ///< the option ca_file; "": not given
 static char ca_file[512];
 static const char *ca_source = ""; ///< a string literal
 static const net_limits defaults = {.connect_ms = 5000,
@@ -63,19 +62,6 @@ net_limits fsti_net_limits(void) {
     net_limits copy = limits.tries_max == 0 ? defaults : limits;
     pthread_mutex_unlock(&lock);
     return copy;
-}
-
-void fsti_net_options(net_options *out) {
-    pthread_mutex_lock(&lock);
-    *out = options != NULL ? *options : (net_options){.anonymous = false};
-    pthread_mutex_unlock(&lock);
-}
-
-bool fsti_net_forbids_overwrite(void) {
-    pthread_mutex_lock(&lock);
-    bool forbids_overwrite = options != NULL && options->create_only;
-    pthread_mutex_unlock(&lock);
-    return forbids_overwrite;
 }
 
 /// A switch in the environment is on unless it is empty, 0, false, no or off.
@@ -198,8 +184,8 @@ void fsti_net_read_environment(void) {
     if (found == NULL) found = fsti_curl_ca_file();
     pthread_mutex_lock(&lock);
     read_proxies();
-    bool is_given = options != NULL && options->ca_file[0] != '\0';
-    if (is_given) found = options->ca_file;
+    bool is_given = ca_option[0] != '\0';
+    if (is_given) found = ca_option;
     ca_source = is_given ? "the option ca_file" : source;
     snprintf(ca_file, sizeof ca_file, "%s", found == NULL ? "" : found);
     pthread_mutex_unlock(&lock);
@@ -214,7 +200,8 @@ bool fsti_net_ca_file(char *path, size_t size) {
 
 static uint32_t choose(uint32_t wanted, uint32_t usual) { return wanted != 0 ? wanted : usual; }
 
-static void set_limits(const fst_remote_options *wanted) {
+void fsti_net_set_limits(const fst_remote_options *wanted) {
+    pthread_mutex_lock(&lock);
     limits = (net_limits){.connect_ms = choose(wanted->connect_ms, defaults.connect_ms),
                           .first_byte_ms = choose(wanted->first_byte_ms, defaults.first_byte_ms),
                           .stall_ms = choose(wanted->stall_ms, defaults.stall_ms),
@@ -225,14 +212,15 @@ static void set_limits(const fst_remote_options *wanted) {
                               choose(wanted->connections_max, defaults.connections_max), 1024),
                           .is_offline = wanted->offline != 0,
                           .takes_private_redirects = wanted->private_redirects != 0};
+    snprintf(ca_option, sizeof ca_option, "%s", wanted->ca_file == NULL ? "" : wanted->ca_file);
+    pthread_mutex_unlock(&lock);
 }
 
 bool fsti_net_is_offline(void) {
     return fsti_net_limits().is_offline || atomic_load(&offline_by_environment);
 }
 
-/// Refuses certificates that can't be read when they are given, instead of at the first request.
-static fst_status check_ca_file(const char *path, fst_error *error) {
+fst_status fsti_net_check_ca_file(const char *path, fst_error *error) {
     struct stat info;
     if (path == NULL || path[0] == '\0') return FST_OK;
     if (access(path, R_OK) != 0 || stat(path, &info) != 0)
@@ -241,62 +229,4 @@ static fst_status check_ca_file(const char *path, fst_error *error) {
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_ARGUMENT, location,
                           "ca_file must be a file with certificates in PEM format");
-}
-
-/// Copies the caller's options; `made` is zeroed. *is_any: some option is set.
-static fst_status copy_options(const fst_remote_options *wanted, net_options *made, bool *is_any,
-                               fst_error *error) {
-    net_store *store = &made->store;
-    const struct {
-        const char *name, *text;
-        char *field;
-        size_t size;
-    } texts[] = {
-        {"endpoint", wanted->endpoint, store->endpoint, sizeof store->endpoint},
-        {"region", wanted->region, store->region, sizeof store->region},
-        {"access_key", wanted->access_key, store->access_key, sizeof store->access_key},
-        {"secret_key", wanted->secret_key, store->secret_key, sizeof store->secret_key},
-        {"session_token", wanted->session_token, store->session_token, sizeof store->session_token},
-        {"bearer_token", wanted->bearer_token, store->bearer_token, sizeof store->bearer_token},
-        {"sas_token", wanted->sas_token, store->sas_token, sizeof store->sas_token},
-        {"account_key", wanted->account_key, store->account_key, sizeof store->account_key},
-        {"account", wanted->account, store->account, sizeof store->account},
-        {"ca_file", wanted->ca_file, made->ca_file, sizeof made->ca_file},
-    };
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        const char *text = texts[i].text == NULL ? "" : texts[i].text;
-        if (!fsti_net_setting(texts[i].field, texts[i].size, text))
-            return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                                  "%s is too long or contains a line break or control character",
-                                  texts[i].name);
-    }
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) *is_any |= texts[i].field[0] != '\0';
-    FST_TRY(fsti_store_check(store, error));
-    FST_TRY(check_ca_file(wanted->ca_file, error));
-    if ((store->access_key[0] == '\0') != (store->secret_key[0] == '\0'))
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                              "access_key and secret_key must be given together");
-    store->style = wanted->bucket_style;
-    made->anonymous = wanted->anonymous != 0;
-    made->create_only = wanted->create_only != 0;
-    *is_any |= made->anonymous || made->create_only || store->style != FST_BUCKET_STYLE_AUTO;
-    return FST_OK;
-}
-
-fst_status fsti_net_configure(const fst_remote_options *wanted, fst_error *error) {
-    bool is_any = false; // allocate nothing if no option is set
-    net_options *made = fsti_secret_alloc(sizeof *made);
-    if (made == NULL) return fsti_error_memory(error, sizeof *made);
-    fst_status status = copy_options(wanted, made, &is_any, error);
-    if (status == FST_OK) {
-        pthread_mutex_lock(&lock);
-        net_options *old = options;
-        options = is_any ? made : NULL;
-        if (is_any) made = NULL;
-        set_limits(wanted);
-        pthread_mutex_unlock(&lock);
-        fsti_secret_free(old, sizeof *old);
-    }
-    fsti_secret_free(made, sizeof *made);
-    return status;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Settings of requests. Private to the net module.
+/// Settings of all requests. Private to the net module.
 #ifndef FSTI_SETTINGS_H
 #define FSTI_SETTINGS_H
 
 #include "base/primitives.h"
+#include "fastsafetensors/remote.h"
 
 /// Timeouts and limits of all requests: see fst_remote_options.
 typedef struct net_limits {
@@ -14,6 +15,10 @@ typedef struct net_limits {
 } net_limits;
 
 net_limits fsti_net_limits(void);
+/// Sets the limits and the certificate file. The strings must be valid settings.
+void fsti_net_set_limits(const fst_remote_options *wanted);
+/// Refuses certificates that can't be read when they are given, instead of at the first request.
+fst_status fsti_net_check_ca_file(const char *path, fst_error *error);
 /// The certificate file that fsti_net_read_environment() found last. False: the library's default.
 bool fsti_net_ca_file(char *path, size_t size);
 /// Where its path comes from, such as an environment variable.

@@ -1,67 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Signs requests to stores, and recognises secrets that messages must not contain.
+/// Signs requests to stores.
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "response.h"
-#include "credential_cache.h"
+#include "sign.h"
+
 #include "shared_key.h"
 #include "sigv4.h"
 #include "store.h"
 #include "token_text.h"
-
-// ---- secrets ----
-
-/// Shorter texts are not treated as secrets.
-#define SECRET_BYTES_MIN 4u
-
-static bool overlaps(url_part secret, const char *text) {
-    size_t size = strlen(text);
-    if (size < SECRET_BYTES_MIN || secret.size < SECRET_BYTES_MIN) return false;
-    return memmem(text, size, secret.at, secret.size) != NULL ||
-           memmem(secret.at, secret.size, text, size) != NULL;
-}
-
-bool fsti_url_has_secret(const char *url, const char *text) {
-    const char *at = strchr(url, '?');
-    while (at != NULL && *at != '\0') {
-        at++;
-        size_t size = strcspn(at, "&");
-        const char *value = memchr(at, '=', size);
-        if (value == NULL) value = at - 1;
-        url_part secret = {value + 1, (size_t)(at + size - value) - 1};
-        if (overlaps(secret, text) || overlaps((url_part){at, size}, text)) return true;
-        at += size;
-    }
-    return false;
-}
-
-bool fsti_text_has_secret(const char *secret, const char *text) {
-    return overlaps((url_part){secret, strlen(secret)}, text);
-}
-
-bool fsti_store_has_secret(const net_store *store, const char *text) {
-    const char *const secrets[] = {store->access_key,   store->secret_key, store->session_token,
-                                   store->bearer_token, store->sas_token,  store->account_key};
-    for (size_t i = 0; i < sizeof secrets / sizeof *secrets; i++)
-        if (fsti_text_has_secret(secrets[i], text)) return true;
-    return store->credentials != NULL && fsti_credentials_have_secret(store->credentials, text);
-}
-
-// ---- signatures ----
-
-static bool add_line(curl_list **list, const char *name, const char *value) {
-    const curl_library *curl;
-    char line[4200];
-    int used = snprintf(line, sizeof line, "%s: %s", name, value);
-    if (used < 0 || (size_t)used >= sizeof line || fsti_curl_open(&curl, NULL) != FST_OK)
-        return false;
-    curl_list *grown = curl->curl_slist_append(*list, line);
-    explicit_bzero(line, (size_t)used);
-    if (grown != NULL) *list = grown;
-    return grown != NULL;
-}
 
 /// The Host header, without the scheme's default port.
 static bool write_host(const net_url *address, char *host, size_t size) {
@@ -91,25 +39,15 @@ static bool write_query(url_part query, char *out, size_t size) {
     return true;
 }
 
-/// Difference of the stores' clocks to this machine's, in seconds.
-static atomic_int_fast64_t clock_skew_s;
-
-bool fsti_store_learn_time(const char *date) {
-    int64_t then_s = fsti_response_date(date);
-    if (then_s < 0) return false;
-    int64_t skew_s = then_s - (int64_t)time(NULL);
-    return atomic_exchange(&clock_skew_s, skew_s) != skew_s;
-}
-
-static bool sign_s3(const net_store *store, const net_keys *keys, const store_call *call,
-                    const net_url *address, curl_list **list) {
+static bool sign_s3(const net_store *store, const net_keys *keys, const http_call *call,
+                    const net_url *address, http_headers *headers) {
     char host[300], path[4096], query[URL_BYTES_MAX], date[SIGV4_DATE_BYTES];
     char line[SIGV4_LINE_BYTES];
     if (address->path.size >= sizeof path || !write_host(address, host, sizeof host) ||
         !write_query(address->query, query, sizeof query))
         return false;
     snprintf(path, sizeof path, "%.*s", (int)address->path.size, address->path.at);
-    fsti_sigv4_date(call->now_s + atomic_load(&clock_skew_s), date);
+    fsti_sigv4_date(call->now_s, date);
     sigv4_request request = {.method = call->method,
                              .host = host,
                              .path = path[0] == '\0' ? "/" : path,
@@ -122,16 +60,19 @@ static bool sign_s3(const net_store *store, const net_keys *keys, const store_ca
                              .service = store->service == NULL ? "s3" : store->service,
                              .access_key = keys->access_key,
                              .secret_key = keys->secret_key};
-    return fsti_sigv4_sign(&request, line, sizeof line) && add_line(list, "Host", host) &&
-           add_line(list, "Authorization", line) && add_line(list, "x-amz-date", date) &&
-           add_line(list, "x-amz-content-sha256", request.payload_hash) &&
-           (request.token == NULL || add_line(list, "x-amz-security-token", request.token));
+    return fsti_sigv4_sign(&request, line, sizeof line) &&
+           fsti_headers_add(headers, "Host", host) &&
+           fsti_headers_add(headers, "Authorization", line) &&
+           fsti_headers_add(headers, "x-amz-date", date) &&
+           fsti_headers_add(headers, "x-amz-content-sha256", request.payload_hash) &&
+           (request.token == NULL ||
+            fsti_headers_add(headers, "x-amz-security-token", request.token));
 }
 
-static bool sign_by_token(const char *token, curl_list **list) {
+static bool sign_by_token(const char *token, http_headers *headers) {
     char value[sizeof((net_keys *)NULL)->bearer_token + 16];
     snprintf(value, sizeof value, "Bearer %s", token);
-    bool good = add_line(list, "Authorization", value);
+    bool good = fsti_headers_add(headers, "Authorization", value);
     explicit_bzero(value, sizeof value);
     return good;
 }
@@ -146,11 +87,11 @@ static const char *value_of(const char *const *lines, const char *name) {
 
 #define AZURE_VERSION "x-ms-version: 2021-08-06"
 
-static bool sign_azure(const net_store *store, const store_call *call, const net_url *address,
-                       curl_list **list) {
+static bool sign_azure(const net_store *store, const http_call *call, const net_url *address,
+                       http_headers *headers) {
     char date[64], line[SHARED_KEY_LINE_BYTES];
     unsigned char key[sizeof store->account_key];
-    time_t now = (time_t)(call->now_s + atomic_load(&clock_skew_s));
+    time_t now = (time_t)(call->now_s);
     struct tm parts;
     gmtime_r(&now, &parts);
     strftime(date, sizeof date, "x-ms-date: %a, %d %b %Y %H:%M:%S GMT", &parts);
@@ -177,38 +118,23 @@ static bool sign_azure(const net_store *store, const store_call *call, const net
                                   .key_size = key_size < 0 ? 0 : (size_t)key_size};
     bool good = key_size > 0 && fsti_shared_key_sign(&request, line, sizeof line);
     explicit_bzero(key, sizeof key);
-    return good && add_line(list, "x-ms-date", date + strlen("x-ms-date: ")) &&
-           add_line(list, "Authorization", line);
+    return good && fsti_headers_add(headers, "x-ms-date", date + strlen("x-ms-date: ")) &&
+           fsti_headers_add(headers, "Authorization", line);
 }
 
-/// Copies the current keys.
-static void copy_keys(const net_store *store, const store_call *call, net_keys *keys) {
-    if (store->credentials != NULL) {
-        uint32_t number = fsti_credentials_copy(store->credentials, keys);
-        if (call->keys_number != NULL) *call->keys_number = number;
-        return;
-    }
-    *keys = (net_keys){.expires_s = 0};
-    snprintf(keys->access_key, sizeof keys->access_key, "%s", store->access_key);
-    snprintf(keys->secret_key, sizeof keys->secret_key, "%s", store->secret_key);
-    snprintf(keys->session_token, sizeof keys->session_token, "%s", store->session_token);
-    snprintf(keys->bearer_token, sizeof keys->bearer_token, "%s", store->bearer_token);
-}
-
-bool fsti_store_sign(const net_store *store, const store_call *call, curl_list **list) {
+bool fsti_sign(const net_store *store, const net_keys *keys, const http_call *call,
+               http_headers *headers) {
     net_url parsed;
-    net_keys keys;
-    if (fsti_url_parse(call->address, &parsed) != NULL) return false;
+    if (fsti_url_parse(call->url, &parsed) != NULL) return false;
     bool is_azure = store->kind == NET_STORE_AZURE, good = true;
-    if (is_azure && !add_line(list, "x-ms-version", strchr(AZURE_VERSION, ' ') + 1)) return false;
-    copy_keys(store, call, &keys);
+    if (is_azure && !fsti_headers_add(headers, "x-ms-version", strchr(AZURE_VERSION, ' ') + 1))
+        return false;
     bool takes_keys = store->kind == NET_STORE_S3 || store->kind == NET_STORE_GCS;
-    if (store->kind != NET_STORE_S3 && keys.bearer_token[0] != '\0')
-        good = sign_by_token(keys.bearer_token, list);
-    else if (takes_keys && keys.access_key[0] != '\0')
-        good = sign_s3(store, &keys, call, &parsed, list);
+    if (store->kind != NET_STORE_S3 && keys->bearer_token[0] != '\0')
+        good = sign_by_token(keys->bearer_token, headers);
+    else if (takes_keys && keys->access_key[0] != '\0')
+        good = sign_s3(store, keys, call, &parsed, headers);
     else if (is_azure && store->account_key[0] != '\0')
-        good = sign_azure(store, call, &parsed, list);
-    explicit_bzero(&keys, sizeof keys);
+        good = sign_azure(store, call, &parsed, headers);
     return good;
 }

@@ -6,10 +6,11 @@
 #include <string.h>
 
 #include "hub.h"
-#include "credential_cache.h"
+#include "provider.h"
 #include "settings.h"
 #include "token_text.h"
 
+#define NAME_BYTES_MAX 1024u
 #define GCS "https://storage.googleapis.com"
 
 static const struct {
@@ -53,44 +54,6 @@ static fst_status fill(char *field, size_t size, const char *const *variables, f
 
 #define FILL(field, ...)                                                                           \
     FST_TRY(fill(field, sizeof field, (const char *const[]){__VA_ARGS__, NULL}, error))
-
-static bool is_plain_name(const char *text) {
-    for (; *text != '\0'; text++)
-        if (!((*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') ||
-              (*text >= '0' && *text <= '9') || *text == '-' || *text == '_'))
-            return false;
-    return true;
-}
-
-static const char *check_endpoint(const char *endpoint) {
-    char text[600];
-    net_url url;
-    // The endpoint of an emulator may have no scheme.
-    snprintf(text, sizeof text, "%s%s", strstr(endpoint, "://") == NULL ? "http://" : "", endpoint);
-    const char *why = fsti_url_parse(text, &url);
-    if (why != NULL) return why;
-    if (!fsti_url_part_is(url.scheme, "http") && !fsti_url_part_is(url.scheme, "https"))
-        return "it is neither http:// nor https://";
-    return url.has_query ? "it has a query" : NULL;
-}
-
-fst_status fsti_store_check(const net_store *store, fst_error *error) {
-    unsigned char key[sizeof store->account_key];
-    if (fsti_base64_read(store->account_key, key, sizeof key) < 0)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                              "the account key is not valid base64");
-    explicit_bzero(key, sizeof key);
-    const char *why = store->endpoint[0] == '\0' ? NULL : check_endpoint(store->endpoint);
-    if (why == NULL && store->account_endpoint[0] != '\0')
-        why = check_endpoint(store->account_endpoint);
-    if (why != NULL)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                              "the endpoint can't be used: %s", why);
-    if (is_plain_name(store->region) && is_plain_name(store->account)) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                          "the %s contains characters other than letters, digits, - and _",
-                          is_plain_name(store->region) ? "account" : "region");
-}
 
 static bool begins_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
@@ -170,7 +133,7 @@ static bool is_version(const net_url *url, net_store_kind kind) {
         return false;
     for (size_t i = size; i < url->query.size; i++) {
         char byte[] = {url->query.at[i], '\0'};
-        if (!is_plain_name(byte) && byte[0] != '.') return false;
+        if (!fsti_store_is_plain_name(byte) && byte[0] != '.') return false;
     }
     return true;
 }
@@ -187,7 +150,7 @@ static const char *check_name(const net_url *url, net_store_kind kind) {
 bool fsti_store_move(net_store *store, const char *region) {
     bool is_new = store->kind == NET_STORE_S3 && region[0] != '\0' &&
                   strcmp(region, store->region) != 0 && strlen(region) < sizeof store->region &&
-                  is_plain_name(region);
+                  fsti_store_is_plain_name(region);
     if (is_new) snprintf(store->region, sizeof store->region, "%s", region);
     return is_new;
 }
@@ -304,6 +267,26 @@ fst_status fsti_store_address(const net_store *store, const char *url, char **ou
         FST_TRY(write_object(store, &parsed, text, sizeof text, error));
     *out = fsti_string_copy(text, strlen(text));
     return *out == NULL ? fsti_error_memory(error, strlen(text)) : FST_OK;
+}
+
+fst_status fsti_store_check_target(const net_store *store, const char *url, fst_error *error) {
+    fsti_error_location location = FSTI_NO_LOCATION;
+    char name[NAME_BYTES_MAX];
+    size_t size = strlen(url);
+    fsti_url_redact(url, name, sizeof name);
+    location.file = name;
+    if (store->kind == NET_STORE_WEB || store->kind == NET_STORE_HUB)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                              "web servers and the Hub take no files here: save to s3://, gs:// or "
+                              "az://, or to a file");
+    net_url parsed;
+    if (strchr(url, '?') != NULL)
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "an object version can't be overwritten");
+    if (url[size - 1] == '/' || fsti_url_parse(url, &parsed) != NULL || parsed.path.size < 2)
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "the URL ends in a slash: a file name is missing");
+    return FST_OK;
 }
 
 fst_status fsti_store_listing(const net_store *store, const char *url, const char *mark, char **out,

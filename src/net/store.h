@@ -4,7 +4,7 @@
 #ifndef FSTI_STORE_H
 #define FSTI_STORE_H
 
-#include "curl_library.h"
+#include "authority.h"
 #include "net.h"
 #include "url.h"
 
@@ -42,34 +42,22 @@ void fsti_store_unref(net_store *store);
 /// The http(s) URL of an object, escaped. *out is from fsti_alloc().
 fst_status fsti_store_address(const net_store *store, const char *url, char **out,
                               fst_error *error);
+/// Checks that a URL can be a new object: FST_E_UNSUPPORTED, FST_E_ARGUMENT.
+fst_status fsti_store_check_target(const net_store *store, const char *url, fst_error *error);
 /// The URL of a page of a folder's listing after `mark` ("": the first).
 fst_status fsti_store_listing(const net_store *store, const char *url, const char *mark, char **out,
                               fst_error *error);
-/// Whether a text from a server contains part of a secret of the store, or of a URL's query.
+/// Whether a text from a server contains part of a secret of the store.
 bool fsti_store_has_secret(const net_store *store, const char *text);
-bool fsti_url_has_secret(const char *url, const char *text);
-/// A request to sign.
-typedef struct store_call {
-    const char *method, *address;
-    const char *const *lines;  ///< headers, NULL-terminated; or NULL
-    const char *range, *match; ///< values of Range and If-Match; NULL: none
-    const char *body_hash;     ///< SHA-256 in hexadecimal digits; NULL: not signed
-    size_t body_bytes;
-    int64_t now_s;
-    uint32_t *keys_number; ///< set to the number of the temporary credentials
-} store_call;
-/// Adds the signature headers to *list. False: no memory, or too long. (sign.c)
-bool fsti_store_sign(const net_store *store, const store_call *call, curl_list **list);
-
-/// Whether one of the two texts contains the other, or part of it.
-bool fsti_text_has_secret(const char *secret, const char *text);
-/// Adjusts the clock for signatures to a store's Date header. False if that changes nothing.
-bool fsti_store_learn_time(const char *date);
+/// The store as the authority of requests, while the caller holds a reference. (store_authority.c)
+http_authority fsti_store_authority(const net_store *store);
 /// Switches to the bucket's region. False if that changes nothing.
 bool fsti_store_move(net_store *store, const char *region);
 
-/// Checks that endpoint, region and account can be parts of a URL: FST_E_ARGUMENT.
+/// Checks that endpoint, region and account can be parts of a URL: FST_E_ARGUMENT. (store_check.c)
 fst_status fsti_store_check(const net_store *store, fst_error *error);
+/// Whether a text has only letters, digits, - and _.
+bool fsti_store_is_plain_name(const char *text);
 /// Fills in the profile's region and endpoint, if unset. (credentials.c)
 void fsti_store_find_endpoint(net_store *store);
 /// Fills in temporary credentials of Google or Azure, if configured. (cloud_credentials.c)
@@ -82,7 +70,6 @@ fst_status fsti_store_find_keys(net_store *store, const char *name, fst_error *e
 typedef struct net_options {
     net_store store; ///< fields that are set
     bool anonymous, create_only;
-    char ca_file[512];
 } net_options;
 void fsti_net_options(net_options *out);
 

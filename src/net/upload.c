@@ -87,26 +87,6 @@ static uint64_t part_size(const fsti_upload *upload, uint32_t part) {
 
 // ---- starting ----
 
-fst_status fsti_upload_check_target(const net_store *store, const char *url, fst_error *error) {
-    fsti_error_location location = FSTI_NO_LOCATION;
-    char name[NAME_BYTES_MAX];
-    size_t size = strlen(url);
-    fsti_url_redact(url, name, sizeof name);
-    location.file = name;
-    if (store->kind == NET_STORE_WEB || store->kind == NET_STORE_HUB)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
-                              "web servers and the Hub take no files here: save to s3://, gs:// or "
-                              "az://, or to a file");
-    net_url parsed;
-    if (strchr(url, '?') != NULL)
-        return fsti_error_set(error, FST_E_ARGUMENT, location,
-                              "an object version can't be overwritten");
-    if (url[size - 1] == '/' || fsti_url_parse(url, &parsed) != NULL || parsed.path.size < 2)
-        return fsti_error_set(error, FST_E_ARGUMENT, location,
-                              "the URL ends in a slash: a file name is missing");
-    return FST_OK;
-}
-
 static void choose_sizes(fsti_upload *upload) {
     uint64_t needed = (upload->size_bytes + PART_COUNT_MAX - 1) / PART_COUNT_MAX;
     upload->part_bytes = fsti_max(PART_BYTES_MIN, fsti_align_up(needed, PART_BYTES_STEP));
@@ -135,7 +115,7 @@ static fst_status make_upload(const char *url, uint64_t size_bytes, const fsti_n
     if (upload->name == NULL || upload->given == NULL || upload->target.etags == NULL)
         return fsti_error_memory(error, upload->target.part_count * sizeof(upload_etag));
     FST_TRY(fsti_store_open(url, watch, &upload->store, error));
-    FST_TRY(fsti_upload_check_target(upload->store, url, error));
+    FST_TRY(fsti_store_check_target(upload->store, url, error));
     return fsti_store_address(upload->store, url, &upload->url, error);
 }
 
@@ -272,7 +252,7 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
         .method = "PUT",
         .url = slot->url,
         .name = upload->name,
-        .store = upload->store,
+        .authority = fsti_store_authority(upload->store),
         .body = slot->memory,
         .body_bytes = size,
         .body_hash = fsti_upload_hash(slot->url, slot->memory, size, slot->hash),

@@ -62,8 +62,6 @@ bool fsti_precondition_header(net_store_kind kind, const fsti_precondition *prec
 /// Reads the object's version from a response.
 void fsti_precondition_read(net_store_kind kind, const net_response *answer,
                             fsti_precondition *out);
-/// Checks that a URL can be a new object: FST_E_UNSUPPORTED, FST_E_ARGUMENT.
-fst_status fsti_upload_check_target(const net_store *store, const char *url, fst_error *error);
 /// Whether the status means that the store did not execute the request.
 static inline bool fsti_upload_is_refusal(uint32_t status) { return status >= 400 && status < 500; }
 /// The status of stores without conditional writes.

@@ -59,7 +59,7 @@ static void take_back(beginning *begun) {
     *request = (net_request){.method = "DELETE",
                              .url = begun->asked,
                              .name = begun->name,
-                             .store = begun->store,
+                             .authority = fsti_store_authority(begun->store),
                              .body_hash = fsti_upload_hash(begun->asked, NULL, 0, begun->hash),
                              .text_bytes_max = ANSWER_BYTES_MAX,
                              .done = end_abandoned,
@@ -93,7 +93,7 @@ static beginning *make_beginning(const upload_target *target) {
     begun->request = (net_request){.method = "POST",
                                    .url = begun->asked,
                                    .name = begun->name,
-                                   .store = begun->store,
+                                   .authority = fsti_store_authority(begun->store),
                                    .body = "",
                                    .body_hash = fsti_upload_hash(begun->asked, "", 0, begun->hash),
                                    .lines = fsti_upload_part_lines,
@@ -123,7 +123,7 @@ static fst_status wait_for_answer(upload_target *target, beginning *begun, bool 
 
 fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_size,
                              fst_error *error) {
-    target->number = fsti_net_random();
+    target->number = fsti_random();
     target->begun_s = -1;
     if (target->store->kind == NET_STORE_AZURE) return FST_OK; // blocks need no upload ID
     beginning *begun = make_beginning(target);

@@ -71,7 +71,7 @@ static fst_status ask(upload_target *target, const small_call *call, net_request
     *request = (net_request){.method = call->method,
                              .url = url,
                              .name = target->name,
-                             .store = target->store,
+                             .authority = fsti_store_authority(target->store),
                              .body = call->body,
                              .body_bytes = size,
                              .body_hash = fsti_upload_hash(url, call->body, size, hex),
@@ -193,7 +193,7 @@ static fst_status read_result(const upload_target *target, const net_request *re
 static bool exists(upload_target *target) {
     net_request request = {.url = target->url,
                            .name = target->name,
-                           .store = target->store,
+                           .authority = fsti_store_authority(target->store),
                            .method = "HEAD",
                            .stop = target->stop,
                            .watch = target->watch};
@@ -210,7 +210,7 @@ static bool exists(upload_target *target) {
 int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size) {
     net_request request = {.url = target->url,
                            .name = target->name,
-                           .store = target->store,
+                           .authority = fsti_store_authority(target->store),
                            .text_bytes_max = size,
                            .watch = target->watch};
     fsti_request_run(&request);
@@ -239,7 +239,7 @@ static bool pause_before_retry(upload_target *target, uint32_t tries) {
     const fsti_net_watch *watch = target->watch;
     net_limits limits = fsti_net_limits();
     uint64_t left_ms =
-        fsti_retry_wait_ms(tries, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_net_random());
+        fsti_retry_wait_ms(tries, limits.retry_base_ms, limits.retry_cap_ms, -1, fsti_random());
     while (left_ms > 0) {
         uint64_t slice_ms = fsti_min(left_ms, PAUSE_SLICE_MS);
         struct timespec slice = {0, (long)slice_ms * 1000000};

@@ -126,7 +126,7 @@ static fst_status choose_names(fst_writer *writer, fst_error *error) {
     const remote_objects *remote_state = &writer->remote_state;
     bool is_free = !remote_state->has_index && remote_state->count == 0;
     if (writer->file_count == 1 || is_free || fsti_net_forbids_overwrite()) return FST_OK;
-    snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_net_random());
+    snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_random());
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 

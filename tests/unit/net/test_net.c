@@ -9,7 +9,7 @@
 
 #include "net/response.h"
 #include "net/answered_hosts.h"
-#include "net/credential_cache.h"
+#include "net/provider.h"
 #include "net/listing.h"
 #include "net/net.h"
 #include "net/private_address.h"
