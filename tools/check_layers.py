@@ -21,32 +21,35 @@ BELOW = {
     "codec": {"base", "dtype"},
     "format": {"base", "codec", "digest", "dtype"},
     "plan": {"base", "codec", "digest", "dtype", "format"},
-    "net": {"base"},
-    "cache": {"base", "digest", "net"},
-    "io": {"base", "cache", "digest", "net"},
-    "output": {"base", "cache", "digest", "io", "net"},
+    "location": {"base"},
+    "http": {"base", "location"},
+    "store": {"base", "http", "location"},
+    "cache": {"base", "digest", "http", "location", "store"},
+    "io": {"base", "cache", "digest", "http", "location", "store"},
+    "output": {"base", "cache", "digest", "http", "io", "location", "store"},
     "memory": {"base"},
     "gpu": {"base", "memory"},
-    "model": {"base", "codec", "digest", "dtype", "format", "net", "io", "memory"},
+    "model": {"base", "codec", "digest", "dtype", "format", "http", "io", "location",
+              "memory", "store"},
     "snapshot": {"base", "memory", "gpu"},
     "transfer": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu"},
     "loader": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu", "model",
                "transfer"},
-    "save": {"base", "codec", "digest", "dtype", "format", "net", "plan", "io", "output", "memory",
-             "gpu", "model", "snapshot"},
+    "save": {"base", "codec", "digest", "dtype", "format", "http", "io", "location", "memory",
+             "output", "plan", "store", "gpu", "model", "snapshot"},
     "delta": {"base", "codec", "digest", "dtype", "format", "io", "output", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
-    "api": {"base", "cache", "delta", "digest", "dtype", "format", "net", "io", "memory", "gpu",
-            "model", "loader", "save", "snapshot", "verify"},
+    "api": {"base", "cache", "delta", "digest", "dtype", "format", "gpu", "http", "io", "location",
+            "memory", "store", "model", "loader", "save", "snapshot", "verify"},
 }
 # Interface headers that are not other/other.h, because a public header has that name.
 INTERFACES = {"base": "primitives.h", "dtype": "dtype_info.h", "loader": "load_handle.h",
               "model": "open_model.h", "verify": "folder_check.h"}
 # Modules without system calls and threads, and the system headers that they may include.
-PURE = {"dtype", "format", "plan"}
-PURE_SYSTEM = {"string.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h",
-               "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h", "immintrin.h",
-               "cpuid.h"}
+PURE = {"dtype", "format", "location", "plan"}
+PURE_SYSTEM = {"string.h", "strings.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h",
+               "emmintrin.h", "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h",
+               "immintrin.h", "cpuid.h"}
 # Headers of third_party/, for the one module that uses them.
 THIRD_PARTY = ("xxhash.h", "blake3.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 /// No model has more files.
 #define FILE_COUNT_MAX ((size_t)1 << 20)
@@ -254,7 +254,7 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key,
     model_paths indices = {.index_fd = -1};
     key_search search = {url, out, &indices};
     fsti_url_redact(url, name, sizeof name);
-    fst_status status = fsti_net_list(url, NULL, add_key, &search, error);
+    fst_status status = fsti_store_list(url, NULL, add_key, &search, error);
     if (status == FST_OK) status = choose_keys(name, &indices, hash_key, verification, out, error);
     fsti_model_paths_clear(&indices);
     return status;
@@ -283,7 +283,7 @@ static fst_status open_url(const char *url, uint64_t hash_key,
     if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
     // Pin the revision, so that all files are of one commit even if the branch moves.
     char *pinned = NULL;
-    FST_TRY(fsti_net_pin_revision(url, &pinned, error));
+    FST_TRY(fsti_store_pin_revision(url, &pinned, error));
     const char *base = pinned == NULL ? url : pinned;
     fst_status status = is_index ? open_index_url(base, hash_key, verification, out, error)
                                  : open_folder_url(base, hash_key, verification, out, error);
@@ -297,7 +297,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     *out = (model_paths){.index_fd = -1};
     struct stat info;
     fst_status status;
-    if (fsti_net_is_url(path))
+    if (fsti_location_is_url(path))
         status = open_url(path, hash_key, verification, out, error);
     else if (stat(path, &info) != 0)
         status = fail_stat(path, errno, error);

@@ -7,12 +7,12 @@
 #include <sys/stat.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 fst_status fsti_model_path_kind(const char *path, path_kind *out, fst_error *error) {
     struct stat info;
     *out = PATH_IS_ABSENT;
-    if (fsti_net_is_url(path)) { // decided from the text, without a request
+    if (fsti_location_is_url(path)) { // decided from the text, without a request
         size_t size = strcspn(path, "?#");
         *out = path[size - 1] == '/' ? PATH_IS_FOLDER : PATH_IS_FILE;
         return FST_OK;
@@ -30,7 +30,7 @@ fst_status fsti_model_path_kind(const char *path, path_kind *out, fst_error *err
 char *fsti_model_join(const char *start, const char *end) {
     size_t size = strlen(start) + strlen(end) + 1, length = strlen(start);
     const char *query = "";
-    if (fsti_net_is_url(start)) {
+    if (fsti_location_is_url(start)) {
         length = strcspn(start, "?#");
         // A store's query is the version of one object.
         if (strncasecmp(start, "http", 4) == 0) query = start + length;
@@ -43,7 +43,7 @@ char *fsti_model_join(const char *start, const char *end) {
 char *fsti_model_redact(const char *path) {
     size_t size = strlen(path) + 1;
     char *text = fsti_string_copy(path, size - 1);
-    if (text != NULL && fsti_net_is_url(path)) fsti_url_redact(path, text, size);
+    if (text != NULL && fsti_location_is_url(path)) fsti_url_redact(path, text, size);
     return text;
 }
 

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 #define INDEX_ENDING ".safetensors.index.json"
 #define HIDDEN_ENDING ".tmp"
@@ -32,7 +32,7 @@ typedef struct open_files {
 
 /// Whether a file was opened by a local path: only such a file can be compared with its path.
 static bool has_local_path(const fsti_file *file) {
-    return fsti_file_identity(file) >= 0 && !fsti_net_is_url(fsti_file_path(file));
+    return fsti_file_identity(file) >= 0 && !fsti_location_is_url(fsti_file_path(file));
 }
 
 static const char *name_of(const char *path) {

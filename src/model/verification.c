@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "net/net.h"
+#include "store/store.h"
 #include "file_digests.h"
 
 #define FILE_ENDING ".manifest"
@@ -65,7 +65,7 @@ static fst_status find_path(const char *start, const char *end, char **out, fst_
     char *path = fsti_model_join(start, end);
     struct stat info;
     if (path == NULL) return fsti_error_memory(error, strlen(start));
-    bool is_url = fsti_net_is_url(path);
+    bool is_url = fsti_location_is_url(path);
     fst_status status = is_url ? object_path_kind(path, &found_kind, error)
                                : fsti_model_path_kind(path, &found_kind, error);
     // A dangling link is an error: the manifest is missing.
@@ -151,7 +151,7 @@ static const char *signed_below(const char *path, const char *bundle, char *text
     char folder[PATH_MAX];
     fsti_url_redact(bundle, folder, sizeof folder);
     char *slash = strrchr(folder, '/');
-    if (slash == NULL || !fsti_net_is_url(path)) return NULL;
+    if (slash == NULL || !fsti_location_is_url(path)) return NULL;
     slash[1] = '\0';
     bool is_below = strncmp(path, folder, strlen(folder)) == 0;
     return is_below && fsti_url_relative(path, folder, text, PATH_MAX) ? text : NULL;
@@ -162,7 +162,7 @@ static const char *signed_below(const char *path, const char *bundle, char *text
 static const char *signed_name(const char *path, const char *bundle, char *text) {
     char signed_folder[PATH_MAX];
     struct stat info;
-    if (fsti_net_is_url(bundle)) return signed_below(path, bundle, text);
+    if (fsti_location_is_url(bundle)) return signed_below(path, bundle, text);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
     if (!resolve_folder(bundle, signed_folder)) return NULL;
     const char *below = stat(signed_folder, &info) == 0 ? part_below(path, &info) : NULL;
@@ -202,12 +202,13 @@ static fst_status check_signed(const model_verification *verification, const mod
     if (found) return FST_OK;
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = verification->path;
-    if (fsti_net_is_url(request->signature)) fsti_url_redact(request->signature, text, sizeof text);
+    if (fsti_location_is_url(request->signature))
+        fsti_url_redact(request->signature, text, sizeof text);
     return fsti_error_set(
         error, FST_E_SIGNATURE, location,
         "the signature does not cover this manifest: %.200s does not list it with "
         "this digest",
-        fsti_net_is_url(request->signature) ? text : request->signature);
+        fsti_location_is_url(request->signature) ? text : request->signature);
 }
 
 static fst_status check_text(const model_verification *verification, const model_request *request,
@@ -245,7 +246,7 @@ static fst_status read_manifest(model_verification *verification, const model_re
 static fst_status find_manifest(const char *path, const model_request *request,
                                 model_verification *made, fst_error *error) {
     path_kind found_kind;
-    if (fsti_net_is_url(path) && fsti_model_is_bucket(path)) {
+    if (fsti_location_is_url(path) && fsti_model_is_bucket(path)) {
         char *bucket = fsti_model_join(path, "/");
         if (bucket == NULL) return fsti_error_memory(error, strlen(path));
         fst_status found = find_manifest(bucket, request, made, error);
@@ -254,7 +255,8 @@ static fst_status find_manifest(const char *path, const model_request *request,
     }
     FST_TRY(fsti_model_path_kind(path, &found_kind, error));
     bool is_dir = found_kind == PATH_IS_FOLDER;
-    char *folder = fsti_net_is_url(path) ? fsti_url_sibling(path, "") : make_folder(path, is_dir);
+    char *folder =
+        fsti_location_is_url(path) ? fsti_url_sibling(path, "") : make_folder(path, is_dir);
     if (folder != NULL) made->folder = fsti_model_redact(folder);
     if (folder == NULL || made->folder == NULL) {
         fsti_free(folder);
@@ -318,7 +320,7 @@ fst_status fsti_verification_open(const char *path, const model_request *request
 /// A file's path relative to the model's folder. `text` has space for a path.
 static const char *name_inside(const model_verification *verification, const char *path,
                                char *text) {
-    if (fsti_net_is_url(path) && fsti_url_relative(path, verification->folder, text, PATH_MAX))
+    if (fsti_location_is_url(path) && fsti_url_relative(path, verification->folder, text, PATH_MAX))
         return text;
     size_t folder_size = strlen(verification->folder);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
