@@ -37,7 +37,7 @@ BELOW = {
                "transfer"},
     "save": {"base", "codec", "digest", "dtype", "format", "http", "io", "location", "memory",
              "output", "plan", "store", "gpu", "model", "snapshot"},
-    "delta": {"base", "codec", "digest", "dtype", "format", "io", "output", "model"},
+    "delta": {"base", "codec", "digest", "dtype", "format", "io", "location", "output", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
     "api": {"base", "cache", "delta", "digest", "dtype", "format", "gpu", "http", "io", "location",
             "memory", "store", "model", "loader", "save", "snapshot", "verify"},

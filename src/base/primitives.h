@@ -65,20 +65,22 @@ void fsti_text_make_printable(char *text);
 /// Appends as much of `words` as fits into a buffer of `size` bytes.
 void fsti_append(char *text, size_t size, const char *words);
 
-// ---- URLs in place of paths ----
+// ---- URLs in place of paths, for messages; see location.h for the rest ----
 
-/// Whether a path is a URL, or a URL that went through a path object ("https:/host").
-bool fsti_path_is_url(const char *path);
-
-/// Whether a file is a model or an index, by its name (also through links) or because it begins
-/// like a safetensors file. No manifest, list or signature may replace it. For a URL the name
-/// decides.
-bool fsti_path_is_model(const char *path);
-
+/// The schemes of URLs that can be read; https is FSTI_SCHEME_HTTP as well.
+typedef enum fsti_scheme {
+    FSTI_SCHEME_NONE,
+    FSTI_SCHEME_HTTP,
+    FSTI_SCHEME_S3,
+    FSTI_SCHEME_GS,
+    FSTI_SCHEME_AZ,
+    FSTI_SCHEME_HF
+} fsti_scheme;
+/// The scheme with which a path begins, up to the first slash: path objects such as pathlib.Path
+/// collapse the second one.
+fsti_scheme fsti_url_scheme(const char *path);
 /// Copies a URL for messages, without query, user and password. Truncated to `size`.
 void fsti_url_redact(const char *text, char *out, size_t size);
-/// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
-fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error);
 
 // ---- log lines, delivered to the program's callback ----
 

@@ -18,9 +18,7 @@ fst_status fsti_cache_check(const fst_remote_options *options, fst_error *error)
                               "cache_dir is empty; use NULL for the environment's, or \"off\"");
     if (strlen(folder) >= sizeof settings.given.folder)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "cache_dir is too long");
-    if (fsti_path_is_url(folder))
-        return fsti_url_refuse(folder, "the cache must be a local folder", error);
-    return FST_OK;
+    return fsti_location_require_file(folder, "the cache must be a local folder", error);
 }
 
 void fsti_cache_configure(const fst_remote_options *options) {

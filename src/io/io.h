@@ -299,4 +299,9 @@ enum {
 };
 void fsti_io_hide(unsigned features);
 
+/// Whether a file is a model or an index, by its name (also through links) or because it begins
+/// like a safetensors file. No manifest, list or signature may replace it. For a URL the name
+/// decides.
+bool fsti_path_is_model(const char *path);
+
 #endif

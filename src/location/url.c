@@ -6,8 +6,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "location.h"
-
 static bool is_letter(char byte) {
     return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
 }
@@ -45,17 +43,6 @@ bool fsti_url_host_is(const char *a, const char *b) {
     url_parts one, other;
     return fsti_url_parse(a, &one) == NULL && fsti_url_parse(b, &other) == NULL &&
            fsti_url_same_host(&one, &other);
-}
-
-bool fsti_location_is_url(const char *path) {
-    static const char *const schemes[] = {"http://", "https://", "s3://",
-                                          "gs://",   "az://",    "hf://"};
-    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
-        size_t size = strlen(schemes[i]), at = 0;
-        while (at < size && lower(path[at]) == schemes[i][at]) at++;
-        if (at == size) return true;
-    }
-    return false;
 }
 
 static const char *parse_port(const char *at, const char *end, url_parts *out) {
@@ -221,8 +208,8 @@ char *fsti_url_sibling(const char *base, const char *name) {
     char *text = fsti_alloc(room);
     if (text == NULL) return NULL;
     memcpy(text, base, length);
-    bool is_web = strncasecmp(base, "http", 4) == 0; // keys of stores are not escaped
-    if (!is_web) query_size = 0;                     // a version belongs to one object
+    bool is_web = fsti_url_scheme(base) == FSTI_SCHEME_HTTP; // keys of stores are not escaped
+    if (!is_web) query_size = 0;                             // a version belongs to one object
     if (is_web)
         (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
     else

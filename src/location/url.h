@@ -41,4 +41,11 @@ bool fsti_url_escape(url_part text, bool keeps_slash, char *out, size_t size);
 /// Decodes escapes; other bytes stay. False if it is too long, or for %00.
 bool fsti_url_unescape(url_part text, char *out, size_t size);
 
+/// The URL of `name` in the folder of `base`, with the query of `base`. Bytes not allowed in such a
+/// URL are escaped. From fsti_alloc(); NULL: no memory.
+char *fsti_url_sibling(const char *base, const char *name);
+/// The path of a URL relative to `folder` (redacted, with a final slash), without query and
+/// unescaped. If it is not below `folder`, or that is NULL, its last part. False if it is too long.
+bool fsti_url_relative(const char *url, const char *folder, char *out, size_t size);
+
 #endif

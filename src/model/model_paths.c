@@ -153,8 +153,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
-    if (fsti_path_is_url(path))
-        return fsti_url_refuse(path, "a URL must be a str, not a path object", error);
+    FST_TRY(fsti_location_require_file(path, "a URL must be a str, not a path object", error));
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
     fsti_url_redact(path, name, sizeof name);
@@ -279,7 +278,8 @@ static fst_status open_url(const char *url, uint64_t hash_key,
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
     bool is_folder = length > 0 && url[length - 1] == '/';
-    if (fsti_model_is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
+    if (fsti_location_is_bucket(url))
+        return open_bucket_url(url, hash_key, verification, out, error);
     if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
     // Pin the revision, so that all files are of one commit even if the branch moves.
     char *pinned = NULL;

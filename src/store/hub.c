@@ -67,7 +67,8 @@ fst_status fsti_store_pin_revision(const char *url, char **out, fst_error *error
     char *text = NULL, commit[64] = "";
     size_t text_bytes = 0;
     *out = NULL;
-    bool is_hub = fsti_url_parse(url, &parsed) == NULL && fsti_url_part_is(parsed.scheme, "hf") &&
+    bool is_hub = fsti_url_parse(url, &parsed) == NULL &&
+                  fsti_location_kind_of(url) == FSTI_LOCATION_HUB &&
                   fsti_hub_parse(&parsed, &name) == NULL;
     if (!is_hub || is_commit(name.revision)) return FST_OK;
     fsti_http_read_environment();

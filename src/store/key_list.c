@@ -70,9 +70,9 @@ static fst_status read_pages(object_store *store, const char *url, folder_visit 
     fsti_error_location location = FSTI_NO_LOCATION;
     fsti_url_redact(url, name, sizeof name);
     location.file = name;
-    if (store->kind == STORE_HUB)
+    if (store->kind == FSTI_LOCATION_HUB)
         return fsti_hub_list(store, url, folder->visit, folder->context, error);
-    if (store->kind == STORE_WEB)
+    if (store->kind == FSTI_LOCATION_WEB)
         return fsti_error_set(
             error, FST_E_UNSUPPORTED, location,
             "web servers do not list folders. Give the URL of the file or the index");

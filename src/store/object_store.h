@@ -8,19 +8,11 @@
 #include "store.h"
 #include "location/location.h"
 
-typedef enum store_kind {
-    STORE_WEB,
-    STORE_S3,
-    STORE_GCS,
-    STORE_AZURE,
-    STORE_HUB,
-} store_kind;
-
 typedef struct object_store object_store;
 /// A store with its settings and credentials. Unset texts are "".
 struct object_store {
     fsti_refcount refs;
-    store_kind kind;
+    fsti_location_kind kind;
     char endpoint[512]; ///< without a final slash; "": the store's default
     char region[64];
     char access_key[160], secret_key[192], session_token[4096];

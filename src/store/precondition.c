@@ -5,12 +5,13 @@
 
 #include "upload.h"
 
-void fsti_precondition_read(store_kind kind, const http_response *answer, fsti_precondition *out) {
-    const char *mark = kind == STORE_GCS ? answer->generation : answer->etag;
+void fsti_precondition_read(fsti_location_kind kind, const http_response *answer,
+                            fsti_precondition *out) {
+    const char *mark = kind == FSTI_LOCATION_GCS ? answer->generation : answer->etag;
     *out = (fsti_precondition){.kind = FSTI_PRECONDITION_NONE};
     // A weak ETag cannot be used as a condition.
-    bool is_usable = kind == STORE_GCS ? strspn(mark, "0123456789") == strlen(mark)
-                                       : strncmp(mark, "W/", 2) != 0;
+    bool is_usable = kind == FSTI_LOCATION_GCS ? strspn(mark, "0123456789") == strlen(mark)
+                                               : strncmp(mark, "W/", 2) != 0;
     if (mark[0] == '\0' || !is_usable) return;
     out->kind = FSTI_PRECONDITION_VERSION;
     snprintf(out->mark, sizeof out->mark, "%s", mark);
@@ -20,9 +21,9 @@ bool fsti_precondition_equals(const fsti_precondition *one, const fsti_precondit
     return one->kind == other->kind && strcmp(one->mark, other->mark) == 0;
 }
 
-bool fsti_precondition_header(store_kind kind, const fsti_precondition *precondition, char *out,
-                              size_t size) {
-    bool is_google = kind == STORE_GCS,
+bool fsti_precondition_header(fsti_location_kind kind, const fsti_precondition *precondition,
+                              char *out, size_t size) {
+    bool is_google = kind == FSTI_LOCATION_GCS,
          must_be_absent = precondition->kind == FSTI_PRECONDITION_ABSENT;
     if (precondition->kind == FSTI_PRECONDITION_NONE) return false;
     if (is_google)

@@ -71,7 +71,7 @@ static fst_status write_form(const provider_config *source, char *form, size_t s
 static fst_status make_signer(const provider_config *source, object_store **out, fst_error *error) {
     object_store *store = fsti_secret_alloc(sizeof *store);
     if (store == NULL) return fsti_error_memory(error, sizeof *store);
-    store->kind = STORE_S3;
+    store->kind = FSTI_LOCATION_S3;
     store->service = "sts";
     store->source = "the source profile";
     snprintf(store->region, sizeof store->region, "%s", source->region);

@@ -126,11 +126,11 @@ bool fsti_sign(const object_store *store, const store_keys *keys, const http_cal
                http_headers *headers) {
     url_parts parsed;
     if (fsti_url_parse(call->url, &parsed) != NULL) return false;
-    bool is_azure = store->kind == STORE_AZURE, good = true;
+    bool is_azure = store->kind == FSTI_LOCATION_AZURE, good = true;
     if (is_azure && !fsti_headers_add(headers, "x-ms-version", strchr(AZURE_VERSION, ' ') + 1))
         return false;
-    bool takes_keys = store->kind == STORE_S3 || store->kind == STORE_GCS;
-    if (store->kind != STORE_S3 && keys->bearer_token[0] != '\0')
+    bool takes_keys = store->kind == FSTI_LOCATION_S3 || store->kind == FSTI_LOCATION_GCS;
+    if (store->kind != FSTI_LOCATION_S3 && keys->bearer_token[0] != '\0')
         good = sign_by_token(keys->bearer_token, headers);
     else if (takes_keys && keys->access_key[0] != '\0')
         good = sign_s3(store, keys, call, &parsed, headers);

@@ -66,7 +66,7 @@ typedef struct fsti_range_read {
     char *buffer;                  ///< contents undefined until `done`
     const fsti_range_edges *edges; ///< NULL: all bytes go to the buffer
     const atomic_bool *stop;       ///< NULL, or a flag that ends the read soon with -ECANCELED
-    /// Called once on a thread of this module, after the last write to `buffer`.
+    /// Called once on a thread of the http module, after the last write to `buffer`.
     void (*done)(struct fsti_range_read *read);
     void *context;
     int64_t result;   ///< `size`, or -errno

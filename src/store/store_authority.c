@@ -80,7 +80,7 @@ static bool is_renewing(const void *context) {
 /// that region, because followed redirects are not signed.
 static bool may_follow(const void *context, const http_response *answer) {
     const object_store *store = context;
-    return store->kind != STORE_S3 || answer->region[0] == '\0' ||
+    return store->kind != FSTI_LOCATION_S3 || answer->region[0] == '\0' ||
            strcmp(answer->region, store->region) == 0;
 }
 

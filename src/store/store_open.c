@@ -13,12 +13,6 @@
 #define NAME_BYTES_MAX 1024u
 #define GCS "https://storage.googleapis.com"
 
-static const struct {
-    const char *scheme;
-    store_kind kind;
-} schemes[] = {{"http", STORE_WEB}, {"https", STORE_WEB}, {"s3", STORE_S3},
-               {"gs", STORE_GCS},   {"az", STORE_AZURE},  {"hf", STORE_HUB}};
-
 static fst_status refuse(const char *url, const char *why, fst_error *error) {
     char name[512];
     fsti_url_redact(url, name, sizeof name);
@@ -61,19 +55,20 @@ static bool begins_with(const char *text, const char *start) {
 
 /// Drops credentials that the caller configured for other stores.
 static void keep_own(object_store *store, bool anonymous) {
-    bool is_s3 = store->kind == STORE_S3, is_gcs = store->kind == STORE_GCS;
+    bool is_s3 = store->kind == FSTI_LOCATION_S3, is_gcs = store->kind == FSTI_LOCATION_GCS;
     bool is_google_key = begins_with(store->access_key, "GOOG");
     // Google Cloud Storage can also be used through its S3-compatible API, if the endpoint names
     // it.
     bool takes_key = is_google_key ? is_gcs || (is_s3 && store->endpoint[0] != '\0') : is_s3;
-    bool takes_token = begins_with(store->bearer_token, "hf_") ? store->kind == STORE_HUB : is_gcs;
+    bool takes_token =
+        begins_with(store->bearer_token, "hf_") ? store->kind == FSTI_LOCATION_HUB : is_gcs;
     if (anonymous || !takes_key) {
         explicit_bzero(store->access_key, sizeof store->access_key);
         explicit_bzero(store->secret_key, sizeof store->secret_key);
         explicit_bzero(store->session_token, sizeof store->session_token);
     }
     if (anonymous || !takes_token) explicit_bzero(store->bearer_token, sizeof store->bearer_token);
-    if (anonymous || store->kind != STORE_AZURE) {
+    if (anonymous || store->kind != FSTI_LOCATION_AZURE) {
         explicit_bzero(store->sas_token, sizeof store->sas_token);
         explicit_bzero(store->account_key, sizeof store->account_key);
     }
@@ -84,14 +79,14 @@ static fst_status find_settings(object_store *store, const char *name, bool anon
     store->source = anonymous ? "none (anonymous)" : "none";
     keep_own(store, anonymous);
     switch (store->kind) {
-    case STORE_S3:
+    case FSTI_LOCATION_S3:
         FILL(store->endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
         FILL(store->region, "AWS_REGION", "AWS_DEFAULT_REGION");
         fsti_store_find_endpoint(store);
         if (!anonymous) FST_TRY(fsti_store_find_keys(store, name, error));
         if (store->region[0] == '\0') memcpy(store->region, "us-east-1", 10);
         break;
-    case STORE_GCS:
+    case FSTI_LOCATION_GCS:
         FILL(store->endpoint, "STORAGE_EMULATOR_HOST");
         if (!anonymous && store->access_key[0] == '\0')
             FILL(store->bearer_token, "GOOGLE_OAUTH_ACCESS_TOKEN");
@@ -100,15 +95,16 @@ static fst_status find_settings(object_store *store, const char *name, bool anon
         if (!anonymous && store->access_key[0] == '\0' && store->bearer_token[0] == '\0')
             FST_TRY(fsti_store_find_google(store, name, error));
         break;
-    case STORE_AZURE:
+    case FSTI_LOCATION_AZURE:
         FILL(store->account, "AZURE_STORAGE_ACCOUNT_NAME");
         if (!anonymous) FST_TRY(fsti_store_find_azure(store, name, error));
         break;
-    case STORE_HUB:
+    case FSTI_LOCATION_HUB:
         FILL(store->endpoint, "HF_ENDPOINT");
         if (!anonymous) FILL(store->bearer_token, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN");
         break;
-    case STORE_WEB: break;
+    case FSTI_LOCATION_WEB:
+    case FSTI_LOCATION_FILE: break;
     }
     if (store->bearer_token[0] != '\0') store->source = "a token";
     if (store->sas_token[0] != '\0') store->source = "a SAS";
@@ -123,10 +119,10 @@ static fst_status find_settings(object_store *store, const char *name, bool anon
 }
 
 /// The only query that a store's URL may have: an object version.
-static bool is_version(const url_parts *url, store_kind kind) {
-    const char *name = kind == STORE_S3 ? "versionId=" : "generation=";
+static bool is_version(const url_parts *url, fsti_location_kind kind) {
+    const char *name = kind == FSTI_LOCATION_S3 ? "versionId=" : "generation=";
     size_t size = strlen(name);
-    if (kind != STORE_S3 && kind != STORE_GCS) return false;
+    if (kind != FSTI_LOCATION_S3 && kind != FSTI_LOCATION_GCS) return false;
     bool is_folder = url->path.size < 2 || url->path.at[url->path.size - 1] == '/';
     if (is_folder || url->query.size <= size || memcmp(url->query.at, name, size) != 0)
         return false;
@@ -138,7 +134,7 @@ static bool is_version(const url_parts *url, store_kind kind) {
 }
 
 /// Refuses parts of a store's URL that would otherwise be ignored.
-static const char *check_name(const url_parts *url, store_kind kind) {
+static const char *check_name(const url_parts *url, fsti_location_kind kind) {
     if (url->has_query && !is_version(url, kind))
         return "queries are not supported: write a ? in a key as %3F, a revision of the Hub as "
                "hf://OWNER/NAME@REVISION/FILE, a version as ?versionId=... or, for gs://, "
@@ -147,7 +143,7 @@ static const char *check_name(const url_parts *url, store_kind kind) {
 }
 
 bool fsti_store_move(object_store *store, const char *region) {
-    bool is_new = store->kind == STORE_S3 && region[0] != '\0' &&
+    bool is_new = store->kind == FSTI_LOCATION_S3 && region[0] != '\0' &&
                   strcmp(region, store->region) != 0 && strlen(region) < sizeof store->region &&
                   fsti_store_is_plain_name(region);
     if (is_new) snprintf(store->region, sizeof store->region, "%s", region);
@@ -158,11 +154,10 @@ fst_status fsti_store_open(const char *url, const fsti_http_watch *watch, object
                            fst_error *error) {
     url_parts parsed;
     char name[512];
-    store_kind kind = STORE_WEB;
+    fsti_location_kind kind = fsti_location_kind_of(url);
+    if (kind == FSTI_LOCATION_FILE) kind = FSTI_LOCATION_WEB; // libcurl refuses other protocols
     const char *why = fsti_url_parse(url, &parsed);
-    for (size_t i = 0; why == NULL && i < sizeof schemes / sizeof *schemes; i++)
-        if (fsti_url_part_is(parsed.scheme, schemes[i].scheme)) kind = schemes[i].kind;
-    if (why == NULL && kind != STORE_WEB) why = check_name(&parsed, kind);
+    if (why == NULL && kind != FSTI_LOCATION_WEB) why = check_name(&parsed, kind);
     if (why != NULL) return refuse(url, why, error);
     store_options *options = fsti_secret_alloc(sizeof *options);
     object_store *store = fsti_secret_alloc(sizeof *store);
@@ -200,7 +195,7 @@ static bool write_bucket(const object_store *store, url_part bucket, char *out, 
     const char *endpoint = store->endpoint;
     char own[160];
     int used, bucket_size = (int)bucket.size;
-    if (store->kind == STORE_AZURE) {
+    if (store->kind == FSTI_LOCATION_AZURE) {
         used =
             endpoint[0] != '\0' ? snprintf(out, size, "%s/%s/%.*s/", endpoint, store->account,
                                            bucket_size, bucket.at)
@@ -212,10 +207,10 @@ static bool write_bucket(const object_store *store, url_part bucket, char *out, 
     }
     if (endpoint[0] == '\0') {
         snprintf(own, sizeof own, "https://s3.%s.amazonaws.com", store->region);
-        endpoint = store->kind == STORE_GCS ? GCS : own;
+        endpoint = store->kind == FSTI_LOCATION_GCS ? GCS : own;
     }
     const char *host = strstr(endpoint, "://");
-    if (store->kind == STORE_GCS || is_in_path(store, bucket) || host == NULL) {
+    if (store->kind == FSTI_LOCATION_GCS || is_in_path(store, bucket) || host == NULL) {
         // The endpoint of an emulator may have no scheme.
         used = snprintf(out, size, "%s%s/%.*s/", host == NULL ? "http://" : "", endpoint,
                         bucket_size, bucket.at);
@@ -228,11 +223,11 @@ static bool write_bucket(const object_store *store, url_part bucket, char *out, 
 
 static fst_status write_object(const object_store *store, const url_parts *url, char *out,
                                size_t size, fst_error *error) {
-    if (store->kind == STORE_HUB) {
+    if (store->kind == FSTI_LOCATION_HUB) {
         const char *why = fsti_hub_address(store, url, out, size);
         return why == NULL ? FST_OK : refuse(url->scheme.at, why, error);
     }
-    if (store->kind == STORE_AZURE && store->account[0] == '\0')
+    if (store->kind == FSTI_LOCATION_AZURE && store->account[0] == '\0')
         return refuse(url->scheme.at, "no account is configured. Set AZURE_STORAGE_ACCOUNT_NAME",
                       error);
     if (!write_bucket(store, url->host, out, size))
@@ -260,7 +255,7 @@ fst_status fsti_store_address(const object_store *store, const char *url, char *
     url_parts parsed;
     const char *why = fsti_url_parse(url, &parsed);
     if (why != NULL) return refuse(url, why, error);
-    if (store->kind == STORE_WEB)
+    if (store->kind == FSTI_LOCATION_WEB)
         snprintf(text, sizeof text, "%s", url);
     else
         FST_TRY(write_object(store, &parsed, text, sizeof text, error));
@@ -274,7 +269,7 @@ fst_status fsti_store_check_target(const object_store *store, const char *url, f
     size_t size = strlen(url);
     fsti_url_redact(url, name, sizeof name);
     location.file = name;
-    if (store->kind == STORE_WEB || store->kind == STORE_HUB)
+    if (store->kind == FSTI_LOCATION_WEB || store->kind == FSTI_LOCATION_HUB)
         return fsti_error_set(error, FST_E_UNSUPPORTED, location,
                               "web servers and the Hub take no files here: save to s3://, gs:// or "
                               "az://, or to a file");
@@ -301,7 +296,7 @@ fst_status fsti_store_listing(const object_store *store, const char *url, const 
         !fsti_url_escape((url_part){mark, strlen(mark)}, false, escaped_mark, sizeof escaped_mark))
         return refuse(url, "it is too long", error);
     int used;
-    if (store->kind == STORE_AZURE) {
+    if (store->kind == FSTI_LOCATION_AZURE) {
         used = snprintf(text, sizeof text,
                         "%s?restype=container&comp=list&delimiter=%%2F%s%s&prefix=%s%s%s", bucket,
                         mark[0] != '\0' ? "&marker=" : "", escaped_mark, prefix,

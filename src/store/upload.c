@@ -192,7 +192,7 @@ static int has_committed(const http_request *request) {
     return request->counts.requests == 0 || is_refused ? 0 : -1;
 }
 
-/// Runs on a thread of this module.
+/// Runs on a thread of the http module.
 static void finish_part(http_request *request) {
     upload_slot *slot = request->context;
     fsti_upload *upload = slot->upload;

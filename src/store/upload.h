@@ -57,10 +57,11 @@ extern const char *const fsti_upload_part_lines[];
 /// place->lines.
 void fsti_upload_write_lines(upload_target *target);
 /// Writes the header for a condition. False: unconditional.
-bool fsti_precondition_header(store_kind kind, const fsti_precondition *precondition, char *out,
-                              size_t size);
+bool fsti_precondition_header(fsti_location_kind kind, const fsti_precondition *precondition,
+                              char *out, size_t size);
 /// Reads the object's version from a response.
-void fsti_precondition_read(store_kind kind, const http_response *answer, fsti_precondition *out);
+void fsti_precondition_read(fsti_location_kind kind, const http_response *answer,
+                            fsti_precondition *out);
 /// Whether the status means that the store did not execute the request.
 static inline bool fsti_upload_is_refusal(uint32_t status) { return status >= 400 && status < 500; }
 /// The status of stores without conditional writes.

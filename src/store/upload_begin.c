@@ -42,7 +42,7 @@ static bool read_number(const http_request *request, char *out, size_t size) {
 
 static void end_abandoned(http_request *request) { free_beginning(request->context); }
 
-/// Runs on a thread of this module: aborts an abandoned upload.
+/// Runs on a thread of the http module: aborts an abandoned upload.
 static void take_back(beginning *begun) {
     char number[UPLOAD_ID_BYTES], query[UPLOAD_ID_BYTES + 16];
     http_request *request = &begun->request;
@@ -125,7 +125,7 @@ fst_status fsti_upload_begin(upload_target *target, char *region, size_t region_
                              fst_error *error) {
     target->number = fsti_random();
     target->begun_s = -1;
-    if (target->store->kind == STORE_AZURE) return FST_OK; // blocks need no upload ID
+    if (target->store->kind == FSTI_LOCATION_AZURE) return FST_OK; // blocks need no upload ID
     beginning *begun = make_beginning(target);
     if (begun == NULL) return fsti_error_memory(error, sizeof *begun);
     http_request *request = &begun->request;

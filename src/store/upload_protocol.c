@@ -18,7 +18,7 @@
 #define BLOCK_ID_BYTES 17u
 #define PAUSE_SLICE_MS 50u
 
-static bool is_azure(const object_store *store) { return store->kind == STORE_AZURE; }
+static bool is_azure(const object_store *store) { return store->kind == FSTI_LOCATION_AZURE; }
 
 #define TYPE "Content-Type: application/octet-stream"
 

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "primitives.h"
+#include "io.h"
 
 /// The largest header that readers of the format accept, in bytes.
 #define HEADER_BYTES_MAX 100000000u
@@ -38,7 +38,7 @@ static bool begins_like_model(const char *path) {
 
 bool fsti_path_is_model(const char *path) {
     char real[PATH_MAX];
-    if (fsti_path_is_url(path)) return has_model_name(path);
+    if (fsti_location_looks_like_url(path)) return has_model_name(path);
     return realpath(path, real) != NULL &&
            (has_model_name(path) || has_model_name(real) || begins_like_model(real));
 }
