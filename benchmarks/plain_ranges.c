@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "net/curl_library.h"
+#include "http/curl_library.h"
 
 #define CURL_FUNCTION(result, name, parameters) extern result name parameters;
 CURL_FUNCTIONS(CURL_FUNCTION)

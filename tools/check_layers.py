@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_layers.py [ROOT]: checks the includes of all files: data flows one way through the modules.
+"""check_layers.py [ROOT]: data flows one way through the modules, and through the files of each.
 
 A file in src/MODULE may include the files of its own module, the interface headers of the modules
 below it (other/other.h, or the name in INTERFACES), and the public headers of include/. Everything
 outside of src/ uses the public headers only; unit tests may include all headers of src/.
+
+Within a module no file may call its way back to itself, over any number of other files.
 """
 
 import pathlib
@@ -19,32 +21,35 @@ BELOW = {
     "codec": {"base", "dtype"},
     "format": {"base", "codec", "digest", "dtype"},
     "plan": {"base", "codec", "digest", "dtype", "format"},
-    "net": {"base"},
-    "cache": {"base", "digest", "net"},
-    "io": {"base", "cache", "digest", "net"},
-    "output": {"base", "cache", "digest", "io", "net"},
+    "location": {"base"},
+    "http": {"base", "location"},
+    "store": {"base", "http", "location"},
+    "cache": {"base", "digest", "http", "location", "store"},
+    "io": {"base", "cache", "digest", "http", "location", "store"},
+    "output": {"base", "cache", "digest", "http", "io", "location", "store"},
     "memory": {"base"},
     "gpu": {"base", "memory"},
-    "model": {"base", "codec", "digest", "dtype", "format", "net", "io", "memory"},
+    "model": {"base", "codec", "digest", "dtype", "format", "http", "io", "location",
+              "memory", "store"},
     "snapshot": {"base", "memory", "gpu"},
     "transfer": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu"},
     "loader": {"base", "digest", "dtype", "format", "plan", "io", "memory", "gpu", "model",
                "transfer"},
-    "save": {"base", "codec", "digest", "dtype", "format", "net", "plan", "io", "output", "memory",
-             "gpu", "model", "snapshot"},
-    "delta": {"base", "codec", "digest", "dtype", "format", "io", "output", "model"},
+    "save": {"base", "codec", "digest", "dtype", "format", "http", "io", "location", "memory",
+             "output", "plan", "store", "gpu", "model", "snapshot"},
+    "delta": {"base", "codec", "digest", "dtype", "format", "io", "location", "output", "model"},
     "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
-    "api": {"base", "cache", "delta", "digest", "dtype", "format", "net", "io", "memory", "gpu",
-            "model", "loader", "save", "snapshot", "verify"},
+    "api": {"base", "cache", "delta", "digest", "dtype", "format", "gpu", "http", "io", "location",
+            "memory", "store", "model", "loader", "save", "snapshot", "verify"},
 }
 # Interface headers that are not other/other.h, because a public header has that name.
 INTERFACES = {"base": "primitives.h", "dtype": "dtype_info.h", "loader": "load_handle.h",
               "model": "open_model.h", "verify": "folder_check.h"}
 # Modules without system calls and threads, and the system headers that they may include.
-PURE = {"dtype", "format", "plan"}
-PURE_SYSTEM = {"string.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h", "emmintrin.h",
-               "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h", "immintrin.h",
-               "cpuid.h"}
+PURE = {"dtype", "format", "location", "plan"}
+PURE_SYSTEM = {"string.h", "strings.h", "stdio.h", "inttypes.h", "stdlib.h", "fnmatch.h",
+               "emmintrin.h", "stddef.h", "stdint.h", "stdbool.h", "locale.h", "math.h",
+               "immintrin.h", "cpuid.h"}
 # Headers of third_party/, for the one module that uses them.
 THIRD_PARTY = ("xxhash.h", "blake3.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
@@ -95,11 +100,17 @@ def check_prose(root: pathlib.Path) -> list[str]:
             for module, modules in BELOW.items() if documented[module] != modules | {"base"}]
 
 
-# A function that other files may call: its definition begins its line.
-DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[a-z][\w \*]*?\b(fsti_\w+)\([^;{]*\{", re.M)
-TABLE = re.compile(r"^const fsti_\w+ (fsti_\w+) = \{", re.M)
-# Modules whose files have no call cycles. Two modules still have cycles: net and save.
-ACYCLIC = tuple(sorted(set(BELOW) - {"net", "save"}))
+# Names that other files may use: functions, whose definition begins its line, and variables.
+DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[A-Za-z][\w \*]*?\b(fsti?_\w+)"
+                        r"(?:\([^;{]*\{|(?:\[[^\]]*\])* = )", re.M)
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+# The call circles that are not repaired yet: the files of each, by module. They may only shrink.
+KNOWN_CIRCLES: dict[str, list[set[str]]] = {
+    "save": [
+        {"finish.c", "header_edit.c", "indexed_file.c", "leftovers.c", "pack_file.c", "publish.c",
+         "remote_set.c", "save_manifest.c", "stream.c", "writer.c"},
+    ],
+}
 # Files that schedule, read and return data know that there is a sink, but not which kind.
 SINKLESS = ("pipeline.c", "worker.c", "schedule.c", "file_routes.c")
 SINK = re.compile(r"\bfsti_sink_(?:host|view|device)\b")
@@ -109,46 +120,68 @@ FACT = re.compile(r"\bfsti_(?:memory_left|memory_available|cpu_count|address_spa
 FACTS_HOME = ("loader", "facts.c")
 
 
-def find_cycle(calls: dict[str, set[str]]) -> list[str]:
-    """A cycle of files, or an empty list."""
-    done: set[str] = set()
+def find_calls(texts: dict[str, str]) -> dict[str, dict[str, str]]:
+    """For each file of a module, the other files that it calls, each with a name that it uses."""
+    texts = {name: COMMENT_OR_STRING.sub(" ", text) for name, text in texts.items()}
+    homes = {symbol: name for name, text in texts.items() for symbol in DEFINITION.findall(text)}
+    return {name: {homes[symbol]: symbol for symbol in re.findall(r"\bfsti?_\w+", text)
+                   if homes.get(symbol, name) != name} for name, text in texts.items()}
 
-    def follow(name: str, path: list[str]) -> list[str]:
-        if name in path:
-            return [*path[path.index(name):], name]
-        if name in done:
-            return []
-        for other in sorted(calls[name]):
-            cycle = follow(other, [*path, name])
-            if cycle:
-                return cycle
-        done.add(name)
-        return []
 
-    for name in sorted(calls):
-        cycle = follow(name, [])
-        if cycle:
-            return cycle
+def find_way(calls: dict[str, dict[str, str]], start: str, end: str) -> list[str]:
+    """The shortest way of calls from a file to another or to itself, or an empty list."""
+    ways = [[start]]
+    seen = set()
+    for way in ways:  # grows meanwhile
+        for other in sorted(calls[way[-1]]):
+            if other == end:
+                return [*way, other]
+            if other not in seen:
+                seen.add(other)
+                ways.append([*way, other])
     return []
 
 
-def check_cycles(root: pathlib.Path, module: str) -> list[str]:
+def find_circles(calls: dict[str, dict[str, str]]) -> list[set[str]]:
+    """The files that call their way back to themselves, those that reach each other together."""
+    left = [name for name in sorted(calls) if find_way(calls, name, name)]
+    circles = []
+    while left:
+        circles.append({name for name in left if name == left[0] or
+                        (find_way(calls, left[0], name) and find_way(calls, name, left[0]))})
+        left = [name for name in left if name not in circles[-1]]
+    return circles
+
+
+def check_circles(folder: pathlib.Path, texts: dict[str, str]) -> list[str]:
+    """Faults: files of a module that call their way back to themselves, except known ones."""
+    calls = find_calls(texts)
+    known = KNOWN_CIRCLES.get(folder.name, [])
+    circles = find_circles(calls)
+    on_circles = {name for circle in circles for name in circle}
+    faults = [f"{folder}/{name}: is on no call cycle; remove it from KNOWN_CIRCLES"
+              for circle in known for name in sorted(circle - on_circles)]
+    for circle in circles:
+        if any(circle <= files for files in known):
+            continue
+        ways = [find_way(calls, name, name) for name in sorted(circle)]
+        way = min(ways, key=len)
+        steps = [f"{a} -> {b} ({calls[a][b]})" for a, b in zip(way[:-1], way[1:], strict=True)]
+        faults.append(f"{folder}: a call cycle of files: {', '.join(steps)}")
+    return faults
+
+
+def check_calls(root: pathlib.Path, module: str) -> list[str]:
     """Faults: a call cycle between files of a module, a sink's name, a query in the wrong file."""
-    texts = {path.name: path.read_text() for path in sorted((root / "src" / module).glob("*.c"))}
-    homes = {symbol: name for name, text in texts.items()
-             for symbol in DEFINITION.findall(text) + TABLE.findall(text)}
-    calls = {name: {homes[symbol] for symbol in re.findall(r"\bfsti_\w+", text)
-                    if homes.get(symbol, name) != name} for name, text in texts.items()}
-    faults = [f"{root}/src/{module}/{name}: names {SINK.findall(text)[0]}"
+    folder = root / "src" / module
+    texts = {path.name: path.read_text() for path in sorted(folder.glob("*.c"))}
+    faults = [f"{folder}/{name}: names {SINK.findall(text)[0]}"
               for name, text in texts.items() if name in SINKLESS and SINK.search(text)]
     if module in ("loader", "transfer"):
-        faults += [f"{root}/src/{module}/{name}: calls {FACT.findall(text)[0]}, "
+        faults += [f"{folder}/{name}: calls {FACT.findall(text)[0]}, "
                    f"which only {FACTS_HOME[1]} may" for name, text in texts.items()
                    if FACT.search(text) and (module, name) != FACTS_HOME]
-    cycle = find_cycle(calls)
-    if cycle:
-        faults.append(f"{root}/src/{module}: a call cycle of files: {' -> '.join(cycle)}")
-    return faults
+    return faults + check_circles(folder, texts)
 
 
 def check_outside_file(path: pathlib.Path) -> list[str]:
@@ -168,13 +201,15 @@ def main() -> int:
     for path in sorted((root / "src").rglob("*.[ch]")):
         count += 1
         faults += check_module_file(path, path.parent.name)
-    for module in ACYCLIC:
-        faults += check_cycles(root, module)
+    for module in BELOW:
+        faults += check_calls(root, module)
     for folder in ("cli", "python/src", "tests/api", "examples/c", "bench", "include"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             count += 1
             faults += check_outside_file(path)
-    print("\n".join(faults) or f"layers: {count} files")
+    known = sum(len(circle) for circles in KNOWN_CIRCLES.values() for circle in circles)
+    print("\n".join(faults) or f"layers: {count} files, {len(BELOW)} modules, "
+          f"{known} files on known call cycles")
     return bool(faults or count < 20)
 
 

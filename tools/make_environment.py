@@ -177,7 +177,7 @@ def read_names() -> set[str]:
         for path in (ROOT / folder).rglob(pattern):
             text = path.read_text()
             found.update(a or b for a, b in CALL.findall(text))
-            if READS.search(text) or path.parent.name == "net":
+            if READS.search(text) or path.parent.name in ("http", "store"):
                 found.update(TEXT.findall(text))
     return found
 

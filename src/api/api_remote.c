@@ -4,7 +4,7 @@
 #include "cache/cache.h"
 #include "fastsafetensors.h"
 #include "fastsafetensors/experimental.h"
-#include "net/net.h"
+#include "store/store.h"
 
 static fst_status check_switches(const fst_remote_options *options, fst_error *error) {
     API_REQUIRE_SWITCH(options->anonymous, "anonymous", error);
@@ -26,7 +26,7 @@ fst_status fst_remote_configure(const fst_remote_options *options, fst_error *er
     FST_TRY(check_switches(&known, error));
     // On an invalid folder, nothing is changed.
     FST_TRY(fsti_cache_check(&known, error));
-    FST_TRY(fsti_net_configure(&known, error));
+    FST_TRY(fsti_store_configure(&known, error));
     fsti_cache_configure(&known);
     return FST_OK;
 }

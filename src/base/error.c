@@ -83,7 +83,7 @@ const char *fsti_error_text(const fst_error *error) {
 
 static void begin_with_file(fst_error *error, const char *file) {
     // Never print a URL's query: it often contains a key.
-    if (fsti_path_is_url(file))
+    if (fsti_url_scheme(file) != FSTI_SCHEME_NONE)
         fsti_url_redact(file, error->file, sizeof error->file);
     else
         copy_printable(error->file, sizeof error->file, file, strlen(file));
@@ -164,10 +164,4 @@ fst_status fsti_error_memory(fst_error *error, uint64_t size_bytes) {
                           " bytes could not be allocated. This process may "
                           "have %" PRIu64 " bytes of address space (ulimit -v)",
                           size_bytes, (uint64_t)limit.rlim_cur);
-}
-
-fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error) {
-    fsti_error_location location = FSTI_NO_LOCATION;
-    location.file = path;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }

@@ -6,10 +6,12 @@
 #include "primitives.h"
 
 #define LOCK_COUNT_MAX 16
+#define LAST_LOCK_COUNT_MAX 4
 
 static pthread_mutex_t *locks[LOCK_COUNT_MAX];
 static size_t lock_count;
-static pthread_mutex_t *last_lock; ///< taken after the others
+static pthread_mutex_t *last_locks[LAST_LOCK_COUNT_MAX]; ///< taken after the others
+static size_t last_lock_count;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
@@ -27,7 +29,7 @@ static void lock_all(void) {
     if (fsti_library_is_loading()) return;
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
-    if (last_lock != NULL) pthread_mutex_lock(last_lock);
+    for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
     fsti_library_before_fork();
 }
 
@@ -36,7 +38,7 @@ static void lock_all(void) {
 static void unlock_all(void) {
     if (fsti_library_is_loading()) return;
     fsti_library_after_fork();
-    if (last_lock != NULL) pthread_mutex_unlock(last_lock);
+    for (size_t i = last_lock_count; i-- > 0;) pthread_mutex_unlock(last_locks[i]);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);
 }
@@ -55,6 +57,6 @@ void fsti_fork_lock(void *mutex) {
 void fsti_fork_last_lock(void *mutex) {
     pthread_once(&register_once, register_handlers);
     pthread_mutex_lock(&list_lock);
-    last_lock = mutex;
+    if (last_lock_count < LAST_LOCK_COUNT_MAX) last_locks[last_lock_count++] = mutex;
     pthread_mutex_unlock(&list_lock);
 }

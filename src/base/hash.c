@@ -49,3 +49,11 @@ uint64_t fsti_hash_key(void) {
     uint_fast64_t expected = 0;
     return atomic_compare_exchange_strong(&process_key, &expected, fresh) ? fresh : expected;
 }
+
+/// The counter makes values of the same nanosecond differ; the process's secret key makes them
+/// unpredictable.
+uint64_t fsti_random(void) {
+    static atomic_uint_fast64_t random_state;
+    uint64_t state = atomic_fetch_add(&random_state, 1) ^ fsti_now_ns();
+    return fsti_hash(&state, sizeof state, fsti_hash_key());
+}

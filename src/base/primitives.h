@@ -65,24 +65,22 @@ void fsti_text_make_printable(char *text);
 /// Appends as much of `words` as fits into a buffer of `size` bytes.
 void fsti_append(char *text, size_t size, const char *words);
 
-// ---- URLs in place of paths ----
+// ---- URLs in place of paths, for messages; see location.h for the rest ----
 
-/// Whether a path is a URL, or a URL that went through a path object ("https:/host").
-bool fsti_path_is_url(const char *path);
-
-/// Whether a file is a model or an index, by its name (also through links, and if it does not
-/// exist yet) or because it begins like a safetensors file. No manifest, list or signature may
-/// replace it or have such a name. For a URL the name decides.
-bool fsti_path_is_model(const char *path);
-
-/// Whether two URLs or paths are the same text. Upper and lower case of a scheme and host, and the
-/// number of slashes after the scheme, make no difference.
-bool fsti_url_is_same(const char *one, const char *other);
-
+/// The schemes of URLs that can be read; https is FSTI_SCHEME_HTTP as well.
+typedef enum fsti_scheme {
+    FSTI_SCHEME_NONE,
+    FSTI_SCHEME_HTTP,
+    FSTI_SCHEME_S3,
+    FSTI_SCHEME_GS,
+    FSTI_SCHEME_AZ,
+    FSTI_SCHEME_HF
+} fsti_scheme;
+/// The scheme with which a path begins, up to the first slash: path objects such as pathlib.Path
+/// collapse the second one.
+fsti_scheme fsti_url_scheme(const char *path);
 /// Copies a URL for messages, without query, user and password. Truncated to `size`.
 void fsti_url_redact(const char *text, char *out, size_t size);
-/// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
-fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error);
 
 // ---- log lines, delivered to the program's callback ----
 
@@ -146,8 +144,8 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
-/// Like fsti_fork_lock(), for the one lock that may be taken while any other is held, and under
-/// which no other is taken.
+/// Like fsti_fork_lock(), for the few locks that may be taken while any other is held, and under
+/// which no other is taken. Call it once for each.
 void fsti_fork_last_lock(void *mutex);
 
 // ---- time ----
@@ -226,6 +224,8 @@ static inline bool fsti_refcount_unref(fsti_refcount *refs) {
 uint64_t fsti_hash(const void *bytes, size_t size, uint64_t key);
 /// A random key for this process.
 uint64_t fsti_hash_key(void);
+/// A random number, different in each call.
+uint64_t fsti_random(void);
 
 typedef struct fsti_name {
     const char *bytes;

@@ -1,34 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Recognises URLs in paths, and redacts them for messages.
+/// Recognises the schemes of URLs, and redacts URLs for messages.
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "primitives.h"
 
-bool fsti_path_is_url(const char *path) {
-    // A single slash: path objects such as pathlib.Path collapse the second one.
-    static const char *const starts[] = {"http:/", "https:/", "s3:/", "gs:/", "az:/", "hf:/"};
-    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
-        if (strncasecmp(path, starts[i], strlen(starts[i])) == 0) return true;
-    return false;
-}
-
-/// Returns the size of the scheme with its colon; *with_slashes counts the slashes as well.
-static size_t scheme_size(const char *url, size_t *with_slashes) {
-    size_t size = strcspn(url, ":") + 1;
-    *with_slashes = size + strspn(url + size, "/");
-    return size;
-}
-
-bool fsti_url_is_same(const char *one, const char *other) {
-    if (!fsti_path_is_url(one) || !fsti_path_is_url(other)) return strcmp(one, other) == 0;
-    size_t one_at, other_at, size = scheme_size(one, &one_at);
-    if (scheme_size(other, &other_at) != size || strncasecmp(one, other, size) != 0) return false;
-    one += one_at;
-    other += other_at;
-    size_t host = strcspn(one, "/?#");
-    return strncasecmp(one, other, host) == 0 && strcmp(one + host, other + host) == 0;
+fsti_scheme fsti_url_scheme(const char *path) {
+    static const struct {
+        const char *start;
+        fsti_scheme scheme;
+    } schemes[] = {{"http:/", FSTI_SCHEME_HTTP}, {"https:/", FSTI_SCHEME_HTTP},
+                   {"s3:/", FSTI_SCHEME_S3},     {"gs:/", FSTI_SCHEME_GS},
+                   {"az:/", FSTI_SCHEME_AZ},     {"hf:/", FSTI_SCHEME_HF}};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
+        if (strncasecmp(path, schemes[i].start, strlen(schemes[i].start)) == 0)
+            return schemes[i].scheme;
+    return FSTI_SCHEME_NONE;
 }
 
 void fsti_url_redact(const char *text, char *out, size_t size) {

@@ -7,7 +7,7 @@
 #include "base/primitives.h"
 #include "fastsafetensors/experimental/object_cache.h"
 #include "fastsafetensors/remote.h"
-#include "net/net.h"
+#include "store/store.h"
 
 /// Checks the cache settings of fst_remote_configure(): FST_E_ARGUMENT.
 fst_status fsti_cache_check(const fst_remote_options *options, fst_error *error);
@@ -41,7 +41,7 @@ fst_status fsti_cache_read(fsti_cache_entry *entry, fsti_range_read *read, fst_e
 /// The errno that stopped writing to the entry; 0: no failure.
 int fsti_cache_failure(const fsti_cache_entry *entry);
 /// Network counts of blocking reads.
-void fsti_cache_counts(fsti_cache_entry *entry, fsti_net_counts *out);
+void fsti_cache_counts(fsti_cache_entry *entry, fsti_http_counts *out);
 /// Logs a warning, once per process and folder, if writing to the cache has failed.
 void fsti_cache_warn_failure(const fsti_cache_entry *entry);
 

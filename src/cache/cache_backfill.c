@@ -20,19 +20,19 @@ typedef struct backfill_reads {
     pthread_cond_t changed;
     uint32_t begun, done;
     bool failed;
-    fsti_net_counts counts;
+    fsti_http_counts counts;
     fst_error errors[READ_COUNT];
     fsti_range_read reads[READ_COUNT];
     char bytes[READ_COUNT][READ_BLOCKS * CACHE_BLOCK_BYTES];
 } backfill_reads;
 
-/// Runs on a thread of the net module.
+/// Runs on a thread of the http module.
 static void finish_read(fsti_range_read *read) {
     backfill_reads *rest = read->context;
     pthread_mutex_lock(&rest->lock);
     rest->done++;
     if (read->result < 0) rest->failed = true;
-    fsti_net_count(&rest->counts, &read->counts);
+    fsti_http_count(&rest->counts, &read->counts);
     pthread_cond_signal(&rest->changed);
     pthread_mutex_unlock(&rest->lock);
 }
@@ -94,7 +94,7 @@ static bool is_nearly_complete(const fsti_cache_entry *entry, uint64_t absent_co
 
 void fsti_cache_backfill(fsti_cache_entry *entry) {
     uint64_t absent_count = 0;
-    if (fsti_net_is_offline() || atomic_load(&entry->is_broken) ||
+    if (fsti_http_is_offline() || atomic_load(&entry->is_broken) ||
         !visit_absent(entry, NULL, &absent_count) || !is_nearly_complete(entry, absent_count))
         return;
     backfill_reads *rest = fsti_alloc_zeroed(1, sizeof *rest);
@@ -105,7 +105,7 @@ void fsti_cache_backfill(fsti_cache_entry *entry) {
     (void)visit_absent(entry, rest, &absent_count);
     (void)wait_for_reads(rest); // failed blocks are fetched when they are read
     fsti_cache_lock();
-    fsti_net_count(&entry->counts, &rest->counts);
+    fsti_http_count(&entry->counts, &rest->counts);
     fsti_cache_unlock();
     pthread_cond_destroy(&rest->changed);
     pthread_mutex_destroy(&rest->lock);

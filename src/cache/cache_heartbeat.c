@@ -67,7 +67,7 @@ static void write_claim(const fsti_cache_entry *entry, const cache_claim *claim)
 /// that no process has written yet, and random at first, so that two processes with claims on the
 /// same counter do not look like one.
 static void begin_round(void) {
-    heartbeats.value = heartbeats.value == 0 ? fsti_net_random() | 1 : heartbeats.value + 2;
+    heartbeats.value = heartbeats.value == 0 ? fsti_random() | 1 : heartbeats.value + 2;
     uint64_t period_ns = heartbeats.period_ns == 0 ? HEARTBEAT_NS : heartbeats.period_ns;
     heartbeats.is_waiting = true;
     heartbeats.due_ns = fsti_now_ns() + period_ns;

@@ -226,7 +226,7 @@ static bool reserve_space(cache_opening *opening, int data_fd) {
     struct stat info;
     bool is_locked = lock_shared(data_fd, opening->size_bytes);
     bool grows = fstat(data_fd, &info) == 0 && (uint64_t)info.st_blocks * 512 < opening->size_bytes;
-    if (!is_locked || !grows || fsti_net_is_offline()) return true;
+    if (!is_locked || !grows || fsti_http_is_offline()) return true;
     return fsti_cache_evict(&opening->folder, 0, opening->settings.bytes_max);
 }
 
@@ -369,7 +369,7 @@ static fst_status report_outcome(const cache_opening *opening, bool is_used, fst
 /// no wait is needed or locks do not work.
 static int acquire_turn(cache_opening *opening) {
     uint64_t begun_ns = fsti_now_ns(), lock_offset = 0;
-    int fd = opening->known[0] != '\0' || fsti_net_is_offline()
+    int fd = opening->known[0] != '\0' || fsti_http_is_offline()
                  ? -1
                  : fsti_cache_file_open(&opening->folder, "turns", O_RDWR | O_CREAT);
     memcpy(&lock_offset, opening->address, sizeof lock_offset);
@@ -427,7 +427,7 @@ fst_status fsti_cache_open(const char *url, fsti_cached *out, fst_error *error) 
     *out = (fsti_cached){.complete_fd = -1};
     cache_opening *opening = fsti_alloc_zeroed(1, sizeof *opening);
     if (opening == NULL) return fsti_error_memory(error, sizeof *opening);
-    fsti_net_read_environment();
+    fsti_http_read_environment();
     fst_status status = fsti_cache_settings(NULL, &opening->settings, &cause);
     bool is_on = status == FST_OK && opening->settings.folder[0] != '\0';
     opening->folder.fd = opening->folder.lock_fd = -1;
@@ -482,7 +482,7 @@ int fsti_cache_failure(const fsti_cache_entry *entry) {
     return atomic_load(&entry->is_broken) ? atomic_load(&entry->failure) : 0;
 }
 
-void fsti_cache_counts(fsti_cache_entry *entry, fsti_net_counts *out) {
+void fsti_cache_counts(fsti_cache_entry *entry, fsti_http_counts *out) {
     fsti_cache_lock();
     *out = entry->counts;
     fsti_cache_unlock();

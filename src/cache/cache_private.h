@@ -101,7 +101,7 @@ struct fsti_cache_entry {
     atomic_int failure;       ///< the errno that caused it
     bool is_required;         ///< a failure is an error of the load
     char *folder;             ///< for messages
-    fsti_net_counts counts;   ///< this and the fields below: protected by the module's lock
+    fsti_http_counts counts;  ///< this and the fields below: protected by the module's lock
     uint32_t waiter_count;    ///< jobs that wait for blocks of other processes
     uint64_t stalled_process; ///< counter of a process found stalled; 0: no stalled process
     bool has_heartbeat;       ///< in the list of entries with claims or waiters

@@ -166,7 +166,7 @@ static bool copy_present(cache_job *job) {
 
 // ---- missing blocks ----
 
-/// Runs on a thread of the net module.
+/// Runs on a thread of the http module.
 static void use_fetched(fsti_range_read *fetch) {
     cache_job *job = fetch->context;
     job->is_fetching = true;
@@ -264,7 +264,7 @@ static bool keep_fetched(cache_job *job) {
 /// Processes a finished request. False if the job ended.
 static bool finish_fetch(cache_job *job) {
     job->is_fetching = false;
-    fsti_net_count(&job->read->counts, &job->fetch.counts);
+    fsti_http_count(&job->read->counts, &job->fetch.counts);
     bool succeeded = job->fetch.result >= 0;
     if (job->claim.last > job->claim.first) {
         uint64_t first = job->claim.first, last = job->claim.last;
@@ -376,7 +376,7 @@ static void run_job(cache_task *task) {
 void fsti_cache_read_begin(fsti_cache_entry *entry, fsti_range_read *read) {
     uint64_t first = read->offset / CACHE_BLOCK_BYTES;
     uint64_t last = fsti_cache_block_count(read->offset + read->size);
-    read->counts = (fsti_net_counts){0};
+    read->counts = (fsti_http_counts){0};
     cache_job *job = NULL;
     bool fits = read->size > 0 && last - first <= CACHE_READ_BLOCKS && fsti_cache_pool_ready();
     if (fits) job = fsti_alloc_zeroed(1, sizeof *job);
@@ -418,7 +418,7 @@ static void read_part(fsti_cache_entry *entry, fsti_range_read *part) {
     while (!wait.is_done) pthread_cond_wait(&wait.changed, &wait.lock);
     pthread_mutex_unlock(&wait.lock);
     fsti_cache_lock();
-    fsti_net_count(&entry->counts, &part->counts);
+    fsti_http_count(&entry->counts, &part->counts);
     fsti_cache_unlock();
 }
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cache_private.h"
-#include "net/net.h"
+#include "store/store.h"
 
 static struct {
     bool is_configured; ///< set by the program; otherwise the environment applies
@@ -18,8 +18,7 @@ fst_status fsti_cache_check(const fst_remote_options *options, fst_error *error)
                               "cache_dir is empty; use NULL for the environment's, or \"off\"");
     if (strlen(folder) >= sizeof settings.given.folder)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "cache_dir is too long");
-    if (fsti_path_is_url(folder))
-        return fsti_url_refuse(folder, "the cache must be a local folder", error);
+    FST_TRY(fsti_location_require_file(folder, "the cache must be a local folder", error));
     if (options->cache_required != 0 && options->cache_dir != NULL && strcmp(folder, "off") == 0)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "cache_required needs a cache, and cache_dir is \"off\"");
@@ -38,26 +37,26 @@ void fsti_cache_configure(const fst_remote_options *options) {
 
 /// The folder for "auto". False if no variable names one.
 static bool find_folder(char *out, size_t size) {
-    const char *base = fsti_net_environment("FASTSAFETENSORS_CACHE_DIR");
+    const char *base = fsti_http_environment("FASTSAFETENSORS_CACHE_DIR");
     int used = 0;
     if (base != NULL && strcmp(base, "auto") != 0 && strcmp(base, "off") != 0)
         used = snprintf(out, size, "%s", base);
-    else if ((base = fsti_net_environment("XDG_CACHE_HOME")) != NULL && base[0] == '/')
+    else if ((base = fsti_http_environment("XDG_CACHE_HOME")) != NULL && base[0] == '/')
         used = snprintf(out, size, "%s/fastsafetensors/objects", base);
-    else if ((base = fsti_net_environment("HOME")) != NULL && base[0] == '/')
+    else if ((base = fsti_http_environment("HOME")) != NULL && base[0] == '/')
         used = snprintf(out, size, "%s/.cache/fastsafetensors/objects", base);
     return used > 0 && (size_t)used < size;
 }
 
 fst_status fsti_cache_settings(const char *folder, cache_settings *out, fst_error *error) {
     // Before the cache's lock: no two locks that fork() acquires are taken in another order.
-    bool is_offline = fsti_net_is_offline();
+    bool is_offline = fsti_http_is_offline();
     fsti_cache_lock();
     *out = settings.given;
     out->is_required |= is_offline; // offline, the cache is the only source
     bool is_configured = settings.is_configured;
     fsti_cache_unlock();
-    const char *environment = fsti_net_environment("FASTSAFETENSORS_CACHE_DIR");
+    const char *environment = fsti_http_environment("FASTSAFETENSORS_CACHE_DIR");
     const char *wanted = folder != NULL ? folder : is_configured ? out->folder : environment;
     char text[CACHE_PATH_BYTES] = "";
     if (wanted != NULL && strlen(wanted) < sizeof text) memcpy(text, wanted, strlen(wanted) + 1);

@@ -128,7 +128,7 @@ fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan
     *out = (apply_journal){.undo_fd = -1};
     FST_TRY(collect_texts(plan, &text, &text_bytes, error));
     journal_layout layout = lay_out(text_bytes, plan->tensor_count, plan->slot_count);
-    char *fresh = fsti_model_join(sync->journal_path, ".tmp");
+    char *fresh = fsti_location_join(sync->journal_path, ".tmp");
     fst_status status = fresh == NULL ? fsti_error_memory(error, 64) : FST_OK;
     if (status == FST_OK) status = map_fresh(fresh, layout.end, &map, error);
     if (status == FST_OK) {

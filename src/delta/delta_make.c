@@ -406,7 +406,7 @@ static fst_status put_index(const make_job *job, const char *folder, uint32_t sh
                             fst_error *error) {
     const fst_delta_make_options *options = job->options;
     fsti_delta_row *rows = fsti_alloc_zeroed(job->task_count + 1, sizeof *rows);
-    char *text = NULL, *path = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
+    char *text = NULL, *path = fsti_location_join(folder, "/" DELTA_INDEX_NAME);
     size_t size = 0, count = 0;
     uint32_t shard = 0;
     fst_status status =
@@ -450,7 +450,7 @@ static fst_status publish(make_job *job, const char *folder, fst_error *error) {
         if (job->shards[i].entry_count == 0) continue;
         FST_TRY(fsti_shard_finish(&job->shards[i], durable, error));
         fsti_delta_shard_name(shard++, shard_count, name + 1);
-        char *path = fsti_model_join(folder, name);
+        char *path = fsti_location_join(folder, name);
         if (path == NULL) return fsti_error_memory(error, strlen(folder));
         fst_status status = rename(job->shards[i].path, path) == 0
                                 ? FST_OK

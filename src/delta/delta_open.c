@@ -122,9 +122,9 @@ static fst_status open_shards(delta_version *version, fst_error *error) {
     for (size_t i = 0; i < index->entry_count && status == FST_OK; i++)
         counts[index->entries[i].file]++;
     for (size_t i = 0; i < index->file_count && status == FST_OK; i++) {
-        char *slash = fsti_model_join(version->folder, "/");
+        char *slash = fsti_location_join(version->folder, "/");
         char *path =
-            slash == NULL ? NULL : fsti_model_join(slash, index->bytes + index->files[i].at);
+            slash == NULL ? NULL : fsti_location_join(slash, index->bytes + index->files[i].at);
         fsti_free(slash);
         if (path == NULL) {
             status = fsti_error_memory(error, 64);
@@ -164,7 +164,7 @@ static fst_status open_version(delta_version *version, const char *folder, fst_e
     char *bytes;
     size_t size;
     version->folder = fsti_string_copy(folder, strlen(folder));
-    version->index_path = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
+    version->index_path = fsti_location_join(folder, "/" DELTA_INDEX_NAME);
     if (version->folder == NULL || version->index_path == NULL)
         return fsti_error_memory(error, strlen(folder));
     FST_TRY(fsti_model_read_text(version->index_path, &bytes, &size, error));

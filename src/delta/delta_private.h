@@ -5,6 +5,7 @@
 
 #include "codec/codec.h"
 #include "delta.h"
+#include "location/location.h"
 #include "model/open_model.h"
 
 /// Tensors are processed in blocks: small enough for the CPU's cache.

@@ -74,7 +74,7 @@ static fst_status mark_folder(const char *folder, fst_error *error) {
                               "the folder holds files of a model; a delta needs a folder of its "
                               "own");
     }
-    char *path = fsti_model_join(folder, "/" MAKE_MARK);
+    char *path = fsti_location_join(folder, "/" MAKE_MARK);
     if (path == NULL) return fsti_error_memory(error, strlen(folder));
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     fst_status status = fd < 0 ? fsti_error_errno(error, errno, path, "making the mark") : FST_OK;
@@ -96,7 +96,7 @@ void fsti_make_folder_end(const char *folder, int lock, fst_status status) {
 }
 
 static fst_status begin_in(const char *folder, fst_error *error) {
-    char *index = fsti_model_join(folder, "/" DELTA_INDEX_NAME);
+    char *index = fsti_location_join(folder, "/" DELTA_INDEX_NAME);
     if (index == NULL) return fsti_error_memory(error, strlen(folder));
     fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
     bool is_there = access(index, F_OK) == 0;
@@ -110,7 +110,7 @@ static fst_status begin_in(const char *folder, fst_error *error) {
 fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error) {
     unsigned made_count;
     *lock = -1;
-    if (fsti_path_is_url(folder)) return fsti_url_refuse(folder, "writing a delta", error);
+    FST_TRY(fsti_location_require_file(folder, "writing a delta", error));
     FST_TRY(fsti_folder_make(folder, durable, &made_count, error));
     FST_TRY(fsti_folder_lock(folder, lock, error));
     fst_status status = begin_in(folder, error);

@@ -62,7 +62,7 @@ static fst_status fill_copy(int from, int to, const char *path, fst_error *error
 
 fst_status fsti_new_file_make(const char *path, int *fd, fst_error *error) {
     *fd = -1;
-    char *copy = fsti_model_join(path, COPY_ENDING);
+    char *copy = fsti_location_join(path, COPY_ENDING);
     if (copy == NULL) return fsti_error_memory(error, strlen(path));
     int from = open(path, O_RDONLY | O_CLOEXEC);
     fst_status status = from < 0 ? fsti_error_errno(error, errno, path, "opening") : FST_OK;
@@ -84,7 +84,7 @@ fst_status fsti_new_file_make(const char *path, int *fd, fst_error *error) {
 
 void fsti_new_files_remove(const fst_model *model) {
     for (size_t i = 0; i < model->file_count; i++) {
-        char *copy = fsti_model_join(fsti_file_path(model->files[i].file), COPY_ENDING);
+        char *copy = fsti_location_join(fsti_file_path(model->files[i].file), COPY_ENDING);
         if (copy != NULL) (void)unlink(copy);
         fsti_free(copy);
     }
@@ -94,7 +94,7 @@ void fsti_new_files_remove(const fst_model *model) {
 /// change the stamp.
 static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delta_stamp *out,
                             fst_error *error) {
-    char *copy = fsti_model_join(path, COPY_ENDING);
+    char *copy = fsti_location_join(path, COPY_ENDING);
     if (copy == NULL) return fsti_error_memory(error, strlen(path));
     out->name = fsti_sync_name(sync, path);
     fst_status status = fsti_sync_stamp(copy, out, error);
@@ -130,9 +130,9 @@ static fst_status write_renames(const sync_folder *sync, const new_file_set *set
 static fst_status rename_all(const sync_folder *sync, const fsti_delta_state *list,
                              fst_error *error) {
     for (size_t i = 0; i < list->file_count; i++) {
-        char *start = fsti_model_join(sync->checkpoint, "/");
-        char *path = start == NULL ? NULL : fsti_model_join(start, list->files[i].name);
-        char *copy = path == NULL ? NULL : fsti_model_join(path, COPY_ENDING);
+        char *start = fsti_location_join(sync->checkpoint, "/");
+        char *path = start == NULL ? NULL : fsti_location_join(start, list->files[i].name);
+        char *copy = path == NULL ? NULL : fsti_location_join(path, COPY_ENDING);
         fst_status status = FST_OK;
         if (copy == NULL)
             status = fsti_error_memory(error, 64);

@@ -32,7 +32,7 @@ fst_status fsti_shard_open(const char *folder, uint32_t number, uint64_t header_
     char name[40];
     *out = (shard_writer){.fd = -1, .header_bytes = header_bytes};
     snprintf(name, sizeof name, "/shard-%05u.tmp", number);
-    out->path = fsti_model_join(folder, name);
+    out->path = fsti_location_join(folder, name);
     if (out->path == NULL) return fsti_error_memory(error, strlen(folder));
     (void)unlink(out->path);
     out->fd = open(out->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -169,7 +169,7 @@ void fsti_shard_close(shard_writer *shard) {
 
 fst_status fsti_shard_put_text(const char *path, const char *text, size_t size, bool durable,
                                fst_error *error) {
-    shard_writer file = {.fd = -1, .path = fsti_model_join(path, ".tmp")};
+    shard_writer file = {.fd = -1, .path = fsti_location_join(path, ".tmp")};
     if (file.path == NULL) return fsti_error_memory(error, strlen(path));
     (void)unlink(file.path);
     file.fd = open(file.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);

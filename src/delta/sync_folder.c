@@ -17,7 +17,7 @@
 fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *error) {
     struct stat info;
     *out = (sync_folder){.checkpoint = checkpoint, .lock = -1};
-    if (fsti_path_is_url(checkpoint)) return fsti_url_refuse(checkpoint, "applying a delta", error);
+    FST_TRY(fsti_location_require_file(checkpoint, "applying a delta", error));
     if (stat(checkpoint, &info) != 0)
         return fsti_error_errno(error, errno, checkpoint, "looking for the checkpoint");
     if (!S_ISDIR(info.st_mode)) {
@@ -25,12 +25,12 @@ fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "a delta is applied to a checkpoint's folder, not to a file");
     }
-    out->folder = fsti_model_join(checkpoint, "/.weight_sync");
+    out->folder = fsti_location_join(checkpoint, "/.weight_sync");
     if (out->folder == NULL) return fsti_error_memory(error, strlen(checkpoint));
-    out->state_path = fsti_model_join(out->folder, "/state.json");
-    out->journal_path = fsti_model_join(out->folder, "/journal");
-    out->undo_path = fsti_model_join(out->folder, "/undo");
-    out->renames_path = fsti_model_join(out->folder, "/renames");
+    out->state_path = fsti_location_join(out->folder, "/state.json");
+    out->journal_path = fsti_location_join(out->folder, "/journal");
+    out->undo_path = fsti_location_join(out->folder, "/undo");
+    out->renames_path = fsti_location_join(out->folder, "/renames");
     if (out->state_path == NULL || out->journal_path == NULL || out->undo_path == NULL ||
         out->renames_path == NULL)
         return fsti_error_memory(error, strlen(checkpoint));
@@ -41,7 +41,7 @@ fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *e
     FST_TRY(fsti_sync_paths(checkpoint, out, error));
     if (mkdir(out->folder, 0777) != 0 && errno != EEXIST)
         return fsti_error_errno(error, errno, out->folder, "making the folder");
-    char *path = fsti_model_join(out->folder, "/lock");
+    char *path = fsti_location_join(out->folder, "/lock");
     if (path == NULL) return fsti_error_memory(error, strlen(out->folder));
     fst_status status = FST_OK;
     out->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -86,8 +86,8 @@ fst_status fsti_sync_read_state(const sync_folder *sync, fsti_delta_state *out, 
 }
 
 static char *join_file(const sync_folder *sync, const char *name) {
-    char *start = fsti_model_join(sync->checkpoint, "/");
-    char *path = start == NULL ? NULL : fsti_model_join(start, name);
+    char *start = fsti_location_join(sync->checkpoint, "/");
+    char *path = start == NULL ? NULL : fsti_location_join(start, name);
     fsti_free(start);
     return path;
 }
@@ -144,7 +144,7 @@ fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_err
     path_kind kind;
     fsti_delta_state state = {0};
     fsti_error_location place = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
-    if (fsti_path_is_url(checkpoint)) return FST_OK;
+    if (fsti_location_looks_like_url(checkpoint)) return FST_OK;
     FST_TRY(fsti_model_path_kind(checkpoint, &kind, error));
     if (kind != PATH_IS_FOLDER) return FST_OK;
     fst_status status = fsti_sync_paths(checkpoint, &sync, error);
@@ -180,7 +180,7 @@ static fst_status write_fd(int fd, const char *bytes, size_t size, const char *p
 /// The lock is held, so no other process uses the temporary name.
 fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_octets text,
                              bool durable, fst_error *error) {
-    char *fresh = fsti_model_join(path, ".tmp");
+    char *fresh = fsti_location_join(path, ".tmp");
     if (fresh == NULL) return fsti_error_memory(error, strlen(path));
     (void)unlink(fresh);
     int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);

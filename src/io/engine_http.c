@@ -44,7 +44,7 @@ static void close_lane(void *lane_pointer) {
     fsti_free(lane);
 }
 
-/// Runs on a thread of the net module.
+/// Runs on a thread of the http module.
 static void finish_read(fsti_range_read *range) {
     http_read *read = range->context;
     http_lane *lane = read->lane;
@@ -100,7 +100,7 @@ static fsti_io_op *reap_read(void *lane_pointer) {
 }
 
 static bool http_usable(fsti_file *file, char *reason, size_t reason_size) {
-    if (file == NULL) return fsti_net_usable(reason, reason_size);
+    if (file == NULL) return fsti_http_usable(reason, reason_size);
     bool usable = file->object != NULL;
     snprintf(reason, reason_size, "%s",
              usable ? "a remote object, read by range requests" : "not a remote object");

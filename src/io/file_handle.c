@@ -94,7 +94,7 @@ static fst_status open_object(const char *url, fsti_file **out, fst_error *error
 }
 
 fst_status fsti_file_open(const char *path, fsti_file **out, fst_error *error) {
-    if (fsti_net_is_url(path)) return open_object(path, out, error);
+    if (fsti_location_is_url(path)) return open_object(path, out, error);
     int fd = -1;
     struct stat info = {0};
     FST_TRY(open_regular(path, &fd, &info, error));
@@ -161,15 +161,15 @@ bool fsti_file_is_disk_cached(const fsti_file *file) {
     return file->origin != NULL && file->object == NULL;
 }
 
-void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out) {
-    *out = (fsti_net_counts){0};
+void fsti_file_net_counts(const fsti_file *file, fsti_http_counts *out) {
+    *out = (fsti_http_counts){0};
     if (file->derivation.origin != NULL)
         file = file->derivation.origin; // compressed: reads go to the stored file
     if (file->origin != NULL) fsti_object_counts(file->origin, out);
-    fsti_net_counts kept;
+    fsti_http_counts kept;
     if (file->entry == NULL) return;
     fsti_cache_counts(file->entry, &kept);
-    fsti_net_count(out, &kept);
+    fsti_http_count(out, &kept);
 }
 
 void fsti_file_take_retries(const fsti_file *file, fsti_retries *sum) {

@@ -8,7 +8,7 @@
 #include "cache/cache.h"
 #include "fastsafetensors/experimental/load_tuning.h"
 #include "fastsafetensors/model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 /// Alignment of direct reads: offset, size and address. STATX_DIOALIGN may report less; no common
 /// device needs more.
@@ -61,7 +61,7 @@ int fsti_file_cache_failure(const fsti_file *file);
 /// The source of a URL's credentials, as text.
 const char *fsti_file_credentials(const fsti_file *file);
 /// Network counts of opening and blocking reads; zeros if it is not a remote object.
-void fsti_file_net_counts(const fsti_file *file, fsti_net_counts *out);
+void fsti_file_net_counts(const fsti_file *file, fsti_http_counts *out);
 /// Adds a remote object's retries since the last call to *sum.
 void fsti_file_take_retries(const fsti_file *file, fsti_retries *sum);
 /// Logs a warning, once per process and folder, if the disk cache failed to store the object.
@@ -165,7 +165,7 @@ struct fsti_io_op {
     int64_t result;   ///< bytes or -errno; may be less than requested
     const void *data; ///< the bytes: `buffer`, or the mapping
     struct fsti_io_op *next;
-    fsti_net_counts net; ///< network counts of a remote read
+    fsti_http_counts net; ///< network counts of a remote read
     // set by a derived file or a remote object:
     fst_error *error;      ///< NULL, or receives the reason of a negative `result`
     uint64_t stored_bytes; ///< bytes read from the stored file
@@ -298,5 +298,10 @@ enum {
     FSTI_IO_HIDE_DISK = 512,    ///< file systems look like disks
 };
 void fsti_io_hide(unsigned features);
+
+/// Whether a file is a model or an index, by its name (also through links, and if it does not
+/// exist yet) or because it begins like a safetensors file. No manifest, list or signature may
+/// replace it or have such a name. For a URL the name decides.
+bool fsti_path_is_model(const char *path);
 
 #endif

@@ -8,7 +8,7 @@
 /// Adds the cost of opening files and reading headers.
 static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
     for (size_t i = 0; i < loader->model->file_count; i++) {
-        fsti_net_counts net;
+        fsti_http_counts net;
         fsti_file_net_counts(loader->files[i], &net);
         stats->network_requests += net.requests;
         stats->network_retries += net.retries;

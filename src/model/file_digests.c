@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "net/net.h"
+#include "store/store.h"
 #include "file_digests_scan.h"
 
 #define SIDECAR_START "fastsafetensors-digest 1 "
@@ -90,8 +90,8 @@ static fst_status try_list(const char *start, const char *end, file_digests **ou
     path_kind found_kind = PATH_IS_ABSENT;
     char *bytes;
     size_t byte_count;
-    char *path = fsti_model_join(start, end),
-         *redacted = path == NULL ? NULL : fsti_model_redact(path);
+    char *path = fsti_location_join(start, end),
+         *redacted = path == NULL ? NULL : fsti_location_redact(path);
     if (redacted == NULL) {
         fsti_free(path);
         return fsti_error_memory(error, strlen(start));
@@ -116,7 +116,7 @@ static fst_status try_list(const char *start, const char *end, file_digests **ou
         fsti_free(redacted);
     // Without permission to list a bucket, S3 answers 403 for a missing key.
     bool is_absent =
-        status == FST_E_NOT_FOUND || (status == FST_E_PERMISSION && fsti_net_is_url(path));
+        status == FST_E_NOT_FOUND || (status == FST_E_PERMISSION && fsti_location_is_url(path));
     fsti_free(path);
     return is_absent ? FST_OK : status;
 }
@@ -164,7 +164,7 @@ static fst_status open_bundle(const model_request *request, file_digests **out, 
     fst_status status =
         fsti_signed_bundle_open(request->signature, request->public_key, &(*out)->bundle, error);
     (*out)->has_bundle = status == FST_OK;
-    if (status == FST_OK) *found = fsti_model_redact(request->signature);
+    if (status == FST_OK) *found = fsti_location_redact(request->signature);
     if (status == FST_OK && *found == NULL) status = fsti_error_memory(error, 1);
     return pin(status, out);
 }

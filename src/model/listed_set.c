@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "net/net.h"
+#include "store/store.h"
 #include "file_digests_scan.h"
 
 /// A name of a list; `size` 0: not relevant here.
@@ -45,11 +45,7 @@ static bool belongs(listed_name name) {
 static bool is_opened(const model_paths *paths, listed_name name) {
     for (size_t i = 0; i < paths->count; i++) {
         char text[PATH_MAX];
-        const char *slash = strrchr(paths->paths[i], '/');
-        const char *base = slash == NULL ? paths->paths[i] : slash + 1;
-        if (fsti_net_is_url(paths->paths[i]) &&
-            fsti_url_relative(paths->paths[i], NULL, text, sizeof text))
-            base = text;
+        const char *base = fsti_location_name(paths->paths[i], text, sizeof text);
         if (strlen(base) == name.size && memcmp(base, name.name, name.size) == 0) return true;
     }
     return false;

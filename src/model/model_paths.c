@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 /// No model has more files.
 #define FILE_COUNT_MAX ((size_t)1 << 20)
@@ -153,8 +153,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
-    if (fsti_path_is_url(path))
-        return fsti_url_refuse(path, "a URL must be a str, not a path object", error);
+    FST_TRY(fsti_location_require_file(path, "a URL must be a str, not a path object", error));
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
     fsti_url_redact(path, name, sizeof name);
@@ -254,7 +253,7 @@ static fst_status open_folder_url(const char *url, uint64_t hash_key,
     model_paths indices = {.index_fd = -1};
     key_search search = {url, out, &indices};
     fsti_url_redact(url, name, sizeof name);
-    fst_status status = fsti_net_list(url, NULL, add_key, &search, error);
+    fst_status status = fsti_store_list(url, NULL, add_key, &search, error);
     if (status == FST_OK) status = choose_keys(name, &indices, hash_key, verification, out, error);
     fsti_model_paths_clear(&indices);
     return status;
@@ -279,11 +278,12 @@ static fst_status open_url(const char *url, uint64_t hash_key,
     size_t length = strcspn(url, "?#"), size = sizeof ending - 1;
     bool is_index = length > size && strncmp(url + length - size, ending, size) == 0;
     bool is_folder = length > 0 && url[length - 1] == '/';
-    if (fsti_model_is_bucket(url)) return open_bucket_url(url, hash_key, verification, out, error);
+    if (fsti_location_is_bucket(url))
+        return open_bucket_url(url, hash_key, verification, out, error);
     if (!is_index && !is_folder) return push_path(out, "", 0, url, error);
     // Pin the revision, so that all files are of one commit even if the branch moves.
     char *pinned = NULL;
-    FST_TRY(fsti_net_pin_revision(url, &pinned, error));
+    FST_TRY(fsti_store_pin_revision(url, &pinned, error));
     const char *base = pinned == NULL ? url : pinned;
     fst_status status = is_index ? open_index_url(base, hash_key, verification, out, error)
                                  : open_folder_url(base, hash_key, verification, out, error);
@@ -297,7 +297,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     *out = (model_paths){.index_fd = -1};
     struct stat info;
     fst_status status;
-    if (fsti_net_is_url(path))
+    if (fsti_location_is_url(path))
         status = open_url(path, hash_key, verification, out, error);
     else if (stat(path, &info) != 0)
         status = fail_stat(path, errno, error);

@@ -57,10 +57,6 @@ typedef enum path_kind { PATH_IS_ABSENT, PATH_IS_FILE, PATH_IS_FOLDER, PATH_IS_O
 /// Determines the kind. Failure to find out is an error, because treating the file as missing would
 /// select a weaker digest source, or the wrong folder.
 fst_status fsti_model_path_kind(const char *path, path_kind *out, fst_error *error);
-/// Appends to a path; for a URL before its query. From fsti_alloc(), or NULL.
-char *fsti_model_join(const char *start, const char *end);
-/// A path for messages: a URL without its query. From fsti_alloc(), or NULL.
-char *fsti_model_redact(const char *path);
 /// The folder that a model's names are relative to, with a final slash; "" is the current folder.
 /// *out is from fsti_alloc().
 fst_status fsti_model_folder(const char *path, char **out, fst_error *error);
@@ -167,8 +163,6 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
 /// Whether the name belongs to a sharded model at a store that was saved next to another one. Only
 /// its index refers to it.
 bool fsti_model_is_tagged(const char *path);
-/// Whether a URL is a bucket: s3://bucket is the folder s3://bucket/.
-bool fsti_model_is_bucket(const char *url);
 /// A sharded model could not be opened. If files of its index are missing, returns an error that
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 /// Maximum of parallel opens, with one blocked thread each.
 #define OPENER_COUNT_MAX 16u
@@ -53,7 +53,7 @@ static void *open_some(void *context) {
 
 bool fsti_model_opens_parallel(const char *const *paths, size_t count) {
     for (size_t i = 0; i < count; i++)
-        if (!fsti_net_is_url(paths[i])) return false;
+        if (!fsti_location_is_url(paths[i])) return false;
     return count > 1;
 }
 

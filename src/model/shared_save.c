@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 
 #include "open_model.h"
-#include "net/net.h"
+#include "store/store.h"
 
 #define INDEX_ENDING ".safetensors.index.json"
 #define HIDDEN_ENDING ".tmp"
@@ -32,7 +32,7 @@ typedef struct open_files {
 
 /// Whether a file was opened by a local path: only such a file can be compared with its path.
 static bool has_local_path(const fsti_file *file) {
-    return fsti_file_identity(file) >= 0 && !fsti_net_is_url(fsti_file_path(file));
+    return fsti_file_identity(file) >= 0 && !fsti_file_is_disk_cached(file);
 }
 
 static const char *name_of(const char *path) {
@@ -99,7 +99,7 @@ static fst_status visit_index(void *context, const fsti_folder_entry *entry, fst
     if (search->found != NULL || entry->name[0] == '.' ||
         !fsti_ends_with(entry->name, INDEX_ENDING))
         return FST_OK;
-    char *path = fsti_model_join(search->folder, entry->name);
+    char *path = fsti_location_join(search->folder, entry->name);
     if (path == NULL) return fsti_error_memory(error, strlen(search->folder));
     fst_status status = look_for_hidden(search, path, &found, error);
     if (status == FST_OK && found)

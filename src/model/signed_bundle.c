@@ -53,7 +53,7 @@ fst_status fsti_signed_bundle_read(const char *path, const fsti_key *key, signed
     size_t size;
     *out = (signed_bundle){.bundle = {0}};
     FST_TRY(fsti_model_read_text(path, &text, &size, error));
-    char *redacted = fsti_model_redact(path);
+    char *redacted = fsti_location_redact(path);
     if (redacted == NULL) {
         fsti_free(text);
         return fsti_error_memory(error, strlen(path));

@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "net/net.h"
+#include "store/store.h"
 #include "file_digests.h"
 
 #define FILE_ENDING ".manifest"
@@ -27,22 +27,10 @@ void fsti_verification_close(model_verification *verification) {
     }
 }
 
-/// The folder of a model with a final slash; for a file, the part of its path before its name.
-static char *make_folder(const char *path, bool is_dir) {
-    const char *slash = strrchr(path, '/');
-    size_t size = is_dir ? strlen(path) : slash == NULL ? 0 : (size_t)(slash - path) + 1;
-    char *folder = fsti_alloc(size + 2);
-    if (folder == NULL) return NULL;
-    memcpy(folder, path, size);
-    if (is_dir && size > 0 && path[size - 1] != '/') folder[size++] = '/';
-    folder[size] = '\0';
-    return folder;
-}
-
 fst_status fsti_model_folder(const char *path, char **out, fst_error *error) {
     path_kind found_kind;
     FST_TRY(fsti_model_path_kind(path, &found_kind, error));
-    *out = make_folder(path, found_kind == PATH_IS_FOLDER);
+    *out = fsti_location_folder(path, found_kind == PATH_IS_FOLDER);
     return *out == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
 }
 
@@ -62,10 +50,10 @@ static fst_status object_path_kind(const char *url, path_kind *out, fst_error *e
 static fst_status find_path(const char *start, const char *end, char **out, fst_error *error) {
     path_kind found_kind = PATH_IS_ABSENT;
     *out = NULL;
-    char *path = fsti_model_join(start, end);
+    char *path = fsti_location_join(start, end);
     struct stat info;
     if (path == NULL) return fsti_error_memory(error, strlen(start));
-    bool is_url = fsti_net_is_url(path);
+    bool is_url = fsti_location_is_url(path);
     fst_status status = is_url ? object_path_kind(path, &found_kind, error)
                                : fsti_model_path_kind(path, &found_kind, error);
     // A dangling link is an error: the manifest is missing.
@@ -92,7 +80,7 @@ static fst_status find_file_digests(const char *path, const char *folder,
                                     fst_error *error) {
     FST_TRY(fsti_file_digests_find(path, folder, request, &made->expected, &made->path, error));
     if (made->expected != NULL) return FST_OK;
-    made->path = fsti_model_redact(path);
+    made->path = fsti_location_redact(path);
     if (made->path == NULL) return fsti_error_memory(error, strlen(path));
     return fsti_file_digests_embedded(&made->expected, error);
 }
@@ -151,7 +139,7 @@ static const char *signed_below(const char *path, const char *bundle, char *text
     char folder[PATH_MAX];
     fsti_url_redact(bundle, folder, sizeof folder);
     char *slash = strrchr(folder, '/');
-    if (slash == NULL || !fsti_net_is_url(path)) return NULL;
+    if (slash == NULL || !fsti_location_is_url(path)) return NULL;
     slash[1] = '\0';
     bool is_below = strncmp(path, folder, strlen(folder)) == 0;
     return is_below && fsti_url_relative(path, folder, text, PATH_MAX) ? text : NULL;
@@ -162,7 +150,7 @@ static const char *signed_below(const char *path, const char *bundle, char *text
 static const char *signed_name(const char *path, const char *bundle, char *text) {
     char signed_folder[PATH_MAX];
     struct stat info;
-    if (fsti_net_is_url(bundle)) return signed_below(path, bundle, text);
+    if (fsti_location_is_url(bundle)) return signed_below(path, bundle, text);
     const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
     if (!resolve_folder(bundle, signed_folder)) return NULL;
     const char *below = stat(signed_folder, &info) == 0 ? part_below(path, &info) : NULL;
@@ -202,12 +190,15 @@ static fst_status check_signed(const model_verification *verification, const mod
     if (found) return FST_OK;
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = verification->path;
-    if (fsti_net_is_url(request->signature)) fsti_url_redact(request->signature, text, sizeof text);
-    return fsti_error_set(
-        error, FST_E_SIGNATURE, location,
-        "the signature does not cover this manifest: %.200s does not list it with "
-        "this digest",
-        fsti_net_is_url(request->signature) ? text : request->signature);
+    char *signature = fsti_location_redact(request->signature);
+    if (signature == NULL) return fsti_error_memory(error, strlen(request->signature));
+    fst_status status =
+        fsti_error_set(error, FST_E_SIGNATURE, location,
+                       "the signature does not cover this manifest: %.200s does not list it with "
+                       "this digest",
+                       signature);
+    fsti_free(signature);
+    return status;
 }
 
 static fst_status check_text(const model_verification *verification, const model_request *request,
@@ -245,8 +236,8 @@ static fst_status read_manifest(model_verification *verification, const model_re
 static fst_status find_manifest(const char *path, const model_request *request,
                                 model_verification *made, fst_error *error) {
     path_kind found_kind;
-    if (fsti_net_is_url(path) && fsti_model_is_bucket(path)) {
-        char *bucket = fsti_model_join(path, "/");
+    if (fsti_location_is_bucket(path)) {
+        char *bucket = fsti_location_join(path, "/");
         if (bucket == NULL) return fsti_error_memory(error, strlen(path));
         fst_status found = find_manifest(bucket, request, made, error);
         fsti_free(bucket);
@@ -254,8 +245,8 @@ static fst_status find_manifest(const char *path, const model_request *request,
     }
     FST_TRY(fsti_model_path_kind(path, &found_kind, error));
     bool is_dir = found_kind == PATH_IS_FOLDER;
-    char *folder = fsti_net_is_url(path) ? fsti_url_sibling(path, "") : make_folder(path, is_dir);
-    if (folder != NULL) made->folder = fsti_model_redact(folder);
+    char *folder = fsti_location_folder(path, is_dir);
+    if (folder != NULL) made->folder = fsti_location_redact(folder);
     if (folder == NULL || made->folder == NULL) {
         fsti_free(folder);
         return fsti_error_memory(error, strlen(path));
@@ -266,7 +257,7 @@ static fst_status find_manifest(const char *path, const model_request *request,
     else
         status = find_sibling(path, folder, is_dir, &made->source, error);
     if (status == FST_OK && made->source != NULL)
-        made->path = fsti_model_redact(made->source);
+        made->path = fsti_location_redact(made->source);
     else if (status == FST_OK && request->manifest == NULL)
         status = find_file_digests(path, folder, request, made, error);
     fsti_free(folder);
@@ -318,11 +309,7 @@ fst_status fsti_verification_open(const char *path, const model_request *request
 /// A file's path relative to the model's folder. `text` has space for a path.
 static const char *name_inside(const model_verification *verification, const char *path,
                                char *text) {
-    if (fsti_net_is_url(path) && fsti_url_relative(path, verification->folder, text, PATH_MAX))
-        return text;
-    size_t folder_size = strlen(verification->folder);
-    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
-    return strncmp(path, verification->folder, folder_size) == 0 ? path + folder_size : name;
+    return fsti_location_below(path, verification->folder, text, PATH_MAX);
 }
 
 const char *fsti_verification_name(const model_verification *verification, const char *path,

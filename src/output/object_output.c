@@ -28,10 +28,10 @@ fst_status fsti_output_displace(fsti_output *output, fst_error *error) {
     const fsti_target *target = &output->target;
     if (output->upload == NULL) return fsti_path_remove(target->path, error);
     bool is_ours = fsti_upload_is_committed(output->upload) == 1;
-    fsti_net_watch watch = fsti_net_cleanup_watch(target->watch); // also after a cancellation
+    fsti_http_watch watch = fsti_http_cleanup_watch(target->watch); // also after a cancellation
     if (is_ours)
-        return fsti_net_remove(target->path, fsti_output_mark(output), &watch, NULL, error);
-    return target->is_unique ? fsti_net_remove(target->path, NULL, &watch, NULL, error)
+        return fsti_store_remove(target->path, fsti_output_mark(output), &watch, NULL, error);
+    return target->is_unique ? fsti_store_remove(target->path, NULL, &watch, NULL, error)
                              : keep_unknown_object(output, error);
 }
 
@@ -69,13 +69,13 @@ static fst_status copy_kept(const char *text, size_t size, fsti_kept_object **ke
 }
 
 /// Reads the object to delete into *kept; NULL: it does not exist.
-static fst_status fetch_object(const char *address, const char *word, const fsti_net_watch *watch,
+static fst_status fetch_object(const char *address, const char *word, const fsti_http_watch *watch,
                                fsti_kept_object **kept, fsti_precondition *expected,
                                fst_error *error) {
     fsti_fetched found;
     size_t word_size = strlen(word);
     *kept = NULL;
-    FST_TRY(fsti_net_fetch(address, watch, KEPT_BYTES_MAX, &found, error));
+    FST_TRY(fsti_store_fetch(address, watch, KEPT_BYTES_MAX, &found, error));
     fst_status status = FST_OK;
     if (found.is_large)
         fsti_log(FST_LOG_WARNING, "%s is not deleted: it is larger than its name states", address);
@@ -86,7 +86,7 @@ static fst_status fetch_object(const char *address, const char *word, const fsti
     return status;
 }
 
-fst_status fsti_object_hide(const char *address, const char *word, const fsti_net_watch *watch,
+fst_status fsti_object_hide(const char *address, const char *word, const fsti_http_watch *watch,
                             fsti_kept_object **kept, fst_error *error) {
     fsti_error_location where = FSTI_NO_LOCATION;
     where.file = address;
@@ -97,7 +97,7 @@ fst_status fsti_object_hide(const char *address, const char *word, const fsti_ne
         fsti_object_forget(*kept);
         FST_TRY(fetch_object(address, word, watch, kept, &expected, error));
         if (*kept == NULL) return FST_OK;
-        FST_TRY(fsti_net_remove(address, &expected, watch, &is_other, error));
+        FST_TRY(fsti_store_remove(address, &expected, watch, &is_other, error));
         if (!is_other) return FST_OK;
     }
     fsti_object_forget(*kept);
@@ -106,11 +106,11 @@ fst_status fsti_object_hide(const char *address, const char *word, const fsti_ne
                           "another process keeps recreating the object");
 }
 
-fst_status fsti_object_restore(const char *address, const fsti_net_watch *watch,
+fst_status fsti_object_restore(const char *address, const fsti_http_watch *watch,
                                const fsti_kept_object *kept, fst_error *error) {
     fsti_upload *upload;
     const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
-    fsti_net_watch last = fsti_net_cleanup_watch(watch);
+    fsti_http_watch last = fsti_http_cleanup_watch(watch);
     FST_TRY(fsti_upload_open(address, kept->size, &last, &nothing, &upload, error));
     fst_status status = fsti_upload_write(upload, kept->text, kept->size, 0, error);
     if (status == FST_OK) status = fsti_upload_commit(upload, error);

@@ -21,7 +21,7 @@ typedef struct fsti_target {
     const char *like; ///< file whose access list is copied, not owned; NULL: the file at the path
     bool is_object;   ///< the path is a URL at a store
     bool had_object;  ///< of a sharded model: an object existed
-    const struct fsti_net_watch *watch; ///< of an object: called while waiting for the store
+    const struct fsti_http_watch *watch; ///< of an object: called while waiting for the store
     const struct fsti_precondition
         *expected_version; ///< of an object: the version it may replace; NULL: any
     bool is_unique;        ///< of an object: no other save uses this name
@@ -169,10 +169,10 @@ fst_status fsti_path_remove(const char *path, fst_error *error);
 /// object is missing or may not be read. `watch`: called while waiting for the store, or NULL.
 typedef struct fsti_kept_object fsti_kept_object;
 fst_status fsti_object_hide(const char *address, const char *word,
-                            const struct fsti_net_watch *watch, fsti_kept_object **kept,
+                            const struct fsti_http_watch *watch, fsti_kept_object **kept,
                             fst_error *error);
 /// Restores the object, unless another one exists now. After a cancellation it has two seconds.
-fst_status fsti_object_restore(const char *address, const struct fsti_net_watch *watch,
+fst_status fsti_object_restore(const char *address, const struct fsti_http_watch *watch,
                                const fsti_kept_object *kept, fst_error *error);
 void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 

@@ -197,7 +197,7 @@ fst_status fsti_path_restore(const char *path, const char *kept, fst_error *erro
 }
 
 fst_status fsti_path_remove(const char *path, fst_error *error) {
-    if (fsti_net_is_url(path)) return fsti_net_remove(path, NULL, NULL, NULL, error);
+    if (fsti_location_is_url(path)) return fsti_store_remove(path, NULL, NULL, NULL, error);
     if (unlink(path) == 0 || errno == ENOENT) return FST_OK;
     return fsti_error_errno(error, errno, path, "removing");
 }

@@ -3,7 +3,7 @@
 #ifndef FSTI_OUTPUT_PRIVATE_H
 #define FSTI_OUTPUT_PRIVATE_H
 
-#include "net/net.h"
+#include "store/store.h"
 #include "output.h"
 
 struct fsti_output {

@@ -26,7 +26,7 @@ fsti_anchor fsti_anchor_here(void) {
 
 fst_status fsti_anchor_check(fsti_anchor anchor, const char *path, fst_error *error) {
     fsti_anchor now = fsti_anchor_here();
-    if (path[0] == '/' || fsti_path_is_url(path)) return FST_OK;
+    if (fsti_location_is_absolute(path)) return FST_OK;
     if (anchor.is_known && now.is_known && anchor.device == now.device && anchor.inode == now.inode)
         return FST_OK;
     fsti_error_location location = FSTI_NO_LOCATION;
@@ -46,7 +46,7 @@ static bool is_same_folder(const char *one, const char *other) {
 fst_status fsti_path_absolute(const char *path, char **out, fst_error *error) {
     char folder[PATH_MAX];
     size_t size = strlen(path), folder_size = 0;
-    bool is_fixed = path[0] == '/' || size == 0 || fsti_path_is_url(path);
+    bool is_fixed = size == 0 || fsti_location_is_absolute(path);
     if (!is_fixed && getcwd(folder, sizeof folder) != NULL && folder[0] == '/' &&
         is_same_folder(folder, "."))
         folder_size = strlen(folder);
@@ -172,12 +172,11 @@ static fst_status examine_target(fsti_target *target, fst_error *error) {
 
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
-    if (fsti_path_is_url(path))
-        return fsti_url_refuse(path,
-                               strstr(path, "://") == NULL
-                                   ? "a URL must be a str, not a path object"
-                                   : "URLs are not supported here",
-                               error);
+    FST_TRY(fsti_location_require_file(path,
+                                       fsti_location_is_url(path)
+                                           ? "URLs are not supported here"
+                                           : "a URL must be a str, not a path object",
+                                       error));
     FST_TRY(fsti_path_absolute(path, &out->path, error));
     struct stat info;
     fst_status status = follow ? follow_links(&out->path, error) : FST_OK;

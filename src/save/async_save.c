@@ -82,7 +82,7 @@ static fst_status check_owner(const fst_async_save *save, fst_error *error) {
 /// Whether two saves may replace the same files. Sets in one folder share an index.
 static bool have_same_target(const fst_async_save *one, const fst_async_save *other) {
     if (one->target == NULL || other->target == NULL)
-        return fsti_url_is_same(one->path, other->path);
+        return fsti_location_is_same(one->path, other->path);
     if (!one->is_set && !other->is_set) return strcmp(one->target, other->target) == 0;
     size_t size = (size_t)(fsti_path_name(one->target) - one->target);
     return size == (size_t)(fsti_path_name(other->target) - other->target) &&

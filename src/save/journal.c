@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "net/net.h"
+#include "store/store.h"
 
 /// A model with 99,999 files has four steps per file.
 #define STEP_COUNT_MAX ((size_t)1 << 20)
@@ -55,7 +55,7 @@ fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const ch
 }
 
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
-                                    const fsti_precondition *expected, const fsti_net_watch *watch,
+                                    const fsti_precondition *expected, const fsti_http_watch *watch,
                                     fst_error *error) {
     FST_TRY(fsti_journal_add_path(journal, STEP_REMOVE, path, error));
     journal->steps[journal->count - 1].expected_version = expected;
@@ -64,7 +64,7 @@ fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
 }
 
 fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
-                                  const fsti_net_watch *watch, fst_error *error) {
+                                  const fsti_http_watch *watch, fst_error *error) {
     FST_TRY(fsti_journal_add_path(journal, STEP_ASIDE, address, error));
     journal->steps[journal->count - 1].watch = watch;
     return FST_OK;
@@ -105,7 +105,7 @@ static fst_status replace_file(journal_step *step, bool may_be_undone, fst_error
 }
 
 static fst_status move_aside(journal_step *step, fst_error *error) {
-    return fsti_net_is_url(step->path)
+    return fsti_location_is_url(step->path)
                ? fsti_object_hide(step->path, JOURNAL_MANIFEST_WORD, step->watch,
                                   &step->kept_object, error)
                : fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
@@ -113,8 +113,8 @@ static fst_status move_aside(journal_step *step, fst_error *error) {
 
 static fst_status remove_step_path(const journal_step *step, fst_error *error) {
     if (step->output != NULL) return fsti_output_displace(step->output, error);
-    return fsti_net_is_url(step->path)
-               ? fsti_net_remove(step->path, step->expected_version, step->watch, NULL, error)
+    return fsti_location_is_url(step->path)
+               ? fsti_store_remove(step->path, step->expected_version, step->watch, NULL, error)
                : fsti_path_remove(step->path, error);
 }
 

@@ -34,7 +34,7 @@ typedef struct journal_step {
     void *context; ///< of the check
     char *kept;    ///< temporary name of a file that was replaced or moved aside
     struct fsti_kept_object *kept_object; ///< an object that was deleted
-    const struct fsti_net_watch *watch;   ///< called while waiting for a store
+    const struct fsti_http_watch *watch;  ///< called while waiting for a store
     int kept_lock; ///< a locked descriptor that marks `kept` as in use, or -1
     bool had_old;  ///< a file was replaced
     bool is_done;
@@ -57,14 +57,14 @@ fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const ch
                                  fst_error *error);
 /// Adds a step that deletes a remote manifest. `watch`: called meanwhile, or NULL.
 fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
-                                  const struct fsti_net_watch *watch, fst_error *error);
+                                  const struct fsti_http_watch *watch, fst_error *error);
 /// The first word of manifests.
 #define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
 /// Adds a step that deletes an object if it still has the given version (NULL: any). `watch` as
 /// above. The caller keeps both.
 fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
                                     const struct fsti_precondition *expected,
-                                    const struct fsti_net_watch *watch, fst_error *error);
+                                    const struct fsti_http_watch *watch, fst_error *error);
 fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
                                   fst_error *error);
 /// Marks the commit step: steps so far are undone on failure, later ones are not.

@@ -226,7 +226,8 @@ static fst_status walk_leftovers(const char *path, leftover_walk *walk, fst_erro
     fsti_target target = {0};
     int lock = -1;
     walk->used.folder = path;
-    if (fsti_path_is_url(path)) return fsti_url_refuse(path, "URLs have no leftovers", error);
+    if (fsti_location_looks_like_url(path))
+        return fsti_url_refuse(path, "URLs have no leftovers", error);
     if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
         FST_TRY(fsti_target_find(path, true, &target, error));
         walk->used.folder = target.folder;

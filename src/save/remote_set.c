@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "net/net.h"
+#include "store/store.h"
 #include "save_state.h"
 
 fst_status fsti_writer_check_remote(const fst_writer *writer, const fst_save_options *options,
@@ -71,7 +71,7 @@ static fst_status record_key(void *context, const char *name, fst_error *error) 
         return record_path(writer, name, &remote_state->manifests, &remote_state->manifest_count,
                            &remote_state->manifest_capacity, error);
     if (!is_index && !is_member(writer, name)) return FST_OK;
-    if (fsti_net_forbids_overwrite()) return report_existing_model(writer, error);
+    if (fsti_store_forbids_overwrite()) return report_existing_model(writer, error);
     if (is_index) {
         remote_state->has_index = true;
         return FST_OK;
@@ -96,7 +96,7 @@ static fst_status list_existing(fst_writer *writer, fst_error *error) {
     fst_error cause = {0};
     char *folder = fsti_url_sibling(writer->published[0], "");
     if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
-    fst_status status = fsti_net_list(folder, &writer->watch, record_key, writer, &cause);
+    fst_status status = fsti_store_list(folder, &writer->watch, record_key, writer, &cause);
     fsti_free(folder);
     if (status == FST_E_PERMISSION) {
         fsti_log(FST_LOG_WARNING,
@@ -125,8 +125,8 @@ static bool is_own(const fst_writer *writer, const char *member) {
 static fst_status choose_names(fst_writer *writer, fst_error *error) {
     const remote_objects *remote_state = &writer->remote_state;
     bool is_free = !remote_state->has_index && remote_state->count == 0;
-    if (writer->file_count == 1 || is_free || fsti_net_forbids_overwrite()) return FST_OK;
-    snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_net_random());
+    if (writer->file_count == 1 || is_free || fsti_store_forbids_overwrite()) return FST_OK;
+    snprintf(writer->tag, sizeof writer->tag, "-%016" PRIx64, fsti_random());
     return fsti_writer_name_files(writer, writer->folder, error);
 }
 
@@ -137,12 +137,12 @@ static fst_status examine_replaced(fst_writer *writer, fst_error *error) {
     const char *index = writer->published[writer->file_count];
     remote_state->index = (fsti_precondition){.kind = FSTI_PRECONDITION_ABSENT};
     if (remote_state->has_index)
-        FST_TRY(fsti_net_stat(index, &writer->watch, &remote_state->index, error));
+        FST_TRY(fsti_store_stat(index, &writer->watch, &remote_state->index, error));
     // Of the files to delete, only the single file's name can be reused by another save.
     for (size_t i = 0; i < remote_state->count; i++)
         if (is_single(writer, remote_state->members[i]))
-            FST_TRY(fsti_net_stat(remote_state->members[i], &writer->watch, &remote_state->single,
-                                  error));
+            FST_TRY(fsti_store_stat(remote_state->members[i], &writer->watch, &remote_state->single,
+                                    error));
     return FST_OK;
 }
 
@@ -167,7 +167,7 @@ static fst_status ask_caller(void *context, uint64_t zero, fst_error *error) {
 
 fst_status fsti_writer_find_objects(fst_writer *writer, fst_error *error) {
     bool is_sharded = writer->folder != NULL;
-    writer->watch = (fsti_net_watch){.ask = ask_caller, .context = writer};
+    writer->watch = (fsti_http_watch){.ask = ask_caller, .context = writer};
     if (is_sharded) FST_TRY(list_existing(writer, error));
     if (is_sharded) FST_TRY(examine_replaced(writer, error));
     if (is_sharded) FST_TRY(choose_names(writer, error));
@@ -242,7 +242,7 @@ static fst_status check_own(void *context, fst_error *error) {
     own_files own = {writer, 0};
     char *folder = fsti_url_sibling(writer->published[0], "");
     if (folder == NULL) return fsti_error_memory(error, strlen(writer->published[0]));
-    fst_status status = fsti_net_list(folder, &writer->watch, count_own, &own, error);
+    fst_status status = fsti_store_list(folder, &writer->watch, count_own, &own, error);
     fsti_free(folder);
     if (status == FST_E_PERMISSION) return FST_OK;
     FST_TRY(status);
@@ -258,7 +258,7 @@ static fst_status check_own(void *context, fst_error *error) {
 static fst_status check_no_index(void *context, fst_error *error) {
     fst_writer *writer = context;
     fsti_precondition now;
-    FST_TRY(fsti_net_stat(writer->index_target.path, &writer->watch, &now, error));
+    FST_TRY(fsti_store_stat(writer->index_target.path, &writer->watch, &now, error));
     bool is_new = now.kind == FSTI_PRECONDITION_VERSION &&
                   !fsti_precondition_equals(&now, &writer->remote_state.index);
     return is_new
@@ -287,7 +287,7 @@ static fst_status check_index(void *context, fst_error *error) {
     fst_writer *writer = context;
     const fsti_precondition *own = fsti_output_mark(writer->final_index);
     fsti_precondition now;
-    FST_TRY(fsti_net_stat(writer->index_target.path, &writer->watch, &now, error));
+    FST_TRY(fsti_store_stat(writer->index_target.path, &writer->watch, &now, error));
     bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
                   fsti_precondition_equals(own, &now);
     return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);
@@ -298,7 +298,7 @@ static fst_status check_file(void *context, fst_error *error) {
     fst_writer *writer = context;
     const fsti_precondition *own = fsti_output_mark(writer->files[0].output);
     fsti_precondition now;
-    FST_TRY(fsti_net_stat(writer->published[0], &writer->watch, &now, error));
+    FST_TRY(fsti_store_stat(writer->published[0], &writer->watch, &now, error));
     bool is_own = own->kind == FSTI_PRECONDITION_NONE || now.kind == FSTI_PRECONDITION_NONE ||
                   fsti_precondition_equals(own, &now);
     return is_own ? FST_OK : report_concurrent_save(writer, "has already replaced this one", error);

@@ -44,7 +44,7 @@ static bool is_model(const fst_writer *writer, const char *path) {
     const char *origin = writer->origin == NULL ? NULL : fsti_file_path(writer->origin);
     if (origin != NULL && fsti_save_is_same_file(path, origin)) return true;
     for (uint32_t f = 0; f <= writer->file_count; f++)
-        if (writer->published[f] != NULL && (fsti_url_is_same(path, writer->published[f]) ||
+        if (writer->published[f] != NULL && (fsti_location_is_same(path, writer->published[f]) ||
                                              fsti_save_is_same_file(path, writer->published[f])))
             return true;
     return false;
@@ -80,7 +80,7 @@ static fst_status find_target(fst_writer *writer, const char *path, fst_error *e
     save_manifest *manifest = &writer->manifest;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     FST_TRY(fsti_save_manifest_check(writer, path, error));
-    if (writer->is_remote && fsti_net_is_url(path)) {
+    if (writer->is_remote && fsti_location_is_url(path)) {
         static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));
         manifest->target.watch = &writer->watch;
@@ -295,7 +295,7 @@ static fst_status check_manifest_kind(const char *path, bool *describes, fst_err
 static fst_status add_aside(fst_writer *writer, char *path, fst_error *error) {
     bool describes = false;
     if (path == NULL) return fsti_error_memory(error, 64);
-    bool is_url = fsti_net_is_url(path); // its content is checked when the step runs
+    bool is_url = fsti_location_is_url(path); // its content is checked when the step runs
     fst_status status = is_url
                             ? fsti_journal_add_aside(&writer->journal, path, &writer->watch, error)
                             : check_manifest_kind(path, &describes, error);
@@ -355,7 +355,7 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
 fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error) {
     const remote_objects *remote_state = &writer->remote_state;
     const char *own = writer->manifest.target.path;
-    if (fsti_net_forbids_overwrite()) return FST_OK; // then nothing is replaced
+    if (fsti_store_forbids_overwrite()) return FST_OK; // then nothing is replaced
     char *usual = usual_path(writer);
     if (usual == NULL) return fsti_error_memory(error, 64);
     bool is_other = own != NULL && strcmp(own, usual) != 0;

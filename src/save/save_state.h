@@ -10,7 +10,7 @@
 #include "gpu/gpu.h"
 #include "journal.h"
 #include "layout.h"
-#include "net/net.h"
+#include "store/store.h"
 #include "save.h"
 #include "save_manifest.h"
 #include "snapshot/snapshot.h"
@@ -76,7 +76,7 @@ struct fst_writer {
     char **published;         ///< paths for fst_writer_path(), links not followed
     uint64_t bytes_total, start_ns;
 
-    fsti_net_watch watch;        ///< cancellation while waiting for a store
+    fsti_http_watch watch;       ///< cancellation while waiting for a store
     remote_objects remote_state; ///< existing objects of a sharded model at a store
     char tag[20];                ///< makes file names unique: \"-\" and 16 digits, or \"\"
     bool is_remote;              ///< the files are objects of a store

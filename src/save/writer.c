@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The start of a save: layouts, targets, outputs; and its end.
-#include "net/net.h"
+#include "store/store.h"
 #include "save_state.h"
 
 #include <stdio.h>
@@ -283,7 +283,7 @@ fst_status fsti_writer_plan(const save_request *request, fst_writer **out, fst_e
     writer->origin_begin = request->origin_begin;
     writer->origin_header = request->origin_header;
     writer->is_whole = request->is_whole;
-    writer->is_remote = fsti_net_is_url(request->path);
+    writer->is_remote = fsti_location_is_url(request->path);
     fst_status status = plan_save(writer, request, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);

@@ -326,7 +326,7 @@ static fst_status check_result(worker *self, const io_lane *lane, io_block *bloc
 }
 
 /// Counts a read's requests, whether it succeeded or not.
-static void count_requests(worker_counts *counts, const fsti_net_counts *net) {
+static void count_requests(worker_counts *counts, const fsti_http_counts *net) {
     counts->network_requests += net->requests;
     counts->network_retries += net->retries;
     counts->network_hedges += net->hedges;

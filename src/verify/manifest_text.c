@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/io.h"
+
 /// Creates a temporary file next to the target. Existing files and links are not opened.
 static int make_fresh(const char *path, char *fresh, size_t size) {
     const char *slash = strrchr(path, '/');

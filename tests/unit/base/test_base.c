@@ -97,20 +97,6 @@ TEST(text_that_a_terminal_may_be_shown)
     }
 }
 
-TEST(urls_that_lead_to_one_object)
-{
-    CHECK(fsti_url_is_same("s3://bucket/model.safetensors", "S3://Bucket/model.safetensors"));
-    CHECK(fsti_url_is_same("s3:/bucket/a", "s3://bucket/a"));
-    CHECK(fsti_url_is_same("https://host/a?b", "HTTPS://HOST/a?b"));
-    CHECK(!fsti_url_is_same("s3://bucket/model", "s3://bucket/Model"));
-    CHECK(!fsti_url_is_same("s3://bucket/model", "s3://bucket/model2"));
-    CHECK(!fsti_url_is_same("s3://bucket/model", "gs://bucket/model"));
-    CHECK(!fsti_url_is_same("s3://bucket", "s3://bucket/"));
-    CHECK(!fsti_url_is_same("s3://buck", "s3://bucket"));
-    CHECK(fsti_url_is_same("a/b", "a/b") && !fsti_url_is_same("a/b", "A/b"));
-    CHECK(!fsti_url_is_same("s3:/", "s3") && !fsti_url_is_same("s3", "s3:/"));
-}
-
 TEST(error_message_is_truncated_to_its_buffer)
 {
     char name[4096];

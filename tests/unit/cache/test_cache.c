@@ -115,7 +115,7 @@ static void *read_here_and_there(void *context) {
 TEST(threads_and_entries_share_fetched_blocks)
 {
     char reason[160], url[64];
-    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (!fsti_http_usable(reason, sizeof reason)) SKIP("libcurl is not there");
     if (port == 0) port = start_server();
     CHECK(port != 0);
     snprintf(url, sizeof url, "http://127.0.0.1:%u/object", (unsigned)port);
@@ -138,7 +138,7 @@ TEST(threads_and_entries_share_fetched_blocks)
     for (int i = 0; i < READER_COUNT; i++) CHECK(readers[i].is_good);
     // Two opens may both have fetched the first block. On a busy machine the module also repeats
     // requests whose responses are late.
-    fsti_net_counts counts[2] = {{0}, {0}};
+    fsti_http_counts counts[2] = {{0}, {0}};
     for (int i = 0; i < 2; i++) fsti_cache_counts(opened[i].entry, &counts[i]);
     uint64_t repeated = counts[0].hedges + counts[1].hedges + counts[0].retries + counts[1].retries;
     CHECK(atomic_load(&sent_bytes) <=
@@ -208,7 +208,7 @@ static uint64_t count_blocks(const fsti_cache_entry *entry, uint64_t first, uint
 TEST(stalled_process_is_not_waited_for)
 {
     char reason[160];
-    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (!fsti_http_usable(reason, sizeof reason)) SKIP("libcurl is not there");
     if (port == 0) port = start_server();
     fsti_cached opened;
     uint64_t numbers[256];
@@ -248,7 +248,7 @@ static void *read_whole(void *context) {
 TEST(process_with_heartbeats_is_waited_for)
 {
     char reason[160];
-    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (!fsti_http_usable(reason, sizeof reason)) SKIP("libcurl is not there");
     if (port == 0) port = start_server();
     fsti_cached holder, waiter;
     cache_claim claim;
@@ -279,7 +279,7 @@ TEST(process_with_heartbeats_is_waited_for)
 TEST(unverified_blocks_are_not_sealed)
 {
     char reason[160], name[CACHE_NAME_BYTES], part[300], map[300], data[300];
-    if (!fsti_net_usable(reason, sizeof reason)) SKIP("libcurl is not there");
+    if (!fsti_http_usable(reason, sizeof reason)) SKIP("libcurl is not there");
     if (port == 0) port = start_server();
     fsti_cached first, second;
     cache_folder folder;

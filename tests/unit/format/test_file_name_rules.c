@@ -6,7 +6,7 @@
 #include "check.h"
 #include "format/format.h"
 #include "format/sums.h"
-#include "net/net.h"
+#include "store/store.h"
 
 #define HEX64 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 #define TEXT_BYTES 4096
@@ -167,7 +167,7 @@ TEST(accepted_names_are_never_urls)
 {
     for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++) {
         CHECK(fsti_path_stays_inside(accepted[i], strlen(accepted[i])));
-        CHECK(!fsti_net_is_url(accepted[i]));
+        CHECK(!fsti_location_is_url(accepted[i]));
     }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         CHECK(!fsti_path_stays_inside(refused[i], strlen(refused[i])));
