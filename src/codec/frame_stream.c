@@ -13,7 +13,8 @@ enum {
     ZSTD_END = 2,
 };
 
-/// What ZSTD_getFrameContentSize() returns for what is no frame; one more: the size is not stated.
+/// The result of ZSTD_getFrameContentSize() for bytes that are no frame. One more means that the
+/// frame does not state its size.
 #define ZSTD_SIZE_ERROR (0ULL - 2)
 
 /// Stored bytes that are fetched, or given away, at a time.

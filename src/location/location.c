@@ -57,7 +57,8 @@ static size_t scheme_size(const char *url, size_t *with_slashes) {
 }
 
 bool fsti_location_is_same(const char *one, const char *other) {
-    if (!fsti_location_looks_like_url(one) || !fsti_location_looks_like_url(other)) return strcmp(one, other) == 0;
+    if (!fsti_location_looks_like_url(one) || !fsti_location_looks_like_url(other))
+        return strcmp(one, other) == 0;
     size_t one_at, other_at, size = scheme_size(one, &one_at);
     if (scheme_size(other, &other_at) != size || strncasecmp(one, other, size) != 0) return false;
     one += one_at;

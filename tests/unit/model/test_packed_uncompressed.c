@@ -122,7 +122,10 @@ TEST(large_uncompressed_tensors_bypass_the_page_cache)
     if (packed == NULL) return;
     bool can = reads_around(packed);
     CHECK_INT(load_mixed(packed, FST_CACHE_BYPASS, true), FST_OK);
-    // Readahead of buffered reads may load some MiB of the following data.
+    // Readahead of buffered reads may load some MiB of the following data, and a busy kernel may
+    // keep pages that it was asked to drop.
+    for (int turn = 0; can && atomic_load(&bytes_around) < LARGE_BYTES / 2 && turn < 5; turn++)
+        CHECK_INT(load_mixed(packed, FST_CACHE_BYPASS, true), FST_OK);
     if (can) CHECK(atomic_load(&bytes_around) >= LARGE_BYTES / 2);
     CHECK(atomic_load(&bytes_around) <= LARGE_BYTES + PACKED_BYTES + ((uint64_t)1 << 20));
     CHECK_INT(load_mixed(packed, FST_CACHE_KEEP, true), FST_OK);
