@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "kept_digests.h"
 #include "metadata.h"
@@ -525,6 +526,20 @@ static void print_plan(const rewrite_job *job) {
                fst_dtype_name(job->plan->dtype));
     printf("\n");
     print_planned_files(job, file_count);
+}
+
+int cli_check_folder_of(const char *target) {
+    const char *slash =
+        cli_is_output(target) || cli_is_address(target) ? NULL : strrchr(target, '/');
+    char *folder =
+        slash == NULL || slash == target ? NULL : strndup(target, (size_t)(slash - target));
+    struct stat info;
+    int code = EXIT_OK;
+    if (folder != NULL && (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)))
+        code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NOT_FOUND),
+                          "%s: the folder '%s' does not exist", target, folder);
+    free(folder);
+    return code;
 }
 
 static int size_outputs(rewrite_job *job) {
