@@ -3,6 +3,7 @@
 /// order of the new file.
 #include "rewrite.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -550,6 +551,35 @@ static int size_outputs(rewrite_job *job) {
     return EXIT_OK;
 }
 
+/// Whether a file of a folder is a model's, whose name begins with another one than `stem`.
+static bool is_other_model(const char *name, const char *stem) {
+    static const char ending[] = ".safetensors";
+    size_t size = strlen(name), stem_size = strlen(stem), ending_size = sizeof ending - 1;
+    if (name[0] == '.' || size < ending_size || strcmp(name + size - ending_size, ending) != 0)
+        return false;
+    return strncmp(name, stem, stem_size) != 0 ||
+           (name[stem_size] != '-' && strcmp(name + stem_size, ending) != 0);
+}
+
+/// A split into one file has no index. Among other models' files, the folder would be one model of
+/// all files.
+static int check_one_file(const rewrite_job *job) {
+    const rewrite_plan *plan = job->plan;
+    bool is_split = plan->file_bytes_max > 0 || plan->wanted_files > 0 || plan->by_layer;
+    if (!is_split || job->save.file_count > 1 || cli_is_address(plan->target)) return EXIT_OK;
+    const char *stem = job->save.stem == NULL ? "model" : job->save.stem;
+    DIR *folder = opendir(plan->target);
+    struct dirent *entry = folder == NULL ? NULL : readdir(folder);
+    while (entry != NULL && !is_other_model(entry->d_name, stem)) entry = readdir(folder);
+    int code = entry == NULL ? EXIT_OK
+                             : cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                                          "'%s' holds '%s', and without an index a folder is one "
+                                          "model of all its files. Use another folder",
+                                          plan->target, entry->d_name);
+    if (folder != NULL) closedir(folder);
+    return code;
+}
+
 int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     rewrite_job job = {.plan = plan, .model = model, .save = plan->save};
     int code = choose_outputs(&job);
@@ -557,6 +587,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_OK) code = describe_tensors(&job);
     if (code == EXIT_OK) code = fill_metadata(&job);
     if (code == EXIT_OK) code = assign_files(&job);
+    if (code == EXIT_OK) code = check_one_file(&job);
     if (code == EXIT_OK) code = cut_outputs(&job);
     if (code == EXIT_OK && plan->convert && count_converted(&job) == 0)
         cli_say_unconverted(plan->dtype);

@@ -78,3 +78,16 @@ def test_numbers(path, run):
     for wrong in ("-1", "x", "1001"):
         code, _, errors = run("show", "--first", wrong, path, "a")
         assert code == 3 and f"--first must be a number up to 1000, not '{wrong}'" in errors
+
+
+def test_two_models_in_one_file_each_need_two_folders(path, run, tmp_path):
+    """A folder without an index is one model of all its files."""
+    one = ("split", "--json", "--count", "1", path, tmp_path / "f", "--stem")
+    assert run(*one, "a")[0] == 0
+    assert run(*one, "a")[0] == 0
+    for more in ([], ["--dry-run"]):
+        answer = run(*one, "b", *more)
+        assert answer[0] == 2 and error_of(answer)["kind"] == "Unsupported"
+        assert "holds 'a.safetensors'" in error_of(answer)["message"]
+    assert [file.name for file in (tmp_path / "f").iterdir()] == ["a.safetensors"]
+    assert run("split", "--count", "2", path, tmp_path / "f", "--stem", "b")[0] == 0
