@@ -165,7 +165,8 @@ static void print_stats(const fst_model *model, const load_request *request,
            !is_view    ? ""
            : moved > 0 ? " as views of the file"
                        : " as views of the file: nothing was read or copied");
-    printf("  mode %s, engine %s, %" PRIu32 " threads\n  ", s->mode, s->engine, s->thread_count);
+    printf("  mode %s, engine %s, %" PRIu32 " thread%s\n  ", s->mode, s->engine, s->thread_count,
+           cli_plural(s->thread_count));
     cli_print_name(s->reason, strlen(s->reason));
     printf("\n");
     printf("  %s read in %" PRIu64 " reads, %s copied, buffers %s",

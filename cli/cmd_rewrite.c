@@ -143,7 +143,13 @@ static bool is_other_index(const char *name, const char *stem) {
 /// Refuses a folder that would have two indexes afterwards: it could not be opened.
 static int check_folder(const rewrite_plan *plan) {
     const char *stem = plan->save.stem == NULL ? "model" : plan->save.stem;
-    DIR *folder = cli_is_address(plan->target) ? NULL : opendir(plan->target);
+    bool is_local = !cli_is_address(plan->target);
+    struct stat info;
+    if (is_local && stat(plan->target, &info) == 0 && !S_ISDIR(info.st_mode))
+        return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                          "'%s' is a file, and split writes a folder. Give another name",
+                          plan->target);
+    DIR *folder = is_local ? opendir(plan->target) : NULL;
     int code = EXIT_OK;
     struct dirent *entry = folder == NULL ? NULL : readdir(folder);
     for (; entry != NULL && code == EXIT_OK; entry = readdir(folder))
@@ -164,7 +170,7 @@ static int check_target(const rewrite_request *request) {
         return cli_usage(request->command->name,
                          "TARGET '%s' has the name of an index, and %s writes one file",
                          plan->target, request->command->name);
-    return EXIT_OK;
+    return plan->dry_run ? cli_check_folder_of(plan->target) : EXIT_OK;
 }
 
 /// Whether two paths lead to the same file.
@@ -180,7 +186,8 @@ static void print_loss(const char *path) {
     fst_error error;
     bool whole = fst_model_open(path, NULL, &model, &error) == FST_OK;
     if (!cli_wants_json())
-        cli_print_note("%s", whole ? "the file is complete; nothing to rescue" : error.message);
+        cli_print_note("%s", whole ? "the file is complete: all of its tensors are copied"
+                                   : error.message);
     fst_model_close(model);
 }
 

@@ -201,7 +201,7 @@ static int take(void *context, int key, cli_value value) {
     show_request *request = context;
     (void)key;
     if (cli_parse_count(value.text, FIRST_MAX, &request->first)) return EXIT_OK;
-    return cli_usage("show", "--first takes at most %d, not '%s'", FIRST_MAX, value.text);
+    return cli_usage("show", "--first must be a number up to %d, not '%s'", FIRST_MAX, value.text);
 }
 
 /// Shows the tensors that match the names or patterns, in file order. Sets `found` for each name

@@ -36,11 +36,11 @@ static bool ends_with(const char *text, const char *ending) {
     return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
-/// A model with missing shards, or a folder without a model, was readable, so it is "invalid".
+/// A model with missing shards was readable, so it is "invalid".
 static int code_of(const char *path, const fst_error *error) {
     struct stat info;
-    bool lacks = error->status == FST_E_NOT_FOUND || error->status == FST_E_NO_TENSORS;
-    return lacks && stat(path, &info) == 0 ? EXIT_INVALID : cli_code_of(error->status);
+    bool lacks = error->status == FST_E_NOT_FOUND && stat(path, &info) == 0;
+    return lacks ? EXIT_INVALID : cli_code_of(error->status);
 }
 
 static void report(path_verdict *verdict, const fst_error *error) {

@@ -17,8 +17,8 @@ void cli_set_json(bool wanted) { wants_json = wanted; }
 int cli_code_of(fst_status status) {
     bool of_format = (status >= FST_E_HEADER_TOO_SMALL && status <= FST_E_TENSOR_NOT_FOUND) ||
                      status == FST_E_INDEX_JSON || status == FST_E_PATH_ESCAPES ||
-                     status == FST_E_DUPLICATE_TENSOR || status == FST_E_CORRUPT ||
-                     status == FST_E_VERSION ||
+                     status == FST_E_DUPLICATE_TENSOR || status == FST_E_NO_TENSORS ||
+                     status == FST_E_CORRUPT || status == FST_E_VERSION ||
                      (status >= FST_E_DIGEST && status <= FST_E_SIGNATURE);
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }
@@ -94,8 +94,15 @@ int cli_no_memory(void) {
 }
 
 int cli_fail_errno(const char *what, const char *path) {
-    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_IO), "%s: %s failed: %s", path, what,
-                      strerror(errno));
+    fst_error error = {.byte_offset = FST_NO_OFFSET, .os_errno = errno, .status = FST_E_IO};
+    if (errno == ENOENT) error.status = FST_E_NOT_FOUND;
+    if (errno == EACCES || errno == EPERM || errno == EROFS) error.status = FST_E_PERMISSION;
+    if (errno == ENOSPC || errno == EDQUOT) error.status = FST_E_NO_SPACE;
+    snprintf(error.file, sizeof error.file, "%s", path);
+    snprintf(error.message, sizeof error.message, "%.400s: %s failed: %s", path, what,
+             strerror(error.os_errno));
+    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
+    return cli_fail(&error);
 }
 
 int cli_usage(const char *command, const char *format, ...) {

@@ -3,10 +3,12 @@
 /// order of the new file.
 #include "rewrite.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "kept_digests.h"
 #include "metadata.h"
@@ -527,12 +529,55 @@ static void print_plan(const rewrite_job *job) {
     print_planned_files(job, file_count);
 }
 
+int cli_check_folder_of(const char *target) {
+    const char *slash =
+        cli_is_output(target) || cli_is_address(target) ? NULL : strrchr(target, '/');
+    char *folder =
+        slash == NULL || slash == target ? NULL : strndup(target, (size_t)(slash - target));
+    struct stat info;
+    int code = EXIT_OK;
+    if (folder != NULL && (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)))
+        code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NOT_FOUND),
+                          "%s: the folder '%s' does not exist", target, folder);
+    free(folder);
+    return code;
+}
+
 static int size_outputs(rewrite_job *job) {
     for (size_t i = 0; i < job->count; i++) {
         rewrite_output *output = &job->outputs[i];
         output->size_bytes = (output->info.element_count * fst_dtype_bits(output->dtype) + 7) / 8;
     }
     return EXIT_OK;
+}
+
+/// Whether a file of a folder is a model's, whose name begins with another one than `stem`.
+static bool is_other_model(const char *name, const char *stem) {
+    static const char ending[] = ".safetensors";
+    size_t size = strlen(name), stem_size = strlen(stem), ending_size = sizeof ending - 1;
+    if (name[0] == '.' || size < ending_size || strcmp(name + size - ending_size, ending) != 0)
+        return false;
+    return strncmp(name, stem, stem_size) != 0 ||
+           (name[stem_size] != '-' && strcmp(name + stem_size, ending) != 0);
+}
+
+/// A split into one file has no index. Among other models' files, the folder would be one model of
+/// all files.
+static int check_one_file(const rewrite_job *job) {
+    const rewrite_plan *plan = job->plan;
+    bool is_split = plan->file_bytes_max > 0 || plan->wanted_files > 0 || plan->by_layer;
+    if (!is_split || job->save.file_count > 1 || cli_is_address(plan->target)) return EXIT_OK;
+    const char *stem = job->save.stem == NULL ? "model" : job->save.stem;
+    DIR *folder = opendir(plan->target);
+    struct dirent *entry = folder == NULL ? NULL : readdir(folder);
+    while (entry != NULL && !is_other_model(entry->d_name, stem)) entry = readdir(folder);
+    int code = entry == NULL ? EXIT_OK
+                             : cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
+                                          "'%s' holds '%s', and without an index a folder is one "
+                                          "model of all its files. Use another folder",
+                                          plan->target, entry->d_name);
+    if (folder != NULL) closedir(folder);
+    return code;
 }
 
 int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
@@ -542,6 +587,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_OK) code = describe_tensors(&job);
     if (code == EXIT_OK) code = fill_metadata(&job);
     if (code == EXIT_OK) code = assign_files(&job);
+    if (code == EXIT_OK) code = check_one_file(&job);
     if (code == EXIT_OK) code = cut_outputs(&job);
     if (code == EXIT_OK && plan->convert && count_converted(&job) == 0)
         cli_say_unconverted(plan->dtype);

@@ -51,6 +51,8 @@ void cli_plan_manifest(rewrite_plan *plan, int digest);
 int cli_refuse_stream(void);
 /// Rewrites an open model and reports it. Returns the exit code.
 int cli_rewrite(fst_model *model, const rewrite_plan *plan);
+/// For a dry run: refuses a target whose folder does not exist, as the save would.
+int cli_check_folder_of(const char *target);
 
 /// Whether a plan only compresses one file, whose bytes are then kept.
 bool cli_is_compress_only(const rewrite_plan *plan, const char *source);

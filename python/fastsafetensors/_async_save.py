@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import threading
 import time
@@ -18,8 +17,8 @@ from . import _core, _counters
 from ._core import log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
-from ._options import check_count, check_save_options
-from ._representation import shown_as
+from ._options import check_count, check_save_options, check_timeout
+from ._representation import shown_as, with_plain_hints
 from ._saving import parse_size
 from ._types import Path
 
@@ -29,6 +28,7 @@ _EXITS = ("wait", "cancel")
 _BLOCK_BYTES = 32 << 20
 
 
+@with_plain_hints
 class SaveProgress(NamedTuple):
     """How far a save is."""
 
@@ -62,6 +62,7 @@ class StagingPool:
         Raises:
             ValueError: an invalid size, such as 0, or a limit below 32 MiB.
             MemoryError: more than the machine has.
+            TypeError: an argument of another type.
         """
         self._core = _core.StagingPool(
             _staging_limit(memory), 0 if ready is None else parse_size("ready", ready))
@@ -148,10 +149,16 @@ class SaveHandle(ABC):
 
     at_exit = "wait"
     _name: str  # the path
+    _pid: int  # of the process that started it
 
     def __repr__(self) -> str:
         """Return path and state."""
-        return f"<SaveHandle {self._name}: {self.progress.state}>"
+        state = "of the parent process" if self._is_of_parent() else self.progress.state
+        return f"<SaveHandle {self._name}: {state}>"
+
+    def _is_of_parent(self) -> bool:
+        """Whether the save was started before a fork(): only the parent can wait for it."""
+        return self._pid != os.getpid()
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> None:
@@ -163,6 +170,7 @@ class SaveHandle(ABC):
         Raises:
             TimeoutError: the save still runs.
             SafetensorError: it failed; the old files are there. An OSError of its kind as well.
+            TypeError: an argument of another type.
         """
 
     @abstractmethod
@@ -183,6 +191,7 @@ class SaveHandle(ABC):
         Raises:
             TimeoutError: tensors are still read.
             SafetensorError: the save has failed.
+            TypeError: an argument of another type.
         """
 
     @property
@@ -233,13 +242,8 @@ class SaveHandle(ABC):
 
 
 def _milliseconds(timeout: float | None) -> int:
-    if timeout is None:
-        return -1
-    if not timeout >= 0:
-        raise ValueError(f"timeout must not be negative: {timeout}")
-    if timeout == math.inf:
-        return -1
-    return min(int(timeout * 1000 + 0.999), 2**62)
+    seconds = check_timeout(timeout)
+    return -1 if seconds is None else int(min(seconds * 1000 + 0.999, 2.0**62))
 
 
 @shown_as("SaveHandle")
@@ -249,7 +253,7 @@ class FileSave(SaveHandle):
     def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
         """Keep a save that was started."""
         self._core = core
-        self._name = os.fsdecode(path)
+        self._name, self._pid = os.fsdecode(path), os.getpid()
         self._is_counted = False
         self.at_exit = at_exit
         running.add(self)
@@ -276,6 +280,8 @@ class FileSave(SaveHandle):
 
     def cancel(self) -> bool:
         """Make the save end soon."""
+        if self._is_of_parent():
+            return False
         self._core.cancel()
         return True
 
@@ -319,7 +325,7 @@ class ThreadSave(SaveHandle):
         """Start the work. The interpreter waits for its thread at exit."""
         self._error: BaseException | None = None
         self._is_told = False
-        self._name = name
+        self._name, self._pid = name, os.getpid()
         self.result: Any = None
         self._work = work
         self._thread = threading.Thread(target=self._run, name="fastsafetensors save")
@@ -336,7 +342,9 @@ class ThreadSave(SaveHandle):
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the files are in place."""
-        self._thread.join(None if timeout == math.inf else timeout)
+        seconds = check_timeout(timeout)
+        self._check_process()
+        self._thread.join(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
             raise TimeoutError(f"{self._name}: the save is not done yet")
         self._is_told = True
@@ -345,7 +353,13 @@ class ThreadSave(SaveHandle):
 
     def done(self) -> bool:
         """Whether the save has ended."""
+        self._check_process()
         return not self._thread.is_alive()
+
+    def _check_process(self) -> None:
+        # In a fork's child the thread looks as if it had ended.
+        if self._is_of_parent():
+            raise RuntimeError("the save was started before fork(): it belongs to the parent")
 
     def cancel(self) -> bool:
         """Several processes take part: one can't end it alone."""

@@ -92,6 +92,7 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
     Raises:
         SafetensorError: an invalid manifest or file.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
     manifest = _manifest_path(filename) if manifest is None else manifest
     kind, now = _read(manifest)

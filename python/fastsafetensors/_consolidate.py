@@ -204,6 +204,7 @@ def consolidate(
         ValueError: parts that do not make up a tensor; no tensor with the prefix; a size that is
             none.
         SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
+        TypeError: an argument of another type.
     """
     refuse_address(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 from ._command import ask_command
+from ._options import check_location, check_switch
 from ._types import Path
 
 _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
@@ -56,7 +57,10 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         ValueError: an unknown algorithm.
         SafetensorError: an invalid file, or the algorithm's library is missing.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
+    check_location("filename", filename)
+    check_switch("write", write)
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
                          f"{', '.join(_ALGORITHMS)}")
@@ -92,7 +96,10 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
 
     Raises:
         OSError: if the command is not installed.
+        TypeError: an argument of another type.
     """
+    check_location("filename", filename)
+    check_switch("digests", digests)
     compared = ("--hash",) if digests else ()
     answer = ask_command("verify", "--json", "--no-progress", *compared, "--",
                          _plain_path(filename), good=(0, 1, 2))

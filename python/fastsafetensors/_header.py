@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ._core import Model
 from ._core import edit_header as _edit_header
 from ._errors import serialization_error, unknown_tensor
+from ._open import check_path
+from ._options import check_location, check_switches
 from ._saving import manifest_options
 from ._types import Path, Paths
 from ._verify import open_files
@@ -50,7 +52,9 @@ def read_header(filename: Paths) -> Header:
     Raises:
         SafetensorError: an invalid header.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
+    check_path(filename)
     with contextlib.closing(open_files(filename)) as model:
         files = [model.file(number)[0] for number in range(model.file_count)]
         tensors = {}
@@ -93,6 +97,14 @@ def edit_header(
         ValueError: nothing to change.
         OSError: the matching subclass, if a system call fails.
     """
+    check_location("filename", filename)
+    check_switches(clear=clear, durable=durable)
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must map str to str or None, not {metadata!r}")
+    if renames is not None and not isinstance(renames, Mapping):
+        raise TypeError(f"renames must map str to str, not {renames!r}")
+    if target is not None:
+        check_location("target", target)
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, type(None))):
             raise TypeError(f"metadata must map str to str or None, not {key!r} to {value!r}")

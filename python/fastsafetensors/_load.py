@@ -11,7 +11,7 @@ from . import _counters
 from ._core import Loader, Model, log_drain
 from ._dtypes import check_dtype
 from ._memory import open_bytes
-from ._options import check_load_options
+from ._options import check_load_options, check_load_progress
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
@@ -94,6 +94,7 @@ def load_from(
     load. options: of open_load().
     """
     check_load_options(options)
+    check_load_progress(progress)
     if keep is not None:
         names = choose_names(model, names, keep)
     if names is not None and not len(names):

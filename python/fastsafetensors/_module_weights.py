@@ -22,6 +22,12 @@ from ._torch_state import dtype_name, format_box, torch_dtype, torch_shape
 from ._torch_tensors import export
 
 
+def check_module(module: Any) -> None:
+    """Raise TypeError for a value that is not a torch module."""
+    if not isinstance(module, _torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(module).__name__}")
+
+
 class ModuleState:
     """A module's parameters and persistent buffers before a load."""
 
@@ -266,7 +272,8 @@ class ModuleLoad:
                 "the model is on the meta device, where there is no memory to load into: pass "
                 "assign=True, or give it memory first (`.to_empty(device=..)`)"
             )
-        chosen = set(names if changed is None else choose_names(self._file, changed, None) or ())
+        named = choose_names(self._file, changed, None, "changed")
+        chosen = set(names if named is None else named)
         if not state.takes_direct_reads():
             return self._leave_to_torch(names, strict, chosen)
         known = [name for name in names if name in state.tensors]

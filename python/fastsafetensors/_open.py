@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import os
 import re
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ._errors import refuse, unknown_tensor
 from ._load import OpenLoad, close_load, load_from, open_load
 from ._options import check_count, check_load_options
 from ._readahead import ReadAhead
-from ._representation import format_model, format_paths
+from ._representation import format_model, format_paths, with_plain_hints
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
 from ._verify import Verify, chosen, open_files
@@ -37,21 +38,46 @@ _DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:
 _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
+def _refuse_device(device: Any) -> NoReturn:
+    refuse(f'device {device} is invalid (expected "cpu", "cuda", "cuda:1", a torch.device or the '
+           "number of a GPU)")
+
+
+def _device_text(device: Any) -> str | int:
+    """Return a device as a number or plain text, in any form. None is the CPU."""
+    if device is None:
+        return "cpu"
+    if isinstance(device, str):
+        return str.__str__(device)  # of an enumeration: its value
+    if type(device).__module__.partition(".")[0] == "torch":
+        return str(device)
+    try:
+        if isinstance(device, bool):
+            raise TypeError
+        return operator.index(device)
+    except TypeError:
+        _refuse_device(repr(device))
+
+
+def is_meta(device: Any) -> bool:
+    """Tell whether a device is torch's meta device, whose tensors have a shape and no bytes."""
+    return _device_text(device) == "meta"
+
+
 def check_device(device: Any) -> Any:
     """Return a device in torch's form. Raises the reference's error for an invalid one.
 
     None is the CPU. Only the form is checked; a missing device is reported when it is used.
     """
-    if device is None:
-        return "cpu"
-    if isinstance(device, int) and not isinstance(device, bool):
-        return device if device >= 0 else refuse(f"device {device} is invalid")
-    text = str(device)
-    if not isinstance(device, str) and type(device).__module__.partition(".")[0] != "torch":
-        refuse(f"device {device!r} is invalid")
+    text = _device_text(device)
+    if isinstance(text, int):
+        return text if text >= 0 else _refuse_device(text)
+    if text == "meta":
+        refuse("device meta is invalid here, because nothing would be read. load_file() returns "
+               "tensors on it")
     if not _DEVICE.fullmatch(text):
-        refuse(f"device {text} is invalid")
-    return text
+        _refuse_device(text)
+    return "cpu" if text == "cpu:0" else text
 
 
 def check_backend(backend: str) -> str:
@@ -61,17 +87,14 @@ def check_backend(backend: str) -> str:
     return _BACKENDS[backend]
 
 
-def check_path(filename: Any) -> None:
+def check_path(filename: Any, parameter: str = "filename") -> None:
     """TypeError for anything except a path or a list of paths."""
-    if isinstance(filename, (list, tuple)):
-        for part in filename:
-            os.fspath(part)
-        return
-    if not isinstance(filename, (str, bytes, os.PathLike)):
-        raise TypeError(
-            "argument 'filename': expected str, bytes or os.PathLike object, not "
-            f"{type(filename).__name__}"
-        )
+    for part in filename if isinstance(filename, (list, tuple)) else [filename]:
+        if not isinstance(part, (str, bytes, os.PathLike)):
+            raise TypeError(
+                f"argument '{parameter}': expected str, bytes or os.PathLike object, not "
+                f"{type(part).__name__}"
+            )
 
 
 def _absolute(filename: Any) -> Any:
@@ -96,7 +119,8 @@ class safe_open:  # noqa: N801 - the name that programs know
     Args:
         filename: a file, an index, a folder, or a list of files.
         framework: "pt" (torch), "np" (numpy), "jax" or "flax", "tf", "mlx", "paddle".
-        device: of the tensors: "cpu", "cuda", "cuda:1", a torch.device, or the number of a GPU.
+        device: of the tensors: "cpu", "cuda", "cuda:1", a torch.device, or the number of a GPU;
+            "meta" is refused, because nothing would be read (see load_file).
         backend: "mmap" (views of the file) or "pread" (reads into owned memory).
         mode: load_file's name for the same; takes precedence.
         cache: as in load_file.
@@ -108,6 +132,7 @@ class safe_open:  # noqa: N801 - the name that programs know
     Raises:
         SafetensorError: an invalid file, or an unknown name (also a KeyError).
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
 
     def __init__(
@@ -289,6 +314,7 @@ def _reopen(kind: type[safe_open], opened: tuple[Any, ...]) -> safe_open:
                 verify=verify)
 
 
+@with_plain_hints
 class TensorMeta(NamedTuple):
     """A tensor's entry in the header, as in safetensors 0.9."""
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _COUNT_MAX = 2**31 - 1
@@ -42,6 +44,73 @@ def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
         raise ValueError(f"unknown {name} {value!r}; expected one of: {', '.join(words)}")
 
 
+def is_bool(value: Any) -> bool:
+    """Tell whether a value is True or False, Python's or numpy's."""
+    kind = type(value)
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Raise TypeError for a value other than True and False (or 1 and 0, or numpy's)."""
+    if not is_bool(value) and not (isinstance(value, int) and value in (0, 1)):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
+def check_switches(**switches: Any) -> None:
+    """Check several switches."""
+    for name, value in switches.items():
+        check_switch(name, value)
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raise TypeError for a value that is neither None nor a callable."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a callable, not {value!r}")
+
+
+def check_timeout(value: Any, name: str = "timeout") -> float | None:
+    """Return a number of seconds; None for no limit. TypeError or ValueError for other values."""
+    if value is None:
+        return None
+    if is_bool(value) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
+    return None if seconds == math.inf else seconds
+
+
+def check_location(name: str, value: Any) -> None:
+    """Raise TypeError for a value that is not one path or URL."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name} must be a path (str, bytes or os.PathLike), not {value!r}")
+
+
+def name_list(name: str, value: Iterable[str]) -> list[str]:
+    """Return a collection of tensor names as a list, each once. TypeError for something else."""
+    given = None
+    if not isinstance(value, (str, bytes)):
+        try:
+            given = list(dict.fromkeys(value))
+        except TypeError:  # no collection, or one of lists
+            given = None
+    if given is None or not all(isinstance(one, str) for one in given):
+        raise TypeError(f"{name} must be a list of names, not {value!r}")
+    return given
+
+
+def check_load_progress(progress: Any) -> None:
+    """Raise TypeError for a progress argument that a load does not take."""
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"progress must be a callable, True or False, not {progress!r}")
+
+
+def _check_save_progress(progress: Any) -> None:
+    if progress not in (None, False) and not callable(progress):
+        bar = ". A save shows no bar" if progress is True else ""
+        raise TypeError(f"progress must be a callable or None, not {progress!r}{bar}")
+
+
 def _check(options: Mapping[str, Any], words: Mapping[str, tuple[str, ...]]) -> None:
     for name, value in options.items():
         if name in words:
@@ -60,8 +129,12 @@ def check_load_options(options: Mapping[str, Any]) -> None:
 def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a save. TypeError or ValueError for a wrong one."""
     _check(options, _SAVE_WORDS)
+    _check_save_progress(options.get("progress"))
     alignment = check_count("alignment", options.get("alignment", 0), high=_ALIGNMENT_MAX)
     if alignment & (alignment - 1):
         raise ValueError(f"alignment must be 0 or a power of two up to {_ALIGNMENT_MAX}, not "
                          f"{alignment}")
-    return {**options, "alignment": alignment} if "alignment" in options else dict(options)
+    checked = {**options, "alignment": alignment} if "alignment" in options else dict(options)
+    if checked.get("progress") is False:
+        del checked["progress"]
+    return checked

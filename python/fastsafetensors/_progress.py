@@ -6,10 +6,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-# (bytes done, total bytes, tensors done, total tensors)
-Progress = Callable[[int, int, int, int], object]
+from ._options import check_load_progress
+
+
+class Progress(Protocol):
+    """What a `progress` argument is: called while a load or save runs, and at its end.
+
+    Its arguments are bytes done, total bytes, tensors done and total tensors. An exception cancels
+    the load or save.
+    """
+
+    def __call__(
+        self, bytes_done: int, bytes_total: int, tensors_done: int, tensors_total: int, /
+    ) -> object:
+        """Receive the progress."""
+
 
 # Shorter loads show no bar.
 _DELAY_SECONDS = 1.0
@@ -103,9 +116,7 @@ def wait(loader: Any, file_count: int, progress: Progress | bool | None = None) 
     thread; False for nothing; True or None for a bar, if stderr is a terminal and tqdm is
     installed.
     """
-    if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(f"progress must be a callable, True or False, not "
-                        f"{type(progress).__name__}")
+    check_load_progress(progress)
     if callable(progress):
         loader.wait(progress)
     elif progress is False or not _on_terminal() or not enable_tqdm(True):

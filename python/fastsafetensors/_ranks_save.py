@@ -20,8 +20,9 @@ from ._agreement import Agreement
 from ._async_save import SaveHandle, ThreadSave
 from ._core import Writer
 from ._kept_copies import KeptCopies
+from ._options import check_location, check_switch
 from ._publish import SetTarget, publish_together
-from ._saving import manifest_options, refuse_address
+from ._saving import manifest_options, promise_word, refuse_address
 from ._torch_state import check_tensors, make_rows
 from ._types import Path
 from .v05.frameworks import get_framework_op
@@ -63,7 +64,7 @@ def save_on_ranks(
         metadata: of every file; {"format": "pt"} by default.
         durable: wait until files and folder are on the device.
         manifest: as in save_file, for the whole model; rank 0 reads all files for it.
-        timeout: seconds to wait for other ranks; None: the group's timeout.
+        timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
 
     Returns:
         The path of the index, or of the only file of a single process.
@@ -72,6 +73,7 @@ def save_on_ranks(
         ValueError: two ranks have the same name.
         RankError: an error on another rank.
         NotImplementedError: a URL (s3://...), which several ranks cannot save to.
+        TypeError: an argument of another type.
     """
     return _save(tensors, folder, group, metadata, durable=durable, manifest=manifest,
                  timeout=timeout)
@@ -89,8 +91,11 @@ def _save(
     failure: Exception | None = None,
 ) -> str:
     """Run save_on_ranks(); failure: an earlier error of this rank, which all ranks raise."""
+    check_location("folder", folder)
     refuse_address(folder)
+    promise = promise_word(durable)
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
+    pg.limit_waits()
     agreement = Agreement(pg)
     place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()
     name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
@@ -116,7 +121,7 @@ def _save(
             writers[rank] = Writer(
                 place / f"{name}.safetensors", rows,
                 {"format": "pt"} if metadata is None else metadata,
-                promise="durable" if durable else "quick", owners=owners, replace_link=True)
+                promise=promise, owners=owners, replace_link=True)
         except Exception as error:
             failure = error
         publish_together(pg, agreement, writers, made, failure)
@@ -163,7 +168,7 @@ def save_on_ranks_async(
         metadata: of every file; without it, {"format": "pt"}.
         durable: files and folder are on the device when the save has ended.
         manifest: as in save_file, of the set.
-        timeout: seconds to wait for other ranks, None: the group's own.
+        timeout: as in save_on_ranks.
 
     Returns:
         The handle. It can't be cancelled: the other ranks would wait. ``result`` is the path of the
@@ -172,8 +177,11 @@ def save_on_ranks_async(
     Raises:
         NotImplementedError: a URL.
         KeyboardInterrupt: Ctrl-C; the other ranks' saves fail at their time limit.
+        TypeError: an argument of another type.
     """
     global _copies
+    check_location("folder", folder)
+    check_switch("durable", durable)
     refuse_address(folder)
     if _copies is None:
         _copies = KeptCopies()

@@ -60,3 +60,12 @@ def shown_as(name: str, module: str | None = None) -> Callable[[_Class], _Class]
         return cls
 
     return rename
+
+
+def with_plain_hints(cls: _Class) -> _Class:
+    """Let help() show a NamedTuple's types without ForwardRef('...')."""
+    hints = {name: getattr(hint, "__forward_arg__", hint)
+             for name, hint in cls.__annotations__.items()}
+    maker: Any = cls.__new__
+    cls.__annotations__ = maker.__annotations__ = hints
+    return cls

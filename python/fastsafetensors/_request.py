@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterable
 
 from ._core import Model
 from ._errors import unknown_tensor
+from ._options import check_callable, name_list
 
 
 def choose_names(
-    model: Model, names: Iterable[str] | None, keep: Callable[[str], bool] | None
+    model: Model, names: Iterable[str] | None, keep: Callable[[str], bool] | None,
+    parameter: str = "names",
 ) -> list[str] | None:
     """Return the names to load, or None for all, without those that `keep` rejects.
 
-    An unknown name is a SafetensorError and a KeyError.
+    An unknown name is a SafetensorError and a KeyError. parameter: the name of `names` in errors.
     """
+    check_callable("filter", keep)
     if names is None and keep is None:
         return None
-    if isinstance(names, (str, bytes)):
-        raise TypeError(f"names must be a list of names, not {names!r}")
     known = model.names()
-    chosen = known if names is None else list(dict.fromkeys(names))
+    chosen = known if names is None else name_list(parameter, names)
     for name in chosen if names is not None else ():
         if model.find(name) < 0:
             raise unknown_tensor(name, f"File does not contain tensor {name}", known)

@@ -13,7 +13,7 @@ from . import _counters
 from ._core import Writer, log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
-from ._options import check_save_options
+from ._options import check_save_options, check_switch
 from ._types import Path
 
 
@@ -81,6 +81,12 @@ def refuse_address(path: Path) -> None:
         )
 
 
+def promise_word(durable: bool) -> str:
+    """The library's name of the option `durable`."""
+    check_switch("durable", durable)
+    return "durable" if durable else "quick"
+
+
 def compress_word(compress: bool | str) -> str:
     """The library's name of the option: "none", "float" (True) or "all"."""
     if isinstance(compress, bool):
@@ -122,7 +128,7 @@ def file_options(
     durable: bool, alignment: int, engine: str, compress: bool | str, manifest: bool | Path
 ) -> dict[str, Any]:
     """Options of save_rows() and start_rows() for the arguments that all save functions share."""
-    return {"promise": "durable" if durable else "quick", "alignment": alignment, "engine": engine,
+    return {"promise": promise_word(durable), "alignment": alignment, "engine": engine,
             "compress": compress_word(compress), **manifest_options(manifest)}
 
 

@@ -53,6 +53,8 @@ def _no_memory(name: str, tensor: Any) -> RuntimeError:
             "save `.full_tensor()`, or the whole state with "
             "fastsafetensors.checkpoint.FastSafetensorsWriter (torch.distributed.checkpoint)"
         )
+    elif kind == "FakeTensor":
+        advice = "it has a shape and no values: make or load the tensor outside of FakeTensorMode"
     elif type(tensor) in PLAIN:
         advice = "its memory was given back, or it exists inside a transformation only"
     else:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._dtypes import WORDS
@@ -49,6 +49,16 @@ def dtype_name(dtype: Any) -> str | None:
     if name is None:
         raise ValueError(f"the format has no dtype {dtype}")
     return name
+
+
+def check_nested(name: str, tensor: Any) -> None:
+    """Raise an error of the reference's class for a nested tensor (of parts of several shapes)."""
+    if tensor.is_nested:
+        kind = ValueError if tensor.layout is not _torch.strided else RuntimeError
+        raise kind(
+            f"`{name}` is a nested tensor, and the format has only tensors of one shape: save its "
+            "`.values()` and `.offsets()`, or `.to_padded_tensor(0.0)`."
+        )
 
 
 def check_dense(name: str, tensor: Any) -> None:
@@ -145,20 +155,26 @@ def make_rows(tensors: dict[str, Any], on_device: bool = False) -> tuple[list[An
     return rows, owners
 
 
+def check_kinds(tensors: Any) -> None:
+    """Raise the reference's error for a value other than a mapping of names to tensors."""
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, _torch.Tensor):
+            raise ValueError(
+                f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"
+            )
+        check_nested(name, tensor)
+
+
 def check_tensors(tensors: Any, metadata: Any) -> None:
     """Raise the reference's error for a dict that cannot be saved."""
     from ._saving import check_names
 
     if not isinstance(tensors, dict):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-    sparse = []
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, _torch.Tensor):
-            raise ValueError(
-                f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"
-            )
-        if tensor.layout is not _torch.strided:
-            sparse.append(name)
+    check_kinds(tensors)
+    sparse = [name for name, tensor in tensors.items() if tensor.layout is not _torch.strided]
     check_names(tensors, metadata)
     tensors = settled(tensors)
     if sparse:

@@ -7,7 +7,7 @@ import contextlib
 from functools import cache
 from typing import Any
 
-from ._core import DTYPES, Tensor, dlpack_at, dlpack_probe
+from ._core import DTYPES, Model, Tensor, dlpack_at, dlpack_probe
 from ._dtypes import check_dtype, converted_dtype
 from ._gpu import load_options
 from ._request import choose_names
@@ -143,18 +143,24 @@ def load_meta(
 ) -> dict[str, Any]:
     """Tensors on the meta device as a load would return them; only headers are read."""
     with contextlib.closing(open_files(filename, verify)) as model:
-        chosen = choose_names(model, names, keep)
-        result = {}
-        for name in model.names() if chosen is None else chosen:
-            own, shape, size, *_ = model.info(model.find(name))
-            check_dtype([(name, own)], dtype)
-            made = converted_dtype(own, dtype)
-            known = torch_dtype(made)
-            result[name] = _torch.empty(
-                (size,) if known is None else torch_shape(made, shape),
-                dtype=known or _torch.uint8, device="meta",
-            )
-        return result
+        return meta_tensors(model, choose_names(model, names, keep), dtype)
+
+
+def meta_tensors(
+    model: Model, names: list[str] | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Tensors of an open model, all or by name, on the meta device."""
+    result = {}
+    for name in model.names() if names is None else names:
+        own, shape, size, *_ = model.info(model.find(name))
+        check_dtype([(name, own)], dtype)
+        made = converted_dtype(own, dtype)
+        known = torch_dtype(made)
+        result[name] = _torch.empty(
+            (size,) if known is None else torch_shape(made, shape),
+            dtype=known or _torch.uint8, device="meta",
+        )
+    return result
 
 
 def make_item(loader: Any, index: int) -> Any:

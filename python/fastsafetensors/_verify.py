@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ._core import Model
 from ._log import follow_logging
+from ._options import check_location, check_switch, is_bool
 from ._types import Path, Paths
 
 if TYPE_CHECKING:
     from ._digests import Problem
-
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,11 @@ def verifying(verify: Verify = True) -> Iterator[None]:
         SafetensorError: from functions in the context: bytes that differ (the tag is
             DigestMismatch), or a damaged manifest.
         FileNotFoundError: from opening in the context: no manifest.
+        TypeError: an argument of another type.
     """
     if verify is None:
         raise TypeError("verifying() needs True, False, a path or SignedBy(), not None")
-    context = (object(), threading.get_ident(), verify)
+    context = (object(), threading.get_ident(), _check_verify(verify))
     _contexts.append(context)
     try:
         yield
@@ -99,10 +100,22 @@ def verifying(verify: Verify = True) -> Iterator[None]:
         _contexts.remove(context)
 
 
+def _check_verify(verify: Any) -> Verify:
+    """Return a verify= argument. TypeError or ValueError for a value that it can't have."""
+    if isinstance(verify, SignedBy):
+        return verify
+    if is_bool(verify):
+        return bool(verify)
+    if not isinstance(verify, (str, bytes, os.PathLike)) or verify in ("", b""):
+        kind = ValueError if verify in ("", b"") else TypeError
+        raise kind(f"verify must be True, False, a path or SignedBy(), not {verify!r}")
+    return verify
+
+
 def chosen(verify: Verify | None) -> Verify:
     """Resolve a verify= argument; None means the current verifying() context."""
     if verify is not None:
-        return verify
+        return _check_verify(verify)
     if not _contexts:
         return False
     own = [said for _, thread, said in _contexts if thread == threading.get_ident()]
@@ -156,10 +169,13 @@ def write_manifest(
         ValueError: an unknown algorithm, or the name of one as `target`.
         SafetensorError: an invalid file, or a missing library.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
     from ._command import ask_command
     from ._digests import _plain_path
 
+    check_location("filename", filename)
+    check_switch("tensors", tensors)
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
                          f"{', '.join(_ALGORITHMS)}")
@@ -189,10 +205,12 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
     Raises:
         SafetensorError: a missing library.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
     from ._command import ask_command
     from ._digests import _plain_path
 
+    check_location("filename", filename)
     more: list[Any] = [] if target is None else ["--output", _plain_path(target)]
     row = ask_command("hash", "--json", "--no-progress", "--sums", *more, "--",
                       _plain_path(filename))
@@ -217,10 +235,13 @@ def sign_folder(
     Raises:
         SafetensorError: an invalid key or bundle, or a missing library.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
     from ._command import ask_command
     from ._digests import _plain_path
 
+    check_location("folder", folder)
+    check_location("key", key)
     more: list[Any] = []
     for option, value in (("--output", bundle), ("--keep", keep)):
         if value is not None:
@@ -243,10 +264,12 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
     Raises:
         SafetensorError: a damaged manifest.
         OSError: no manifest, or a failed system call.
+        TypeError: an argument of another type.
     """
     from ._command import ask_command
     from ._digests import Problem, _plain_path
 
+    check_location("filename", filename)
     chosen = b"--manifest" if manifest is None else b"--manifest=" + _plain_path(manifest)
     answer = ask_command("verify", "--json", "--no-progress", chosen, "--",
                          _plain_path(filename), good=(0, 1, 2))

@@ -51,9 +51,10 @@ from ._consolidate import consolidate
 from ._core import Model, Writer, assign_shards
 from ._kept_copies import CopyStore
 from ._load import OpenLoad
-from ._options import check_count
+from ._open import check_path
+from ._options import check_count, check_location
 from ._representation import format_paths
-from ._saving import manifest_options, parse_size, refuse_address
+from ._saving import manifest_options, parse_size, promise_word, refuse_address
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
@@ -103,6 +104,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 0) -> None:
         """Store the path. threads: of a load; 0: one per CPU that the process may use."""
+        check_path(path, "path")
         self._path: Any = path
         self._threads = check_count("threads", threads)
         self._load_id: str | None = None
@@ -273,11 +275,12 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
             manifest: as in fastsafetensors.torch.save_file; the coordinator reads the files for it.
         """
         super().__init__()
+        check_location("path", path)
         refuse_address(path)
         self._path = pathlib.Path(path)
         self._limit = parse_size("max_shard_size", max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
-        self._promise = "durable" if durable else "quick"
+        self._promise = promise_word(durable)
         self._manifest = manifest_options(manifest)
         self._save = _Save()
         self._copies = CopyStore()

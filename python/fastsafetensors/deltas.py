@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import _core
 from ._delta_patches import Patch, PatchMaker, make_ahead
-from ._options import check_count
+from ._options import check_count, check_location, check_switch, check_switches, check_timeout
+from ._representation import with_plain_hints
 from ._types import Path
 
 __all__ = [
@@ -41,6 +42,7 @@ _PULL_SECONDS, _PULL_STEP_SECONDS = 600.0, 0.1
 _PULL_VERSIONS = 16
 
 
+@with_plain_hints
 class VersionNote(NamedTuple):
     """Which version a checkpoint folder has."""
 
@@ -50,8 +52,16 @@ class VersionNote(NamedTuple):
     """An application was killed: its files are of two versions until recover() or apply()."""
 
 
-def _encode(path: Path) -> bytes:
+def _encode(parameter: str, path: Path) -> bytes:
+    check_location(parameter, path)
     return os.fsencode(path)
+
+
+def _check_versions(**versions: Any) -> None:
+    """TypeError for a version that is not text; None is allowed."""
+    for name, version in versions.items():
+        if not isinstance(version, (str, type(None))):
+            raise TypeError(f"{name} must be a str such as '000007', not {version!r}")
 
 
 class Delta:
@@ -64,13 +74,14 @@ class Delta:
         SafetensorError: a file is not what it should be; `tag` "VersionMismatch" where versions do
             not follow each other.
         OSError: a file can't be read.
+        TypeError: an argument of another type.
     """
 
     def __init__(self, *folders: Path) -> None:
         """Open the version folders, oldest first. URLs are accepted as everywhere."""
         if not folders:
             raise ValueError("no delta folder is given")
-        self._delta = _core.delta_open(tuple(_encode(folder) for folder in folders))
+        self._delta = _core.delta_open(tuple(_encode("folder", folder) for folder in folders))
         self.info: dict[str, Any] = _core.delta_info(self._delta)
 
     @property
@@ -92,9 +103,12 @@ class Delta:
         version: str | None = None, threads: int = 0, durable: bool = False,
     ) -> dict[str, Any]:
         """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
+        check_switches(durable=durable, check_first=check_first, new_files=new_files)
+        _check_versions(version=version)
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
         return _core.delta_apply(
-            self._delta, _encode(checkpoint), flags, check_count("threads", threads), version)
+            self._delta, _encode("checkpoint", checkpoint), flags,
+            check_count("threads", threads), version)
 
     def verify(
         self, checkpoint: Path, *, version: str | None = None, threads: int = 0
@@ -103,8 +117,10 @@ class Delta:
 
         The folder is locked meanwhile, so .weight_sync/lock is made where it is missing.
         """
+        _check_versions(version=version)
         return _core.delta_apply(
-            self._delta, _encode(checkpoint), _CHECK_ONLY, check_count("threads", threads), version)
+            self._delta, _encode("checkpoint", checkpoint), _CHECK_ONLY,
+            check_count("threads", threads), version)
 
     def prepare(
         self, tensors: Any, *, version: str | None = None, threads: int = 0
@@ -141,6 +157,7 @@ class Delta:
         nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype, becomes
             dense: vLLM marks unchanged elements by NaN.
         """
+        check_switches(dense=dense, nan_is_dense=nan_is_dense)
         if framework not in ("torch", "numpy"):
             raise ValueError(f"framework must be 'torch' or 'numpy', not {framework!r}")
         if indices not in ("int32", "int64"):
@@ -266,38 +283,51 @@ def make(
     encoding: str = "xor", checksum: str = "adler32", dialect: str = "sglang", level: int = 1,
     threads: int = 0, durable: bool = True,
 ) -> dict[str, Any]:
-    """Make a delta version in `folder` from the checkpoint `old` to the state `new`.
+    """Write the difference between the checkpoint `old` and the state `new` to a folder.
 
-    Old and new must have the same tensors with the same sizes; unchanged tensors are left out.
-    Memory stays below 64 MiB at level 1 (higher levels need more): tensors are compared block by
-    block, and each thread writes one shard. The index is written last, so readers see a complete
-    version or none. `folder` must hold no other model's files.
+    Both must have the same tensors with the same sizes; unchanged tensors are left out. Tensors are
+    compared block by block, and each thread writes one shard, so that memory stays below 64 MiB at
+    level 1 (higher levels need more). The index is written last: readers see a complete version or
+    none.
 
-    new: a checkpoint's path, or a mapping of names to torch tensors or numpy arrays. Tensors on a
-        device, or not contiguous, are copied first.
-    encoding: "xor", or "overwrite" (positions and new bytes; not for tensors of 4 GiB or more).
-    checksum: "adler32", "xxh3-128" or "blake3". dialect: "sglang" (also slime and miles: decimal
-    versions, `version` = `base_version` + 1), or "modelexpress" (xor and adler32 only).
-    level: of zstd, 1 to 19. durable: files are on the device when this returns.
+    Args:
+        old: the path of the checkpoint that the delta will be applied to.
+        new: the path of the changed checkpoint, or a mapping of names to torch tensors or numpy
+            arrays. Tensors on a device, or not contiguous, are copied first.
+        folder: where the delta is written. Created if missing; files of another model in it are an
+            error.
+        version: the name of the new state.
+        base_version: the name of the state of `old`.
+        encoding: "xor", or "overwrite" (positions and new bytes; not for tensors of 4 GiB or more).
+        checksum: "adler32", "xxh3-128" or "blake3".
+        dialect: "sglang", also for slime and miles: versions are decimal numbers, and `version` is
+            `base_version` + 1. "modelexpress": only with xor and adler32.
+        level: of the zstd compression, 1 to 19.
+        threads: that compare and compress; 0: one per CPU that the process may use.
+        durable: files are on the device when this returns.
 
-    Returns a dict of statistics.
+    Returns:
+        A dict of statistics.
 
     Raises:
-        SafetensorError: a file or a tensor is not what it should be.
-        ValueError: an argument is wrong, or `folder` holds a version already.
+        SafetensorError: an invalid file, or a tensor whose size or dtype changed.
+        TypeError: an argument of another type.
+        ValueError: an invalid argument, or a folder that already holds a version.
     """
     check_count("level", level, 1, 19)
+    check_switch("durable", durable)
+    _check_versions(version=version, base_version=base_version)
     kept: list[Any] = []
     source: Any
     if isinstance(new, (str, bytes, PathLike)):
-        source = _encode(new)
+        source = _encode("new", new)
     else:
         _check_kinds(old, new)
         source, kept = _memory_rows(new)
     try:
-        return _core.delta_make(_encode(old), _encode(folder), source, version, base_version,
-                                encoding, checksum, dialect, level, check_count("threads", threads),
-                                durable)
+        return _core.delta_make(_encode("old", old), _encode("folder", folder), source, version,
+                                base_version, encoding, checksum, dialect, level,
+                                check_count("threads", threads), durable)
     finally:
         del kept
 
@@ -344,11 +374,13 @@ def convert(
         are those of make().
     """
     check_count("level", level, 1, 19)
+    check_switch("durable", durable)
+    _check_versions(version=version, base_version=base_version)
     opened = delta if isinstance(delta, Delta) else Delta(delta)
     return _core.delta_make(
-        _encode(checkpoint), _encode(folder), opened._delta, version or opened.version,
-        base_version or opened.base_version, encoding, checksum, dialect, level,
-        check_count("threads", threads), durable)
+        _encode("checkpoint", checkpoint), _encode("folder", folder), opened._delta,
+        version or opened.version, base_version or opened.base_version, encoding, checksum,
+        dialect, level, check_count("threads", threads), durable)
 
 
 def apply(
@@ -373,7 +405,10 @@ def apply(
         SafetensorError: `tag` "VersionMismatch" for a wrong base, a gap or an older version,
             "DigestMismatch", "CorruptData" and others.
         OSError: a file can't be read or written.
+        TypeError: an argument of another type.
     """
+    check_location("checkpoint", checkpoint)
+    check_switches(durable=durable, check_first=check_first, new_files=new_files)
     return Delta(*folders).apply(
         checkpoint, version=version, durable=durable, check_first=check_first,
         new_files=new_files, threads=threads)
@@ -392,14 +427,15 @@ def recover(
     roll_back: go back to the old version. Of apply(new_files=True) there is nothing to undo: either
     no file was replaced yet, or the renames are finished. durable: as of apply().
     """
+    check_switches(roll_back=roll_back, durable=durable)
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
     count = check_count("threads", threads)
-    return _core.delta_apply(None, _encode(checkpoint), flags, count, None)
+    return _core.delta_apply(None, _encode("checkpoint", checkpoint), flags, count, None)
 
 
 def version_of(checkpoint: Path) -> VersionNote:
     """Read which version a checkpoint folder has."""
-    version, interrupted = _core.delta_version(_encode(checkpoint))
+    version, interrupted = _core.delta_version(_encode("checkpoint", checkpoint))
     return VersionNote(version or None, interrupted)
 
 
@@ -433,6 +469,7 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
     Raises:
         SafetensorError: `tag` "VersionMismatch" where nothing follows although `source` has a
             later decimal version, so one in between is missing.
+        TypeError: an argument of another type.
     """
     versions = _read_versions(source)
     note = version_of(checkpoint)
@@ -477,8 +514,10 @@ def pull(
     Raises:
         TimeoutError: another process still holds the lock.
         The errors of apply().
+        TypeError: an argument of another type.
     """
-    end = time.monotonic() + timeout
+    limit = check_timeout(timeout)
+    end = math.inf if limit is None else time.monotonic() + limit
     finished: dict[str, Any] | None = None
     while True:
         chain: list[str] | None = None
@@ -516,6 +555,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
     Raises:
         OSError: the folder does not exist, or the lock can't be opened.
         RuntimeError: an application was interrupted, so the files are of two versions.
+        TypeError: an argument of another type.
     """
     import fcntl
 

@@ -342,6 +342,7 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     pg = get_framework_op("pytorch").get_process_group(group, timeout)
+    pg.limit_waits()
     agreement = Agreement(pg)
     model = None
     try:
@@ -388,7 +389,7 @@ def load_sharded(
         group: a torch.distributed group; None: a single process.
         device: of the parts.
         strategy: "auto", "slice", "broadcast" or "scatter".
-        timeout: seconds to wait for other ranks; None: the group's timeout.
+        timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
 
     Returns:
         {name: tensor}, with statistics in `.stats`.
@@ -396,6 +397,7 @@ def load_sharded(
     Raises:
         KeyError: a name that the model lacks.
         RankError: another rank failed, requested something else or has other files.
+        TypeError: an argument of another type.
     """
 
     def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
@@ -443,7 +445,7 @@ def load_model_sharded(
             and buffers without a pattern, are replicated.
         filename: the source of a module's tensors.
         strategy: "auto", "slice", "broadcast" or "scatter".
-        timeout: seconds to wait for other ranks; None: the group's timeout.
+        timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
 
     Returns:
         {name: DTensor}.
@@ -452,6 +454,7 @@ def load_model_sharded(
         KeyError: names that the files lack.
         RuntimeError: shapes that differ from the module's.
         RankError: another rank failed, requested something else or has other files.
+        TypeError: an argument of another type.
     """
     from torch.distributed.tensor import DTensor
 

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
-from ._options import check_count
+from ._open import check_device, check_path, is_meta
+from ._options import check_count, check_location, name_list
 from ._progress import Progress
 from ._saving import (
     check_names,
     compress_word,
     manifest_options,
     parse_size,
+    promise_word,
     save_rows,
     ties_of,
     with_ties,
@@ -70,8 +72,9 @@ def load_safetensors(
 
     Args:
         path: a file, an index or a folder.
-        num_threads: maximum number of threads; small loads use fewer.
-        device: of the tensors.
+        num_threads: maximum number of threads; small loads use fewer. 0: one per CPU that the
+            process may use, at most 16.
+        device: of the tensors, as in fastsafetensors.torch.load_file.
 
     Returns:
         {name: tensor} in file order.
@@ -79,10 +82,13 @@ def load_safetensors(
     Raises:
         SafetensorError: an invalid file.
         FileNotFoundError: a missing one.
+        TypeError: an argument of another type.
     """
     from .torch import load_file
 
-    check_count("num_threads", num_threads, 1)
+    check_count("num_threads", num_threads)
+    if is_meta(device):
+        return load_file(path, "meta")
     return load_file(path, device, mode="load", threads=num_threads)
 
 
@@ -98,6 +104,7 @@ def save_safetensors(
     """
     from .torch import save_file
 
+    check_location("path", path)
     save_file(state_dict, path, {"format": "pt"} if metadata is None else metadata)
 
 
@@ -109,23 +116,29 @@ def load_safetensors_mmap(
     Args:
         path: a file, an index or a folder.
         keys: names; None means all, [] none.
-        device: of the tensors.
+        device: of the tensors, as in fastsafetensors.torch.load_file.
 
     Returns:
         {name: tensor} in the order of the keys.
 
     Raises:
         KeyError: a name that the file lacks.
+        TypeError: an argument of another type.
     """
     from ._gpu import load_options
-    from ._torch_tensors import export
+    from ._torch_tensors import export, meta_tensors
 
+    check_path(path)
+    names = None if keys is None else name_list("keys", keys)
     with contextlib.closing(open_files(path)) as model:
-        for name in keys or ():
+        for name in names or ():
             if model.find(name) < 0:
                 raise KeyError(f"{name!r} is not in {os.fsdecode(path)}")
+        if is_meta(device):
+            return meta_tensors(model, names)
+        device = check_device(device)
         options = {"mode": "map", "order": "request", **load_options(device)}
-        return load_from(model, lambda loader: export(loader, device), keys, **options)
+        return load_from(model, lambda loader: export(loader, device), names, **options)
 
 
 # ---- sharded models ----
@@ -150,10 +163,12 @@ def _storage_groups(tensors: dict[str, Any]) -> list[int]:
 
 
 def _stem_of(pattern: str) -> str:
-    """The file name stem before the number; ValueError for an invalid pattern."""
-    stem, found, ending = pattern.partition("{suffix}")
+    """The file name stem before the number; an error for an invalid filename_pattern."""
+    text = pattern if isinstance(pattern, str) else ""
+    stem, found, ending = text.partition("{suffix}")
     if not found or ending != ".safetensors" or not stem or "/" in stem or stem.startswith("."):
-        raise ValueError(f"a pattern must be NAME{{suffix}}.safetensors, not {pattern!r}")
+        kind = ValueError if isinstance(pattern, str) else TypeError
+        raise kind(f"filename_pattern must be 'NAME{{suffix}}.safetensors', not {pattern!r}")
     return stem
 
 
@@ -198,13 +213,15 @@ def save_safetensors_sharded(
     Raises:
         ValueError: an invalid size or pattern, or an error of save_file.
         SafetensorError: a failed system call; also the matching OSError subclass.
+        TypeError: an argument of another type.
     """
+    check_location("output_dir", output_dir)
     rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     paths, _ = save_rows(
         output_dir,
         rows,
         with_ties({"format": "pt"} if metadata is None else metadata, tied),
-        promise="durable" if durable else "quick",
+        promise=promise_word(durable),
         threads=threads,
         progress=progress,
         compress=compress_word(compress),
@@ -222,10 +239,11 @@ def _plan_shards(
 ) -> tuple[list[Any], dict[str, Any], dict[str, str]]:
     """The rows of a sharded save, the writer's options, and {left out: kept} of tied tensors."""
     from ._tensor_memory import find_same, settled
-    from ._torch_state import make_rows
+    from ._torch_state import check_kinds, make_rows
 
     limit = parse_size("max_shard_size", max_shard_size)
     stem = _stem_of(filename_pattern)
+    check_kinds(state_dict)
     check_names(state_dict, metadata)
     state_dict = settled(state_dict)
     tied = find_same(state_dict)
@@ -284,11 +302,15 @@ def save_safetensors_sharded_async(
 
     Raises:
         ValueError: an invalid size or pattern, and tensors that save_file can't save.
+        TypeError: an argument of another type.
     """
     from ._async_save import Staging, start_rows
     from ._tensor_memory import watch_changes
+    from ._torch_state import check_kinds
 
     how = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+    check_location("output_dir", output_dir)
+    check_kinds(state_dict)
     is_unchanged = None if how.stage == "copy" else watch_changes(state_dict)
     rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     return start_rows(
@@ -297,7 +319,7 @@ def save_safetensors_sharded_async(
         with_ties({"format": "pt"} if metadata is None else metadata, tied),
         how,
         is_unchanged,
-        promise="durable" if durable else "quick",
+        promise=promise_word(durable),
         threads=threads,
         compress=compress_word(compress),
         **options,
@@ -319,6 +341,9 @@ def _variant_of(folder: Path, variant: str | None) -> Any:
     """
     if variant is None:
         return folder
+    if not isinstance(variant, str):
+        raise TypeError(f"variant must be a str or None, not {variant!r}")
+    check_location("model_dir", folder)
     here = _Path(os.fsdecode(folder))
     indexes = sorted(here.glob(f"*.safetensors.index.{variant}.json"))
     indexes += sorted(here.glob(f"*.{variant}.safetensors.index.json"))
@@ -348,12 +373,20 @@ def load_safetensors_sharded(
     Raises:
         SafetensorError: an invalid file, or one that lacks a tensor (named).
         FileNotFoundError: an empty folder, or a missing shard.
+        TypeError: an argument of another type.
     """
     from ._gpu import load_options
-    from ._torch_tensors import export
+    from ._torch_tensors import export, meta_tensors
 
-    options = {"mode": "load", **load_options(device)}
-    with contextlib.closing(open_files(_variant_of(model_dir, variant))) as model:
+    files = _variant_of(model_dir, variant)
+    check_path(files)
+    with contextlib.closing(open_files(files)) as model:
+        if is_meta(device):
+            tensors = meta_tensors(model)
+            _add_tied(model, tensors)
+            return tensors
+        device = check_device(device)
+        options = {"mode": "load", **load_options(device)}
         tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
         _add_tied(model, tensors)
         return tensors
@@ -372,7 +405,9 @@ class _Flattener:
     def _name(self, tensor: Any, place: str) -> str:
         """Return the tensor's name, which is the same for identical tensors."""
         from ._tensor_memory import extent_of
+        from ._torch_state import check_nested
 
+        check_nested(place or "embeddings", tensor)
         layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device),
                   tensor.is_conj(), tensor.is_neg())
         key = (extent_of(tensor) or id(tensor), layout)
@@ -442,6 +477,7 @@ def save_embeddings_safetensors(embeddings: Any, path: Path) -> None:
     from ._tensor_memory import find_shared, settled
     from ._torch_state import make_rows
 
+    check_location("path", path)
     flattener = _Flattener()
     structure = json.dumps(flattener.describe(embeddings, ""))
     tensors = settled(flattener.tensors)
@@ -502,18 +538,26 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
 
     Raises:
         SafetensorError: an invalid file, or a structure that does not match it.
+        TypeError: an argument of another type.
     """
     from ._gpu import load_options
-    from ._torch_tensors import export
+    from ._torch_tensors import export, meta_tensors
 
+    check_location("path", path)
+    to_meta = is_meta(device)
+    device = "meta" if to_meta else check_device(device)
     older = _Path(os.fsdecode(path)).with_suffix(".pt")
     if not os.path.exists(path) and older.exists():
         import torch
 
         return torch.load(older, map_location=device, weights_only=True)
-    options = {"mode": "load", **load_options(device)}
     with contextlib.closing(open_files(path)) as model:
-        tensors = load_from(model, lambda loader: export(loader, device), progress=None, **options)
+        if to_meta:
+            tensors = meta_tensors(model)
+        else:
+            options = {"mode": "load", **load_options(device)}
+            tensors = load_from(
+                model, lambda loader: export(loader, device), progress=None, **options)
         structure = (model.metadata(0) or {}).get(_STRUCTURE_KEY)
     if structure is None:
         return tensors

@@ -28,7 +28,7 @@ from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy_tensor import LazyTensor, make_lazy
 from ._load import close_load, open_load
 from ._open import _absolute, check_device, check_path
-from ._options import check_load_options
+from ._options import check_callable, check_load_options, check_switch
 from ._representation import format_contents, format_paths
 from ._request import choose_names
 from ._saving import parse_limit
@@ -44,8 +44,9 @@ class LazyModel:
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        device: of the tensors that are read: "cpu" or a GPU.
-        mode: as in load_file.
+        device: of the tensors that are read: "cpu" or a GPU. "meta" is refused, because nothing
+            would be read.
+        mode: as in load_file; None: "auto".
         threads: of a load; 0: one per CPU that the process may use, at most 16.
         cache: "keep", "bypass" or "auto", as in load_file.
         gds: GPUDirect Storage: "auto", "off" or "strict".
@@ -59,6 +60,7 @@ class LazyModel:
 
     Raises:
         SafetensorError: an invalid file, or an unknown name (also a KeyError). Also raised on use.
+        TypeError, ValueError: an argument of another type, or an invalid one.
         OSError: the matching subclass, if a system call fails.
     """
 
@@ -72,7 +74,7 @@ class LazyModel:
         expects: Callable[[str], bool] | None = None,
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
-        mode: str = "auto",
+        mode: str | None = None,
         memory: int | str = MEMORY_LIMIT_BYTES,
         cache: str = "auto",
         gds: str = "auto",
@@ -81,6 +83,11 @@ class LazyModel:
     ) -> None:
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
+        check_switch("ahead", ahead)
+        check_callable("expects", expects)
+        if habits is not None and not isinstance(habits, dict):
+            raise TypeError(f"habits must be a dict, not {habits!r}")
+        mode = "auto" if mode is None else mode
         check_load_options({"mode": mode, "threads": threads, "cache": cache})
         limit = parse_limit("memory", memory)
         device = check_device(device)

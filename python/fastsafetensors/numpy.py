@@ -13,6 +13,7 @@ from ._dtypes import WORDS, dtype_word
 from ._load import load_bytes, load_paths
 from ._numpy_installed import numpy as _np
 from ._open import check_backend, check_path
+from ._options import check_location
 from ._progress import Progress
 from ._saving import check_names, file_options, save_rows
 from ._stream import TensorStream
@@ -158,6 +159,7 @@ def load_file(
         SafetensorError: an invalid file, or an unknown name (also a KeyError).
         OSError: the matching subclass, if a system call fails.
         ImportError: for bfloat16 and 8-bit floats, without the ml_dtypes package.
+        TypeError: an argument of another type.
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
@@ -207,6 +209,7 @@ def open_stream(
         SafetensorError: as load_file(). For damaged bytes it is raised by the iteration.
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
         OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
     """
     return TensorStream(
         filename, wrap, memory=memory, names=names, filter=filter, verify=verify, engine=engine,
@@ -224,6 +227,7 @@ def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:
 
     Raises:
         SafetensorError: bytes that are not a valid file.
+        TypeError: an argument of another type.
     """
     return load_bytes(data, export)
 
@@ -295,6 +299,7 @@ def save_file(
         SafetensorError: unsupported dtypes, or a failed system call (also an OSError).
         TypeError: names or metadata that are not text, or values that are not arrays.
     """
+    check_location("filename", filename)
     rows, owners = _make_rows(tensor_dict, metadata)
     save_rows(filename, rows, metadata, progress=progress, owners=owners,
               **file_options(durable, alignment, engine, compress, manifest))
@@ -347,6 +352,7 @@ def save_file_async(
         TypeError: names or metadata that are not text, and values that are not arrays.
     """
     options = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+    check_location("filename", filename)
     if options.stage == "lazy":
         raise ValueError('arrays have no version counters, so changes during a save would go '
                          'unnoticed: use stage="copy"')
@@ -369,6 +375,7 @@ def save(
 
     Raises:
         SafetensorError: unsupported dtypes.
+        TypeError: an argument of another type.
     """
     rows, owners = _make_rows(tensor_dict, metadata)
     result = serialize(None, rows, metadata)

@@ -12,15 +12,22 @@ from ._core import serialize
 from ._dtypes import dtype_word
 from ._gpu import check_present, is_gpu, load_options, report_gds
 from ._load import load_bytes, load_from
-from ._module_weights import ModuleLoad
-from ._open import check_backend, check_device, check_path
-from ._options import check_load_options
+from ._module_weights import ModuleLoad, check_module
+from ._open import check_backend, check_device, check_path, is_meta
+from ._options import (
+    check_load_options,
+    check_load_progress,
+    check_location,
+    check_switch,
+    check_switches,
+    check_word,
+)
 from ._progress import Progress
 from ._request import choose_names
-from ._saving import file_options, save_rows
+from ._saving import check_names, file_options, save_rows
 from ._stream import TensorStream
 from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
-from ._torch_state import check_tensors, make_rows, plain
+from ._torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
 from ._torch_tensors import PackedTensor, export, load_meta, wrap
 from ._types import Path, Paths
 from ._verify import Verify, open_files
@@ -44,10 +51,29 @@ __all__ = [
     "storage_size",
 ]
 
+def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> None:
+    """TypeError or ValueError for an option of load_file() that is wrong or has no effect."""
+    check_load_options({name: value for name, value in options.items() if name != "backend"})
+    check_load_progress(progress)
+    check_switch("pin_memory", options["pin_memory"])
+    check_word("allocator", options["allocator"], ("own", "torch"))
+    if options["pin_memory"] and options["mode"] == "map":
+        raise ValueError('mode="map" returns views of the file, which pin_memory cannot pin: use '
+                         'mode="load"')
+    if not is_meta:
+        return
+    usual = {"mode": "auto", "backend": "mmap", "cache": "auto", "engine": "auto", "threads": 0,
+             "gds": "auto", "allocator": "torch", "pin_memory": False}
+    set_here = [name for name, value in usual.items() if options[name] != value]
+    if progress:
+        set_here.append("progress")
+    if set_here:
+        name = "backend" if options["backend"] != "mmap" else set_here[0]
+        raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
+
+
 def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str, Any]:
     """Options of Model.load() for the tensors' device."""
-    if allocator not in ("own", "torch"):
-        raise ValueError(f'allocator must be "own" or "torch", not {allocator!r}')
     if allocator == "own" and not is_gpu(device):
         raise ValueError(f'allocator="own" needs a GPU, and device is {str(device)!r}')
     if pin_memory and is_gpu(device):
@@ -84,9 +110,9 @@ def load_file(
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        device: of the tensors, in torch's form; "meta": shapes and dtypes only. Loads to GPUs
-            ("cuda", "cuda:1", 1) use the library's own pipeline, and the tensors can be used on any
-            stream at once.
+        device: of the tensors, in torch's form. Loads to GPUs ("cuda", "cuda:1", 1) use the
+            library's own pipeline, and the tensors can be used on any stream at once. "meta":
+            shapes and dtypes only, from the headers; options of reads are then refused.
         names: the tensors to load; nothing else is read. Neighbouring tensors share memory: keeping
             one alive keeps up to 64 MiB (for views the mapping, whose pages the system can reclaim;
             on a GPU the whole file), so select tensors instead of dropping others.
@@ -99,8 +125,8 @@ def load_file(
         mode: "load" reads into owned memory; "map" returns views of the file (writes are private);
             "auto" returns views if the request allows it, and loads otherwise.
         allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
-            it.
-        pin_memory: CPU tensors are in pinned (page-locked) memory.
+            it. "own" is refused for the CPU.
+        pin_memory: CPU tensors are in pinned (page-locked) memory. Refused with mode="map".
         cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
             or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
             and 128 MiB for parts of models, the cache is bypassed).
@@ -121,18 +147,18 @@ def load_file(
         {name: tensor} in file order. Tensors are writable and stay valid independently.
 
     Raises:
-        SafetensorError: an invalid file, or an unknown name (also a KeyError).
-        ValueError: an invalid dtype, or an unsupported conversion.
+        SafetensorError: an invalid file, an invalid device, or an unknown name (also a KeyError).
+        TypeError: an argument of another type.
+        ValueError: an invalid dtype, an unsupported conversion, or an option without effect.
         OSError: the matching subclass, if a system call fails.
         MemoryError: not enough memory on the CPU or GPU.
     """
     check_path(filename)
     chosen = check_backend(backend) if mode is None else mode
-    check_load_options({"mode": chosen, "cache": cache, "engine": engine, "threads": threads})
-    if str(device) == "meta":
-        if gds != "auto" or pin_memory:
-            name = "gds" if gds != "auto" else "pin_memory"
-            raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
+    _check_options({"mode": chosen, "backend": backend, "cache": cache, "engine": engine,
+                    "threads": threads, "gds": gds, "allocator": allocator,
+                    "pin_memory": pin_memory}, progress, is_meta(device))
+    if is_meta(device):
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
@@ -173,7 +199,7 @@ def open_stream(
 
     Args:
         filename: a file, an index, a folder, or a list of files (names must then be unique).
-        device: of the tensors, in torch's form.
+        device: of the tensors, in torch's form; "meta" is refused, because nothing would be read.
         names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
         dtype: convert to this dtype while loading, as in load_file().
@@ -191,6 +217,7 @@ def open_stream(
     Raises:
         SafetensorError: an invalid file, an unknown name (also a KeyError). Damaged bytes
             raise it from the iteration.
+        TypeError: an argument of another type.
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
         OSError: the matching subclass, if a system call fails.
     """
@@ -215,6 +242,7 @@ def load(data: Any) -> dict[str, Tensor]:
 
     Raises:
         SafetensorError: bytes that are not a valid file.
+        TypeError: an argument of another type.
     """
     return load_bytes(data, export)
 
@@ -242,7 +270,7 @@ def load_model(
         filename: a file, an index, a folder, or a list of files.
         strict: a missing or unexpected name is a RuntimeError with torch's message. Names whose
             bytes belong to tensors in the file are not missing.
-        device: of assigned tensors.
+        device: of assigned tensors; "meta" is refused, because nothing would be read.
         changed: names in the file; only these are read and written. changed_tensors() finds them by
             digests. A load that fails leaves what it has written; names, shapes and sizes are
             checked before.
@@ -263,10 +291,13 @@ def load_model(
     Raises:
         RuntimeError: names, if strict; a different shape; a model on the meta device without
             assign.
+        TypeError: a model that is no torch module, or another argument of the wrong type.
         SafetensorError: an invalid file.
         OSError: the matching subclass, if a system call fails.
     """
     check_path(filename)
+    check_switches(strict=strict, assign=assign)
+    check_module(model)
     views = check_backend(backend) if mode is None else mode
     check_load_options({"mode": views, "threads": threads})
     device = check_device(device)
@@ -320,6 +351,7 @@ def save_file(
         TypeError: names or metadata that are not text.
         SafetensorError: a failed system call; also the matching OSError subclass.
     """
+    check_location("filename", filename)
     check_tensors(tensors, metadata)
     rows, owners = make_rows(tensors, on_device=True)
     save_rows(filename, rows, metadata, progress=progress, owners=owners,
@@ -389,6 +421,7 @@ def save_file_async(
         MemoryError: there are not even 32 MiB of memory.
     """
     staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+    check_location("filename", filename)
     check_tensors(tensors, metadata)
     is_unchanged = None if stage == "copy" else watch_changes(tensors)
     rows, owners = make_rows(tensors, on_device=True)
@@ -451,6 +484,7 @@ def save_model(
     Raises:
         RuntimeError: tensors that share memory which no single one covers; others as in save_file.
         SafetensorError: a failed system call; also the matching OSError subclass.
+        TypeError: an argument of another type.
     """
     kept, metadata = _model_state(model, metadata, force_contiguous)
     save_file(kept, filename, metadata, alignment=alignment, compress=compress, engine=engine,
@@ -461,7 +495,13 @@ def _model_state(
     model: Module, metadata: dict[str, str] | None, force_contiguous: bool
 ) -> tuple[dict[str, Tensor], dict[str, str] | None]:
     """Return (the tensors of a module to save, each memory once; the metadata with their ties)."""
-    state = settled(model.state_dict())
+    check_switch("force_contiguous", force_contiguous)
+    if not callable(getattr(model, "state_dict", None)):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    state = model.state_dict()
+    check_kinds(state)
+    check_names(state, metadata)
+    state = settled(state)
     tied = find_tied(state)
     if tied:
         metadata = {**(metadata or {})}
@@ -469,6 +509,8 @@ def _model_state(
             metadata.setdefault(name, kept)
     kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
     if force_contiguous:
+        for name, tensor in kept_tensors.items():
+            check_dense(name, tensor)
         kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
     return kept_tensors, metadata
 

@@ -16,37 +16,36 @@ place in one step when it is complete.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import operator
 import os
 import random
-import re
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ._async_save import SaveHandle, Staging, StagingPool
-from ._core import Model
-from ._options import check_count
+from ._checkpoint_folders import (
+    STEM,
+    Checkpoint,
+    clean_up,
+    find_steps,
+    has_visible_files,
+    make_folder,
+    read_checkpoint,
+)
+from ._options import check_count, check_location, check_switch, check_switches
 from ._saving import parse_size
-from ._state_codec import decode_state, encode_state
+from ._state_codec import encode_state
 from ._torch_installed import torch
 from .fast_loading import save_safetensors_sharded_async
-from .torch import load_file
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
-_STEP = re.compile(r"step-(\d+)")
-_HIDDEN = re.compile(r"\.step-\d+\.deleted")
-_STEM = "checkpoint"
-# Names that the library gives to files until they are in place.
-_TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
 _log = logging.getLogger("fastsafetensors")
 
 
@@ -84,70 +83,9 @@ def _state_of(value: Any) -> Any:
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint."""
-
-    path: Path
-    step: int
-    metric: float | None
-
-    def load(self, device: Any = "cpu", *, verify: bool = False) -> dict[str, Any]:
-        """Return the state that was saved: {name: what its state_dict() gave}.
-
-        Names that were one tensor in the state are one tensor in the result: clone those that are
-        to be changed apart.
-
-        Args:
-            device: where the tensors go.
-            verify: compare every byte with the manifest that was saved with it.
-
-        Raises:
-            SafetensorError: damaged files; with verify, bytes that differ.
-            ValueError: files that CheckpointManager did not write.
-        """
-        return decode_state(load_file(self.path, device, mode="load", verify=verify or None))
-
-
-def _read_checkpoint(path: Path, step: int) -> Checkpoint:
-    """Return what a folder holds, from the headers of its files. Raises if it is incomplete."""
-    with contextlib.closing(Model(os.fspath(path))) as model:
-        metadata = model.metadata(0) or {}
-    metric = metadata.get("metric")
-    if metadata.get("step") != str(step):
-        raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
-    return Checkpoint(path, step, None if metric is None else float(metric))
-
-
 def _is_cancelled(error: Exception) -> bool:
     # Other failures have a class of their own, and a path in the text.
     return type(error) is RuntimeError and str(error) == "cancelled"
-
-
-def _has_visible_files(path: Path) -> bool:
-    return any(not entry.name.startswith(".") for entry in path.iterdir())
-
-
-def _delete_unlocked(path: Path) -> None:
-    """Delete a temporary file, unless the save that writes it runs and holds its lock."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-    finally:
-        os.close(file)
-
-
-def _clean_folder(path: Path) -> None:
-    """Delete temporary files of killed saves, and the folder if it is then empty.
-
-    Other files stay, also those of other programs: a set without its index can be rescued.
-    """
-    for entry in list(path.iterdir()):
-        if _TEMPORARY.fullmatch(entry.name) and entry.is_file():
-            with contextlib.suppress(OSError):
-                _delete_unlocked(entry)
-    path.rmdir()  # an error where anything is in it
 
 
 def _step_number(step: Any) -> int:
@@ -156,18 +94,6 @@ def _step_number(step: Any) -> int:
     if number < 0:
         raise ValueError(f"step must not be negative: {number}")
     return number
-
-
-def _make_folder(folder: Path, durable: bool) -> None:
-    """Make a folder and its parents; durable: their entries are on the device afterwards."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in made if durable else ():
-        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class CheckpointManager:
@@ -223,8 +149,8 @@ class CheckpointManager:
         check_count("keep_best", keep_best)
         if keep_last is not None:
             check_count("keep_last", keep_last, 1)
-        if not isinstance(manifest, bool):
-            raise TypeError(f"manifest must be True or False, not {manifest!r}")
+        check_switches(manifest=manifest, durable=durable)
+        check_location("folder", folder)
         if "://" in os.fsdecode(folder):
             raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
         if best not in ("min", "max"):
@@ -239,19 +165,30 @@ class CheckpointManager:
         self._options: dict[str, Any] = {
             "durable": durable, "manifest": manifest, "stage": stage, "overlap": overlap,
             "at_exit": at_exit, "max_shard_size": max_shard_size,
-            "filename_pattern": _STEM + "{suffix}.safetensors"}
+            "filename_pattern": STEM + "{suffix}.safetensors"}
         self._pool = StagingPool(memory, ready)
         self._lock, self._pruning = threading.Lock(), threading.Lock()
+        self._pid, self._is_closed = os.getpid(), False
         self._handle: SaveHandle | None = None
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
         self._saving: Counter[int] = Counter()  # running saves of each step
+        self._calls = 0  # saves that were started
+        self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
         self._passed_over: set[int] = set()
         self._resumed: int | None = None
-        _make_folder(self.folder, durable)
-        self._clean()
+        make_folder(self.folder, durable)
+        clean_up(self.folder)
 
     # ---- saving ----
+
+    def _check_usable(self) -> None:
+        """RuntimeError in a fork's child, whose parent does the saves; ValueError when closed."""
+        if self._pid != os.getpid():
+            raise RuntimeError("the CheckpointManager was made before fork(): its saves belong to "
+                               "the parent. Make one in this process")
+        if self._is_closed:
+            raise ValueError("the CheckpointManager is closed. Make another one")
 
     def should_save(self, step: int) -> bool:
         """Whether save() does something at a step."""
@@ -278,12 +215,15 @@ class CheckpointManager:
 
         Raises:
             SafetensorError: the checkpoint before this one failed; this one was not begun.
-            TypeError: state that can't be saved; a step that is no integer.
-            ValueError: a negative step.
+            TypeError: state that can't be saved; a step that is not an integer.
+            ValueError: a negative step; the manager is closed.
+            RuntimeError: the manager was made before a fork().
         """
+        check_switch("force", force)
         step = _step_number(step)
         if not force and not self.should_save(step):
             return None
+        self._check_usable()
         self.check()
         tensors = encode_state({name: _state_of(value) for name, value in state.items()})
         metadata = {"format": "pt", "step": str(step)}
@@ -300,20 +240,21 @@ class CheckpointManager:
                 self._saving[step] -= 1
             raise
         self._handle = handle
-        self._watch(handle, step)
+        self._calls += 1
+        self._watch(handle, step, self._calls)
         return handle
 
-    def _watch(self, handle: SaveHandle, step: int) -> None:
+    def _watch(self, handle: SaveHandle, step: int, number: int) -> None:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         # The interpreter's exit joins threads that are no daemons before it cancels saves.
-        thread = threading.Thread(target=self._finish, args=(handle, step),
+        thread = threading.Thread(target=self._finish, args=(handle, step, number),
                                   name="fastsafetensors checkpoints",
                                   daemon=handle.at_exit == "cancel")
         thread.start()
         self._threads.append(thread)
 
-    def _finish(self, handle: SaveHandle, step: int) -> None:
+    def _finish(self, handle: SaveHandle, step: int, number: int) -> None:
         error = handle.exception()
         with self._lock:
             self._saving[step] -= 1
@@ -327,9 +268,12 @@ class CheckpointManager:
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
                 return
             self._passed_over.discard(step)
+            # The thread of an earlier save may run after that of a later one.
+            self._last_saved = max(self._last_saved, (number, step))
+            newest = self._last_saved[1]
         try:
             with self._pruning:
-                self._prune(step)
+                self._prune(newest)
         except OSError as refused:
             _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
 
@@ -347,13 +291,18 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait until all checkpoints are saved and old ones deleted; raise what went wrong."""
+        if self._pid != os.getpid():
+            self._check_usable()
         for thread in self._threads:
             thread.join()
         self._threads = []
         self.check()
 
     def close(self) -> None:
-        """Wait, and give the staging memory back."""
+        """Wait, and give the staging memory back. In a fork's child: nothing."""
+        if self._pid != os.getpid():
+            return
+        self._is_closed = True
         try:
             self.wait()
         finally:
@@ -375,20 +324,12 @@ class CheckpointManager:
 
     # ---- what is there ----
 
-    def _steps(self) -> list[tuple[int, Path]]:
-        found = []
-        for path in self.folder.iterdir():
-            match = _STEP.fullmatch(path.name)
-            if match and path.is_dir():
-                found.append((int(match[1]), path))
-        return sorted(found)
-
     def checkpoints(self) -> list[Checkpoint]:
         """Return the complete checkpoints, the oldest first."""
         found = []
-        for step, path in self._steps():
+        for step, path in find_steps(self.folder):
             with contextlib.suppress(Exception):  # whatever is wrong with it: not complete
-                found.append(_read_checkpoint(path, step))
+                found.append(read_checkpoint(path, step))
         return found
 
     def latest(self, *, verify: bool = False) -> Checkpoint | None:
@@ -402,13 +343,15 @@ class CheckpointManager:
 
         Raises:
             FileNotFoundError: with verify, no checkpoint is right, and one has no manifest.
+            TypeError: an argument of another type.
         """
+        check_switch("verify", verify)
         unverified: FileNotFoundError | None = None
-        for step, path in reversed(self._steps()):
-            if not _has_visible_files(path):  # a save that runs, or has failed
+        for step, path in reversed(find_steps(self.folder)):
+            if not has_visible_files(path):  # a save that runs, or has failed
                 continue
             try:
-                checkpoint = _read_checkpoint(path, step)
+                checkpoint = read_checkpoint(path, step)
                 if verify:
                     checkpoint.load(verify=True)
             except Exception as error:
@@ -441,7 +384,7 @@ class CheckpointManager:
             steps = ", ".join(str(one.step) for one in self.checkpoints()) or "none"
             raise FileNotFoundError(2, f"no checkpoint of step {step} (there are: {steps})",
                                     str(path))
-        checkpoint = _read_checkpoint(path, step)
+        checkpoint = read_checkpoint(path, step)
         if verify:
             checkpoint.load(verify=True)
         return checkpoint
@@ -465,6 +408,7 @@ class CheckpointManager:
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
         """
+        check_switch("verify", verify)
         if step is None:
             checkpoint = self.latest(verify=verify)
         else:
@@ -510,15 +454,6 @@ class CheckpointManager:
         for one in counted:
             if one.step not in kept:
                 self._delete(one.step, one.path)
-
-    def _clean(self) -> None:
-        """Delete what killed runs have left: temporary files, and folders of nothing else."""
-        for path in self.folder.iterdir():
-            if _HIDDEN.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-        for _, path in self._steps():
-            with contextlib.suppress(OSError):
-                _clean_folder(path)
 
 
 def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:

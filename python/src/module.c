@@ -21,8 +21,14 @@ static PyObject *module_live_buffers(PyObject *module, PyObject *none) {
 
 static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
     (void)module;
-    unsigned long long size = PyLong_AsUnsignedLongLong(size_object);
-    if (PyErr_Occurred()) return NULL;
+    PyObject *number = PyBool_Check(size_object) ? NULL : PyNumber_Index(size_object);
+    unsigned long long size = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
+    Py_XDECREF(number);
+    if (number == NULL || PyErr_Occurred()) {
+        PyErr_Format(number == NULL ? PyExc_TypeError : PyExc_ValueError,
+                     "size_bytes must be a whole number of bytes below 2^64, not %R", size_object);
+        return NULL;
+    }
     fst_memory_keep(size);
     Py_RETURN_NONE;
 }

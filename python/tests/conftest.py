@@ -278,3 +278,21 @@ def mesh(torch):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def states():
+    """Four successive states of a checkpoint, for tests of weight deltas."""
+    from delta_folders import make_states
+
+    return make_states(4)
+
+
+@pytest.fixture
+def local(tmp_path, states):
+    """The folder of a checkpoint in the first of these states."""
+    from delta_folders import write_checkpoint
+
+    folder = tmp_path / "local"
+    write_checkpoint(folder, states[0])
+    return folder

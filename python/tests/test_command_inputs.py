@@ -41,7 +41,7 @@ KINDS = {
     "pipe": (0, GOOD | {"bench": 3, "engines": None}),
     "fifo": (2, {}),
     "missing": (2, BAD),
-    "no models": (2, {"verify": 1, "verify --hash": 1, "engines": None} | BAD),
+    "no models": (1, {"engines": None} | BAD),
     "unreadable": (2, {}),
     "lfs pointer": (1, {"engines": None} | BAD),
     "gzip": (1, {"engines": None} | BAD),

@@ -22,7 +22,8 @@ def schemas():
     text = (ROOT / "docs/command-json.md").read_text()
     blocks = re.findall(r"```json\n(.*?)```", text, re.S)
     names = ["error", "inspect", "show", "verify", "load", "rewrite", "dry_run", "edit", "diff",
-             "hash", "manifest", "sign", "clean", "cache list", "cache prune", "engines", "bench"]
+             "hash", "manifest", "digests", "sign", "clean", "cache list", "cache prune",
+             "engines", "bench", "delta", "delta show", "delta version"]
     assert len(blocks) == len(names)
     return {name: json.loads(block) for name, block in zip(names, blocks, strict=True)}
 
@@ -65,6 +66,9 @@ def work(tmp_path_factory):
     (folder / "signed").mkdir()
     shutil.copy(folder / "m.safetensors", folder / "signed")
     (folder / "cache").mkdir(mode=0o700)
+    for number in (1, 2):
+        (folder / f"state{number}").mkdir()
+        save_file({"a": numpy.full(9, number, "f4")}, folder / f"state{number}/model.safetensors")
     return folder
 
 
@@ -85,11 +89,23 @@ COMMANDS = [
     ("diff", ["diff", "m.safetensors", "n.safetensors"]),
     ("hash", ["hash", "m.safetensors"]),
     ("manifest", ["hash", "--manifest", "signed"]),
+    ("manifest", ["hash", "--sums", "signed"]),
+    ("digests", ["hash", "--write", "m.safetensors"]),
+    ("digests", ["hash", "--write", "--dry-run", "m.safetensors"]),
+    ("verify", ["verify", "--hash", "m.safetensors"]),
+    ("verify", ["verify", "--manifest", "signed"]),
     ("clean", ["clean", "."]),
     ("cache list", ["cache", "list", "--cache-dir", "cache"]),
     ("cache prune", ["cache", "prune", "--max", "1MiB", "--cache-dir", "cache"]),
+    ("cache prune", ["cache", "clear", "--cache-dir", "cache"]),
     ("engines", ["engines", "m.safetensors"]),
     ("bench", ["bench", "--repeat", "1", "m.safetensors"]),
+    ("delta", ["delta", "make", "state1", "state2", "d", "--version", "2", "--base-version", "1"]),
+    ("delta show", ["delta", "show", "d"]),
+    ("delta", ["delta", "verify", "state1", "d"]),
+    ("delta", ["delta", "apply", "state1", "d"]),
+    ("delta", ["delta", "recover", "state1"]),
+    ("delta version", ["delta", "show", "state1"]),
     ("error", ["inspect", "bad.safetensors"]),
     ("error", ["load", "absent"]),
     ("error", ["load", "--nonsense"]),

@@ -17,18 +17,6 @@ from fastsafetensors import deltas
 zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package")
 
 
-@pytest.fixture
-def states():
-    return make_states(4)
-
-
-@pytest.fixture
-def local(tmp_path, states):
-    folder = tmp_path / "local"
-    write_checkpoint(folder, states[0])
-    return folder
-
-
 def kill_while_applying(local, *chain):
     """Apply deltas in a process that the kernel kills at its first write after byte 500,000 of a
     file."""

@@ -17,18 +17,6 @@ from fastsafetensors import deltas
 zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package")
 
 
-@pytest.fixture
-def states():
-    return make_states(4)
-
-
-@pytest.fixture
-def local(tmp_path, states):
-    folder = tmp_path / "local"
-    write_checkpoint(folder, states[0])
-    return folder
-
-
 # ---- lineage ----
 
 def test_versions_out_of_order(tmp_path, states, local):
@@ -49,14 +37,15 @@ def test_versions_out_of_order(tmp_path, states, local):
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
-@pytest.mark.parametrize("check_first", [False, True])
-def test_a_wrong_base_changes_nothing(tmp_path, states, local, encoding, check_first):
+@pytest.mark.parametrize("options", [{}, {"check_first": True}, {"new_files": True}], ids=str)
+def test_a_wrong_base_changes_nothing(tmp_path, states, local, encoding, options):
     folder = write_delta(tmp_path / "v2", states[1], states[2], "2", "1", encoding=encoding)
     before = folders.digest_folder(local)
     message = expect("DigestMismatch",
-                     lambda: deltas.apply(local, folder, check_first=check_first))
+                     lambda: deltas.apply(local, folder, **options))
     assert "not version 1" in message
     assert folders.digest_folder(local) == before
+    assert not list(local.glob("*.delta-tmp"))
     assert deltas.version_of(local) == (None, False)
 
 

@@ -137,7 +137,7 @@ def test_file_names_and_variants(tmp_path, torch):
     with pytest.raises(FileNotFoundError, match="variant 'fp8'"):
         load_safetensors_sharded(tmp_path, variant="fp8")
     for wrong in ("model.safetensors", "{suffix}.safetensors", "../m{suffix}.safetensors"):
-        with pytest.raises(ValueError, match="a pattern must be"):
+        with pytest.raises(ValueError, match="filename_pattern must be"):
             save_safetensors_sharded(half, tmp_path, filename_pattern=wrong)
 
 

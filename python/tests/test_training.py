@@ -510,3 +510,20 @@ def test_transformers_callback(tmp_path: pathlib.Path) -> None:
         assert latest.load()["trainer"]["global_step"] == 7
         for name, value in model.state_dict().items():
             assert torch.equal(value, other.state_dict()[name])
+
+
+def test_the_thread_of_an_earlier_save_may_run_last(
+    tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    """Which checkpoint is the newest is decided by the order of the calls of save()."""
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        monkeypatch.setattr(manager, "_watch", lambda *_: None)
+        handles = [manager.save(step, {"a": 1}) for step in (1, 2)]
+        for handle in handles:
+            assert handle is not None
+            handle.wait()
+        for number in (2, 1):
+            handle = handles[number - 1]
+            assert handle is not None
+            manager._finish(handle, number, number)
+    assert steps_in(tmp_path) == [2]

@@ -116,10 +116,10 @@ class BaseSafeTensorsFileLoader:
 
     pg: a process group, SingleGroup() or None. In a group, all ranks must make the same calls in
     the same order; if a rank fails or calls something else, the others raise RankError. timeout:
-    seconds to wait for other ranks; None: the group's own. strategy: how get_sharded() gets a part
-    in a group: "slice": each rank reads its own from the file; "broadcast" or "scatter": the file's
-    rank reads it and sends it whole or in parts; "auto": scatter, but small tensors whole. Extra
-    keywords are passed to the reader's factory.
+    seconds of each wait for other ranks; None: the group's own. strategy: how get_sharded() gets a
+    part in a group: "slice": each rank reads its own from the file; "broadcast" or "scatter": the
+    file's rank reads it and sends it whole or in parts; "auto": scatter, but small tensors whole.
+    Extra keywords are passed to the reader's factory.
     """
 
     def __init__(

@@ -467,8 +467,8 @@ class ParallelLoader(PipelineParallel):
     tensor_filter: name -> bool, which to read; all_local: each rank reads everything it keeps.
     max_batch_bytes: batches are runs of tensors of at most this size. device_memory_budget: batches
     and queue are reduced until everything fits; BudgetInfeasibleError if it cannot.
-    timeout: seconds to wait for other ranks; None: the group's own. If a rank fails, or leaves the
-    loop, the others raise RankError.
+    timeout: seconds of each wait for other ranks; None: the group's own. If a rank fails, or leaves
+    the loop, the others raise RankError.
     accumulate_resident, resident_tensor: which tensors stay in memory after they were returned.
     """
 

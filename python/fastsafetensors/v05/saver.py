@@ -333,7 +333,8 @@ class ParallelSaver:
     shard_metadata, fill, min_free_bytes, fsync: as in plan_shards and write_shards.
     group: a torch.distributed group whose ranks save together: each passes its own tensors and
     writes shards of its own (RANK, RANK + ranks, ...). Files are published when all ranks have
-    finished, and an error on one rank is an error on all. timeout: seconds to wait for other ranks.
+    finished, and an error on one rank is an error on all.
+    timeout: seconds that a save waits for other ranks, in all; None: the group's own for each wait.
     """
 
     def __init__(
@@ -403,6 +404,7 @@ class ParallelSaver:
         header_align: int = 8,
     ) -> list[str]:
         """Save entries: with the fill, or else from their sources."""
+        self._pg.limit_waits()
         rank, ranks = self._pg.rank(), self._pg.size()
         every = shard_paths(base, self.num_shards)
         try:

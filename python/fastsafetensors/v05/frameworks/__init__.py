@@ -85,6 +85,9 @@ class ProcessGroupBase(ABC):
     def rank(self) -> int:
         """Return the own rank."""
 
+    def limit_waits(self) -> None:  # noqa: B027 - groups without a timeout have nothing to do
+        """From now on the timeout is for all waits together, not for each."""
+
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message, all of the same size; `what` is for errors.
 
@@ -181,7 +184,7 @@ class FrameworkOpBase(ABC):
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a framework group.
 
-        timeout: seconds that a rank waits for others; None: the group's own.
+        timeout: seconds that each wait for other ranks may take; None: the group's own.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from ..._core import live_buffers
 from ..._dtypes import WORDS
 from ..._gpu import load_options
+from ..._options import check_timeout
 from ..._torch_installed import torch
 from ..._torch_state import torch_shape
 from ..._torch_tensors import make_item
@@ -112,6 +114,9 @@ class TorchTensor(TensorBase):
         torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
 
 
+# torch takes 0 for the group's own timeout.
+_WAIT_SECONDS_MIN = 0.001
+
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
 
@@ -129,7 +134,9 @@ class TorchProcessGroup(ProcessGroupBase):
         import torch.distributed as dist
 
         self.real_pg = pg
-        self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
+        seconds = check_timeout(timeout)
+        self._timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
+        self._seconds_left: float | None = None  # of limit_waits()
         self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
@@ -147,6 +154,16 @@ class TorchProcessGroup(ProcessGroupBase):
     def rank(self) -> int:
         """Return the own rank."""
         return self._number
+
+    def limit_waits(self) -> None:
+        """From now on the timeout is for all waits together, not for each."""
+        self._seconds_left = None if self._timeout is None else self._timeout.total_seconds()
+
+    def _limit(self) -> datetime.timedelta | None:
+        """Return how long the next wait may take."""
+        if self._seconds_left is None:
+            return self._timeout
+        return datetime.timedelta(seconds=max(self._seconds_left, _WAIT_SECONDS_MIN))
 
     def _global(self, rank: int) -> int:
         import torch.distributed as dist
@@ -184,13 +201,18 @@ class TorchProcessGroup(ProcessGroupBase):
             raise self._explain(error, what) from error
 
         def finish() -> None:
+            start = time.monotonic()
             try:
-                if self._timeout is None:
+                limit = self._limit()
+                if limit is None:
                     work.wait()
                 else:
-                    work.wait(self._timeout)
+                    work.wait(limit)
             except RuntimeError as error:
                 raise self._explain(error, what) from error
+            finally:
+                if self._seconds_left is not None:
+                    self._seconds_left -= time.monotonic() - start
 
         return finish
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command's answers about targets and numbers: dry runs, whole files, errors of one kind."""
+
+import json
+import subprocess
+
+import pytest
+
+from fastsafetensors.torch import load_file, save_file
+
+
+@pytest.fixture
+def path(tmp_path, torch):
+    save_file({"a": torch.arange(4.0), "b": torch.ones(2)}, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+@pytest.fixture
+def run(command, tmp_path):
+    """Run the command in the test's folder: (exit code, output, errors)."""
+    def run_command(*arguments):
+        done = subprocess.run([command, *map(str, arguments)], capture_output=True, text=True,
+                              cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+    return run_command
+
+
+def error_of(answer):
+    """The error object of a JSON answer."""
+    return json.loads(answer[1])["error"]
+
+
+@pytest.mark.parametrize("arguments", [
+    ["convert", "m.safetensors", "no/x"], ["extract", "--select", "a", "m.safetensors", "no/x"],
+    ["merge", "m.safetensors", "no/x"], ["rescue", "m.safetensors", "no/x"],
+    ["edit", "--set", "k=v", "m.safetensors", "no/x"],
+    ["hash", "--embed", "no/x", "m.safetensors"],
+    ["convert", "m.safetensors", "m.safetensors/x"],
+], ids=" ".join)
+def test_a_dry_run_refuses_a_missing_folder(arguments, path, run):
+    """The save would fail in the same way, with the same exit code and kind."""
+    real, dry = run(*arguments, "--json"), run(*arguments, "--dry-run", "--json")
+    assert real[0] == dry[0] == 2
+    assert error_of(real)["kind"] == error_of(dry)["kind"] == "FileNotFound"
+    assert "does not exist" in error_of(dry)["message"]
+
+
+def test_split_makes_its_folder_and_refuses_a_file(path, run, tmp_path):
+    for more in ([], ["--dry-run"]):
+        answer = run("split", "--json", "--count", "1", path, path, *more)
+        assert answer[0] == 2 and error_of(answer)["kind"] == "Unsupported"
+        assert "is a file, and split writes a folder" in error_of(answer)["message"]
+        assert run("split", "--count", "1", path, tmp_path / "new/folder", *more)[0] == 0
+
+
+def test_a_whole_file_is_rescued_as_a_copy(path, run, tmp_path):
+    code, _, errors = run("rescue", path, "copy")
+    assert code == 0 and "the file is complete: all of its tensors are copied" in errors
+    assert load_file(tmp_path / "copy").keys() == load_file(path).keys()
+
+
+def test_a_folder_without_a_model_is_invalid(path, run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for arguments in (["verify"], ["inspect"], ["load"], ["hash"], ["bench"]):
+        code, _, errors = run(*arguments, "empty")
+        assert code == 1 and "no *.safetensors file in the folder" in errors, arguments
+
+
+def test_clean_of_a_missing_path(run):
+    answer = run("clean", "--json", "nope")
+    error = error_of(answer)
+    assert answer[0] == 2
+    assert (error["kind"], error["file"], error["errno"]) == ("FileNotFound", "nope", 2)
+
+
+def test_numbers(path, run):
+    assert " 1 thread\n" in run("load", "--threads", "0", path)[1]
+    for wrong in ("-1", "x", "1001"):
+        code, _, errors = run("show", "--first", wrong, path, "a")
+        assert code == 3 and f"--first must be a number up to 1000, not '{wrong}'" in errors
+
+
+def test_two_models_in_one_file_each_need_two_folders(path, run, tmp_path):
+    """A folder without an index is one model of all its files."""
+    one = ("split", "--json", "--count", "1", path, tmp_path / "f", "--stem")
+    assert run(*one, "a")[0] == 0
+    assert run(*one, "a")[0] == 0
+    for more in ([], ["--dry-run"]):
+        answer = run(*one, "b", *more)
+        assert answer[0] == 2 and error_of(answer)["kind"] == "Unsupported"
+        assert "holds 'a.safetensors'" in error_of(answer)["message"]
+    assert [file.name for file in (tmp_path / "f").iterdir()] == ["a.safetensors"]
+    assert run("split", "--count", "2", path, tmp_path / "f", "--stem", "b")[0] == 0
