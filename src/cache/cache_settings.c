@@ -4,7 +4,8 @@
 #include <string.h>
 
 #include "cache_private.h"
-#include "store/store.h"
+#include "http/http.h"
+#include "location/location.h"
 
 static struct {
     bool is_configured; ///< set by the program; otherwise the environment applies

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "io_private.h"
+#include "location/location.h"
+#include "store/store.h"
 
 /// Retries for a device that returns only EAGAIN, about 0.2 seconds.
 #define READ_RETRIES_MAX 200u

@@ -8,7 +8,7 @@
 #include "cache/cache.h"
 #include "fastsafetensors/experimental/load_tuning.h"
 #include "fastsafetensors/model.h"
-#include "store/store.h"
+#include "http/http.h"
 
 /// Alignment of direct reads: offset, size and address. STATX_DIOALIGN may report less; no common
 /// device needs more.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "io.h"
+#include "location/location.h"
 
 /// The largest header that readers of the format accept, in bytes.
 #define HEADER_BYTES_MAX 100000000u

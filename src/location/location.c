@@ -34,6 +34,14 @@ fst_status fsti_location_require_file(const char *path, const char *what, fst_er
     return fsti_location_looks_like_url(path) ? fsti_url_refuse(path, what, error) : FST_OK;
 }
 
+fst_status fsti_location_require_path(const char *path, fst_error *error) {
+    return fsti_location_require_file(path,
+                                      fsti_location_is_url(path)
+                                          ? "URLs are not supported here"
+                                          : "a URL must be a str, not a path object",
+                                      error);
+}
+
 bool fsti_location_is_absolute(const char *path) {
     return path[0] == '/' || fsti_location_looks_like_url(path);
 }

@@ -24,6 +24,8 @@ bool fsti_location_is_url(const char *path);
 bool fsti_location_looks_like_url(const char *path);
 /// FST_E_UNSUPPORTED for a path that looks like a URL: `what` works with files only.
 fst_status fsti_location_require_file(const char *path, const char *what, fst_error *error);
+/// The same where no URL is expected: the message says whether a path object collapsed it.
+fst_status fsti_location_require_path(const char *path, fst_error *error);
 /// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
 fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error);
 /// Whether a path means the same in every working folder.

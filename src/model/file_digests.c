@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "store/store.h"
+#include "location/location.h"
 #include "file_digests_scan.h"
 
 #define SIDECAR_START "fastsafetensors-digest 1 "
@@ -114,9 +114,7 @@ static fst_status try_list(const char *start, const char *end, file_digests **ou
         *found = redacted;
     else
         fsti_free(redacted);
-    // Without permission to list a bucket, S3 answers 403 for a missing key.
-    bool is_absent =
-        status == FST_E_NOT_FOUND || (status == FST_E_PERMISSION && fsti_location_is_url(path));
+    bool is_absent = fsti_model_path_is_absent(path, status);
     fsti_free(path);
     return is_absent ? FST_OK : status;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/store.h"
+#include "location/location.h"
 #include "file_digests_scan.h"
 
 /// A name of a list; `size` 0: not relevant here.

@@ -153,7 +153,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
-    FST_TRY(fsti_location_require_file(path, "a URL must be a str, not a path object", error));
+    FST_TRY(fsti_location_require_path(path, error));
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
     fsti_url_redact(path, name, sizeof name);

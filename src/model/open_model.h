@@ -57,6 +57,10 @@ typedef enum path_kind { PATH_IS_ABSENT, PATH_IS_FILE, PATH_IS_FOLDER, PATH_IS_O
 /// Determines the kind. Failure to find out is an error, because treating the file as missing would
 /// select a weaker digest source, or the wrong folder.
 fst_status fsti_model_path_kind(const char *path, path_kind *out, fst_error *error);
+/// Whether something has that path, also a link whose target is missing.
+fst_status fsti_model_path_exists(const char *path, bool *out, fst_error *error);
+/// Whether a failure to open a path may mean that nothing is there.
+bool fsti_model_path_is_absent(const char *path, fst_status status);
 /// The folder that a model's names are relative to, with a final slash; "" is the current folder.
 /// *out is from fsti_alloc().
 fst_status fsti_model_folder(const char *path, char **out, fst_error *error);

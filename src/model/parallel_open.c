@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "open_model.h"
-#include "store/store.h"
+#include "location/location.h"
 
 /// Maximum of parallel opens, with one blocked thread each.
 #define OPENER_COUNT_MAX 16u

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 
 #include "open_model.h"
-#include "store/store.h"
+#include "location/location.h"
 
 #define INDEX_ENDING ".safetensors.index.json"
 #define HIDDEN_ENDING ".tmp"

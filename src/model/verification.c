@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "store/store.h"
+#include "location/location.h"
 #include "file_digests.h"
 
 #define FILE_ENDING ".manifest"
@@ -34,32 +34,15 @@ fst_status fsti_model_folder(const char *path, char **out, fst_error *error) {
     return *out == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
 }
 
-/// Whether an object exists. Without permission to list a bucket, S3 answers 403 for a missing key.
-static fst_status object_path_kind(const char *url, path_kind *out, fst_error *error) {
-    fsti_file *file = NULL;
-    fst_error cause = {0};
-    fst_status status = fsti_file_open(url, &file, &cause);
-    fsti_file_unref(file);
-    *out = status == FST_OK ? PATH_IS_FILE : PATH_IS_ABSENT;
-    if (status == FST_OK || status == FST_E_NOT_FOUND || status == FST_E_PERMISSION) return FST_OK;
-    if (error != NULL) *error = cause;
-    return status;
-}
-
 /// The path `start` + `end` if it exists; else *out is NULL.
 static fst_status find_path(const char *start, const char *end, char **out, fst_error *error) {
-    path_kind found_kind = PATH_IS_ABSENT;
+    bool exists = false;
     *out = NULL;
     char *path = fsti_location_join(start, end);
-    struct stat info;
     if (path == NULL) return fsti_error_memory(error, strlen(start));
-    bool is_url = fsti_location_is_url(path);
-    fst_status status = is_url ? object_path_kind(path, &found_kind, error)
-                               : fsti_model_path_kind(path, &found_kind, error);
-    // A dangling link is an error: the manifest is missing.
-    if (status == FST_OK && !is_url && found_kind == PATH_IS_ABSENT && lstat(path, &info) == 0)
-        found_kind = PATH_IS_OTHER;
-    if (status == FST_OK && found_kind != PATH_IS_ABSENT)
+    // A link whose target is missing is found, so that the missing manifest is an error.
+    fst_status status = fsti_model_path_exists(path, &exists, error);
+    if (status == FST_OK && exists)
         *out = path;
     else
         fsti_free(path);
@@ -139,7 +122,7 @@ static const char *signed_below(const char *path, const char *bundle, char *text
     char folder[PATH_MAX];
     fsti_url_redact(bundle, folder, sizeof folder);
     char *slash = strrchr(folder, '/');
-    if (slash == NULL || !fsti_location_is_url(path)) return NULL;
+    if (slash == NULL) return NULL;
     slash[1] = '\0';
     bool is_below = strncmp(path, folder, strlen(folder)) == 0;
     return is_below && fsti_url_relative(path, folder, text, PATH_MAX) ? text : NULL;

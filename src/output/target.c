@@ -172,11 +172,7 @@ static fst_status examine_target(fsti_target *target, fst_error *error) {
 
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
-    FST_TRY(fsti_location_require_file(path,
-                                       fsti_location_is_url(path)
-                                           ? "URLs are not supported here"
-                                           : "a URL must be a str, not a path object",
-                                       error));
+    FST_TRY(fsti_location_require_path(path, error));
     FST_TRY(fsti_path_absolute(path, &out->path, error));
     struct stat info;
     fst_status status = follow ? follow_links(&out->path, error) : FST_OK;

@@ -20,17 +20,16 @@ static fst_status refuse(const char *name, const char *what, fst_error *error) {
 
 static fst_status take_credentials(object_store *store, const provider_config *source,
                                    fst_error *error) {
+    bool is_google = source->kind <= PROVIDER_GOOGLE_METADATA;
+    provider_fetch fetch = is_google ? fsti_provider_google : fsti_provider_azure;
     store->source = fsti_provider_name(source->kind);
-    return fsti_credentials_get(source, &store->credentials, error);
+    return fsti_credentials_get(source, fetch, &store->credentials, error);
 }
 
 static provider_config *make_source(provider_kind kind, fst_error *error) {
-    bool is_google = kind <= PROVIDER_GOOGLE_METADATA;
     provider_config *source = fsti_alloc_zeroed(1, sizeof *source);
     if (source == NULL) (void)!fsti_error_memory(error, sizeof *source);
-    if (source == NULL) return NULL;
-    source->kind = kind;
-    source->fetch = is_google ? fsti_provider_google : fsti_provider_azure;
+    if (source != NULL) source->kind = kind;
     return source;
 }
 

@@ -19,6 +19,7 @@
 struct store_credentials {
     fsti_refcount refs;
     provider_config source;
+    provider_fetch fetch;
     store_keys keys;
     uint32_t number;
     pid_t renewer; ///< the process that is renewing them; 0: not being renewed
@@ -29,11 +30,6 @@ struct store_credentials {
 /// enough, and fork() can wait for it.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static store_credentials *table[CREDENTIALS_COUNT_MAX];
-
-static fst_status fetch(const provider_config *source, store_keys *out, fst_error *error) {
-    memset(out, 0, sizeof *out);
-    return source->fetch(source, out, error);
-}
 
 void fsti_credentials_unref(store_credentials *credentials) {
     if (credentials == NULL || !fsti_refcount_unref(&credentials->refs)) return;
@@ -88,8 +84,8 @@ static store_credentials *find_valid(const provider_config *source) {
     return credentials;
 }
 
-fst_status fsti_credentials_get(const provider_config *source, store_credentials **out,
-                                fst_error *error) {
+fst_status fsti_credentials_get(const provider_config *source, provider_fetch fetch,
+                                store_credentials **out, fst_error *error) {
     fsti_fork_lock(&lock);
     *out = NULL;
     if (fsti_http_is_offline()) return FST_OK; // offline, requests are never sent
@@ -99,6 +95,7 @@ fst_status fsti_credentials_get(const provider_config *source, store_credentials
     if (credentials == NULL) return fsti_error_memory(error, sizeof *credentials);
     fsti_refcount_init(&credentials->refs);
     credentials->source = *source;
+    credentials->fetch = fetch;
     // No lock is held during the request. Two threads may fetch at the same time; both results are
     // valid, and later callers get the first.
     fst_status status = fetch(source, &credentials->keys, error);
@@ -119,7 +116,8 @@ static void *renew(void *context) {
     store_credentials *credentials = context;
     fst_error error = {0};
     store_keys *keys = fsti_secret_alloc(sizeof *keys);
-    fst_status status = keys == NULL ? FST_E_NO_MEMORY : fetch(&credentials->source, keys, &error);
+    fst_status status =
+        keys == NULL ? FST_E_NO_MEMORY : credentials->fetch(&credentials->source, keys, &error);
     if (status != FST_OK) fsti_log(FST_LOG_WARNING, "credentials not renewed: %s", error.message);
     pthread_mutex_lock(&lock);
     if (keys != NULL && status == FST_OK) {

@@ -28,11 +28,7 @@ typedef struct store_keys {
 
 /// A credential source: the provider and the identity. Unset bytes must be zero, because sources
 /// are compared bytewise.
-typedef struct provider_config provider_config;
-struct provider_config {
-    /// Asks the provider for keys. Blocking, so never on an event loop's thread, which would
-    /// deadlock.
-    fst_status (*fetch)(const provider_config *source, store_keys *out, fst_error *error);
+typedef struct provider_config {
     provider_kind kind;
     char url[1024];
     char file[1024]; ///< a token or account, read each time
@@ -40,12 +36,16 @@ struct provider_config {
     char session[80], external_id[1232], region[64];
     char header[1200];                                          ///< a request header, or ""
     char access_key[160], secret_key[192], session_token[4096]; ///< to sign with, or client secrets
-};
+} provider_config;
+/// Asks a provider for keys. Blocking, so never called on an event loop's thread, which would
+/// deadlock.
+typedef fst_status (*provider_fetch)(const provider_config *source, store_keys *out,
+                                     fst_error *error);
 
-/// Returns the credentials of a source, and fetches them if they are not in the table. Errors of
-/// fetching.
-fst_status fsti_credentials_get(const provider_config *source, store_credentials **out,
-                                fst_error *error);
+/// Returns the credentials of a source, and fetches them if they are not in the table. `fetch` is
+/// kept to renew them. Its errors.
+fst_status fsti_credentials_get(const provider_config *source, provider_fetch fetch,
+                                store_credentials **out, fst_error *error);
 void fsti_credentials_unref(store_credentials *credentials);
 /// Copies the current keys, and starts a renewal if they expire soon. Returns their number, which
 /// changes with the keys.

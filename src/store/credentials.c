@@ -130,7 +130,7 @@ static bool put(char *field, size_t size, const char *text) {
 static fst_status take_credentials(object_store *store, const provider_config *source,
                                    fst_error *error) {
     store->source = fsti_provider_name(source->kind);
-    return fsti_credentials_get(source, &store->credentials, error);
+    return fsti_credentials_get(source, fsti_provider_aws, &store->credentials, error);
 }
 
 /// The URL of STS: for the region, or a configured endpoint.
@@ -153,7 +153,6 @@ static fst_status fetch_web_identity_keys(object_store *store, const char *name,
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_WEB_IDENTITY;
-    source.fetch = fsti_provider_aws;
     if (!put(source.file, sizeof source.file, file) ||
         !put(source.role, sizeof source.role, role) ||
         !put(source.session, sizeof source.session,
@@ -198,7 +197,6 @@ static fst_status fetch_container_keys(object_store *store, const char *name, fs
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_CONTAINER;
-    source.fetch = fsti_provider_aws;
     const char *why = read_container(&source);
     return why != NULL ? refuse(name, why, error) : take_credentials(store, &source, error);
 }
@@ -214,7 +212,6 @@ static fst_status fetch_instance_keys(object_store *store, bool *found, fst_erro
     if (endpoint == NULL && atomic_load(&is_missing)) return FST_OK;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_INSTANCE;
-    source.fetch = fsti_provider_aws;
     if (!put(source.url, sizeof source.url, endpoint == NULL ? "http://169.254.169.254" : endpoint))
         return FST_OK;
     size_t size = strlen(source.url);
@@ -254,7 +251,6 @@ static fst_status fetch_role_keys(object_store *store, const char *name,
     provider_config source;
     memset(&source, 0, sizeof source);
     source.kind = PROVIDER_ROLE;
-    source.fetch = fsti_provider_aws;
     bool has_keys = read_keys(store, profile->profile);
     bool good = put(source.role, sizeof source.role, profile->role) &&
                 put(source.session, sizeof source.session,
