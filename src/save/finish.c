@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The middle of a save: writes tensors that were given with data, with several threads for sharded
 /// models; then checks that every byte was written, and syncs if durable.
-#include <string.h>
-
 #include "device_reader.h"
 #include "save_state.h"
 
 #define THREAD_COUNT_MAX 16u
-
-fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *error) {
-    uint64_t start = fsti_now_ns();
-    fst_status status = fsti_output_sync(output, error);
-    pthread_mutex_lock(&writer->lock);
-    writer->sync_count++;
-    writer->sync_ns += fsti_now_ns() - start;
-    pthread_mutex_unlock(&writer->lock);
-    return status;
-}
 
 /// Writes the zeros of padding tensors, so that bytes reach the stage in order.
 static fst_status write_padding(save_file *file, const fsti_header_entry *entry, fst_error *error) {

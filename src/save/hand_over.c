@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Sharded models written by several processes: handed over files, joined files, and publishing by
 /// one process.
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 

@@ -1,91 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Tensor bytes written by the caller piece by piece, from any thread.
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "save_state.h"
 
 /// Through the page cache, pieces of at least this size are written at once without a lock, and cut
 /// to this size for progress reports.
 #define PLAIN_WRITE_BYTES_MIN ((uint64_t)256 << 10)
 #define PLAIN_WRITE_BYTES_MAX ((uint64_t)8 << 20)
-
-fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why) {
-    fsti_error_location location = FSTI_NO_LOCATION;
-    location.tensor = tensor->name;
-    location.tensor_size = tensor->name_size;
-    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
-}
-
-fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range, const char *why,
-                                    fst_error *error) {
-    char words[128];
-    snprintf(words, sizeof words, "bytes %" PRIu64 " to %" PRIu64 " of the tensor %s", range.begin,
-             range.end, why);
-    return fsti_writer_refuse(tensor, error, words);
-}
-
-fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error) {
-    if (writer->owner == getpid()) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
-                          "the save was opened before fork() and belongs to the parent process");
-}
-
-fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error) {
-    FST_TRY(fsti_writer_check_owner(writer, error));
-    int state = atomic_load(&writer->state);
-    if (state == WRITER_OPEN) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
-                          state == WRITER_FAILED ? "has failed" : "is finished");
-}
-
-/// Lock order: progress_lock, then lock. The first is held during the callback, so that reports of
-/// several threads do not overtake each other; the second is not, because the callback may be slow.
-fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error) {
-    fst_writer *writer = context;
-    const fst_save_options *options = &writer->options;
-    int stop = 0;
-    if (options->progress != NULL) pthread_mutex_lock(&writer->progress_lock);
-    pthread_mutex_lock(&writer->lock);
-    writer->bytes_done += size_bytes;
-    uint64_t done = writer->bytes_done;
-    size_t tensors_done = writer->tensors_done;
-    pthread_mutex_unlock(&writer->lock);
-    if (options->progress != NULL) {
-        stop = options->progress(options->progress_context, done, writer->bytes_total, tensors_done,
-                                 writer->tensor_count);
-        pthread_mutex_unlock(&writer->progress_lock);
-    }
-    if (stop == 0 && !atomic_load(&writer->is_cancelled)) return FST_OK;
-    atomic_store(&writer->is_ended, true);
-    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
-}
-
-fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error) {
-    stage_options options = {.promise = writer->options.promise,
-                             .engine = writer->options.engine,
-                             .file_bytes = file->layout.file_bytes,
-                             .report = fsti_writer_report,
-                             .report_context = writer,
-                             .digests = fsti_save_manifest_passing(writer, file)};
-    if (file->stage == NULL) FST_TRY(fsti_stage_open(file->output, &options, &file->stage, error));
-    if (file->header_put) return FST_OK;
-    file->header_put = true;
-    return fsti_stage_put(file->stage, 0, file->layout.header, file->layout.header_bytes, true,
-                          error);
-}
-
-fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_error *error) {
-    if (file->stage == NULL) return FST_OK;
-    fst_status status = fsti_stage_drain(file->stage, error);
-    pthread_mutex_lock(&writer->lock);
-    fsti_stage_close(file->stage, &writer->counts);
-    pthread_mutex_unlock(&writer->lock);
-    file->stage = NULL;
-    return status;
-}
 
 /// Whether a piece is written at once, through the page cache.
 static bool writes_buffered(const fst_writer *writer, uint64_t size_bytes) {

@@ -101,34 +101,6 @@ static fst_status lay_out_all(fst_writer *writer, const fst_save_tensor *tensors
 
 // ---- files ----
 
-/// The name of a file of a sharded model.
-static void format_name(const fst_writer *writer, uint32_t file, char *out, size_t size) {
-    if (file == writer->file_count)
-        snprintf(out, size, "%s.safetensors.index.json", writer->stem);
-    else if (writer->file_count == 1)
-        snprintf(out, size, "%s.safetensors", writer->stem);
-    else
-        snprintf(out, size, "%s-%05u-of-%05u%s.safetensors", writer->stem, file + 1,
-                 writer->file_count, writer->tag);
-}
-
-static char *format_path(const fst_writer *writer, uint32_t file) {
-    size_t folder_size = strlen(writer->folder) + 1;
-    size_t capacity = folder_size + strlen(writer->stem) + 64;
-    char *path = fsti_alloc(capacity);
-    if (path == NULL) return NULL;
-    snprintf(path, capacity, "%s/", writer->folder);
-    format_name(writer, file, path + folder_size, capacity - folder_size);
-    if (!writer->is_remote) return path;
-    // A stem may contain characters that URLs must escape.
-    char *name = fsti_string_copy(path + folder_size, strlen(path + folder_size));
-    path[folder_size] = '\0';
-    char *url = name == NULL ? NULL : fsti_url_sibling(path, name);
-    fsti_free(name);
-    fsti_free(path);
-    return url;
-}
-
 /// Finds the existing file of the model with the most restrictive permissions.
 static fst_status record_member(void *context, const fsti_folder_entry *entry, fst_error *error) {
     fst_writer *writer = context;
@@ -160,18 +132,6 @@ static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst
     if (writer->set_member == NULL) return FST_OK;
     // It may be deleted meanwhile; then default permissions apply.
     (void)fsti_target_like(target, writer->set_member, NULL);
-    return FST_OK;
-}
-
-/// The index of a sharded model gets a path too.
-fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
-    bool is_sharded = writer->folder != NULL;
-    for (uint32_t f = 0; f < writer->file_count + (is_sharded ? 1 : 0); f++) {
-        fsti_free(writer->published[f]);
-        writer->published[f] =
-            is_sharded ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
-        if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
-    }
     return FST_OK;
 }
 
