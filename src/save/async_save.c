@@ -197,7 +197,7 @@ static fst_async_save *next_to_copy(fst_async_save *save) {
 static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
     fst_status status;
     if (!begin_use(save, &status, error)) return status;
-    status = fsti_snapshot_copy(save->writer->snapshot, deadline_ns, error);
+    status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
     end_use(save);
     return status;
 }
@@ -242,7 +242,7 @@ static void *help_copying(void *context) {
     fst_async_save *save = context;
     while (!atomic_load(&save->is_cancelled) && copy_earlier(save, next_check()) == FST_E_TIMEOUT)
         continue;
-    fsti_snapshot_help(save->writer->snapshot);
+    fsti_snapshot_help(save->writer->source.snapshot);
     return NULL;
 }
 
@@ -291,8 +291,8 @@ static fst_status await_turn(fst_async_save *save, fst_error *error) {
 static fst_status run_save(fst_async_save *save, fst_error *error) {
     fst_writer *writer = save->writer;
     // While the caller is blocked, every processor and the memory's bandwidth are for the copy.
-    if (save->options.stage == FST_STAGE_COPY && fsti_snapshot_fits(writer->snapshot))
-        FST_TRY(fsti_snapshot_await_staged(writer->snapshot, error));
+    if (save->options.stage == FST_STAGE_COPY && fsti_snapshot_fits(writer->source.snapshot))
+        FST_TRY(fsti_snapshot_await_staged(writer->source.snapshot, error));
     FST_TRY(await_turn(save, error));
     FST_TRY(fsti_writer_create(writer, NULL, error));
     pthread_mutex_lock(&save->lock);
@@ -300,7 +300,7 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
     pthread_mutex_unlock(&save->lock);
     FST_TRY(fsti_writer_finish(writer, error));
     // Whether the tensors were changed meanwhile must be known before anything is put in place.
-    FST_TRY(fsti_snapshot_await_staged(writer->snapshot, error));
+    FST_TRY(fsti_snapshot_await_staged(writer->source.snapshot, error));
     return fsti_writer_commit(writer, error);
 }
 
@@ -308,7 +308,7 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
 /// nothing behind.
 static void close_writer(fst_async_save *save, fst_status status, const fst_error *error) {
     fst_writer *writer = save->writer;
-    if (status != FST_OK) fsti_snapshot_stop(writer->snapshot, status, error);
+    if (status != FST_OK) fsti_snapshot_stop(writer->source.snapshot, status, error);
     pthread_mutex_lock(&save->lock);
     save->is_ending = true;
     save->status = status;
@@ -319,13 +319,11 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     fst_save_stats stats = {.struct_size = sizeof stats};
     (void)!fsti_writer_stats(writer, &stats, NULL);
     fsti_snapshot_stats copied;
-    fsti_snapshot_stats_get(writer->snapshot, &copied);
+    fsti_snapshot_stats_get(writer->source.snapshot, &copied);
     pthread_mutex_lock(&save->lock);
     save->writer_stats = stats;
     save->snapshot_stats = copied;
-    pthread_mutex_lock(&writer->lock);
-    save->bytes_written = writer->bytes_done;
-    pthread_mutex_unlock(&writer->lock);
+    save->bytes_written = fsti_progress_bytes(&writer->progress);
     save->writer = NULL;
     pthread_mutex_unlock(&save->lock);
     fsti_writer_close(writer);
@@ -373,16 +371,14 @@ static void start_helpers(fst_async_save *save) {
 
 /// Finds which files the save replaces, for its order.
 static fst_status find_target(fst_async_save *save, fst_error *error) {
-    const char *path = save->writer->published[0];
+    const char *path = save->writer->target.published[0];
     char resolved[PATH_MAX];
     save->path = fsti_string_copy(path, strlen(path));
     if (save->path == NULL) return fsti_error_memory(error, strlen(path));
-    save->is_set = save->writer->file_count > 1;
-    bool follows = save->writer->folder == NULL && save->writer->options.replace_link == 0;
-    bool is_remote = save->writer->is_remote;
-    if (!is_remote && !fsti_path_resolve(path, follows, resolved)) return FST_OK;
-    const char *target = is_remote ? path : resolved;
-    save->target = fsti_string_copy(target, strlen(target));
+    save->is_set = save->writer->contents.file_count > 1;
+    bool follows = save->writer->target.folder == NULL && save->writer->options.replace_link == 0;
+    if (!save->writer->target.kind->resolve(path, follows, resolved)) return FST_OK;
+    save->target = fsti_string_copy(resolved, strlen(resolved));
     return save->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
 }
 
@@ -398,9 +394,10 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     save_request planned = {.path = request->path,
                             .tensors = request->tensors,
                             .tensor_count = request->tensor_count,
-                            .options = &own};
+                            .options = &own,
+                            .source = {.kind = &fsti_source_snapshot}};
     FST_TRY(fsti_writer_plan(&planned, &save->writer, error));
-    save->bytes_total = save->writer->bytes_total;
+    save->bytes_total = save->writer->progress.bytes_total;
     FST_TRY(find_target(save, error));
     FST_TRY(fsti_save_manifest_check(save->writer, save->manifest, error));
     const fst_async_options *options = &save->options;
@@ -411,7 +408,7 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
                                       .is_guarded = options->stage != FST_STAGE_COPY,
                                       .is_unchanged = options->is_unchanged,
                                       .context = options->context};
-    return fsti_writer_plan_snapshot(save->writer, &snapshot, error);
+    return fsti_snapshot_source_open(save->writer, &snapshot, error);
 }
 
 static fst_status open_pool(fst_async_save *save, fst_error *error) {
@@ -531,11 +528,11 @@ void fsti_async_save_cancel(fst_async_save *save) {
     atomic_store(&save->is_cancelled, true);
     pthread_mutex_lock(&save->lock);
     if (!save->is_ending) {
-        fsti_snapshot_stop(save->writer->snapshot, FST_E_CANCELLED, &why);
+        fsti_snapshot_stop(save->writer->source.snapshot, FST_E_CANCELLED, &why);
         if (save->is_created)
             fsti_writer_cancel(save->writer);
         else
-            atomic_store(&save->writer->is_cancelled, true);
+            atomic_store(&save->writer->progress.is_cancelled, true);
     }
     pthread_mutex_unlock(&save->lock);
 }
@@ -564,10 +561,8 @@ fst_status fsti_async_save_stats(fst_async_save *save, fst_async_stats *stats, f
     fsti_snapshot_stats copied = save->snapshot_stats;
     stats->bytes_written = save->bytes_written;
     if (save->writer != NULL) {
-        fsti_snapshot_stats_get(save->writer->snapshot, &copied);
-        pthread_mutex_lock(&save->writer->lock);
-        stats->bytes_written = save->writer->bytes_done;
-        pthread_mutex_unlock(&save->writer->lock);
+        fsti_snapshot_stats_get(save->writer->source.snapshot, &copied);
+        stats->bytes_written = fsti_progress_bytes(&save->writer->progress);
     }
     stats->state = state_of(save, &copied);
     stats->stage = save->options.stage;

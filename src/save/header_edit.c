@@ -205,15 +205,13 @@ static fst_status write_file(const header_edit *edit, const char *target,
                              .manifest = options->manifest,
                              .digest = options->digest};
     fst_writer *writer;
-    save_request request = {target,
-                            edit->tensors,
-                            edit->tensor_count,
-                            &save,
-                            edit->model->files[0].file,
-                            edit->file.header_bytes,
-                            NULL,
-                            NULL,
-                            false};
+    save_request request = {.path = target,
+                            .tensors = edit->tensors,
+                            .tensor_count = edit->tensor_count,
+                            .options = &save,
+                            .source = {.kind = &fsti_source_edited,
+                                       .origin = edit->model->files[0].file,
+                                       .origin_begin = edit->file.header_bytes}};
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
     if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);

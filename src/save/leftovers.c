@@ -15,16 +15,16 @@ static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     const char *base = leftover->base;
     size_t size = leftover->base_size;
     if (fsti_save_manifest_is_own(writer, leftover)) return true;
-    if (writer->folder == NULL)
-        return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
+    if (writer->target.folder == NULL)
+        return fsti_leftover_is_of(leftover, fsti_path_name(writer->contents.files[0].target.path));
     // Of a long name only the beginning is known, so the model is not determined.
     if (fsti_leftover_is_cut(leftover)) {
-        size_t stem_size = strlen(writer->stem);
-        return memcmp(base, writer->stem, stem_size < size ? stem_size : size) == 0;
+        size_t stem_size = strlen(writer->target.stem);
+        return memcmp(base, writer->target.stem, stem_size < size ? stem_size : size) == 0;
     }
-    return fsti_save_is_shard(base, size, writer->stem) ||
-           fsti_save_is_single(base, size, writer->stem) ||
-           fsti_save_is_index(base, size, writer->stem);
+    return fsti_save_is_shard(base, size, writer->target.stem) ||
+           fsti_save_is_single(base, size, writer->target.stem) ||
+           fsti_save_is_index(base, size, writer->target.stem);
 }
 
 // ---- names in indexes ----
@@ -82,13 +82,14 @@ static void remove_leftover(void *context, const fsti_leftover *leftover) {
     sweep->tried_indexes = true;
     if (!sweep->has_indexes || is_used(&sweep->used, leftover->name)) return;
     if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
-    sweep->writer->leftover_count++;
+    sweep->writer->progress.leftover_count++;
     fsti_log(FST_LOG_INFO, "removed %s, left by a killed save", leftover->name);
 }
 
 void fsti_writer_sweep(fst_writer *writer) {
     leftover_sweep sweep = {.writer = writer};
-    sweep.used.folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
+    sweep.used.folder = writer->target.folder != NULL ? writer->target.folder
+                                                      : writer->contents.files[0].target.folder;
     // The save has succeeded, so failures of cleanup are ignored.
     if (fsti_leftovers_visit(sweep.used.folder, remove_leftover, &sweep, NULL) != FST_OK)
         fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", sweep.used.folder);
@@ -103,18 +104,18 @@ static bool has_output_file(const fsti_output *output) {
 }
 
 void fsti_writer_take_back(fst_writer *writer) {
-    used_names used = {.folder = writer->files[0].target.folder};
+    used_names used = {.folder = writer->contents.files[0].target.folder};
     int lock = -1;
     uint32_t left = 0;
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        left += has_output_file(writer->files[f].output);
+    for (uint32_t f = 0; f < writer->contents.file_count; f++)
+        left += has_output_file(writer->contents.files[f].output);
     if (left == 0) return;
     // Without this lock another process may be publishing, so the files stay for the next save.
     bool has_indexes =
         fsti_folder_lock(used.folder, &lock, NULL) == FST_OK && read_indexes(&used, NULL) == FST_OK;
-    for (uint32_t f = 0; has_indexes && f < writer->file_count; f++)
-        if (!is_used(&used, fsti_output_hidden(writer->files[f].output)))
-            (void)!fsti_output_unname(writer->files[f].output, NULL);
+    for (uint32_t f = 0; has_indexes && f < writer->contents.file_count; f++)
+        if (!is_used(&used, fsti_output_hidden(writer->contents.files[f].output)))
+            (void)!fsti_output_unname(writer->contents.files[f].output, NULL);
     fsti_folder_unlock(lock);
     clear_used(&used);
 }

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "net/net.h"
 #include "save_state.h"
 
 static bool has_stem(const char **name, size_t *size, const char *stem) {
@@ -35,7 +34,7 @@ static bool matches(const char *name, size_t size, const char *pattern) {
 
 bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
     if (!has_stem(&name, &size, stem)) return false;
-    // The longer form belongs to sharded models at stores (remote_set.c).
+    // The longer form belongs to sharded models at stores (object_target.c).
     return matches(name, size, "-#####-of-#####.safetensors") ||
            matches(name, size, "-#####-of-#####-xxxxxxxxxxxxxxxx.safetensors");
 }
@@ -50,40 +49,41 @@ bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
 
 /// The name of a file of a sharded model.
 static void format_name(const fst_writer *writer, uint32_t file, char *out, size_t size) {
-    if (file == writer->file_count)
-        snprintf(out, size, "%s.safetensors.index.json", writer->stem);
-    else if (writer->file_count == 1)
-        snprintf(out, size, "%s.safetensors", writer->stem);
+    if (file == writer->contents.file_count)
+        snprintf(out, size, "%s.safetensors.index.json", writer->target.stem);
+    else if (writer->contents.file_count == 1)
+        snprintf(out, size, "%s.safetensors", writer->target.stem);
     else
-        snprintf(out, size, "%s-%05u-of-%05u%s.safetensors", writer->stem, file + 1,
-                 writer->file_count, writer->tag);
+        snprintf(out, size, "%s-%05u-of-%05u%s.safetensors", writer->target.stem, file + 1,
+                 writer->contents.file_count, writer->target.store.tag);
 }
 
 static char *format_path(const fst_writer *writer, uint32_t file) {
-    size_t folder_size = strlen(writer->folder) + 1;
-    size_t capacity = folder_size + strlen(writer->stem) + 64;
-    char *path = fsti_alloc(capacity);
-    if (path == NULL) return NULL;
-    snprintf(path, capacity, "%s/", writer->folder);
-    format_name(writer, file, path + folder_size, capacity - folder_size);
-    if (!writer->is_remote) return path;
-    // A stem may contain characters that URLs must escape.
-    char *name = fsti_string_copy(path + folder_size, strlen(path + folder_size));
-    path[folder_size] = '\0';
-    char *url = name == NULL ? NULL : fsti_url_sibling(path, name);
+    const save_target *target = &writer->target;
+    size_t capacity = strlen(target->stem) + 64;
+    char *name = fsti_alloc(capacity);
+    if (name == NULL) return NULL;
+    format_name(writer, file, name, capacity);
+    char *path = target->kind->join(target->folder, name);
     fsti_free(name);
-    fsti_free(path);
-    return url;
+    return path;
 }
 
 /// The index of a sharded model gets a path too.
 fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
-    bool is_sharded = writer->folder != NULL;
-    for (uint32_t f = 0; f < writer->file_count + (is_sharded ? 1 : 0); f++) {
-        fsti_free(writer->published[f]);
-        writer->published[f] =
+    bool is_sharded = writer->target.folder != NULL;
+    for (uint32_t f = 0; f < writer->contents.file_count + (is_sharded ? 1 : 0); f++) {
+        fsti_free(writer->target.published[f]);
+        writer->target.published[f] =
             is_sharded ? format_path(writer, f) : fsti_string_copy(path, strlen(path));
-        if (writer->published[f] == NULL) return fsti_error_memory(error, strlen(path));
+        if (writer->target.published[f] == NULL) return fsti_error_memory(error, strlen(path));
     }
     return FST_OK;
+}
+
+char *fsti_path_with_ending(const char *path, const char *ending) {
+    size_t capacity = strlen(path) + strlen(ending) + 1;
+    char *text = fsti_alloc(capacity);
+    if (text != NULL) snprintf(text, capacity, "%s%s", path, ending);
+    return text;
 }

@@ -21,11 +21,13 @@ static fst_status write_file(const fst_model *model, const fsti_header *header, 
                              .progress_context = options->progress_context,
                              .manifest = options->manifest,
                              .digest = options->digest};
-    save_request request = {.path = target,
-                            .options = &save,
-                            .origin = model->files[0].file,
-                            .origin_header = header,
-                            .is_whole = true};
+    save_request request = {
+        .path = target,
+        .options = &save,
+        .source = {.kind = header == NULL ? &fsti_source_copied : &fsti_source_compressed,
+                   .origin = model->files[0].file,
+                   .origin_header = header,
+                   .is_whole = true}};
     fst_writer *writer;
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
