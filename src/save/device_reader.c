@@ -8,12 +8,12 @@ bool fsti_save_is_on_device(const save_tensor *tensor) {
 /// The tensor of the next block; NULL after the last one.
 static const save_tensor *find_next(device_reader *reader) {
     const fst_writer *writer = reader->writer;
-    const fst_layout *layout = &writer->files[reader->file_index].layout;
-    const uint32_t *members = writer->members + writer->member_begin[reader->file_index];
+    const fst_layout *layout = &writer->contents.files[reader->file_index].layout;
+    const uint32_t *members = fsti_contents_members(&writer->contents, reader->file_index);
     for (; reader->entry < layout->entry_count; reader->entry++, reader->done = 0) {
         uint32_t entry = layout->order[reader->entry];
         if (entry >= layout->tensor_count) continue; // padding
-        const save_tensor *tensor = &writer->tensors[members[entry]];
+        const save_tensor *tensor = &writer->contents.tensors[members[entry]];
         if (tensor->data != NULL && fsti_save_is_on_device(tensor) &&
             reader->done < tensor->size_bytes)
             return tensor;

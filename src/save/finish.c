@@ -1,108 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The middle of a save: writes tensors that were given with data, with several threads for sharded
-/// models; then checks that every byte was written, and syncs if durable.
-#include <string.h>
-
-#include "device_reader.h"
+/// The middle of a save: checks that every byte was written, fills the files from the source, with
+/// several threads for sharded models, and syncs if durable.
 #include "save_state.h"
 
 #define THREAD_COUNT_MAX 16u
 
-fst_status fsti_writer_sync(fst_writer *writer, fsti_output *output, fst_error *error) {
-    uint64_t start = fsti_now_ns();
-    fst_status status = fsti_output_sync(output, error);
-    pthread_mutex_lock(&writer->lock);
-    writer->sync_count++;
-    writer->sync_ns += fsti_now_ns() - start;
-    pthread_mutex_unlock(&writer->lock);
-    return status;
-}
-
-/// Writes the zeros of padding tensors, so that bytes reach the stage in order.
-static fst_status write_padding(save_file *file, const fsti_header_entry *entry, fst_error *error) {
-    static const char zeros[4096];
-    for (uint64_t at = entry->begin; at < entry->end;) {
-        uint64_t size = fsti_min(entry->end - at, sizeof zeros);
-        FST_TRY(
-            fsti_stage_put(file->stage, file->layout.header_bytes + at, zeros, size, true, error));
-        at += size;
-    }
-    return FST_OK;
-}
-
-/// Writes a device tensor block by block, without a complete copy in CPU memory.
-static fst_status write_device_tensor(save_file *file, const save_tensor *tensor,
-                                      device_reader *reader, fst_error *error) {
-    const char *data;
-    uint64_t size;
-    for (uint64_t done = 0; done < tensor->size_bytes; done += size) {
-        FST_TRY(fsti_device_reader_next(reader, &data, &size, error));
-        FST_TRY(fsti_stage_put(file->stage, tensor->offset + done, data, size, false, error));
-    }
-    return FST_OK;
-}
-
-static fst_status write_tensors(fst_writer *writer, uint32_t file_index, device_reader *reader,
-                                fst_error *error) {
-    save_file *file = &writer->files[file_index];
-    const uint32_t *members = writer->members + writer->member_begin[file_index];
-    for (size_t i = 0; i < file->layout.entry_count; i++) {
-        uint32_t entry = file->layout.order[i];
-        if (entry >= file->layout.tensor_count) {
-            FST_TRY(write_padding(file, &file->layout.entries[entry], error));
-            continue;
-        }
-        save_tensor *tensor = &writer->tensors[members[entry]];
-        if (tensor->data == NULL || tensor->size_bytes == 0) continue;
-        FST_TRY(fsti_save_is_on_device(tensor)
-                    ? write_device_tensor(file, tensor, reader, error)
-                    : fsti_stage_put(file->stage, tensor->offset, tensor->data, tensor->size_bytes,
-                                     true, error));
-        pthread_mutex_lock(&writer->lock);
-        writer->tensors_done++;
-        pthread_mutex_unlock(&writer->lock);
-    }
-    return FST_OK;
-}
-
-static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error *error) {
-    device_reader reader = {.writer = writer, .file_index = file_index};
-    fst_status status = write_tensors(writer, file_index, &reader, error);
-    fsti_device_reader_close(&reader);
-    return status;
-}
-
 static fst_status finish_file(fst_writer *writer, uint32_t file_index, fst_error *error) {
-    save_file *file = &writer->files[file_index];
-    fst_status status = FST_OK;
-    if (writer->origin_header != NULL) {
-        status = fsti_writer_pack(writer, file, error);
-    } else if (writer->is_whole) {
-        status = fsti_writer_copy_whole(writer, error);
-    } else if (writer->origin != NULL) {
-        status = fsti_writer_copy_origin(writer, error);
-    } else if (writer->is_joined) {
-        fsti_output_unmap(file->output); // mapped bytes need no further write
-    } else {
-        status = fsti_writer_open_stage(writer, file, error);
-        if (status == FST_OK)
-            status = writer->snapshot != NULL ? fsti_writer_put_snapshot(writer, file_index, error)
-                                              : put_tensors(writer, file_index, error);
-        fst_status closed = fsti_writer_close_stage(writer, file, status == FST_OK ? error : NULL);
-        if (writer->snapshot != NULL)
-            fsti_snapshot_release(writer->snapshot, file_index, UINT64_MAX);
-        fsti_output_unmap(file->output);
-        if (status == FST_OK) status = closed;
-        if (status == FST_OK && writer->options.compress != FST_COMPRESS_NONE)
-            status = fsti_writer_pack(writer, file, error);
-    }
+    save_file *file = &writer->contents.files[file_index];
+    fst_status status = writer->source.kind->fill(writer, file_index, error);
     // Files written by several processes are digested when complete, before they are published.
-    if (status == FST_OK && writer->manifest.kind != NULL && writer->options.others_write == 0)
+    if (status == FST_OK && writer->publication.manifest.kind != NULL &&
+        writer->options.others_write == 0)
         status = fsti_save_manifest_end(writer, file, error);
-    // Errors of a store must be reported before anything is published.
-    if (status == FST_OK && writer->is_remote) return fsti_output_sync(file->output, error);
-    if (status != FST_OK || writer->options.promise != FST_SAVE_DURABLE) return status;
-    return fsti_writer_sync(writer, file->output, error);
+    FST_TRY(status);
+    return writer->target.kind->settle(writer, file->output, error);
 }
 
 /// Shared by the threads that finish files.
@@ -119,7 +30,7 @@ static void *finish_files(void *context) {
     for (;;) {
         uint32_t file = atomic_fetch_add(&job->next_file, 1);
         pthread_mutex_lock(&job->lock);
-        bool stop = file >= job->writer->file_count || job->status != FST_OK;
+        bool stop = file >= job->writer->contents.file_count || job->status != FST_OK;
         pthread_mutex_unlock(&job->lock);
         if (stop) return NULL;
         fst_error error;
@@ -138,7 +49,7 @@ static fst_status finish_all(fst_writer *writer, fst_error *error) {
     pthread_t threads[THREAD_COUNT_MAX];
     uint32_t wanted = writer->options.thread_count, count = 0;
     if (wanted == 0) wanted = fsti_cpu_count();
-    wanted = (uint32_t)fsti_min(fsti_min(wanted, writer->file_count), THREAD_COUNT_MAX);
+    wanted = (uint32_t)fsti_min(fsti_min(wanted, writer->contents.file_count), THREAD_COUNT_MAX);
     pthread_mutex_init(&job.lock, NULL);
     // This thread works as well, so a failed start is no error.
     while (count + 1 < wanted && fsti_thread_start(&threads[count], finish_files, &job) == 0)
@@ -150,25 +61,23 @@ static fst_status finish_all(fst_writer *writer, fst_error *error) {
     return job.status;
 }
 
-static fst_status check_complete(const fst_writer *writer, fst_error *error) {
-    if (writer->origin != NULL || writer->options.others_write != 0) return FST_OK;
-    for (size_t i = 0; i < writer->tensor_count; i++) {
-        const save_tensor *tensor = &writer->tensors[i];
-        byte_range gap;
-        if (tensor->data != NULL || !fsti_coverage_gap(&tensor->coverage, tensor->size_bytes, &gap))
-            continue;
-        return fsti_writer_refuse_range(tensor, gap, "were never written", error);
-    }
-    return FST_OK;
-}
-
 fst_status fsti_writer_finish(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_open(writer, error));
-    FST_TRY(check_complete(writer, error)); // missing bytes may still be written
+    const fsti_source_kind *source = writer->source.kind;
+    if (source->ready != NULL)
+        FST_TRY(source->ready(writer, error)); // missing bytes may still be written
     fst_status status = FST_OK;
-    if (writer->stream_file != NULL)
-        status = fsti_writer_close_stage(writer, writer->stream_file, error);
+    if (writer->stream.file != NULL)
+        status = fsti_writer_close_stage(writer, writer->stream.file, error);
     if (status == FST_OK) status = finish_all(writer, error);
     atomic_store(&writer->state, status == FST_OK ? WRITER_FINISHED : WRITER_FAILED);
     return status;
+}
+
+fst_status fsti_writer_make_finished(fst_writer *writer, fst_error *error) {
+    if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
+    int state = atomic_load(&writer->state);
+    if (state == WRITER_FINISHED) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
+                          state == WRITER_FAILED ? "has failed" : "is committed");
 }

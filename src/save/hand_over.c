@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Sharded models written by several processes: handed over files, joined files, and publishing by
 /// one process.
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,29 +12,28 @@
 
 fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_writer_check_owner(writer, error));
-    if (writer->is_joined)
+    if (writer->publication.role == ROLE_JOINED)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "the file belongs to another process");
-    if (writer->manifest.kind != NULL && writer->options.others_write == 0)
+    if (writer->publication.manifest.kind != NULL && writer->options.others_write == 0)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                               "the process that publishes the file creates its manifest: "
                               "fst_publish_options.manifest");
-    if (atomic_load(&writer->state) == WRITER_OPEN) FST_TRY(fsti_writer_finish(writer, error));
-    int state = atomic_load(&writer->state);
-    if (state != WRITER_FINISHED)
-        return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
-                              state == WRITER_FAILED ? "has failed" : "is committed");
+    FST_TRY(fsti_writer_make_finished(writer, error));
     fst_status status = FST_OK;
-    for (uint32_t f = 0; f < writer->file_count && status == FST_OK; f++)
-        status = fsti_output_name(writer->files[f].output, error);
-    if (status != FST_OK) atomic_store(&writer->state, WRITER_FAILED);
-    writer->is_shared = status == FST_OK;
+    for (uint32_t f = 0; f < writer->contents.file_count && status == FST_OK; f++)
+        status = fsti_output_name(writer->contents.files[f].output, error);
+    if (status == FST_OK)
+        writer->publication.role = ROLE_HANDED_OVER;
+    else
+        atomic_store(&writer->state, WRITER_FAILED);
     return status;
 }
 
 const char *fsti_writer_hidden_path(const fst_writer *writer, uint32_t file_index) {
-    if (!writer->is_shared || file_index >= writer->file_count) return NULL;
-    return fsti_output_hidden_path(writer->files[file_index].output);
+    if (writer->publication.role != ROLE_HANDED_OVER || file_index >= writer->contents.file_count)
+        return NULL;
+    return fsti_output_hidden_path(writer->contents.files[file_index].output);
 }
 
 // ---- existing files ----
@@ -84,6 +82,15 @@ static void clear_found(found_tensors *found) {
     fsti_free(found->tensors);
 }
 
+/// The bytes of these files are written by several processes, piece by piece or through mappings.
+static fst_status end_mapping(fst_writer *writer, uint32_t file_index, fst_error *error) {
+    (void)error;
+    fsti_output_unmap(writer->contents.files[file_index].output);
+    return FST_OK;
+}
+
+static const fsti_source_kind written_by_several = {.fill = end_mapping};
+
 /// Makes a writer for existing files.
 static fst_status begin_existing(const char *path, const char *const *hidden,
                                  const found_tensors *found, const fst_save_options *options,
@@ -92,6 +99,7 @@ static fst_status begin_existing(const char *path, const char *const *hidden,
                             .tensors = found->tensors,
                             .tensor_count = found->count,
                             .options = options,
+                            .source = {.kind = &written_by_several},
                             .hidden = hidden};
     return fsti_writer_begin(&request, out, error);
 }
@@ -102,12 +110,12 @@ static fst_status begin_existing(const char *path, const char *const *hidden,
 static void copy_offsets(fst_writer *writer, const fst_model *model) {
     fst_file_info file;
     fsti_model_file_info(model, 0, &file);
-    writer->files[0].layout.file_bytes = writer->bytes_total = file.size_bytes;
-    writer->files[0].header_put = true;
-    for (size_t i = 0; i < writer->tensor_count; i++) {
+    writer->contents.files[0].layout.file_bytes = writer->progress.bytes_total = file.size_bytes;
+    writer->contents.files[0].header_put = true;
+    for (size_t i = 0; i < writer->contents.tensor_count; i++) {
         fst_tensor_info info;
         fsti_model_tensor_info(model, i, &info);
-        writer->tensors[i].offset = info.file_offset;
+        writer->contents.tensors[i].offset = info.file_offset;
     }
 }
 
@@ -123,7 +131,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
     fst_status status = find_tensors(&found, &path, 1, error);
     if (status == FST_OK) status = begin_existing(path, &path, &found, &save, out, error);
     if (status == FST_OK) {
-        (*out)->is_joined = true;
+        (*out)->publication.role = ROLE_JOINED;
         copy_offsets(*out, found.models[0]);
     }
     clear_found(&found);
@@ -184,13 +192,13 @@ static fst_status publish(const char *folder, const char *const *paths, const fo
                              .manifest = options->manifest,
                              .digest = options->digest};
     FST_TRY(begin_existing(folder, paths, found, &save, &writer, error));
-    writer->is_shared = writer->is_adopted = true;
-    writer->names_only = options->names_only != 0;
-    writer->bytes_total = 0;
+    writer->publication.role = ROLE_ADOPTED;
+    writer->publication.names_only = options->names_only != 0;
+    writer->progress.bytes_total = 0;
     for (size_t i = 0; i < found->model_count; i++) {
         fst_file_info file;
         fsti_model_file_info(found->models[i], 0, &file);
-        writer->bytes_total += file.size_bytes;
+        writer->progress.bytes_total += file.size_bytes;
     }
     atomic_store(&writer->state, WRITER_FINISHED);
     fst_status status = fsti_writer_commit(writer, error);

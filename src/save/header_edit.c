@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Edits: writes a new header before the old file's tensors, and publishes it like every save.
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -177,43 +175,6 @@ static fst_status change_metadata(header_edit *edit, const fst_edit_options *opt
 
 // ---- the file ----
 
-fst_status fsti_writer_copy_origin(fst_writer *writer, fst_error *error) {
-    save_file *file = &writer->files[0];
-    const fst_layout *layout = &file->layout;
-    fsti_copy copy = {.source = writer->origin,
-                      .source_begin = writer->origin_begin,
-                      .begin = layout->header_bytes,
-                      .report = fsti_writer_report,
-                      .context = writer};
-    FST_TRY(fsti_output_copy(file->output, &copy, error));
-    // Written after the copy, because sharing needs an empty block where the header ends.
-    FST_TRY(fsti_output_write(file->output, layout->header, layout->header_bytes, 0, error));
-    pthread_mutex_lock(&writer->lock);
-    writer->bytes_shared = copy.bytes_shared;
-    writer->bytes_copied = copy.bytes_copied;
-    writer->counts.bytes_written = layout->header_bytes;
-    writer->counts.write_count = copy.call_count + 1;
-    writer->counts.engine = copy.engine;
-    snprintf(writer->counts.reason, sizeof writer->counts.reason, "%s", copy.reason);
-    writer->tensors_done = writer->tensor_count;
-    pthread_mutex_unlock(&writer->lock);
-    return fsti_writer_report(writer, layout->header_bytes, error);
-}
-
-fst_status fsti_writer_check_origin(const fst_writer *writer, fst_error *error) {
-    struct stat info, now;
-    if (writer->origin == NULL) return FST_OK;
-    FST_TRY(fsti_file_check(writer->origin, error));
-    const char *path = fsti_file_path(writer->origin);
-    fsti_error_location location = FSTI_NO_LOCATION;
-    location.file = path;
-    if (fstat(fsti_file_identity(writer->origin), &info) != 0 || stat(path, &now) != 0 ||
-        info.st_dev != now.st_dev || info.st_ino != now.st_ino)
-        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
-                              "the file was replaced while it was being edited");
-    return FST_OK;
-}
-
 /// An index maps tensor names to files, so renaming in one file alone would break the model.
 static fst_status check_index(const header_edit *edit, const char *path, const char *target,
                               fst_error *error) {
@@ -244,15 +205,13 @@ static fst_status write_file(const header_edit *edit, const char *target,
                              .manifest = options->manifest,
                              .digest = options->digest};
     fst_writer *writer;
-    save_request request = {target,
-                            edit->tensors,
-                            edit->tensor_count,
-                            &save,
-                            edit->model->files[0].file,
-                            edit->file.header_bytes,
-                            NULL,
-                            NULL,
-                            false};
+    save_request request = {.path = target,
+                            .tensors = edit->tensors,
+                            .tensor_count = edit->tensor_count,
+                            .options = &save,
+                            .source = {.kind = &fsti_source_edited,
+                                       .origin = edit->model->files[0].file,
+                                       .origin_begin = edit->file.header_bytes}};
     FST_TRY(fsti_writer_begin(&request, &writer, error));
     fst_status status = fsti_writer_commit(writer, error);
     if (status == FST_OK) status = fsti_writer_stats(writer, stats, error);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether an index refers to a file, also through links, "./f", or a parent folder.
+/// Indexes in folders: reading one, and whether one refers to a file, also through links, "./f", or
+/// a parent folder.
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "io/io.h"
 #include "save_state.h"
 
 /// Length of the folder of a path with its slash; 0 if the path has none.
@@ -24,6 +26,40 @@ bool fsti_save_is_same_file(const char *one, const char *other) {
     return has_first && has_second && first.st_dev == second.st_dev &&
            first.st_ino == second.st_ino;
 }
+
+// ---- reading an index ----
+
+#define INDEX_BYTES_MAX ((uint64_t)1 << 30)
+
+static fst_status read_text(const char *path, char **bytes, size_t *byte_count, fst_error *error) {
+    fsti_file *file;
+    FST_TRY(fsti_file_open(path, &file, error));
+    uint64_t size = fsti_file_size(file);
+    fst_status status = FST_OK;
+    *bytes = NULL;
+    if (size > INDEX_BYTES_MAX) status = fsti_error_errno(error, EFBIG, path, "reading the index");
+    if (status == FST_OK) *bytes = fsti_alloc_zeroed(1, size + FSTI_FORMAT_PADDING_BYTES);
+    if (status == FST_OK && *bytes == NULL) status = fsti_error_memory(error, size);
+    if (status == FST_OK) status = fsti_file_read(file, *bytes, size, 0, byte_count, error);
+    fsti_file_unref(file);
+    if (status == FST_OK) return FST_OK;
+    fsti_free(*bytes);
+    return status;
+}
+
+fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index *out,
+                                fst_error *error) {
+    char path[PATH_MAX];
+    char *bytes;
+    size_t byte_count;
+    int size = snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (size < 0 || (size_t)size >= sizeof path)
+        return fsti_error_errno(error, ENAMETOOLONG, name, "reading the index");
+    FST_TRY(read_text(path, &bytes, &byte_count, error));
+    return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), out, error);
+}
+
+// ---- looking for a file in indexes ----
 
 /// A search through the indexes of a folder.
 typedef struct index_search {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A commit as a list of steps, most of them one system call that changes a name. Private to the
-/// save module. No step needs disk space for data, so a full disk cannot stop it halfway.
+/// A commit as a list of steps, most of them one system call or request that changes a name.
+/// Private to the save module. No step needs disk space for data, so a full disk cannot stop it
+/// halfway.
 ///
 /// Before the commit step (commit_index) a failed step undoes the earlier ones, and the old model
 /// is intact. After it the new model is complete, and the rest is cleanup, whose failures are only
@@ -10,37 +11,47 @@
 
 #include "output/output.h"
 
-typedef enum step_kind {
-    STEP_ASIDE,       ///< move a file aside that will become outdated; undone by moving it back
-    STEP_NAME,        ///< give a new file its temporary name
-    STEP_PLACE,       ///< rename a new file to its path; undone by restoring the old file
-    STEP_LINK,        ///< the same, but the temporary name stays as a second name
-    STEP_UNNAME,      ///< remove the temporary name
-    STEP_SYNC,        ///< sync the names in a folder
-    STEP_REMOVE,      ///< delete a file of an earlier save
-    STEP_REMOVE_LAST, ///< the same, but only if cleanup left nothing, because it hides leftovers
-    STEP_CHECK        ///< check whether the commit may continue
-} step_kind;
+typedef struct save_journal save_journal;
+typedef struct journal_step journal_step;
+
+/// What a step does. The kinds are in journal_steps.h.
+typedef struct fsti_step_kind {
+    const char *name; ///< for the log
+    fst_status (*run)(save_journal *journal, journal_step *step, fst_error *error);
+    /// Undoes the step, also one that failed halfway. NULL: there is nothing to undo.
+    fst_status (*undo)(journal_step *step, fst_error *error);
+    /// Frees what `run` kept for `undo`. `deletes`: the commit succeeded, so a kept name is deleted
+    /// as well. NULL: it keeps nothing.
+    void (*release)(journal_step *step, bool deletes);
+    bool reports_undo; ///< the error of a failed run says all about the target: `undo` adds nothing
+    bool needs_cleanup;  ///< after the commit: runs only if everything before it succeeded
+    bool is_independent; ///< after the commit: later steps run even if it fails
+} fsti_step_kind;
 
 typedef fst_status (*journal_check)(void *context, fst_error *error);
 
-typedef struct journal_step {
-    step_kind kind;
-    fsti_output *output; ///< for steps about new files
-    char *path;          ///< for other steps
-    const struct fsti_precondition
-        *expected_version; ///< for a deletion: the version to delete; NULL: any
-    journal_check check;
-    void *context; ///< of the check
+struct journal_step {
+    const fsti_step_kind *kind;
+    fsti_output *output; ///< of steps about new files
+    char *path;          ///< of other steps
+    bool may_be_undone;  ///< set by the journal: a later step may fail
+
+    // Of steps about files.
     char *kept;    ///< temporary name of a file that was replaced or moved aside
-    struct fsti_kept_object *kept_object; ///< an object that was deleted
-    const struct fsti_http_watch *watch;  ///< called while waiting for a store
     int kept_lock; ///< a locked descriptor that marks `kept` as in use, or -1
     bool had_old;  ///< a file was replaced
-    bool is_done;
-} journal_step;
 
-typedef struct save_journal {
+    // Of steps about objects.
+    const struct fsti_http_watch *watch;      ///< called while waiting for the store, or NULL
+    const struct fsti_precondition *expected; ///< the version to delete; NULL: any
+    struct fsti_kept_object *kept_object;     ///< an object that was deleted
+
+    // Of checks.
+    journal_check check;
+    void *context;
+};
+
+struct save_journal {
     journal_step *steps;
     size_t count, capacity;
     size_t commit_index; ///< steps before this one are undone on failure
@@ -48,25 +59,15 @@ typedef struct save_journal {
     bool is_complete;    ///< cleanup is done too
     uint64_t sync_count, sync_ns;
     char warning[256];
-} save_journal;
+};
 
-/// Adds a step for an output, or for a path (copied).
-fst_status fsti_journal_add(save_journal *journal, step_kind kind, fsti_output *output,
-                            fst_error *error);
-fst_status fsti_journal_add_path(save_journal *journal, step_kind kind, const char *path,
-                                 fst_error *error);
-/// Adds a step that deletes a remote manifest. `watch`: called meanwhile, or NULL.
-fst_status fsti_journal_add_aside(save_journal *journal, const char *address,
-                                  const struct fsti_http_watch *watch, fst_error *error);
-/// The first word of manifests.
-#define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
-/// Adds a step that deletes an object if it still has the given version (NULL: any). `watch` as
-/// above. The caller keeps both.
-fst_status fsti_journal_add_removal(save_journal *journal, const char *path,
-                                    const struct fsti_precondition *expected,
-                                    const struct fsti_http_watch *watch, fst_error *error);
-fst_status fsti_journal_add_check(save_journal *journal, journal_check check, void *context,
-                                  fst_error *error);
+/// Adds a step. The path is copied; the caller keeps everything else.
+fst_status fsti_journal_add(save_journal *journal, const journal_step *step, fst_error *error);
+/// Adds a step that needs only an output, or only a path.
+fst_status fsti_journal_add_output(save_journal *journal, const fsti_step_kind *kind,
+                                   fsti_output *output, fst_error *error);
+fst_status fsti_journal_add_path(save_journal *journal, const fsti_step_kind *kind,
+                                 const char *path, fst_error *error);
 /// Marks the commit step: steps so far are undone on failure, later ones are not.
 void fsti_journal_set_commit(save_journal *journal);
 

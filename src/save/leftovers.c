@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Temporary files that killed saves left behind and that will never be published.
-#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -11,68 +10,24 @@
 #include "io/io.h"
 #include "save_state.h"
 
-// ---- names used by saves ----
-
-static bool has_stem(const char **name, size_t *size, const char *stem) {
-    size_t stem_size = strlen(stem);
-    if (*size < stem_size || memcmp(*name, stem, stem_size) != 0) return false;
-    *name += stem_size;
-    *size -= stem_size;
-    return true;
-}
-
-static bool is_text(const char *bytes, size_t size, const char *text) {
-    return size == strlen(text) && memcmp(bytes, text, size) == 0;
-}
-
-/// '#' matches a digit, 'x' a hexadecimal digit.
-static bool matches(const char *name, size_t size, const char *pattern) {
-    if (size != strlen(pattern)) return false;
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)name[i];
-        bool is_good = pattern[i] == '#'   ? isdigit(c)
-                       : pattern[i] == 'x' ? isdigit(c) || (c >= 'a' && c <= 'f')
-                                           : c == (unsigned char)pattern[i];
-        if (!is_good) return false;
-    }
-    return true;
-}
-
-bool fsti_save_is_shard(const char *name, size_t size, const char *stem) {
-    if (!has_stem(&name, &size, stem)) return false;
-    // The longer form belongs to sharded models at stores (remote_set.c).
-    return matches(name, size, "-#####-of-#####.safetensors") ||
-           matches(name, size, "-#####-of-#####-xxxxxxxxxxxxxxxx.safetensors");
-}
-
-bool fsti_save_is_single(const char *name, size_t size, const char *stem) {
-    return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors");
-}
-
-bool fsti_save_is_index(const char *name, size_t size, const char *stem) {
-    return has_stem(&name, &size, stem) && is_text(name, size, ".safetensors.index.json");
-}
-
 /// Whether a temporary file belongs to a target of this writer.
 static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
     const char *base = leftover->base;
     size_t size = leftover->base_size;
     if (fsti_save_manifest_is_own(writer, leftover)) return true;
-    if (writer->folder == NULL)
-        return fsti_leftover_is_of(leftover, fsti_path_name(writer->files[0].target.path));
+    if (writer->target.folder == NULL)
+        return fsti_leftover_is_of(leftover, fsti_path_name(writer->contents.files[0].target.path));
     // Of a long name only the beginning is known, so the model is not determined.
     if (fsti_leftover_is_cut(leftover)) {
-        size_t stem_size = strlen(writer->stem);
-        return memcmp(base, writer->stem, stem_size < size ? stem_size : size) == 0;
+        size_t stem_size = strlen(writer->target.stem);
+        return memcmp(base, writer->target.stem, stem_size < size ? stem_size : size) == 0;
     }
-    return fsti_save_is_shard(base, size, writer->stem) ||
-           fsti_save_is_single(base, size, writer->stem) ||
-           fsti_save_is_index(base, size, writer->stem);
+    return fsti_save_is_shard(base, size, writer->target.stem) ||
+           fsti_save_is_single(base, size, writer->target.stem) ||
+           fsti_save_is_index(base, size, writer->target.stem);
 }
 
 // ---- names in indexes ----
-
-#define INDEX_BYTES_MAX ((uint64_t)1 << 30)
 
 /// Temporary files that an index of the folder refers to, because a save was killed while
 /// publishing.
@@ -81,34 +36,6 @@ typedef struct used_names {
     fsti_index *indexes;
     size_t count, capacity;
 } used_names;
-
-static fst_status read_text(const char *path, char **bytes, size_t *byte_count, fst_error *error) {
-    fsti_file *file;
-    FST_TRY(fsti_file_open(path, &file, error));
-    uint64_t size = fsti_file_size(file);
-    fst_status status = FST_OK;
-    *bytes = NULL;
-    if (size > INDEX_BYTES_MAX) status = fsti_error_errno(error, EFBIG, path, "reading the index");
-    if (status == FST_OK) *bytes = fsti_alloc_zeroed(1, size + FSTI_FORMAT_PADDING_BYTES);
-    if (status == FST_OK && *bytes == NULL) status = fsti_error_memory(error, size);
-    if (status == FST_OK) status = fsti_file_read(file, *bytes, size, 0, byte_count, error);
-    fsti_file_unref(file);
-    if (status == FST_OK) return FST_OK;
-    fsti_free(*bytes);
-    return status;
-}
-
-fst_status fsti_save_read_index(const char *folder, const char *name, fsti_index *out,
-                                fst_error *error) {
-    char path[PATH_MAX];
-    char *bytes;
-    size_t byte_count;
-    int size = snprintf(path, sizeof path, "%s/%s", folder, name);
-    if (size < 0 || (size_t)size >= sizeof path)
-        return fsti_error_errno(error, ENAMETOOLONG, name, "reading the index");
-    FST_TRY(read_text(path, &bytes, &byte_count, error));
-    return fsti_index_parse(bytes, byte_count, path, fsti_hash_key(), out, error);
-}
 
 static fst_status add_index(void *context, const fsti_folder_entry *entry, fst_error *error) {
     used_names *used = context;
@@ -155,13 +82,14 @@ static void remove_leftover(void *context, const fsti_leftover *leftover) {
     sweep->tried_indexes = true;
     if (!sweep->has_indexes || is_used(&sweep->used, leftover->name)) return;
     if (unlinkat(leftover->folder, leftover->name, 0) != 0) return;
-    sweep->writer->leftover_count++;
+    sweep->writer->progress.leftover_count++;
     fsti_log(FST_LOG_INFO, "removed %s, left by a killed save", leftover->name);
 }
 
 void fsti_writer_sweep(fst_writer *writer) {
     leftover_sweep sweep = {.writer = writer};
-    sweep.used.folder = writer->folder != NULL ? writer->folder : writer->files[0].target.folder;
+    sweep.used.folder = writer->target.folder != NULL ? writer->target.folder
+                                                      : writer->contents.files[0].target.folder;
     // The save has succeeded, so failures of cleanup are ignored.
     if (fsti_leftovers_visit(sweep.used.folder, remove_leftover, &sweep, NULL) != FST_OK)
         fsti_log(FST_LOG_WARNING, "%s could not be searched for leftovers", sweep.used.folder);
@@ -176,18 +104,18 @@ static bool has_output_file(const fsti_output *output) {
 }
 
 void fsti_writer_take_back(fst_writer *writer) {
-    used_names used = {.folder = writer->files[0].target.folder};
+    used_names used = {.folder = writer->contents.files[0].target.folder};
     int lock = -1;
     uint32_t left = 0;
-    for (uint32_t f = 0; f < writer->file_count; f++)
-        left += has_output_file(writer->files[f].output);
+    for (uint32_t f = 0; f < writer->contents.file_count; f++)
+        left += has_output_file(writer->contents.files[f].output);
     if (left == 0) return;
     // Without this lock another process may be publishing, so the files stay for the next save.
     bool has_indexes =
         fsti_folder_lock(used.folder, &lock, NULL) == FST_OK && read_indexes(&used, NULL) == FST_OK;
-    for (uint32_t f = 0; has_indexes && f < writer->file_count; f++)
-        if (!is_used(&used, fsti_output_hidden(writer->files[f].output)))
-            (void)!fsti_output_unname(writer->files[f].output, NULL);
+    for (uint32_t f = 0; has_indexes && f < writer->contents.file_count; f++)
+        if (!is_used(&used, fsti_output_hidden(writer->contents.files[f].output)))
+            (void)!fsti_output_unname(writer->contents.files[f].output, NULL);
     fsti_folder_unlock(lock);
     clear_used(&used);
 }

@@ -3,18 +3,13 @@
 #ifndef FSTI_SAVE_MANIFEST_H
 #define FSTI_SAVE_MANIFEST_H
 
-#include "chunk_digests.h"
-#include "journal.h"
+#include "save_contents.h"
 
 struct fst_writer;
-struct save_file;
 
-/// The manifest data of a file.
-typedef struct listed_file {
-    chunk_digests *chunks; ///< NULL: no manifest
-    uint64_t header_bytes;
-    unsigned char header[FSTI_DIGEST_BYTES_MAX];
-} listed_file;
+/// Names of manifests: the name of a file and this, or this in a folder.
+#define SAVE_MANIFEST_ENDING ".manifest"
+#define SAVE_MANIFEST_NAME "model.manifest"
 
 typedef struct save_manifest {
     const fsti_digest_kind *kind; ///< NULL: no manifest
@@ -22,20 +17,17 @@ typedef struct save_manifest {
     fsti_output *output; ///< written before any name changes
 } save_manifest;
 
+/// The path where loads look for the manifest, from fsti_alloc(). NULL without memory.
+char *fsti_save_manifest_usual(const struct fst_writer *writer);
 /// Opens the manifest's output and hash function. The writer's files must have their targets.
 /// Checks that the path a caller chose for a manifest leads to no model. NULL and "" are allowed.
 fst_status fsti_save_manifest_check(const struct fst_writer *writer, const char *path,
                                     fst_error *error);
 fst_status fsti_save_manifest_open(struct fst_writer *writer, fst_error *error);
 /// Allocates a file's digests.
-fst_status fsti_save_manifest_begin(struct fst_writer *writer, struct save_file *file,
-                                    fst_error *error);
-/// The digests to update during writes, or NULL.
-chunk_digests *fsti_save_manifest_passing(const struct fst_writer *writer,
-                                          const struct save_file *file);
+fst_status fsti_save_manifest_begin(struct fst_writer *writer, save_file *file, fst_error *error);
 /// Called when the file has all its bytes.
-fst_status fsti_save_manifest_end(struct fst_writer *writer, struct save_file *file,
-                                  fst_error *error);
+fst_status fsti_save_manifest_end(struct fst_writer *writer, save_file *file, fst_error *error);
 /// Writes the text to the temporary file. `index_text`: the final index, or NULL.
 fst_status fsti_save_manifest_write(struct fst_writer *writer, const char *index_text,
                                     size_t index_bytes, fst_error *error);

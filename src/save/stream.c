@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Tensor bytes written by the caller piece by piece, from any thread.
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "save_state.h"
 
 /// Through the page cache, pieces of at least this size are written at once without a lock, and cut
@@ -12,106 +7,32 @@
 #define PLAIN_WRITE_BYTES_MIN ((uint64_t)256 << 10)
 #define PLAIN_WRITE_BYTES_MAX ((uint64_t)8 << 20)
 
-fst_status fsti_writer_refuse(const save_tensor *tensor, fst_error *error, const char *why) {
-    fsti_error_location location = FSTI_NO_LOCATION;
-    location.tensor = tensor->name;
-    location.tensor_size = tensor->name_size;
-    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
-}
-
-fst_status fsti_writer_refuse_range(const save_tensor *tensor, byte_range range, const char *why,
-                                    fst_error *error) {
-    char words[128];
-    snprintf(words, sizeof words, "bytes %" PRIu64 " to %" PRIu64 " of the tensor %s", range.begin,
-             range.end, why);
-    return fsti_writer_refuse(tensor, error, words);
-}
-
-fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error) {
-    if (writer->owner == getpid()) return FST_OK;
-    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
-                          "the save was opened before fork() and belongs to the parent process");
-}
-
-fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error) {
-    FST_TRY(fsti_writer_check_owner(writer, error));
-    int state = atomic_load(&writer->state);
-    if (state == WRITER_OPEN) return FST_OK;
-    return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION, "the save %s",
-                          state == WRITER_FAILED ? "has failed" : "is finished");
-}
-
-/// Lock order: progress_lock, then lock. The first is held during the callback, so that reports of
-/// several threads do not overtake each other; the second is not, because the callback may be slow.
-fst_status fsti_writer_report(void *context, uint64_t size_bytes, fst_error *error) {
-    fst_writer *writer = context;
-    const fst_save_options *options = &writer->options;
-    int stop = 0;
-    if (options->progress != NULL) pthread_mutex_lock(&writer->progress_lock);
-    pthread_mutex_lock(&writer->lock);
-    writer->bytes_done += size_bytes;
-    uint64_t done = writer->bytes_done;
-    size_t tensors_done = writer->tensors_done;
-    pthread_mutex_unlock(&writer->lock);
-    if (options->progress != NULL) {
-        stop = options->progress(options->progress_context, done, writer->bytes_total, tensors_done,
-                                 writer->tensor_count);
-        pthread_mutex_unlock(&writer->progress_lock);
-    }
-    if (stop == 0 && !atomic_load(&writer->is_cancelled)) return FST_OK;
-    atomic_store(&writer->is_ended, true);
-    return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
-}
-
-fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error) {
-    stage_options options = {.promise = writer->options.promise,
-                             .engine = writer->options.engine,
-                             .file_bytes = file->layout.file_bytes,
-                             .report = fsti_writer_report,
-                             .report_context = writer,
-                             .digests = fsti_save_manifest_passing(writer, file)};
-    if (file->stage == NULL) FST_TRY(fsti_stage_open(file->output, &options, &file->stage, error));
-    if (file->header_put) return FST_OK;
-    file->header_put = true;
-    return fsti_stage_put(file->stage, 0, file->layout.header, file->layout.header_bytes, true,
-                          error);
-}
-
-fst_status fsti_writer_close_stage(fst_writer *writer, save_file *file, fst_error *error) {
-    if (file->stage == NULL) return FST_OK;
-    fst_status status = fsti_stage_drain(file->stage, error);
-    pthread_mutex_lock(&writer->lock);
-    fsti_stage_close(file->stage, &writer->counts);
-    pthread_mutex_unlock(&writer->lock);
-    file->stage = NULL;
-    return status;
-}
-
 /// Whether a piece is written at once, through the page cache.
 static bool writes_buffered(const fst_writer *writer, uint64_t size_bytes) {
     fst_save_engine engine = writer->options.engine;
     bool is_cached = engine == FST_SAVE_ENGINE_BUFFERED ||
                      (engine == FST_SAVE_ENGINE_AUTO && writer->options.promise == FST_SAVE_QUICK);
     // Neighbouring blocks may belong to other writers.
-    return writer->is_joined || (is_cached && size_bytes >= PLAIN_WRITE_BYTES_MIN);
+    return writer->publication.role == ROLE_JOINED ||
+           (is_cached && size_bytes >= PLAIN_WRITE_BYTES_MIN);
 }
 
 static fst_status write_unstaged(fst_writer *writer, save_file *file, uint64_t offset,
                                  const char *data, uint64_t size, fst_error *error) {
     uint64_t count = 0;
-    chunk_digests *digests = fsti_save_manifest_passing(writer, file);
+    chunk_digests *digests = file->digests.passing;
     for (uint64_t done = 0; done < size; count++) {
         uint64_t piece = fsti_min(size - done, PLAIN_WRITE_BYTES_MAX);
         FST_TRY(fsti_output_write(file->output, data + done, piece, offset + done, error));
         if (digests != NULL)
             FST_TRY(fsti_chunk_digests_put(digests, offset + done, data + done, piece, error));
-        FST_TRY(fsti_writer_report(writer, piece, error));
+        FST_TRY(fsti_progress_report(&writer->progress, piece, error));
         done += piece;
     }
-    pthread_mutex_lock(&writer->lock);
-    writer->counts.bytes_written += size;
-    writer->counts.write_count += count;
-    pthread_mutex_unlock(&writer->lock);
+    pthread_mutex_lock(&writer->progress.lock);
+    writer->progress.counts.bytes_written += size;
+    writer->progress.counts.write_count += count;
+    pthread_mutex_unlock(&writer->progress.lock);
     return FST_OK;
 }
 
@@ -119,43 +40,47 @@ static fst_status write_unstaged(fst_writer *writer, save_file *file, uint64_t o
 /// slots for each.
 static fst_status write_staged(fst_writer *writer, save_file *file, uint64_t offset,
                                const char *data, uint64_t size, fst_error *error) {
-    pthread_mutex_lock(&writer->stream_lock);
+    pthread_mutex_lock(&writer->stream.lock);
     fst_status status = FST_OK;
-    if (writer->stream_file != NULL && writer->stream_file != file)
-        status = fsti_writer_close_stage(writer, writer->stream_file, error);
-    writer->stream_file = file;
+    if (writer->stream.file != NULL && writer->stream.file != file)
+        status = fsti_writer_close_stage(writer, writer->stream.file, error);
+    writer->stream.file = file;
     if (status == FST_OK) status = fsti_writer_open_stage(writer, file, error);
     if (status == FST_OK) status = fsti_stage_put(file->stage, offset, data, size, false, error);
-    pthread_mutex_unlock(&writer->stream_lock);
+    pthread_mutex_unlock(&writer->stream.lock);
     return status;
 }
 
 /// Records that bytes of a tensor arrive; each byte only once. It is called before they are
 /// written: of two threads that write the same bytes, the second is refused and writes nothing.
-static fst_status claim(fst_writer *writer, save_tensor *tensor, byte_range range,
+static fst_status claim(fst_writer *writer, size_t tensor_index, byte_range range,
                         fst_error *error) {
+    const save_tensor *tensor = &writer->contents.tensors[tensor_index];
+    byte_coverage *claimed = &writer->stream.coverage[tensor_index].claimed;
     byte_range twice;
-    if (writer->is_joined) return FST_OK; // other processes write too, so coverage is unknown
-    pthread_mutex_lock(&writer->lock);
-    fst_status status = fsti_coverage_claim(&tensor->coverage, range, &twice);
-    pthread_mutex_unlock(&writer->lock);
+    if (writer->publication.role == ROLE_JOINED)
+        return FST_OK; // other processes write too, so coverage is unknown
+    pthread_mutex_lock(&writer->progress.lock);
+    fst_status status = fsti_coverage_claim(claimed, range, &twice);
+    pthread_mutex_unlock(&writer->progress.lock);
     if (status == FST_OK) return FST_OK;
     if (status == FST_E_NO_MEMORY) return fsti_error_memory(error, sizeof range);
-    return fsti_writer_refuse_range(tensor, twice, "were already written", error);
+    return fsti_tensor_refuse_range(tensor, twice, "were already written", error);
 }
 
 fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t offset,
                              const void *data, size_t size_bytes, fst_error *error) {
-    save_tensor *tensor = &writer->tensors[tensor_index];
-    save_file *file = &writer->files[tensor->file];
+    const save_tensor *tensor = &writer->contents.tensors[tensor_index];
+    tensor_coverage *coverage = &writer->stream.coverage[tensor_index];
+    save_file *file = &writer->contents.files[tensor->file];
     FST_TRY(fsti_writer_check_open(writer, error));
     if (tensor->data != NULL)
-        return fsti_writer_refuse(tensor, error,
-                                  "the tensor's data was given when the save was opened");
+        return fsti_tensor_refuse(tensor, "the tensor's data was given when the save was opened",
+                                  error);
     if (offset > tensor->size_bytes || size_bytes > tensor->size_bytes - offset)
-        return fsti_writer_refuse(tensor, error, "more bytes than the tensor's size");
+        return fsti_tensor_refuse(tensor, "more bytes than the tensor's size", error);
     if (size_bytes == 0) return FST_OK;
-    FST_TRY(claim(writer, tensor, (byte_range){offset, offset + size_bytes}, error));
+    FST_TRY(claim(writer, tensor_index, (byte_range){offset, offset + size_bytes}, error));
     uint64_t file_offset = tensor->offset + offset;
     fst_status status = writes_buffered(writer, size_bytes)
                             ? write_unstaged(writer, file, file_offset, data, size_bytes, error)
@@ -164,32 +89,32 @@ fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t o
         atomic_store(&writer->state, WRITER_FAILED); // unknown which bytes are in the file
         return status;
     }
-    pthread_mutex_lock(&writer->lock);
-    tensor->bytes_put += size_bytes;
-    writer->tensors_done += tensor->bytes_put == tensor->size_bytes;
-    pthread_mutex_unlock(&writer->lock);
+    pthread_mutex_lock(&writer->progress.lock);
+    coverage->bytes_put += size_bytes;
+    writer->progress.tensors_done += coverage->bytes_put == tensor->size_bytes;
+    pthread_mutex_unlock(&writer->progress.lock);
     return FST_OK;
 }
 
 fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error) {
-    save_tensor *tensor = &writer->tensors[tensor_index];
+    const save_tensor *tensor = &writer->contents.tensors[tensor_index];
+    tensor_coverage *coverage = &writer->stream.coverage[tensor_index];
     char *mapping;
     FST_TRY(fsti_writer_check_open(writer, error));
     if (tensor->data != NULL)
-        return fsti_writer_refuse(tensor, error,
-                                  "the tensor's data was given when the save was opened");
-    FST_TRY(fsti_output_map(writer->files[tensor->file].output, &mapping, error));
+        return fsti_tensor_refuse(tensor, "the tensor's data was given when the save was opened",
+                                  error);
+    FST_TRY(fsti_output_map(writer->contents.files[tensor->file].output, &mapping, error));
     // The tensor is claimed after the mapping succeeded. Calls of this function are not concurrent
     // with each other (writer.h); concurrent writes check the claim.
-    if (!tensor->is_mapped)
-        FST_TRY(claim(writer, tensor, (byte_range){0, tensor->size_bytes}, error));
-    tensor->is_mapped = true;
+    if (!coverage->is_mapped)
+        FST_TRY(claim(writer, tensor_index, (byte_range){0, tensor->size_bytes}, error));
+    coverage->is_mapped = true;
     *out = mapping + tensor->offset;
     return FST_OK;
 }
 
 void fsti_writer_cancel(fst_writer *writer) {
-    atomic_store(&writer->is_cancelled, true);
-    for (uint32_t f = 0; writer->is_remote && f < writer->file_count; f++)
-        fsti_output_stop(writer->files[f].output);
+    atomic_store(&writer->progress.is_cancelled, true);
+    if (writer->target.kind->stop != NULL) writer->target.kind->stop(writer);
 }

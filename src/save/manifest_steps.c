@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The steps of a commit that move old manifests and digests aside and publish the new manifest.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "journal_steps.h"
+#include "store/store.h"
+#include "save_state.h"
+
+#define DIGEST_ENDING ".digest"
+
+/// First words of files that this package writes next to a model and that describe its bytes.
+static const char *const first_words[] = {JOURNAL_MANIFEST_WORD, "fastsafetensors-digest "};
+#define FIRST_WORD_BYTES_MAX 32u
+
+/// Sets *describes if the file exists and describes a model. A file that cannot be opened or read
+/// is an error, at a point where nothing has been changed.
+static fst_status check_manifest_kind(const char *path, bool *describes, fst_error *error) {
+    char start[FIRST_WORD_BYTES_MAX];
+    *describes = false;
+    // A link is followed to look at the content; the link itself is what a save deletes.
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        bool is_none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENXIO ||
+                       errno == ENAMETOOLONG;
+        return is_none ? FST_OK
+                       : fsti_error_errno(error, errno, path, "examining the old manifest");
+    }
+    ssize_t got = read(fd, start, sizeof start);
+    for (size_t i = 0; i < sizeof first_words / sizeof *first_words; i++) {
+        size_t size = strlen(first_words[i]);
+        if (got >= (ssize_t)size && memcmp(start, first_words[i], size) == 0) *describes = true;
+    }
+    close(fd);
+    return FST_OK;
+}
+
+/// Adds the step that moves the file aside if it describes the model's bytes. Frees `path`.
+static fst_status add_file(fst_writer *writer, char *path, fst_error *error) {
+    bool describes = false;
+    if (path == NULL) return fsti_error_memory(error, 64);
+    fst_status status = check_manifest_kind(path, &describes, error);
+    if (status == FST_OK && describes)
+        status =
+            fsti_journal_add_path(&writer->publication.journal, &fsti_step_hide_file, path, error);
+    fsti_free(path);
+    return status;
+}
+
+/// Adds the step that deletes the object if it is a manifest, which is checked then.
+static fst_status add_object(fst_writer *writer, const char *url, fst_error *error) {
+    journal_step step = {.kind = &fsti_step_hide_object,
+                         .path = (char *)(uintptr_t)url,
+                         .watch = &writer->target.store.watch};
+    return fsti_journal_add(&writer->publication.journal, &step, error);
+}
+
+static fst_status add_sync(fst_writer *writer, const char *folder, fst_error *error) {
+    return fsti_journal_add_sync(&writer->publication.journal, writer->options.promise, folder,
+                                 error);
+}
+
+/// Adds the manifest and the .digest file of one model file.
+static fst_status add_sidecars(fst_writer *writer, const char *path, fst_error *error) {
+    FST_TRY(add_file(writer, fsti_path_with_ending(path, SAVE_MANIFEST_ENDING), error));
+    return add_file(writer, fsti_path_with_ending(path, DIGEST_ENDING), error);
+}
+
+/// Adds the .digest file of the folder, which lies next to it.
+static fst_status add_folder_digests(fst_writer *writer, fst_error *error) {
+    size_t size = strlen(writer->target.folder);
+    while (size > 1 && writer->target.folder[size - 1] == '/') size--;
+    char *folder = fsti_string_copy(writer->target.folder, size);
+    if (folder == NULL) return fsti_error_memory(error, size);
+    fst_status status = add_file(writer, fsti_path_with_ending(folder, DIGEST_ENDING), error);
+    fsti_free(folder);
+    return status;
+}
+
+fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
+    const save_manifest *manifest = &writer->publication.manifest;
+    size_t before = writer->publication.journal.count;
+    for (uint32_t f = 0; f <= writer->contents.file_count; f++) {
+        const char *path = writer->target.published[f];
+        if (path == NULL) continue;
+        FST_TRY(add_sidecars(writer, path, error));
+        // After following a link, the file's own name may have a manifest as well.
+        if (f < writer->contents.file_count &&
+            strcmp(path, writer->contents.files[f].target.path) != 0)
+            FST_TRY(add_sidecars(writer, writer->contents.files[f].target.path, error));
+    }
+    if (writer->target.folder != NULL) {
+        FST_TRY(add_file(writer, fsti_save_manifest_usual(writer), error));
+        FST_TRY(add_folder_digests(writer, error));
+    }
+    // A model may have been saved there since the path was checked.
+    if (manifest->kind != NULL)
+        FST_TRY(fsti_save_manifest_check(writer, manifest->target.path, error));
+    // Deleting a missing file is not an error.
+    if (manifest->kind != NULL)
+        FST_TRY(add_file(writer, fsti_path_with_ending(manifest->target.path, ""), error));
+    if (writer->publication.journal.count == before) return FST_OK;
+    return add_sync(writer, writer->contents.files[0].target.folder, error);
+}
+
+fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error) {
+    const store_state *store = &writer->target.store;
+    const fsti_target *own = &writer->publication.manifest.target;
+    if (fsti_store_forbids_overwrite()) return FST_OK; // then nothing is replaced
+    char *usual = fsti_save_manifest_usual(writer);
+    if (usual == NULL) return fsti_error_memory(error, 64);
+    bool is_other = own->path != NULL && strcmp(own->path, usual) != 0;
+    fst_status status = add_object(writer, usual, error);
+    fsti_free(usual);
+    FST_TRY(status);
+    for (size_t i = 0; i < store->manifest_count; i++)
+        FST_TRY(add_object(writer, store->manifests[i], error));
+    if (!is_other) return FST_OK;
+    return own->is_object ? add_object(writer, own->path, error)
+                          : add_file(writer, fsti_path_with_ending(own->path, ""), error);
+}
+
+fst_status fsti_save_manifest_place(fst_writer *writer, fst_error *error) {
+    const save_manifest *manifest = &writer->publication.manifest;
+    if (manifest->output == NULL) return FST_OK;
+    FST_TRY(fsti_journal_add_output(&writer->publication.journal,
+                                    manifest->target.is_object ? &fsti_step_place_object
+                                                               : &fsti_step_place_file,
+                                    manifest->output, error));
+    if (manifest->target.is_object) return FST_OK;
+    return add_sync(writer, manifest->target.folder, error);
+}
