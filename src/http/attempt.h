@@ -23,11 +23,11 @@ typedef struct http_attempt {
     bool is_redirected;  ///< sent to the target of a redirect
     bool has_first_byte; ///< of the response headers
     uint64_t host_key;   ///< see fsti_host_key()
-    uint64_t begin, at;  ///< in the object; at: the next byte
+    uint64_t begin, at;  ///< in the resource; at: the next byte
     uint64_t started_ns, last_data_ns;
     uint32_t key_number; ///< of the keys that signed it
     int64_t sent_bytes;  ///< body bytes sent, when last examined
-    char *text;          ///< text outside the object: an error's body, or a complete text
+    char *text;          ///< text that is no range: an error's body, or a complete text
     size_t text_bytes, text_capacity;
     bool is_out_of_memory;
     bool has_refused_address; ///< refused a redirect to a private address

@@ -15,7 +15,7 @@ typedef enum fsti_retry_cause {
     FSTI_RETRY_STATUS,  ///< the server reported an error or throttling
     FSTI_RETRY_CAUSE_COUNT
 } fsti_retry_cause;
-/// Retries of an object's requests.
+/// Retries of a resource's requests.
 typedef struct fsti_retries {
     uint64_t counts[FSTI_RETRY_CAUSE_COUNT];
     uint64_t wait_ns; ///< sum over requests: waiting before retries

@@ -205,7 +205,8 @@ void fsti_version_set(resource_version *pin, const http_response *answer) {
     memcpy(pin->generation, answer->generation, sizeof pin->generation);
 }
 
-const char *fsti_version_differs(const resource_version *pin, const http_response *answer) {
+/// Returns NULL if the response has the required version; else the difference.
+static const char *find_difference(const resource_version *pin, const http_response *answer) {
     if (answer->total_bytes != pin->total_bytes) return "its size changed";
     if (strcmp(pin->generation, answer->generation) != 0) return "its generation changed";
     // Equal weak ETags prove nothing, but different ones prove a change.
@@ -228,7 +229,7 @@ static http_verdict evaluate_body(const http_response *answer, const response_ex
     *why = "the response does not give the object's size";
     if (answer->total_bytes == RESPONSE_UNKNOWN) return HTTP_WRONG;
     if (expected->pin != NULL && expected->pin->is_set) {
-        *why = fsti_version_differs(expected->pin, answer);
+        *why = find_difference(expected->pin, answer);
         if (*why != NULL) return HTTP_CHANGED;
     }
     uint64_t end = fsti_min(expected->end, answer->total_bytes);
@@ -252,7 +253,7 @@ static http_verdict evaluate_complete(const http_response *answer,
     if (!is_whole) return HTTP_WRONG;
     *why = NULL;
     if (expected->pin != NULL && expected->pin->is_set)
-        *why = fsti_version_differs(expected->pin, answer);
+        *why = find_difference(expected->pin, answer);
     return *why == NULL ? HTTP_OK : HTTP_CHANGED;
 }
 

@@ -39,7 +39,7 @@ int64_t fsti_response_date(const char *text);
 /// Copies the text between <Code> and </Code> of a store's XML error to answer->code.
 void fsti_response_read_code(http_response *answer, const char *body, size_t size);
 
-/// The version of an object, from its first response.
+/// The version of a resource, from its first response.
 typedef struct resource_version {
     bool is_set;
     uint64_t total_bytes;
@@ -50,8 +50,6 @@ typedef struct resource_version {
 /// Whether the ETag alone identifies the version and can be used in conditions.
 bool fsti_version_is_strong(const resource_version *pin);
 void fsti_version_set(resource_version *pin, const http_response *answer);
-/// Returns NULL if the response has the pinned version; else the difference.
-const char *fsti_version_differs(const resource_version *pin, const http_response *answer);
 
 /// The meaning of a response to a request for [begin, end).
 typedef enum http_verdict {
