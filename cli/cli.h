@@ -115,8 +115,5 @@ int cli_caught_signal(void);
 /// Ends the bar: complete on success, otherwise erased.
 void cli_progress_end(bool good);
 void cli_set_progress(bool wanted);
-/// The bar's text for a terminal of `columns` columns, after `seconds`; parts that do not fit are
-/// left out. `text` has at least 256 bytes.
-void cli_progress_text(uint64_t done, uint64_t total, double seconds, int columns, char *text);
 
 #endif

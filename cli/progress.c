@@ -32,7 +32,9 @@ static void add_bar(double part, int columns, char *text) {
     snprintf(text, 64, "[%.*s] ", columns, line);
 }
 
-void cli_progress_text(uint64_t done, uint64_t total, double seconds, int columns, char *text) {
+/// The bar's text for a terminal of `columns` columns, after `seconds`; parts that do not fit are
+/// left out. `text` has at least 256 bytes.
+static void progress_text(uint64_t done, uint64_t total, double seconds, int columns, char *text) {
     char have[16], all[16], rate[40] = "", left[32] = "", numbers[64];
     double part = total == 0 ? 1 : (double)done / (double)total;
     if (part > 1) part = 1;
@@ -57,7 +59,7 @@ void cli_progress_text(uint64_t done, uint64_t total, double seconds, int column
 
 static void draw(double now) {
     char text[256];
-    cli_progress_text(bar.done, bar.total, now - bar.begun, bar.columns, text);
+    progress_text(bar.done, bar.total, now - bar.begun, bar.columns, text);
     fprintf(stderr, "\r%s\x1b[K", text);
     fflush(stderr);
     bar.is_shown = true;

@@ -161,11 +161,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (header == NULL) return 0;
     request asked;
     take_request(&input, header, &asked);
-    const fsti_header *headers[] = {header};
+    fsti_plan_file files[] = {{.header = header}};
     fsti_plan plan;
     fst_error error = {0};
     fst_status status =
-        fsti_plan_make(headers, asked.wants, asked.want_count, &asked.rules, &plan, &error);
+        fsti_plan_make(files, asked.wants, asked.want_count, &asked.rules, &plan, &error);
     if (status == FST_OK) {
         check_items(&plan);
         check_extents(&plan, header->data_begin + FILE_BYTES_MAX);

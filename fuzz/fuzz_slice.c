@@ -133,9 +133,9 @@ static void try_request(fuzz_input *input, const sample *from) {
     fsti_plan_rules rules = {.order = (fst_order)fuzz_below(input, 2),
                              .batch_bytes_max = fuzz_below(input, 2) ? UINT64_MAX : 700,
                              .gaps = {fuzz_below(input, 300), fuzz_below(input, 600)}};
-    const fsti_header *headers[] = {from->header};
+    fsti_plan_file files[] = {{.header = from->header}};
     fsti_plan plan;
-    if (fsti_plan_make(headers, wants, count, &rules, &plan, NULL) != FST_OK) return;
+    if (fsti_plan_make(files, wants, count, &rules, &plan, NULL) != FST_OK) return;
     char *buffers[COUNT_MAX] = {0};
     require(plan.batch_count <= COUNT_MAX);
     for (size_t i = 0; i < plan.batch_count; i++)

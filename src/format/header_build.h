@@ -27,9 +27,6 @@ bool fsti_header_read_json(header_build *build);
 /// build->limit. Called before tables grow, and after parsing.
 bool fsti_header_tables_fit(header_build *build);
 
-/// Size of the name table for a number of tensors.
-size_t fsti_header_slot_count(size_t tensor_count);
-
 /// Sorts the tensors by (begin, end). False without memory.
 bool fsti_header_sort(fsti_header *header);
 

@@ -32,7 +32,8 @@ static size_t find_slot(const fsti_header *header, const char *name, size_t name
     }
 }
 
-size_t fsti_header_slot_count(size_t tensor_count) {
+/// Size of the name table for a number of tensors.
+static size_t slot_count_of(size_t tensor_count) {
     size_t slot_count = 4;
     while (slot_count < tensor_count + tensor_count / 3) slot_count *= 2;
     return slot_count;
@@ -43,7 +44,7 @@ bool fsti_header_tables_fit(header_build *build) {
     uint64_t bytes = header->tensor_count * sizeof *header->tensors +
                      header->shape_count * sizeof *header->shapes +
                      header->metadata_count * sizeof *header->metadata +
-                     fsti_header_slot_count(header->tensor_count) * sizeof *header->slots;
+                     slot_count_of(header->tensor_count) * sizeof *header->slots;
     if (bytes <= header->byte_count + FSTI_FORMAT_TABLES_SLACK) return true;
     build->limit = "its tables would need more memory than its text plus 4 MiB";
     return false;
@@ -51,7 +52,7 @@ bool fsti_header_tables_fit(header_build *build) {
 
 bool fsti_header_index_names(fsti_header *header, size_t *duplicate) {
     *duplicate = SIZE_MAX;
-    size_t slot_count = fsti_header_slot_count(header->tensor_count);
+    size_t slot_count = slot_count_of(header->tensor_count);
     header->slots = fsti_alloc_zeroed(slot_count, sizeof *header->slots);
     if (header->slots == NULL) return false;
     header->slot_count = slot_count;

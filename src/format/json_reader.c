@@ -81,7 +81,8 @@ bool fsti_json_begin(json_reader *reader, const char *text, size_t text_bytes) {
     return json_fault(reader, "invalid UTF-8");
 }
 
-bool fsti_json_read_string_tail(json_reader *reader, json_string *out) {
+/// Reads a string; the cursor is after the opening quote.
+static bool read_string_tail(json_reader *reader, json_string *out) {
     out->text = reader->cursor;
     out->escaped = false;
     for (;;) {
@@ -106,7 +107,7 @@ bool fsti_json_read_string_tail(json_reader *reader, json_string *out) {
 }
 
 bool fsti_json_read_string(json_reader *reader, json_string *out) {
-    return json_expect(reader, '"', "expected a string") && fsti_json_read_string_tail(reader, out);
+    return json_expect(reader, '"', "expected a string") && read_string_tail(reader, out);
 }
 
 bool fsti_json_read_u64(json_reader *reader, uint64_t *out) {

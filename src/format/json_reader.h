@@ -49,8 +49,6 @@ static inline bool json_expect(json_reader *reader, char byte, const char *what)
 /// Starts reading a text. Names are decoded in place while reading, so UTF-8 is checked first;
 /// false with the fault if it is invalid.
 bool fsti_json_begin(json_reader *reader, const char *text, size_t text_bytes);
-/// Reads a string; the cursor is after the opening quote.
-bool fsti_json_read_string_tail(json_reader *reader, json_string *out);
 bool fsti_json_read_string(json_reader *reader, json_string *out);
 /// Reads an unsigned integer without sign, fraction, exponent or leading zero, below 2^64.
 bool fsti_json_read_u64(json_reader *reader, uint64_t *out);

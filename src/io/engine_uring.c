@@ -43,7 +43,8 @@ static int ring_enter(int fd, unsigned submit_count, unsigned wait_count) {
     return (int)syscall(SYS_io_uring_enter, fd, submit_count, wait_count, flags, NULL, 0);
 }
 
-bool fsti_io_uring_available(char *reason, size_t reason_size) {
+/// Whether io_uring works in this process, and the reason if not.
+static bool is_available(char *reason, size_t reason_size) {
     struct io_uring_params params;
     memset(&params, 0, sizeof params);
     int fd = ring_setup(2, &params);
@@ -193,7 +194,7 @@ static fsti_io_op *reap_op(void *lane_pointer) {
 }
 
 static bool uring_usable(fsti_file *file, char *reason, size_t reason_size) {
-    if (!fsti_io_uring_available(reason, reason_size)) return false;
+    if (!is_available(reason, reason_size)) return false;
     return file == NULL || fsti_io_file_direct(file, reason, reason_size) >= 0;
 }
 

@@ -56,7 +56,5 @@ fst_status fsti_io_sync_lane_open(uint32_t depth, void **lane, fst_error *error)
 void fsti_io_sync_lane_close(void *lane);
 void fsti_io_sync_finish(void *lane, fsti_io_op *read, int64_t result, const void *data);
 fsti_io_op *fsti_io_sync_reap(void *lane);
-/// Whether io_uring works in this process, and the reason if not.
-bool fsti_io_uring_available(char *reason, size_t reason_size);
 
 #endif

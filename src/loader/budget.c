@@ -65,7 +65,7 @@ fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) 
             continue;
         uint32_t item_index = loader->plan.delivery[batch->delivery_first];
         const fsti_plan_item *item = &loader->plan.items[item_index];
-        const fsti_header *header = loader->headers[item->file];
+        const fsti_header *header = loader->files[item->file].header;
         const fsti_tensor *tensor = &header->tensors[item->tensor];
         fsti_error_location location = FSTI_NO_LOCATION;
         location.tensor = fsti_header_name(header, tensor);

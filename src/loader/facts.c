@@ -18,7 +18,7 @@ bool fsti_loader_has_destinations(const fst_loader *loader) {
 /// The number of elements of a request. *is_contiguous: they are contiguous.
 static uint64_t count_elements(const fst_loader *loader, const fsti_plan_want *want,
                                bool *is_contiguous) {
-    const fsti_header *header = loader->headers[want->file];
+    const fsti_header *header = loader->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     const uint64_t *whole = fsti_header_shape(header, tensor);
     uint64_t count = 1;
@@ -49,7 +49,7 @@ static uint64_t bytes_of(fst_dtype dtype, uint64_t element_count) {
 static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
     for (size_t i = 0; i < loader->plan.item_count; i++) {
         const fsti_plan_want *want = &loader->wants[i];
-        const fsti_header *header = loader->headers[want->file];
+        const fsti_header *header = loader->files[want->file].header;
         const fsti_tensor *tensor = &header->tensors[want->tensor];
         fst_dtype dtype = (fst_dtype)tensor->dtype;
         bool is_contiguous;
@@ -66,14 +66,15 @@ static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
 static uint64_t count_model_bytes(const fst_loader *loader) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < loader->model->file_count; i++)
-        bytes = add_saturating(bytes, fsti_file_size(loader->files[i]));
+        bytes = add_saturating(bytes, fsti_file_size(loader->files[i].file));
     return bytes;
 }
 
 /// Whether some files are read by requests to a server.
 static bool asks_servers(const fst_loader *loader) {
     for (size_t i = 0; i < loader->model->file_count; i++)
-        if (fsti_file_is_object(loader->files[i]) && !fsti_file_is_disk_cached(loader->files[i]))
+        if (fsti_file_is_object(loader->files[i].file) &&
+            !fsti_file_is_disk_cached(loader->files[i].file))
             return true;
     return false;
 }
@@ -81,7 +82,7 @@ static bool asks_servers(const fst_loader *loader) {
 /// Whether no file is a system file, or derived from one.
 static bool lacks_cache(const fst_loader *loader) {
     for (size_t i = 0; i < loader->model->file_count; i++)
-        if (fsti_file_identity(loader->files[i]) >= 0) return false;
+        if (fsti_file_identity(loader->files[i].file) >= 0) return false;
     return true;
 }
 
@@ -109,7 +110,7 @@ void fsti_loader_gather_facts(fst_loader *loader) {
                                       .has_allocator = options->allocator != NULL,
                                       .in_order = options->order == FST_ORDER_REQUEST,
                                       .gap_bytes = loader->tuning.coalesce_gap_bytes,
-                                      .verifies = loader->digests != NULL,
+                                      .verifies = loader->verifies,
                                       .asks_servers = asks_servers(loader),
                                       .lacks_cache = lacks_cache(loader),
                                       .model_bytes = count_model_bytes(loader)};
@@ -206,8 +207,7 @@ static load_route_request request_for(const fst_loader *loader, const fsti_plan 
     bool to_slots = loader->device != NULL && !loader->pins_memory;
     return (load_route_request){
         .engine = loader->tuning.engine,
-        .guard_allowed =
-            loader->tuning.keep_sigbus_handler == 0 && !to_slots && loader->digests == NULL,
+        .guard_allowed = loader->tuning.keep_sigbus_handler == 0 && !to_slots && !loader->verifies,
         .keeps_cache = loader->policy.keeps_cache,
         .clears_cache = loader->policy.clears_cache,
         .is_small = !loader->policy.clears_cache &&
@@ -221,7 +221,7 @@ static load_route_request request_for(const fst_loader *loader, const fsti_plan 
 
 static void check_view_residency(const fst_loader *loader, const fsti_plan_extent *extent,
                                  fsti_file_route *route) {
-    fsti_file *file = loader->files[extent->file];
+    fsti_file *file = loader->files[extent->file].file;
     route->is_cached = fsti_file_is_cached(file);
     if (route->is_cached && loader->policy.keeps_cache &&
         extent->end - extent->begin >= STREAM_BYTES_MIN)
@@ -233,7 +233,7 @@ static void probe_threads(fst_loader *loader, const fsti_plan *plan, bool is_vie
                           load_methods *out) {
     fsti_thread_facts *facts = &out->threads;
     *facts = (fsti_thread_facts){.wanted = loader->workspaces.thread_count,
-                                 .verifies = loader->digests != NULL,
+                                 .verifies = loader->verifies,
                                  .chunk_count = plan->chunk_count};
     for (size_t i = 0; i < plan->extent_count && !is_view; i++) {
         const fsti_io_engine *engine =
@@ -261,7 +261,7 @@ fst_status fsti_loader_find_methods(fst_loader *loader, const fsti_plan *plan, b
         if (is_view)
             check_view_residency(loader, &plan->extents[i], route);
         else if (route->resident == NULL)
-            FST_TRY(fsti_loader_find_route(loader->files[file], &request, route, error));
+            FST_TRY(fsti_loader_find_route(loader->files[file].file, &request, route, error));
     }
     probe_threads(loader, plan, is_view, out);
     return FST_OK;

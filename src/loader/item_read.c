@@ -73,7 +73,7 @@ static item_read *join_read(fst_loader *loader, uint32_t item, bool is_only) {
 /// Starts reading an item into memory, whatever the mode of the load.
 static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_ms, item_read **out,
                              fst_error *error) {
-    fsti_file *file = loader->files[loader->wants[item].file];
+    fsti_file *file = loader->files[loader->wants[item].file].file;
     item_read *read = fsti_alloc_zeroed(1, sizeof *read);
     if (read == NULL) return fsti_error_memory(error, sizeof *read);
     read->item = item;
@@ -84,7 +84,7 @@ static fst_status begin_read(fst_loader *loader, uint32_t item, int64_t timeout_
         status = fsti_loader_find_methods(loader, &read->plan, false, &read->methods, error);
     if (status == FST_OK) {
         fsti_job job = fsti_loader_job(loader, &read->plan, &read->methods);
-        job.mappings = NULL;
+        job.is_mapped = false;
         job.budget_bytes = 0;
         job.progress = NULL;
         // Read callbacks and servers may be slow, and the read must stay cancellable.

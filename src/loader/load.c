@@ -37,69 +37,45 @@ static fst_status make_plan(fst_loader *loader, fst_error *error) {
 static fst_status list_files(fst_loader *loader, fst_error *error) {
     const fst_model *model = loader->model;
     size_t count = model->file_count;
-    loader->headers = fsti_alloc_zeroed(count, sizeof *loader->headers);
+    loader->plan_files = fsti_alloc_zeroed(count, sizeof *loader->plan_files);
     loader->files = fsti_alloc_zeroed(count, sizeof *loader->files);
-    loader->made_bytes = fsti_alloc_zeroed(count, sizeof *loader->made_bytes);
-    if (loader->headers == NULL || loader->files == NULL || loader->made_bytes == NULL)
+    if (loader->plan_files == NULL || loader->files == NULL)
         return fsti_error_memory(error, count * sizeof *loader->files);
     for (size_t i = 0; i < count; i++) {
-        loader->headers[i] = model->files[i].header;
-        loader->files[i] = model->files[i].file;
-        if (model->files[i].packed != NULL)
-            loader->made_bytes[i] = fsti_packed_chunk_bytes(model->files[i].packed);
+        const model_file *file = &model->files[i];
+        loader->files[i] =
+            (fsti_job_file){.file = file->file, .header = file->header, .digests = &file->digests};
+        loader->plan_files[i].header = file->header;
+        loader->plan_files[i].size_bytes = fsti_file_size(file->file);
+        if (file->packed != NULL)
+            loader->plan_files[i].made_bytes = fsti_packed_chunk_bytes(file->packed);
+        // Stored bytes of compressed files are verified while reading; they have no digests here.
+        loader->verifies |= model->verification != NULL && file->digests.kind != NULL;
     }
-    return FST_OK;
-}
-
-/// Finds the digests of each file: all files are verified, or none.
-static fst_status list_digests(fst_loader *loader, fst_error *error) {
-    const fst_model *model = loader->model;
-    if (model->verification == NULL) return FST_OK;
-    loader->digests = fsti_alloc_zeroed(model->file_count, sizeof *loader->digests);
-    loader->file_bytes = fsti_alloc_zeroed(model->file_count, sizeof *loader->file_bytes);
-    if (loader->digests == NULL || loader->file_bytes == NULL)
-        return fsti_error_memory(error, model->file_count * sizeof *loader->digests);
-    bool any = false;
-    for (size_t i = 0; i < model->file_count; i++) {
-        loader->digests[i] = &model->files[i].digests;
-        loader->file_bytes[i] = fsti_file_size(model->files[i].file);
-        any |= model->files[i].digests.kind != NULL;
-    }
-    if (any) return FST_OK;
-    // All files are compressed: their stored bytes are verified while reading.
-    fsti_free(loader->digests);
-    loader->digests = NULL;
     return FST_OK;
 }
 
 /// Maps the files that the request touches.
 static fst_status make_views(fst_loader *loader, fst_error *error) {
-    size_t count = loader->model->file_count;
     if (loader->mode != FST_MODE_MAP) return FST_OK;
-    loader->views = fsti_alloc_zeroed(count, sizeof *loader->views);
-    loader->mappings = fsti_alloc_zeroed(count, sizeof *loader->mappings);
-    if (loader->views == NULL || loader->mappings == NULL)
-        return fsti_error_memory(error, count * sizeof *loader->views);
     bool writable = loader->options.map_read_only == 0;
     // Reads of views for the program are guarded too (fst_tensor_read).
     if (loader->tuning.keep_sigbus_handler == 0) (void)fsti_io_guard_ready();
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
-        uint32_t file = loader->plan.extents[i].file;
-        if (loader->views[file] != NULL) continue;
-        FST_TRY(fsti_file_check(loader->files[file], error));
-        FST_TRY(fsti_model_map_file(loader->model, file, writable, &loader->views[file], error));
-        loader->mappings[file] = loader->views[file]->data;
+        uint32_t index = loader->plan.extents[i].file;
+        fsti_job_file *file = &loader->files[index];
+        if (file->view != NULL) continue;
+        FST_TRY(fsti_file_check(file->file, error));
+        FST_TRY(fsti_model_map_file(loader->model, index, writable, &file->view, error));
     }
     return FST_OK;
 }
 
 static void drop_views(fst_loader *loader) {
-    if (loader->views != NULL)
-        for (size_t i = 0; i < loader->model->file_count; i++) fsti_buffer_unref(loader->views[i]);
-    fsti_free(loader->views);
-    fsti_free(loader->mappings);
-    loader->views = NULL;
-    loader->mappings = NULL;
+    for (size_t i = 0; loader->files != NULL && i < loader->model->file_count; i++) {
+        fsti_buffer_unref(loader->files[i].view);
+        loader->files[i].view = NULL;
+    }
 }
 
 /// Makes the plan, and mappings if needed. If the system refuses a mapping (limits of address space
@@ -139,10 +115,8 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         loader->options.allocator = &loader->allocator;
     }
     fst_status status = list_files(loader, error);
-    if (status == FST_OK) status = list_digests(loader, error);
     if (status == FST_OK) status = fsti_loader_resolve(loader, options, error);
-    if (status == FST_OK && loader->digests != NULL)
-        status = fsti_loader_check_verified(loader, error);
+    if (status == FST_OK && loader->verifies) status = fsti_loader_check_verified(loader, error);
     if (status == FST_OK) status = choose_device(loader, error);
     if (status == FST_OK) {
         fsti_loader_gather_facts(loader);
@@ -176,11 +150,8 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_free(loader->wants);
     fsti_free(loader->slices);
     fsti_free(loader->item_of_tensor);
-    fsti_free(loader->headers);
+    fsti_free(loader->plan_files);
     fsti_free(loader->files);
-    fsti_free(loader->digests);
-    fsti_free(loader->file_bytes);
-    fsti_free(loader->made_bytes);
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
     pthread_mutex_destroy(&loader->allocator_lock);

@@ -34,15 +34,10 @@ struct fst_loader {
     fsti_load_policy policy;
     load_methods methods;
     fsti_plan_want *wants;
-    uint64_t *slices; ///< slice bounds that `wants` points to
-    const fsti_header **headers;
-    fsti_file **files;
-    /// By file, the digests to verify against; NULL if the model is not verified.
-    const fsti_digest_list **digests;
-    uint64_t *file_bytes;
-    uint64_t *made_bytes; ///< see fsti_plan_rules
-    fsti_buffer **views;  ///< FST_MODE_MAP: mappings by file
-    char **mappings;      ///< and their addresses
+    uint64_t *slices;           ///< slice bounds that `wants` points to
+    fsti_plan_file *plan_files; ///< by file of the model: what the plan must know
+    fsti_job_file *files;       ///< by file of the model: what the pipeline must know
+    bool verifies;              ///< some file has digests
     fst_allocator allocator;
     load_workspaces workspaces;
     fsti_plan plan;

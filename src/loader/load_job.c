@@ -8,8 +8,8 @@
 /// The size of digested pieces, equal in all files; 0: not verified.
 static uint32_t verify_bytes(const fst_loader *loader) {
     uint32_t bytes = 0;
-    for (size_t i = 0; loader->digests != NULL && i < loader->model->file_count; i++)
-        if (loader->digests[i]->kind != NULL) bytes = loader->digests[i]->chunk_bytes;
+    for (size_t i = 0; loader->verifies && i < loader->model->file_count; i++)
+        if (loader->files[i].digests->kind != NULL) bytes = loader->files[i].digests->chunk_bytes;
     return bytes;
 }
 
@@ -23,10 +23,8 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
                                  loader->device != NULL ? FSTI_STAGING_CHUNK_BYTES_MAX : 0,
                              .to_device = loader->device != NULL,
                              .is_view = is_view,
-                             .verify_bytes = verify_bytes(loader),
-                             .file_bytes = loader->file_bytes,
-                             .made_bytes = loader->made_bytes};
-    return fsti_plan_make(loader->headers, wants, count, &rules, out, error);
+                             .verify_bytes = verify_bytes(loader)};
+    return fsti_plan_make(loader->plan_files, wants, count, &rules, out, error);
 }
 
 /// A small budget also limits the staging ring.
@@ -43,10 +41,9 @@ fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_m
                       .routes = methods->routes,
                       .threads = methods->threads,
                       .policy = &loader->policy,
-                      .headers = loader->headers,
                       .files = loader->files,
-                      .digests = loader->digests,
-                      .mappings = loader->mappings,
+                      .verifies = loader->verifies,
+                      .is_mapped = loader->mode == FST_MODE_MAP,
                       .populate = loader->tuning.map_populate != 0,
                       .allocator = options->allocator,
                       .allocator_lock = &loader->allocator_lock,
@@ -55,7 +52,7 @@ fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_m
                       .stream = options->stream,
                       .ring_bytes = ring_bytes(loader),
                       // GPUDirect reads bypass the CPU, which could not digest them.
-                      .gds = loader->digests == NULL ? loader->tuning.gds : FST_GDS_OFF,
+                      .gds = !loader->verifies ? loader->tuning.gds : FST_GDS_OFF,
                       .ring = loader->tuning.ring,
                       .numa = loader->tuning.numa,
                       .budget_bytes = loader->facts.budget_bytes,

@@ -9,7 +9,7 @@
 static void add_opening(const fst_loader *loader, fst_load_stats *stats) {
     for (size_t i = 0; i < loader->model->file_count; i++) {
         fsti_http_counts net;
-        fsti_file_net_counts(loader->files[i], &net);
+        fsti_file_net_counts(loader->files[i].file, &net);
         stats->network_requests += net.requests;
         stats->network_retries += net.retries;
         stats->network_hedges += net.hedges;
@@ -28,9 +28,9 @@ static void describe_cache(const fst_loader *loader, char *reason, size_t size) 
     const char *kept = NULL;
     int failure = 0;
     for (size_t i = 0; i < loader->model->file_count; i++) {
-        if (fsti_file_is_disk_cached(loader->files[i]))
-            kept = fsti_file_origin_text(loader->files[i]);
-        if (failure == 0) failure = fsti_file_cache_failure(loader->files[i]);
+        if (fsti_file_is_disk_cached(loader->files[i].file))
+            kept = fsti_file_origin_text(loader->files[i].file);
+        if (failure == 0) failure = fsti_file_cache_failure(loader->files[i].file);
     }
     if (failure != 0)
         snprintf(reason + used, size - used, "; the disk cache is not written: %s",
@@ -43,7 +43,7 @@ static void describe_cache(const fst_loader *loader, char *reason, size_t size) 
 static void add_cached(const fst_loader *loader, fst_load_stats *stats) {
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
         const fsti_plan_extent *extent = &loader->plan.extents[i];
-        if (fsti_file_is_disk_cached(loader->files[extent->file]))
+        if (fsti_file_is_disk_cached(loader->files[extent->file].file))
             stats->disk_cache_bytes += extent->end - extent->begin;
     }
 }

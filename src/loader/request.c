@@ -90,7 +90,7 @@ static fst_status copy_parts(fst_loader *loader, const fst_load_options *options
 
 /// The dtype of a tensor after conversion.
 static fst_dtype target_dtype(const fst_loader *loader, const fsti_plan_want *want) {
-    const fsti_header *header = loader->headers[want->file];
+    const fsti_header *header = loader->files[want->file].header;
     fst_dtype own = (fst_dtype)header->tensors[want->tensor].dtype;
     fst_dtype wished = loader->options.dtype;
     return loader->options.convert && fsti_dtype_convertible(own, wished) ? wished : own;

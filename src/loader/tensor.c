@@ -57,7 +57,7 @@ fst_status fsti_tensor_read(const fst_tensor *tensor, void *target, fst_error *e
 }
 
 bool fsti_loader_needs_copy(const fst_loader *loader, const fsti_plan_item *item) {
-    const fsti_tensor *tensor = &loader->headers[item->file]->tensors[item->tensor];
+    const fsti_tensor *tensor = &loader->files[item->file].header->tensors[item->tensor];
     if (loader->mode != FST_MODE_MAP || item->size_bytes == 0) return false;
     return item->file_offset == UINT64_MAX ||
            item->file_offset % fsti_dtype_alignment((fst_dtype)tensor->dtype) != 0;
@@ -69,7 +69,7 @@ static char *locate(const fst_loader *loader, const tensor_source *source, fsti_
     *owner = NULL;
     if (item->destination != NULL || item->size_bytes == 0) return item->destination;
     bool is_view = source->buffer == NULL;
-    *owner = fsti_buffer_ref(is_view ? loader->views[item->file] : source->buffer);
+    *owner = fsti_buffer_ref(is_view ? loader->files[item->file].view : source->buffer);
     return is_view ? (*owner)->data + item->file_offset
                    : fsti_plan_item_address(item, source->buffer->data);
 }

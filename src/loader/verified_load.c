@@ -11,7 +11,7 @@ static fst_status refuse(const char *feature, const char *alternative, fst_error
 /// times. Boundaries are powers of two, so aligned elements never cross them.
 static fst_status check_conversion(const fst_loader *loader, const fsti_plan_want *want,
                                    fst_error *error) {
-    const fsti_header *header = loader->headers[want->file];
+    const fsti_header *header = loader->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     if (want->dtype == (fst_dtype)tensor->dtype) return FST_OK;
     uint32_t alignment = fsti_dtype_alignment((fst_dtype)tensor->dtype);

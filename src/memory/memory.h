@@ -86,9 +86,6 @@ void fsti_pages_populate(char *data, uint64_t size_bytes);
 /// Chooses the page size for memory of fsti_pages_map() without pages, by allocating and timing a
 /// few. True: huge pages, which may still become slow later.
 bool fsti_pages_choose(char *data, uint64_t size_bytes);
-/// Prefaults the huge pages of [from, end), both aligned, and times them. False: they have become
-/// slow, and the remaining memory up to `memory_end` gets small pages.
-bool fsti_pages_watch(char *from, char *end, char *memory_end);
 /// For tests: replaces the function that allocates 2 MiB of pages and returns the time. NULL: the
 /// real one.
 typedef uint64_t (*fsti_pages_measure)(char *data, bool is_huge);

@@ -61,7 +61,9 @@ bool fsti_pages_choose(char *data, uint64_t size_bytes) {
     return !slow;
 }
 
-bool fsti_pages_watch(char *from, char *end, char *memory_end) {
+/// Prefaults the huge pages of [from, end), both aligned, and times them. False: they have become
+/// slow, and the remaining memory up to `memory_end` gets small pages.
+static bool watch_pages(char *from, char *end, char *memory_end) {
     uint64_t known_ns = atomic_load(&small_ns);
     for (bool was_slow = false; from < end; from += FSTI_HUGE_PAGE_BYTES) {
         bool slow = is_slow(measure(from, true), known_ns);
@@ -99,7 +101,7 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     if (from >= end) return;
     if (!is_watched)
         fsti_pages_populate(buffer->data + from, end - from);
-    else if (!fsti_pages_watch(buffer->data + from, buffer->data + end,
-                               buffer->data + buffer->size_bytes))
+    else if (!watch_pages(buffer->data + from, buffer->data + end,
+                          buffer->data + buffer->size_bytes))
         atomic_store(&buffer->pages, FSTI_PAGES_UNCHANGED);
 }

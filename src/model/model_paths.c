@@ -106,7 +106,8 @@ static fst_status open_index(const char *path, uint64_t hash_key,
     return FST_OK;
 }
 
-bool fsti_model_list_same(const char *folder, const model_paths *before) {
+/// Whether a folder still has no index, and the same files.
+static bool is_same_list(const char *folder, const model_paths *before) {
     model_paths indices = {.index_fd = -1}, files = {.index_fd = -1};
     bool same = list_folder(folder, ".safetensors", &files, NULL) == FST_OK &&
                 list_folder(folder, INDEX_ENDING, &indices, NULL) == FST_OK && indices.count == 0 &&
@@ -313,7 +314,7 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
 bool fsti_model_paths_same(const model_paths *paths) {
     struct stat opened, there;
     if (paths->index_path == NULL) return true;
-    if (!paths->has_index) return fsti_model_list_same(paths->index_path, paths);
+    if (!paths->has_index) return is_same_list(paths->index_path, paths);
     return fstat(paths->index_fd, &opened) == 0 && stat(paths->index_path, &there) == 0 &&
            opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
 }

@@ -170,8 +170,6 @@ bool fsti_model_is_tagged(const char *path);
 /// A sharded model could not be opened. If files of its index are missing, returns an error that
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);
-/// Whether a folder still has no index, and the same files.
-bool fsti_model_list_same(const char *folder, const model_paths *before);
 /// Whether the open files are still those at their paths. Without an index, only this shows that a
 /// save has replaced some of them meanwhile.
 bool fsti_model_files_same(const fst_model *model);

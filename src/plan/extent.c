@@ -28,8 +28,7 @@ static void widen_extent(const plan_build *build, fsti_plan_extent *extent) {
     uint64_t unit = build->rules->verify_bytes;
     if (unit == 0) return;
     extent->begin = fsti_align_down(extent->begin, unit);
-    extent->end =
-        fsti_min(fsti_align_up(extent->end, unit), build->rules->file_bytes[extent->file]);
+    extent->end = fsti_min(fsti_align_up(extent->end, unit), build->files[extent->file].size_bytes);
 }
 
 static fst_status push_extent(plan_build *build, fsti_plan_extent *extent) {
@@ -150,8 +149,7 @@ static const fsti_plan_segment *segment_at(const fsti_plan *plan, const fsti_pla
 static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *extent,
                              uint64_t origin, uint64_t begin) {
     const fsti_plan *plan = build->plan;
-    const uint64_t *made_bytes = build->rules->made_bytes;
-    uint64_t step = plan->chunk_bytes, made = made_bytes == NULL ? 0 : made_bytes[extent->file];
+    uint64_t step = plan->chunk_bytes, made = build->files[extent->file].made_bytes;
     if (made == 0)
         return fsti_min(fsti_align_down(begin - origin, step) + step + origin, extent->end);
     // One page less, because reads start at the page boundary before a chunk.

@@ -156,12 +156,12 @@ static fst_status build_plan(plan_build *build) {
     return status;
 }
 
-fst_status fsti_plan_make(const fsti_header *const *headers, const fsti_plan_want *wants,
+fst_status fsti_plan_make(const fsti_plan_file *files, const fsti_plan_want *wants,
                           size_t want_count, const fsti_plan_rules *rules, fsti_plan *out,
                           fst_error *error) {
     *out = (fsti_plan){.item_count = want_count};
     plan_build build = {
-        .plan = out, .headers = headers, .wants = wants, .rules = rules, .error = error};
+        .plan = out, .files = files, .wants = wants, .rules = rules, .error = error};
     if (want_count >= UINT32_MAX)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "too many tensors requested");

@@ -58,11 +58,16 @@ typedef struct fsti_plan_rules {
     /// For verification, reads cover whole pieces of this size in the file: a power of two, at most
     /// 1 MiB. 0: only the needed bytes. Converted elements must not cross piece boundaries.
     uint32_t verify_bytes;
-    const uint64_t *file_bytes; ///< file sizes; needed with verify_bytes
-    /// Per file, the size of the pieces of a tensor that a derived file decodes as a unit; chunks
-    /// end at their boundaries. 0: no pieces. NULL: no derived files.
-    const uint64_t *made_bytes;
 } fsti_plan_rules;
+
+/// A file of a model.
+typedef struct fsti_plan_file {
+    const fsti_header *header;
+    uint64_t size_bytes; ///< needed with verify_bytes
+    /// The size of the pieces of a tensor that a derived file decodes as a unit; chunks end at
+    /// their boundaries. 0: no pieces.
+    uint64_t made_bytes;
+} fsti_plan_file;
 
 typedef struct fsti_plan_item {
     uint32_t file, tensor, batch;
@@ -139,7 +144,7 @@ typedef struct fsti_plan {
 
 /// Plans `want_count` tensors over the files' headers. On failure *out is empty. Errors:
 /// FST_E_ARGUMENT (slice or destination), FST_E_MISALIGNED_SLICE, FST_E_NO_MEMORY.
-fst_status fsti_plan_make(const fsti_header *const *headers, const fsti_plan_want *wants,
+fst_status fsti_plan_make(const fsti_plan_file *files, const fsti_plan_want *wants,
                           size_t want_count, const fsti_plan_rules *rules, fsti_plan *out,
                           fst_error *error);
 void fsti_plan_clear(fsti_plan *plan);

@@ -7,7 +7,7 @@
 
 typedef struct plan_build {
     fsti_plan *plan;
-    const fsti_header *const *headers;
+    const fsti_plan_file *files;
     const fsti_plan_want *wants;
     const fsti_plan_rules *rules;
     fst_error *error;
@@ -16,12 +16,12 @@ typedef struct plan_build {
 } plan_build;
 
 static inline const fsti_tensor *plan_tensor(const plan_build *build, const fsti_plan_item *item) {
-    return &build->headers[item->file]->tensors[item->tensor];
+    return &build->files[item->file].header->tensors[item->tensor];
 }
 
 /// The offset of an item's tensor in its file.
 static inline uint64_t plan_tensor_offset(const plan_build *build, const fsti_plan_item *item) {
-    return build->headers[item->file]->data_begin + plan_tensor(build, item)->begin;
+    return build->files[item->file].header->data_begin + plan_tensor(build, item)->begin;
 }
 
 /// Alignment of scattered tensors.

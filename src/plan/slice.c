@@ -6,7 +6,7 @@
 
 static fst_status refuse_want(const plan_build *build, const fsti_plan_want *want,
                               fst_status status, const char *what) {
-    const fsti_header *header = build->headers[want->file];
+    const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     fsti_error_location location = FSTI_NO_LOCATION;
     location.tensor = fsti_header_name(header, tensor);
@@ -23,7 +23,7 @@ static fst_status refuse_want(const plan_build *build, const fsti_plan_want *wan
 /// Computes the slice's shape and element count.
 static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *want,
                                 uint64_t *shape, uint64_t *element_count) {
-    const fsti_header *header = build->headers[want->file];
+    const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     const uint64_t *full_shape = fsti_header_shape(header, tensor);
     *element_count = 1;
@@ -44,7 +44,7 @@ static bool is_whole(const fsti_plan_want *want) { return want->slice_begin == N
 static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shapes) {
     const fsti_plan_want *want = &build->wants[index];
     fsti_plan_item *item = &build->plan->items[index];
-    const fsti_header *header = build->headers[want->file];
+    const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     *item =
         (fsti_plan_item){.file = want->file,
@@ -96,7 +96,8 @@ fst_status fsti_plan_resolve_items(plan_build *build) {
     uint64_t shape_count = 0;
     for (size_t i = 0; i < plan->item_count; i++) {
         const fsti_plan_want *want = &build->wants[i];
-        if (!is_whole(want)) shape_count += build->headers[want->file]->tensors[want->tensor].rank;
+        if (!is_whole(want))
+            shape_count += build->files[want->file].header->tensors[want->tensor].rank;
     }
     plan->shapes = fsti_alloc(shape_count * sizeof *plan->shapes);
     if (plan->shapes == NULL) return fsti_error_memory(build->error, shape_count * 8);
@@ -147,7 +148,7 @@ static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *full_shape
 
 static fst_status measure_slice(const plan_build *build, const fsti_plan_want *want,
                                 slice_geometry *out) {
-    const fsti_header *header = build->headers[want->file];
+    const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     const uint64_t *full_shape = fsti_header_shape(header, tensor);
     uint32_t cut = tensor->rank;
@@ -229,7 +230,7 @@ static fst_status check_pieces(const plan_build *build, const fsti_plan_want *wa
 
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {
     const fsti_plan_want *want = &build->wants[item_index];
-    const fsti_header *header = build->headers[want->file];
+    const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
     slice_geometry geometry = {0};
     FST_TRY(measure_slice(build, want, &geometry));

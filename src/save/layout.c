@@ -18,8 +18,9 @@ static fst_status refuse(const fst_save_tensor *tensor, fst_error *error, const 
     return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
-fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
-                                    fst_error *error) {
+/// Size of a tensor by shape and dtype. FST_E_ARGUMENT names an invalid one.
+static fst_status tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
+                               fst_error *error) {
     fst_status status =
         fsti_dtype_tensor_bytes(tensor->dtype, tensor->shape, tensor->rank, size_bytes);
     if (status == FST_OK) return FST_OK;
@@ -101,7 +102,7 @@ static fst_status fill_entries(fst_layout *layout, const fst_save_tensor *tensor
         const fst_save_tensor *tensor = &tensors[i];
         uint64_t size_bytes = 0;
         FST_TRY(check_name(tensor, error));
-        FST_TRY(fsti_layout_tensor_bytes(tensor, &size_bytes, error));
+        FST_TRY(tensor_bytes(tensor, &size_bytes, error));
         layout->entries[i] = (fsti_header_entry){.name = tensor->name,
                                                  .name_size = tensor->name_size,
                                                  .dtype = tensor->dtype,

@@ -26,8 +26,4 @@ void fsti_layout_clear(fst_layout *layout);
 fst_status fsti_layout_shift(fst_layout *layout, uint64_t data_begin, uint64_t modulus,
                              fst_error *error);
 
-/// Size of a tensor by shape and dtype. FST_E_ARGUMENT names an invalid one.
-fst_status fsti_layout_tensor_bytes(const fst_save_tensor *tensor, uint64_t *size_bytes,
-                                    fst_error *error);
-
 #endif

@@ -176,11 +176,8 @@ static fst_status find_objects(fst_writer *writer, fst_error *error) {
 
 /// From the folder's URL: a stem may contain characters that URLs must escape.
 static char *join_url(const char *folder, const char *name) {
-    size_t size = strlen(folder);
-    char *base = fsti_alloc(size + 2);
+    char *base = fsti_path_with_ending(folder, "/");
     if (base == NULL) return NULL;
-    memcpy(base, folder, size);
-    memcpy(base + size, "/", 2);
     char *url = fsti_url_sibling(base, name);
     fsti_free(base);
     return url;

@@ -23,15 +23,15 @@ static void *find_pages(const fsti_pipeline *pipeline) {
 /// because reading the header has cached its beginning.
 static bool is_absent(const fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
     uint64_t bytes, size = fsti_min(FSTI_GDS_PROBE_BYTES, extent->end - extent->begin);
-    return !fsti_file_resident(pipeline->job.files[extent->file], extent->end - size, extent->end,
-                               &bytes) ||
+    return !fsti_file_resident(pipeline->job.files[extent->file].file, extent->end - size,
+                               extent->end, &bytes) ||
            2 * bytes < size;
 }
 
 /// The verdict for a file: a stored one, or the result of a test read into memory of this load.
 static bool check_gds_file(fsti_pipeline *pipeline, const fsti_plan_extent *extent) {
     bool is_hip = fsti_device_id(pipeline->job.device).kind == FST_DEVICE_HIP;
-    fsti_file *file = pipeline->job.files[extent->file];
+    fsti_file *file = pipeline->job.files[extent->file].file;
     char *words = pipeline->gds_reason;
     size_t size = sizeof pipeline->gds_reason;
     fsti_gds_facts facts = {.requested = pipeline->job.gds};
@@ -129,7 +129,7 @@ static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine
     uint32_t retries = 0;
     *os_errno = 0;
     while (at < end && !atomic_load(&pipeline->stop)) {
-        fsti_io_op op = {.file = pipeline->job.files[extent->file],
+        fsti_io_op op = {.file = pipeline->job.files[extent->file].file,
                          .offset = at,
                          .size = (size_t)(end - at),
                          .buffer = gds_address(pipeline, chunk, at)};
@@ -162,8 +162,8 @@ static fst_status send_edges(fsti_pipeline *pipeline, uint32_t chunk, worker_cou
                  chunk_offset = edges[i][0] - fsti_chunk_origin(range);
         size_t got = 0;
         if (size == 0) continue;
-        FST_TRY(fsti_file_read(pipeline->job.files[extent->file], data + chunk_offset, (size_t)size,
-                               edges[i][0], &got, error));
+        FST_TRY(fsti_file_read(pipeline->job.files[extent->file].file, data + chunk_offset,
+                               (size_t)size, edges[i][0], &got, error));
         counts->read_count++;
         if (got < size) {
             fsti_pipeline_describe(pipeline, extent, edges[i][0] + got, FST_E_SHORT_READ, 0, error);
@@ -197,7 +197,8 @@ fst_status fsti_device_lane_read(fsti_pipeline *pipeline, uint32_t chunk, void *
             return fsti_error_set(
                 error, FST_E_IO,
                 (fsti_error_location){.byte_offset = begin + got,
-                                      .file = fsti_file_path(pipeline->job.files[extent->file])},
+                                      .file =
+                                          fsti_file_path(pipeline->job.files[extent->file].file)},
                 "gds (GPUDirect Storage): a read %s%s", os_errno == 0 ? "ended early" : "failed: ",
                 os_errno == 0 ? "" : strerror(os_errno));
         return FST_OK;

@@ -58,7 +58,7 @@ static uint64_t classify_pages(fsti_file *file, const fsti_plan_chunk *range) {
 
 bool fsti_pipeline_note_resident(fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     // Direct reads cache nothing, so nothing will be dropped. If they fail later, the earlier
     // residency is unknown.
     if (fsti_pipeline_engine(pipeline, chunk)->is_direct) return false;
@@ -87,7 +87,8 @@ static void drop_pages(const fsti_file *file, const fsti_plan_chunk *range, uint
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk) {
     const chunk_state *state = &pipeline->chunks[chunk];
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    const fsti_file *file =
+        pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     if (!state->is_dropped || fsti_pipeline_engine(pipeline, chunk)->is_direct) return;
     if (state->resident_pages == NULL) {
         fsti_file_drop_cached(file, range->begin, range->end);
@@ -111,7 +112,7 @@ static void report_demotion(const fsti_pipeline *pipeline, uint32_t file, fsti_r
                           : next == FSTI_ROUTE_CACHE ? "reads through the page cache"
                                                      : "direct reads by threads";
     fsti_log(FST_LOG_WARNING, "%s: %s failed (%s), continuing with %s",
-             fsti_file_path(pipeline->job.files[file]), given_up,
+             fsti_file_path(pipeline->job.files[file].file), given_up,
              os_errno == 0 ? "a read ended early" : strerror(os_errno), instead);
 }
 

@@ -16,7 +16,8 @@ fsti_page_in_method fsti_page_in_choose(fsti_pipeline *pipeline, uint32_t chunk)
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     fsti_page_in_facts facts = {.begin = extent->begin,
                                 .end = extent->end,
-                                .file_bytes = fsti_file_size(pipeline->job.files[extent->file]),
+                                .file_bytes =
+                                    fsti_file_size(pipeline->job.files[extent->file].file),
                                 .is_cached = pipeline->job.routes[extent->file].is_cached,
                                 .fresh_is_slow = are_huge_pages_slow(pipeline)};
     return fsti_policy_page_in(&facts);
@@ -30,7 +31,8 @@ void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping)
 
 void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    const fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    const fsti_file *file =
+        pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     if (fsti_file_fault_ns(file, range->begin, range->end) > FAULT_NS_MAX)
         atomic_fetch_add(&pipeline->slow_fault_count, 1);
 }
@@ -52,7 +54,7 @@ static fst_status read_chunk(fsti_pipeline *pipeline, uint32_t chunk, fsti_file 
 fst_status fsti_page_in_chunk(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                               fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file];
+    fsti_file *file = pipeline->job.files[pipeline->job.plan->extents[range->extent].file].file;
     char *mapping = (char *)(uintptr_t)fsti_io_file_mapping(file);
     fsti_page_in_method method = fsti_page_in_choose(pipeline, chunk);
     uint64_t start_ns = fsti_now_ns();

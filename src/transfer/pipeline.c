@@ -21,7 +21,7 @@
 /// Whether the calling thread does the job: a very small one, or a small one that is cached.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
-    bool is_view_only = pipeline->sink->is_view && job->digests == NULL;
+    bool is_view_only = pipeline->sink->is_view && !job->verifies;
     fsti_executor_facts facts = {.bytes = job->plan->bytes_planned,
                                  .has_budget = job->budget_bytes != 0,
                                  .may_wait = job->may_wait,
@@ -30,7 +30,7 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
     if (executor != FSTI_EXECUTOR_CALLER_IF_CACHED) return executor == FSTI_EXECUTOR_CALLER;
     for (size_t i = 0; i < job->plan->chunk_count; i++) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
-        fsti_file *file = job->files[job->plan->extents[chunk->extent].file];
+        fsti_file *file = job->files[job->plan->extents[chunk->extent].file].file;
         uint64_t bytes;
         // The chunk of a view was examined as well as possible.
         bool is_resident = is_view_only && pipeline->chunks[i].is_resident;
@@ -166,8 +166,8 @@ fst_status fsti_pipeline_open(const fsti_job *job, fsti_pipeline **out, fst_erro
     pipeline->sink = fsti_sink_choose(job);
     init_locks(pipeline);
     fst_status status = prepare(pipeline, error);
-    bool has_work = !pipeline->sink->is_view || job->populate || job->policy->keeps_cache ||
-                    job->digests != NULL;
+    bool has_work =
+        !pipeline->sink->is_view || job->populate || job->policy->keeps_cache || job->verifies;
     if (status == FST_OK && has_work) status = admit_first(pipeline, error);
     if (status == FST_OK && has_work) status = begin_work(pipeline, error);
     if (status == FST_OK && !has_work) finish_views(pipeline);
@@ -331,7 +331,7 @@ static void explain_reads(const fsti_pipeline *pipeline, fst_load_stats *stats) 
     if (other != NULL) fsti_append(stats->reason, sizeof stats->reason, other);
     fsti_append(stats->reason, sizeof stats->reason, pipeline->demotion_reason);
     if (pipeline->counts.used[FST_ENGINE_URING] && job->ring == FST_RING_AUTO)
-        fsti_uring_explain(fsti_file_device(job->files[file]), ring, sizeof ring);
+        fsti_uring_explain(fsti_file_device(job->files[file].file), ring, sizeof ring);
     fsti_append(stats->reason, sizeof stats->reason, ring);
 }
 

@@ -46,7 +46,7 @@ static void classify_mapped_chunk(fsti_pipeline *pipeline, uint32_t index) {
     const fsti_plan_chunk *chunk = &pipeline->job.plan->chunks[index];
     uint32_t file_index = pipeline->job.plan->extents[chunk->extent].file;
     const fsti_file_route *route = &pipeline->job.routes[file_index];
-    fsti_file *file = pipeline->job.files[file_index];
+    fsti_file *file = pipeline->job.files[file_index].file;
     chunk_state *state = &pipeline->chunks[index];
     bool is_view = pipeline->sink->is_view, clears = pipeline->job.policy->clears_cache;
     uint64_t resident;
@@ -73,7 +73,7 @@ static bool classify_chunk(fsti_pipeline *pipeline, uint32_t index) {
         !is_view && fsti_pipeline_engine(pipeline, index)->is_async ? QUEUE_RING : QUEUE_BLOCKING;
     // A resident chunk of a view needs no work, except prefaulting if requested.
     bool needs_no_read =
-        is_view && pipeline->job.digests == NULL &&
+        is_view && !pipeline->job.verifies &&
         (state->is_resident ? !pipeline->job.populate : !pipeline->job.policy->keeps_cache);
     atomic_store_explicit(&state->step, needs_no_read ? CHUNK_DONE : CHUNK_PENDING,
                           memory_order_release);
@@ -115,7 +115,7 @@ static bool is_remote_batch(const fsti_pipeline *pipeline, const fsti_plan_batch
     const fsti_plan *plan = pipeline->job.plan;
     if (batch->chunk_first == batch->chunk_end) return false;
     uint32_t file = plan->extents[plan->chunks[batch->chunk_first].extent].file;
-    return fsti_file_is_object(pipeline->job.files[file]);
+    return fsti_file_is_object(pipeline->job.files[file].file);
 }
 
 /// *placed: the buffer has a NUMA policy.
@@ -324,7 +324,7 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
 static bool is_read_late(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
-    return fsti_file_is_object(pipeline->job.files[file]) &&
+    return fsti_file_is_object(pipeline->job.files[file].file) &&
            atomic_load_explicit(&pipeline->chunks[chunk].step, memory_order_relaxed) != CHUNK_DONE;
 }
 

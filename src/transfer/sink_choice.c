@@ -3,7 +3,7 @@
 #include "sink.h"
 
 const fsti_sink *fsti_sink_choose(const fsti_job *job) {
-    if (job->mappings != NULL) return &fsti_sink_view;
+    if (job->is_mapped) return &fsti_sink_view;
     bool uses_gds = job->device != NULL && !job->pins_memory;
     return uses_gds ? &fsti_sink_device : &fsti_sink_host;
 }

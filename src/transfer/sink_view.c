@@ -35,11 +35,11 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
                               fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = &pipeline->job.plan->extents[range->extent];
-    char *mapping = pipeline->job.mappings[extent->file];
+    char *mapping = pipeline->job.files[extent->file].view->data;
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
-    FST_TRY(fsti_file_populate(pipeline->job.files[extent->file], mapping, range->begin, range->end,
-                               error));
+    FST_TRY(fsti_file_populate(pipeline->job.files[extent->file].file, mapping, range->begin,
+                               range->end, error));
     if (!is_resident) classify_pages(pipeline, mapping + range->begin, size);
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;
@@ -61,7 +61,7 @@ static fst_status use_huge_pages(fsti_pipeline *pipeline, uint32_t chunk, worker
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     counts->read_count++;
-    fsti_page_in_advise(pipeline, chunk, pipeline->job.mappings[file]);
+    fsti_page_in_advise(pipeline, chunk, pipeline->job.files[file].view->data);
     FST_TRY(finish_view(pipeline, chunk, counts, error));
     fsti_page_in_measure(pipeline, chunk);
     return FST_OK;
@@ -72,7 +72,7 @@ static fst_status read_run(fsti_pipeline *pipeline, uint32_t chunk, worker_count
                            fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
-    fsti_file *file = pipeline->job.files[extent->file];
+    fsti_file *file = pipeline->job.files[extent->file].file;
     uint32_t end = fsti_pipeline_take_run(pipeline, chunk, RUN_BYTES_MAX);
     fsti_file_stream *stream;
     FST_TRY(fsti_stream_open(file, extent->end, &stream, error));

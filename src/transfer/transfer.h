@@ -18,17 +18,21 @@ _Static_assert(FSTI_IO_PAGE_BYTES == FSTI_BUFFER_ALIGNMENT, "reads and buffers a
 
 typedef struct fsti_pipeline fsti_pipeline;
 
+/// A file that a job reads.
+typedef struct fsti_job_file {
+    fsti_file *file;
+    const fsti_header *header;       ///< for tensor names in errors
+    const fsti_digest_list *digests; ///< to verify chunks against
+    fsti_buffer *view;               ///< FST_MODE_MAP: its mapping, if the plan touches it
+} fsti_job_file;
+
 /// All of this must live until the pipeline is closed.
 typedef struct fsti_job {
     const fsti_plan *plan;
-    const fsti_load_policy *policy;    ///< memory kind and cache policy
-    const fsti_header *const *headers; ///< by file; for tensor names in errors
-    fsti_file *const *files;
-    /// By file: digests to verify chunks against (the plan then has verify_bytes). NULL: no
-    /// verification.
-    const fsti_digest_list *const *digests;
-    char *const
-        *mappings; ///< by file: mappings for views, so nothing is read (FST_MODE_MAP); or NULL
+    const fsti_load_policy *policy; ///< memory kind and cache policy
+    const fsti_job_file *files;
+    bool verifies;  ///< chunks are verified, where a file has digests; the plan has verify_bytes
+    bool is_mapped; ///< tensors are views, so nothing is read
     fsti_file_route *routes;         ///< by file; demoted after failures
     fsti_thread_facts threads;       ///< except for facts found out later
     bool populate;                   ///< prefault resident pages of the mappings

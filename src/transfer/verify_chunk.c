@@ -47,7 +47,7 @@ static fst_status refuse(const fsti_pipeline *pipeline, const fsti_plan_extent *
                          const fsti_digest_list *list, uint64_t bad_begin, fst_error *error) {
     fsti_error_location location = fsti_pipeline_locate(pipeline, extent, bad_begin);
     uint64_t bad_end = fsti_min(bad_begin + list->chunk_bytes, list->file_bytes);
-    location.file = fsti_file_path(pipeline->job.files[extent->file]);
+    location.file = fsti_file_path(pipeline->job.files[extent->file].file);
     return fsti_error_set(error, FST_E_DIGEST, location,
                           "chunk %" PRIu64 " of the file, its bytes %" PRIu64 " to %" PRIu64
                           ", differs from its %s digest",
@@ -57,8 +57,8 @@ static fst_status refuse(const fsti_pipeline *pipeline, const fsti_plan_extent *
 fst_status fsti_pipeline_verify(const fsti_pipeline *pipeline, const fsti_plan_extent *extent,
                                 const fsti_verify_range *range, worker_counts *counts,
                                 fst_error *error) {
-    if (pipeline->job.digests == NULL) return FST_OK;
-    const fsti_digest_list *list = pipeline->job.digests[extent->file];
+    if (!pipeline->job.verifies) return FST_OK;
+    const fsti_digest_list *list = pipeline->job.files[extent->file].digests;
     if (list->kind == NULL)
         return FST_OK; // a compressed file: its stored bytes are verified instead
     uint64_t bad_begin = range->begin, size = range->end - range->begin, start_ns = fsti_now_ns();

@@ -137,7 +137,7 @@ static fst_ring choose_ring_method(const fsti_pipeline *pipeline, const fsti_io_
     if (!extent->linear) return FST_RING_SLOTS;
     if (engine->is_network) return FST_RING_PLACE;
     if (pipeline->job.ring != FST_RING_AUTO) return pipeline->job.ring;
-    return fsti_uring_choose(fsti_file_device(pipeline->job.files[extent->file]));
+    return fsti_uring_choose(fsti_file_device(pipeline->job.files[extent->file].file));
 }
 
 /// Records the speed of a chunk: the time since the previous chunk was finished, if both used the
@@ -147,12 +147,12 @@ static void measure_method(worker *self, uint32_t chunk) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
     if (!extent->linear || pipeline->job.ring != FST_RING_AUTO ||
-        fsti_file_is_object(pipeline->job.files[extent->file]))
+        fsti_file_is_object(pipeline->job.files[extent->file].file))
         return;
     fst_ring method = (fst_ring)pipeline->chunks[chunk].method;
     uint64_t now = fsti_now_ns();
     if (self->last_method == method && self->last_ns != 0)
-        fsti_uring_measured(fsti_file_device(pipeline->job.files[extent->file]), method,
+        fsti_uring_measured(fsti_file_device(pipeline->job.files[extent->file].file), method,
                             range->end - range->begin, now - self->last_ns);
     self->last_method = method;
     self->last_ns = now;
@@ -177,7 +177,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
         fsti_buffer_use(lane->slots, slot_size(lane));
         block->has_slot_pages = true;
     }
-    block->read = (fsti_io_op){.file = pipeline->job.files[extent->file],
+    block->read = (fsti_io_op){.file = pipeline->job.files[extent->file].file,
                                .offset = begin,
                                .size = (size_t)(end - begin),
                                .buffer = block->target,
@@ -205,7 +205,7 @@ static const char *block_source(const io_lane *lane, const io_block *block) {
 static bool leaves_cached(const fsti_pipeline *pipeline, const io_lane *lane,
                           const io_block *block) {
     const chunk_state *state = &pipeline->chunks[block->chunk];
-    fsti_file *file = pipeline->job.files[chunk_extent(pipeline, block->chunk)->file];
+    fsti_file *file = pipeline->job.files[chunk_extent(pipeline, block->chunk)->file].file;
     return !state->is_resident && !state->is_dropped && !lane->engine->is_network &&
            !(block->read.bypasses_cache && fsti_file_derived_bypasses_cache(file));
 }
@@ -237,7 +237,7 @@ static fst_status place_block(worker *self, const io_lane *lane, const io_block 
         self->counts.cache_bytes += size;
     if (lane->engine->is_mapped) {
         self->counts.bytes_mapped += size;
-        fsti_io_drop_mapped(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file],
+        fsti_io_drop_mapped(pipeline->job.files[chunk_extent(pipeline, block->chunk)->file].file,
                             block->begin, block->end);
     }
     return FST_OK;
@@ -266,7 +266,7 @@ static fst_status read_buffered(worker *self, io_block *block, fst_error *error)
     size_t got;
     fst_error cause;
     char *target = block->target + (block->begin - block->read_begin);
-    fst_status status = fsti_file_read(pipeline->job.files[extent->file], target, (size_t)size,
+    fst_status status = fsti_file_read(pipeline->job.files[extent->file].file, target, (size_t)size,
                                        block->begin, &got, &cause);
     self->counts.read_count++;
     self->counts.used[FST_ENGINE_PREAD] = true;
@@ -454,7 +454,7 @@ static fst_status submit_blocks(worker *self, io_lane *lane, uint32_t chunk,
     bool to_target = reads_to_target(pipeline, lane, chunk, target);
     // Digest in blocks, while the bytes are in the CPU cache.
     bool by_chunk = lane->engine->is_mapped || (lane->engine->is_network && to_target) ||
-                    (!lane->engine->is_async && to_target && pipeline->job.digests == NULL);
+                    (!lane->engine->is_async && to_target && !pipeline->job.verifies);
     uint64_t step = by_chunk ? FSTI_PLAN_CHUNK_BYTES : RING_BLOCK_BYTES;
     uint64_t origin = fsti_align_down(range->begin, FSTI_IO_PAGE_BYTES);
     pipeline->chunks[chunk].blocks_left = (uint16_t)((range->end - origin + step - 1) / step);

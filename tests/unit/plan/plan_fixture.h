@@ -47,12 +47,12 @@ static const fsti_plan_rules plain_rules = {
     .order = FST_ORDER_FILE, .batch_bytes_max = UINT64_MAX, .gaps = {4096, 4096}};
 
 /// Plans without conversion: every want keeps its tensor's dtype.
-static inline fst_status make_plan(const fsti_header *const *headers, fsti_plan_want *wants,
-                                   size_t count, const fsti_plan_rules *rules, fsti_plan *plan,
+static inline fst_status make_plan(const fsti_plan_file *files, fsti_plan_want *wants, size_t count,
+                                   const fsti_plan_rules *rules, fsti_plan *plan,
                                    fst_error *error) {
     for (size_t i = 0; i < count; i++)
-        wants[i].dtype = (fst_dtype)headers[wants[i].file]->tensors[wants[i].tensor].dtype;
-    return fsti_plan_make(headers, wants, count, rules, plan, error);
+        wants[i].dtype = (fst_dtype)files[wants[i].file].header->tensors[wants[i].tensor].dtype;
+    return fsti_plan_make(files, wants, count, rules, plan, error);
 }
 
 #endif

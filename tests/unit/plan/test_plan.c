@@ -98,10 +98,10 @@ static const char *broken_invariant(const fsti_plan *plan, const model *m) {
 
 static void check_plan(const model *m, fsti_plan_want *wants, size_t count,
                        const fsti_plan_rules *rules) {
-    const fsti_header *headers[1] = {&m->header};
+    fsti_plan_file files[1] = {{.header = &m->header}};
     fsti_plan plan;
     fst_error error = {0};
-    CHECK_INT(make_plan(headers, wants, count, rules, &plan, &error), FST_OK);
+    CHECK_INT(make_plan(files, wants, count, rules, &plan, &error), FST_OK);
     const char *broken = broken_invariant(&plan, m);
     CHECK_TEXT(broken == NULL ? "ok" : broken, "ok");
     char **buffers = execute(&plan);
@@ -151,15 +151,15 @@ TEST(slices_of_too_many_pieces_are_refused)
     init_model(&m, 8);
     uint64_t shape[4] = {1 << 12, 1 << 11, 2, 4}, begin[4] = {0}, end[4] = {1 << 12, 1 << 11, 1, 1};
     add_tensor(&m, FST_DTYPE_U8, 4, shape);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want want = {.slice_begin = begin, .slice_end = end};
     fsti_plan plan;
     fst_error error;
-    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), FST_E_ARGUMENT);
+    CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, &error), FST_E_ARGUMENT);
     CHECK(strstr(error.message, "too many") != NULL || strstr(error.message, "pieces") != NULL);
     CHECK(plan.segments == NULL);
     end[0] = 1;
-    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), FST_OK);
+    CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, &error), FST_OK);
     fsti_plan_clear(&plan);
 }
 
@@ -223,10 +223,10 @@ TEST(large_linear_extent_is_cut_in_chunks)
     init_model(&m, 4000);
     uint64_t shape[1] = {(160u << 20) / 8 + 3};
     add_tensor(&m, FST_DTYPE_F64, 1, shape);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want want = {0};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 1);
     CHECK(plan.extents[0].linear);
     CHECK_INT(plan.chunk_count, 21);
@@ -249,14 +249,14 @@ TEST(over_read_is_bounded)
     init_model(&m, 64);
     uint64_t small[1] = {1000}, gap[1] = {5000};
     for (int i = 0; i < 10; i++) add_tensor(&m, FST_DTYPE_U8, 1, i % 2 ? gap : small);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want wants[5] = {{0}};
     for (uint32_t i = 0; i < 5; i++) wants[i].tensor = 2 * i;
     fsti_plan plan;
     fsti_plan_rules rules = plain_rules;
     for (uint64_t most = 4999; most <= 5000; most++) {
         rules.gaps = (fsti_gaps){most, most};
-        CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+        CHECK_INT(make_plan(files, wants, 5, &rules, &plan, NULL), FST_OK);
         CHECK_INT(plan.extent_count, most == 5000 ? 1 : 5);
         CHECK_INT(plan.bytes_planned, 5 * 1000 + (most == 5000 ? 4 * 5000 : 0));
         fsti_plan_clear(&plan);
@@ -277,14 +277,14 @@ TEST(wide_gaps_are_worth_twice_the_bytes)
         uint64_t rows[2] = {5, 1000 + cases[i][0]};
         for (int k = 0; k < 10; k++) add_tensor(&m, FST_DTYPE_U8, 1, k % 2 ? &cases[i][0] : small);
         add_tensor(&m, FST_DTYPE_U8, 2, rows);
-        const fsti_header *headers[1] = {&m.header};
+        fsti_plan_file files[1] = {{.header = &m.header}};
         fsti_plan_want wants[6] = {{0}};
         for (uint32_t k = 0; k < 5; k++) wants[k].tensor = 2 * k;
         wants[5] = (fsti_plan_want){.tensor = 10, .slice_begin = begin, .slice_end = end};
         for (int half = 0; half < 2; half++) {
             fsti_plan plan;
             fsti_plan_want *first = half == 0 ? wants : &wants[5];
-            CHECK_INT(make_plan(headers, first, half == 0 ? 5 : 1, &rules, &plan, NULL), FST_OK);
+            CHECK_INT(make_plan(files, first, half == 0 ? 5 : 1, &rules, &plan, NULL), FST_OK);
             CHECK_INT(plan.extent_count, cases[i][1]);
             fsti_plan_clear(&plan);
         }
@@ -297,16 +297,16 @@ TEST(slice_of_half_a_matrix)
     init_model(&m, 4096);
     uint64_t shape[2] = {1024, 65536};
     add_tensor(&m, FST_DTYPE_F32, 2, shape);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     uint64_t zero[2] = {0, 0}, rows[2] = {512, 65536}, columns[2] = {1024, 32768};
     fsti_plan_want want = {.slice_begin = zero, .slice_end = rows};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK(plan.extents[0].linear); // rows are one piece
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
     want.slice_end = columns;
-    CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.segment_count, 1024);
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
@@ -323,12 +323,12 @@ TEST(repeated_requests_share_reads)
     fsti_plan_want wants[SAME_COUNT];
     for (size_t i = 0; i < SAME_COUNT; i++)
         wants[i] = (fsti_plan_want){.slice_begin = begin, .slice_end = end};
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, 1, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 1, &plain_rules, &plan, NULL), FST_OK);
     size_t once = plan.extent_count;
     fsti_plan_clear(&plan);
-    CHECK_INT(make_plan(headers, wants, SAME_COUNT, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, SAME_COUNT, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, SAME_COUNT * once);
     fsti_plan_clear(&plan);
     check_plan(&m, wants, SAME_COUNT, &plain_rules);
@@ -339,7 +339,7 @@ TEST(repeated_requests_share_reads)
     check_plan(&m, wants, SAME_COUNT, &plain_rules);
     // The same tensor very often: one read for each request, in linear time.
     fsti_plan_want *many = calloc(MANY, sizeof *many);
-    CHECK_INT(make_plan(headers, many, MANY, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, many, MANY, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, MANY);
     fsti_plan_clear(&plan);
     free(many);
@@ -353,11 +353,11 @@ TEST(misaligned_tensors_do_not_spoil_large_ones)
     add_tensor(&m, FST_DTYPE_F32, 1, large);
     add_tensor(&m, FST_DTYPE_U8, 1, three);
     add_tensor(&m, FST_DTYPE_F32, 1, three); // at an odd offset
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want wants[3] = {{0}};
     for (uint32_t i = 0; i < 3; i++) wants[i].tensor = i;
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, 3, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 3, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.extent_count, 2);
     CHECK(plan.extents[0].linear);
     CHECK(!plan.extents[1].linear);
@@ -371,19 +371,19 @@ TEST(order_and_batches)
     init_model(&m, 4096);
     uint64_t shape[1] = {100000};
     for (int i = 0; i < 8; i++) add_tensor(&m, FST_DTYPE_U8, 1, shape);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want wants[8] = {{0}};
     for (uint32_t i = 0; i < 8; i++) wants[i].tensor = 7 - i;
     fsti_plan plan;
     fsti_plan_rules rules = {.order = FST_ORDER_REQUEST, .batch_bytes_max = 250000};
-    CHECK_INT(make_plan(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 8, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.batch_count, 4);
     for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], i);
     // Within a batch the file order is read: one extent for two neighbours.
     CHECK_INT(plan.extent_count, 4);
     fsti_plan_clear(&plan);
     rules.order = FST_ORDER_FILE;
-    CHECK_INT(make_plan(headers, wants, 8, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 8, &rules, &plan, NULL), FST_OK);
     for (uint32_t i = 0; i < 8; i++) CHECK_INT(plan.delivery[i], 7 - i);
     fsti_plan_clear(&plan);
 }
@@ -395,7 +395,7 @@ TEST(invalid_requests)
     uint64_t shape[2] = {4, 3};
     add_tensor(&m, FST_DTYPE_F32, 2, shape);
     add_tensor(&m, FST_DTYPE_F4, 2, (uint64_t[]){4, 3});
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     uint64_t zero[2] = {0, 0}, beyond[2] = {5, 3}, one[2] = {1, 3}, two[2] = {2, 3},
              inner[2] = {4, 2};
     char memory[64];
@@ -414,7 +414,7 @@ TEST(invalid_requests)
         fsti_plan plan;
         fst_error error = {0};
         fsti_plan_want want = cases[i].want;
-        CHECK_INT(make_plan(headers, &want, 1, &plain_rules, &plan, &error), cases[i].status);
+        CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, &error), cases[i].status);
         if (cases[i].status == FST_OK)
             fsti_plan_clear(&plan);
         else
@@ -428,14 +428,14 @@ TEST(every_allocation_may_fail)
     init_model(&m, 8);
     uint64_t shape[3] = {4, 4, 4}, begin[3] = {1, 1, 1}, end[3] = {3, 3, 3};
     add_tensor(&m, FST_DTYPE_F32, 3, shape);
-    const fsti_header *headers[1] = {&m.header};
+    fsti_plan_file files[1] = {{.header = &m.header}};
     fsti_plan_want wants[2] = {{.slice_begin = begin, .slice_end = end}, {0}};
     long live = fsti_alloc_live(), n = 0;
     fst_status status;
     do {
         fsti_plan plan;
         fsti_alloc_fail_after(n++);
-        status = make_plan(headers, wants, 2, &plain_rules, &plan, NULL);
+        status = make_plan(files, wants, 2, &plain_rules, &plan, NULL);
         fsti_alloc_fail_after(-1);
         CHECK(status == FST_OK || status == FST_E_NO_MEMORY);
         if (status == FST_OK) fsti_plan_clear(&plan);

@@ -30,11 +30,11 @@ TEST(sizes_do_not_wrap)
     model m;
     init_model(&m, 8);
     add_tensor(&m, FST_DTYPE_F4, 1, (uint64_t[]){(uint64_t)1 << 61});
-    const fsti_header *headers[] = {&m.header};
+    fsti_plan_file files[] = {{.header = &m.header}};
     fsti_plan_want want = {.dtype = FST_DTYPE_F64};
     fsti_plan plan;
     fst_error error;
-    CHECK_INT(fsti_plan_make(headers, &want, 1, &plain_rules, &plan, &error),
+    CHECK_INT(fsti_plan_make(files, &want, 1, &plain_rules, &plan, &error),
               FST_E_VALIDATION_OVERFLOW);
     // Several errors, each of which could be reported.
     init_model(&m, 8);
@@ -43,12 +43,11 @@ TEST(sizes_do_not_wrap)
         add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){((uint64_t)1 << 60) + 8});
         wants[i].tensor = i;
     }
-    CHECK_INT(make_plan(headers, wants, 5, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
+    CHECK_INT(make_plan(files, wants, 5, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
     // A slice of a sub-byte tensor.
     uint64_t begin = 0, end = 1;
     fsti_plan_want slice = {.slice_begin = &begin, .slice_end = &end};
-    CHECK_INT(make_plan(headers, &slice, 1, &plain_rules, &plan, &error),
-              FST_E_VALIDATION_OVERFLOW);
+    CHECK_INT(make_plan(files, &slice, 1, &plain_rules, &plan, &error), FST_E_VALIDATION_OVERFLOW);
 }
 
 /// Memory is allocated for the requested bytes, not for gaps; limits apply to the requested bytes.
@@ -63,15 +62,15 @@ TEST(small_tensors_take_little_memory)
         add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){4080});
         wants[i].tensor = 2 * i;
     }
-    const fsti_header *headers[] = {&m.header};
+    fsti_plan_file files[] = {{.header = &m.header}};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, COUNT, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, COUNT, &plain_rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.batch_count, 1);
     CHECK(plan.batches[0].buffer_bytes <= COUNT * 64 + FSTI_PLAN_PAGE_BYTES);
     fsti_plan_clear(&plan);
     fsti_plan_rules rules = plain_rules;
     rules.batch_bytes_max = 2 * FSTI_PLAN_PAGE_BYTES + 512;
-    CHECK_INT(make_plan(headers, wants, COUNT, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, COUNT, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.batch_count, COUNT * 64 / 512);
     for (size_t i = 0; i < plan.batch_count; i++)
         CHECK(plan.batches[i].buffer_bytes <= rules.batch_bytes_max);
@@ -83,14 +82,14 @@ TEST(plans_of_any_size_stay_small)
     model m;
     init_model(&m, 8);
     add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)1 << 60});
-    const fsti_header *headers[] = {&m.header};
+    fsti_plan_file files[] = {{.header = &m.header}};
     fsti_plan_want want = {0};
     fsti_plan plan;
     fsti_plan_rules rules = plain_rules;
     rules.chunk_bytes_max = FSTI_PLAN_CHUNK_BYTES; // for memory
-    CHECK_INT(make_plan(headers, &want, 1, &rules, &plan, NULL), FST_E_NO_MEMORY);
+    CHECK_INT(make_plan(files, &want, 1, &rules, &plan, NULL), FST_E_NO_MEMORY);
     rules.is_view = true;
-    CHECK_INT(make_plan(headers, &want, 1, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, &want, 1, &rules, &plan, NULL), FST_OK);
     CHECK(plan.chunk_count <= FSTI_PLAN_CHUNK_COUNT_MAX + 1);
     fsti_plan_clear(&plan);
 }
@@ -106,9 +105,9 @@ TEST(items_know_their_segments)
         add_tensor(&m, FST_DTYPE_F32, 1, (uint64_t[]){10});
         wants[i].tensor = i;
     }
-    const fsti_header *headers[] = {&m.header};
+    fsti_plan_file files[] = {{.header = &m.header}};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, 40, &plain_rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 40, &plain_rules, &plan, NULL), FST_OK);
     for (size_t i = 0; i < plan.item_count; i++) {
         const fsti_plan_item *item = &plan.items[i];
         CHECK_INT(item->segment_end - item->segment_first, 1);
@@ -122,12 +121,12 @@ TEST(no_chunk_is_a_gap_alone)
     model m;
     init_model(&m, 8);
     for (int i = 0; i < 3; i++) add_tensor(&m, FST_DTYPE_U8, 1, (uint64_t[]){(uint64_t)40 << 20});
-    const fsti_header *headers[] = {&m.header};
+    fsti_plan_file files[] = {{.header = &m.header}};
     fsti_plan_want wants[2] = {{.tensor = 0}, {.tensor = 2}};
     fsti_plan_rules rules = plain_rules;
     rules.gaps = (fsti_gaps){(uint64_t)1 << 30, (uint64_t)1 << 30};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, 2, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 2, &rules, &plan, NULL), FST_OK);
     CHECK_INT(plan.bytes_planned, plan.bytes_requested);
     fsti_plan_clear(&plan);
 }
@@ -145,11 +144,9 @@ TEST(chunks_end_where_pieces_do)
         add_tensor(&m, FST_DTYPE_U8, 1, &sizes[i]);
         wants[i].tensor = i;
     }
-    const fsti_header *headers[] = {&m.header};
-    fsti_plan_rules rules = plain_rules;
-    rules.made_bytes = &made;
+    fsti_plan_file files[] = {{.header = &m.header, .made_bytes = made}};
     fsti_plan plan;
-    CHECK_INT(make_plan(headers, wants, 5, &rules, &plan, NULL), FST_OK);
+    CHECK_INT(make_plan(files, wants, 5, &plain_rules, &plan, NULL), FST_OK);
     for (size_t i = 0; i < plan.chunk_count; i++) {
         const fsti_plan_chunk *chunk = &plan.chunks[i];
         CHECK(begin == 0 || chunk->begin == begin);
