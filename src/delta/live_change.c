@@ -55,10 +55,10 @@ static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
     delta_frames frames = fsti_delta_frames(delta, tensor, (delta_span){0, delta->version_count});
     const fsti_digest_kind *kind = fsti_delta_digest(delta, &frames, digest);
-    void *state = kind->begin();
     unsigned char *block = fsti_alloc(DELTA_BLOCK_BYTES);
-    fst_status status =
-        state == NULL || block == NULL ? fsti_error_memory(error, DELTA_BLOCK_BYTES) : FST_OK;
+    if (block == NULL) return fsti_error_memory(error, DELTA_BLOCK_BYTES);
+    void *state = kind->begin();
+    fst_status status = state == NULL ? fsti_error_memory(error, 64) : FST_OK;
     if (status == FST_OK) status = fsti_fold_begin(fold, &frames, bytes->size, NULL, error);
     for (size_t at = 0; at < bytes->size && status == FST_OK; at += DELTA_BLOCK_BYTES) {
         size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, bytes->size - at);
