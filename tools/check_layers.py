@@ -23,7 +23,7 @@ BELOW = {
     "plan": {"base", "codec", "digest", "dtype", "format"},
     "location": {"base"},
     "http": {"base", "location"},
-    "store": {"base", "http", "location"},
+    "store": {"base", "digest", "http", "location"},
     "cache": {"base", "digest", "http", "location", "store"},
     "io": {"base", "cache", "digest", "http", "location", "store"},
     "output": {"base", "cache", "digest", "http", "io", "location", "store"},
@@ -38,7 +38,7 @@ BELOW = {
     "save": {"base", "codec", "digest", "dtype", "format", "http", "io", "location", "memory",
              "output", "plan", "store", "gpu", "model", "snapshot"},
     "delta": {"base", "codec", "digest", "dtype", "format", "io", "location", "output", "model"},
-    "verify": {"base", "digest", "dtype", "format", "io", "memory", "model"},
+    "verify": {"base", "digest", "dtype", "format", "io", "location", "memory", "model"},
     "api": {"base", "cache", "delta", "digest", "dtype", "format", "gpu", "http", "io", "location",
             "memory", "store", "model", "loader", "save", "snapshot", "verify"},
 }

@@ -17,6 +17,9 @@ enum {
 /// frame does not state its size.
 #define ZSTD_SIZE_ERROR (0ULL - 2)
 
+/// ZSTD_error_memory_allocation of zstd_errors.h, as functions return it.
+#define ZSTD_MEMORY_ERROR ((size_t)0 - 64)
+
 /// Stored bytes that are fetched, or given away, at a time.
 #define STORED_BYTES ((size_t)64 << 10)
 /// Content that is dropped at a time.
@@ -97,6 +100,7 @@ static fst_status decode_some(fsti_frame_reader *reader, zstd_output *output, fs
         FST_TRY(fetch_stored(reader, error));
         size_t had_input = reader->input.position, had_output = output->position;
         size_t code = reader->zstd->ZSTD_decompressStream(reader->context, output, &reader->input);
+        if (code == ZSTD_MEMORY_ERROR) return fsti_error_memory(error, STORED_BYTES);
         if (reader->zstd->ZSTD_isError(code))
             return refuse_frame("not a zstd frame, damaged, or its window exceeds 8 MiB", error);
         if (code == 0)

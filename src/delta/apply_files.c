@@ -156,7 +156,8 @@ static fst_status run_journal(apply_job *job, const sync_folder *sync, bool dura
     if (!*rolled_back) {
         status = fsti_apply_forward(job, &own);
         if (status == FST_OK)
-            return end_journal(job, sync, fsti_journal_text(&job->journal, 1), durable, error);
+            status = end_journal(job, sync, fsti_journal_text(&job->journal, 1), durable, &own);
+        if (status == FST_OK) return FST_OK;
         if (error != NULL) *error = own;
     }
     *rolled_back = true;
@@ -406,7 +407,8 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     size_t first = 0;
     sync_folder sync;
     bool is_check = (options->flags & FST_DELTA_CHECK_ONLY) != 0;
-    fst_status status = fsti_sync_open(checkpoint, &sync, error);
+    fst_status status = is_check ? fsti_sync_open_to_check(checkpoint, &sync, error)
+                                 : fsti_sync_open(checkpoint, &sync, error);
     if (status == FST_OK)
         status =
             is_check ? refuse_interrupted(&sync, error) : resume_any(&sync, options, stats, error);
@@ -423,9 +425,15 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
                               fst_delta_stats *stats, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     sync_folder sync;
-    fst_status status = fsti_sync_open(checkpoint, &sync, error);
-    if (status == FST_OK) status = resume_any(&sync, options, stats, error);
-    if (status == FST_OK) remove_copies(checkpoint);
+    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
+    // Without the folder nothing was ever applied.
+    bool has_folder = status == FST_OK && access(sync.folder, F_OK) == 0;
+    if (has_folder) {
+        fsti_sync_close(&sync);
+        status = fsti_sync_open(checkpoint, &sync, error);
+    }
+    if (has_folder && status == FST_OK) status = resume_any(&sync, options, stats, error);
+    if (has_folder && status == FST_OK) remove_copies(checkpoint);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;

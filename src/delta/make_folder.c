@@ -32,19 +32,24 @@ static bool is_temporary_name(const char *name) {
     return strncmp(name, "shard-", 6) == 0 && fsti_ends_with(name, ".tmp");
 }
 
-/// Looks for files and indexes of models. *is_begun: the mark of an earlier attempt is there.
+/// Looks for files and indexes of models. *is_begun: the mark of an earlier attempt is there, and
+/// what such an attempt makes is not counted as a model.
 static fst_status look_into(const char *folder, bool *is_begun, bool *has_models,
                             fst_error *error) {
+    bool has_shards = false;
     *is_begun = *has_models = false;
     DIR *list = opendir(folder);
     if (list == NULL) return fsti_error_errno(error, errno, folder, "listing the folder");
     for (struct dirent *entry; (entry = readdir(list)) != NULL;) {
         if (strcmp(entry->d_name, MAKE_MARK) == 0) *is_begun = true;
-        if (fsti_ends_with(entry->d_name, ".safetensors") ||
-            fsti_ends_with(entry->d_name, ".index.json"))
+        if (is_shard_name(entry->d_name))
+            has_shards = true;
+        else if (fsti_ends_with(entry->d_name, ".safetensors") ||
+                 fsti_ends_with(entry->d_name, ".index.json"))
             *has_models = true;
     }
     closedir(list);
+    if (has_shards && !*is_begun) *has_models = true;
     return FST_OK;
 }
 
@@ -67,13 +72,13 @@ static void remove_remains(const char *folder) {
 static fst_status mark_folder(const char *folder, fst_error *error) {
     bool is_begun, has_models;
     FST_TRY(look_into(folder, &is_begun, &has_models, error));
-    if (is_begun) remove_remains(folder);
-    if (has_models && !is_begun) {
+    if (has_models) {
         fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
         return fsti_error_set(error, FST_E_ARGUMENT, place,
                               "the folder holds files of a model; a delta needs a folder of its "
                               "own");
     }
+    if (is_begun) remove_remains(folder);
     char *path = fsti_location_join(folder, "/" MAKE_MARK);
     if (path == NULL) return fsti_error_memory(error, strlen(folder));
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);

@@ -37,26 +37,38 @@ fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *
     return FST_OK;
 }
 
-fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *error) {
+/// Opens and locks the lock file. `may_create`: it is made if it is absent; else *lock is -1 then.
+static fst_status open_lock(const char *path, bool may_create, int *lock, fst_error *error) {
+    fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    int flags = may_create ? O_RDWR | O_CREAT : O_RDONLY;
+    *lock = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (*lock < 0 && errno == ENOENT && !may_create) return FST_OK;
+    if (*lock < 0) return fsti_error_errno(error, errno, path, "opening the lock");
+    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return FST_OK;
+    if (errno != EWOULDBLOCK) return fsti_error_errno(error, errno, path, "locking");
+    return fsti_error_set(error, FST_E_TIMEOUT, place,
+                          "another process is updating this checkpoint; try again when it has "
+                          "finished");
+}
+
+static fst_status open_sync(const char *checkpoint, bool may_create, sync_folder *out,
+                            fst_error *error) {
     FST_TRY(fsti_sync_paths(checkpoint, out, error));
-    if (mkdir(out->folder, 0777) != 0 && errno != EEXIST)
+    if (may_create && mkdir(out->folder, 0777) != 0 && errno != EEXIST)
         return fsti_error_errno(error, errno, out->folder, "making the folder");
     char *path = fsti_location_join(out->folder, "/lock");
     if (path == NULL) return fsti_error_memory(error, strlen(out->folder));
-    fst_status status = FST_OK;
-    out->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (out->lock < 0) {
-        status = fsti_error_errno(error, errno, path, "opening the lock");
-    } else if (flock(out->lock, LOCK_EX | LOCK_NB) != 0) {
-        fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
-        status = errno == EWOULDBLOCK
-                     ? fsti_error_set(error, FST_E_TIMEOUT, place,
-                                      "another process is updating this checkpoint; try again when "
-                                      "it has finished")
-                     : fsti_error_errno(error, errno, path, "locking");
-    }
+    fst_status status = open_lock(path, may_create, &out->lock, error);
     fsti_free(path);
     return status;
+}
+
+fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *error) {
+    return open_sync(checkpoint, true, out, error);
+}
+
+fst_status fsti_sync_open_to_check(const char *checkpoint, sync_folder *out, fst_error *error) {
+    return open_sync(checkpoint, false, out, error);
 }
 
 void fsti_sync_close(sync_folder *sync) {

@@ -15,6 +15,8 @@ typedef struct sync_folder {
 /// Makes the folder and takes its lock, which ends with fsti_sync_close() or the process.
 /// FST_E_TIMEOUT if another process holds it. The caller closes *out, also after an error.
 fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *error);
+/// The same without making anything: a folder that does not exist has no lock.
+fst_status fsti_sync_open_to_check(const char *checkpoint, sync_folder *out, fst_error *error);
 /// Fills in the paths alone, for callers that only read.
 fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *error);
 void fsti_sync_close(sync_folder *sync);

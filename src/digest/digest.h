@@ -70,7 +70,10 @@ static inline uint64_t fsti_digest_chunk_count(uint64_t file_bytes, uint32_t chu
 bool fsti_digest_list_matches(const fsti_digest_list *list, uint64_t begin, const void *bytes,
                               uint64_t size_bytes, uint64_t *bad_begin);
 
-// ---- keys: ECDSA by libcrypto, as in OpenSSF model signing ----
+// ---- keys: ECDSA by libcrypto, as in OpenSSF model signing, and RSA ----
+
+/// The largest signature, in bytes.
+#define FSTI_SIGNATURE_BYTES_MAX 1024u
 
 /// A key on P-256, P-384 or P-521. Signatures use SHA-256, -384 or -512 and are DER-encoded.
 typedef struct fsti_key fsti_key;
@@ -95,5 +98,9 @@ fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_byt
                          fsti_octets *signature, fst_error *error);
 bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,
                      const fsti_octets *signature);
+/// Signs bytes with an RSA private key in PEM text: RS256 of RFC 7518. FST_E_ARGUMENT if it is not
+/// such a key, or has a password; FST_E_UNSUPPORTED without libcrypto.
+fst_status fsti_rsa_sign(const char *pem, const char *bytes, size_t size_bytes,
+                         fsti_octets *signature, fst_error *error);
 
 #endif

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/// ECDSA signatures, computed by libcrypto.
+/// ECDSA and RSA signatures, computed by libcrypto.
 #include <string.h>
 
 #include "crypto_library.h"
 
-/// NID_X9_62_id_ecPublicKey of openssl/obj_mac.h.
+/// NID_X9_62_id_ecPublicKey and NID_rsaEncryption of openssl/obj_mac.h.
 #define KEY_IS_EC 408
+#define KEY_IS_RSA 6
 /// BIO_CTRL_INFO of openssl/bio.h: where the bytes of a memory BIO are.
 #define BIO_INFO 3
-#define SIGNATURE_BYTES_MAX 256u
 #define PUBLIC_BYTES_MAX 1024u
 
 struct fsti_key {
@@ -58,6 +58,17 @@ static const void *hash_of_curve(const crypto_library *crypto, void *key) {
     return NULL;
 }
 
+static void *read_pem(const crypto_library *crypto, const char *pem, bool is_private) {
+    void *key = NULL, *bio = crypto->BIO_new_mem_buf(pem, (int)strnlen(pem, 1 << 20));
+    if (bio != NULL && is_private)
+        key = crypto->PEM_read_bio_PrivateKey(bio, NULL, no_password, NULL);
+    else if (bio != NULL)
+        key = crypto->PEM_read_bio_PUBKEY(bio, NULL, no_password, NULL);
+    if (bio != NULL) crypto->BIO_free(bio);
+    crypto->ERR_clear_error(); // the error queue belongs to the program
+    return key;
+}
+
 fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fsti_key **out,
                          fst_error *error) {
     const crypto_library *crypto;
@@ -67,13 +78,7 @@ fst_status fsti_key_read(const char *pem, const char *name, bool is_private, fst
     fsti_key *made = fsti_alloc_zeroed(1, sizeof *made);
     if (made == NULL) return fsti_error_memory(error, sizeof *made);
     made->crypto = crypto;
-    void *bio = crypto->BIO_new_mem_buf(pem, (int)strnlen(pem, 1 << 20));
-    if (bio != NULL && is_private)
-        made->key = crypto->PEM_read_bio_PrivateKey(bio, NULL, no_password, NULL);
-    else if (bio != NULL)
-        made->key = crypto->PEM_read_bio_PUBKEY(bio, NULL, no_password, NULL);
-    if (bio != NULL) crypto->BIO_free(bio);
-    crypto->ERR_clear_error(); // the error queue belongs to the program
+    made->key = read_pem(crypto, pem, is_private);
     if (made->key != NULL) made->hash = hash_of_curve(crypto, made->key);
     if (made->hash != NULL) {
         *out = made;
@@ -101,9 +106,9 @@ fst_status fsti_key_hint(const fsti_key *key, char *hint, fst_error *error) {
 fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_bytes,
                          fsti_octets *signature, fst_error *error) {
     const crypto_library *crypto = key->crypto;
-    signature->size = SIGNATURE_BYTES_MAX;
-    signature->bytes = fsti_alloc(SIGNATURE_BYTES_MAX);
-    if (signature->bytes == NULL) return fsti_error_memory(error, SIGNATURE_BYTES_MAX);
+    signature->size = FSTI_SIGNATURE_BYTES_MAX;
+    signature->bytes = fsti_alloc(FSTI_SIGNATURE_BYTES_MAX);
+    if (signature->bytes == NULL) return fsti_error_memory(error, FSTI_SIGNATURE_BYTES_MAX);
     void *context = crypto->EVP_MD_CTX_new();
     bool succeeded =
         context != NULL &&
@@ -114,6 +119,20 @@ fst_status fsti_key_sign(const fsti_key *key, const char *bytes, size_t size_byt
     if (succeeded) return FST_OK;
     fsti_free(signature->bytes);
     return fsti_error_set(error, FST_E_SIGNATURE, FSTI_NO_LOCATION, "libcrypto could not sign");
+}
+
+fst_status fsti_rsa_sign(const char *pem, const char *bytes, size_t size_bytes,
+                         fsti_octets *signature, fst_error *error) {
+    fsti_key rsa = {0};
+    FST_TRY(fsti_crypto_open(&rsa.crypto, error));
+    rsa.key = read_pem(rsa.crypto, pem, true);
+    rsa.hash = rsa.crypto->EVP_sha256();
+    bool is_rsa = rsa.key != NULL && rsa.crypto->EVP_PKEY_get_base_id(rsa.key) == KEY_IS_RSA;
+    fst_status status = is_rsa ? fsti_key_sign(&rsa, bytes, size_bytes, signature, error)
+                               : fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
+                                                "not a PEM key of RSA without a password");
+    if (rsa.key != NULL) rsa.crypto->EVP_PKEY_free(rsa.key);
+    return status;
 }
 
 bool fsti_key_verify(const fsti_key *key, const char *bytes, size_t size_bytes,

@@ -13,7 +13,8 @@ static uint64_t longest_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_m
 uint64_t fsti_retry_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,
                             int64_t retry_after_ms, uint64_t random) {
     uint64_t wait_ms = random % (longest_wait_ms(tries, base_ms, cap_ms) + 1);
-    return retry_after_ms > 0 ? fsti_max(wait_ms, (uint64_t)retry_after_ms) : wait_ms;
+    if (retry_after_ms <= 0) return wait_ms;
+    return fsti_max(wait_ms, fsti_min((uint64_t)retry_after_ms, cap_ms));
 }
 
 uint64_t fsti_retry_restart_wait_ms(uint32_t tries, uint32_t base_ms, uint32_t cap_ms,

@@ -300,7 +300,7 @@ enum {
 void fsti_io_hide(unsigned features);
 
 /// Whether a file is a model or an index, by its name (also through links, and if it does not
-/// exist yet) or because it begins like a safetensors file. No manifest, list or signature may
+/// exist yet) or because it begins like one or may not be read. No manifest, list or signature may
 /// replace it or have such a name. For a URL the name decides.
 bool fsti_path_is_model(const char *path);
 

@@ -30,16 +30,39 @@ fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error)
     return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }
 
+/// Whether a text is a URL of a scheme that is not supported, such as s3a://. Spaces before it make
+/// no difference.
+static bool has_other_scheme(const char *path) {
+    static const char scheme_bytes[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                       "0123456789+.-";
+    const char *start = path + strspn(path, " \t\r\n");
+    size_t size = strspn(start, scheme_bytes);
+    bool begins_with_letter = size > 0 && strspn(start, "0123456789+.-") == 0;
+    return begins_with_letter && strncmp(start + size, "://", 3) == 0 &&
+           !fsti_location_looks_like_url(path);
+}
+
+fst_status fsti_location_check_scheme(const char *path, fst_error *error) {
+    if (!has_other_scheme(path)) return FST_OK;
+    char shown[512];
+    fsti_url_redact(path, shown, sizeof shown);
+    fsti_error_location location = {.file = shown, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                          "unsupported URL scheme; expected one of: https, http, s3, gs, az, hf");
+}
+
 fst_status fsti_location_require_file(const char *path, const char *what, fst_error *error) {
-    return fsti_location_looks_like_url(path) ? fsti_url_refuse(path, what, error) : FST_OK;
+    if (fsti_location_looks_like_url(path)) return fsti_url_refuse(path, what, error);
+    return fsti_location_check_scheme(path, error);
 }
 
 fst_status fsti_location_require_path(const char *path, fst_error *error) {
-    return fsti_location_require_file(path,
-                                      fsti_location_is_url(path)
-                                          ? "URLs are not supported here"
-                                          : "a URL must be a str, not a path object",
-                                      error);
+    return fsti_location_require_file(
+        path,
+        fsti_location_is_url(path)
+            ? "URLs are not supported here"
+            : "a URL must be a str, not a path object, and have two slashes after its scheme",
+        error);
 }
 
 bool fsti_location_is_absolute(const char *path) {

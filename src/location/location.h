@@ -22,7 +22,9 @@ fsti_location_kind fsti_location_kind_of(const char *path);
 bool fsti_location_is_url(const char *path);
 /// Whether a path is a URL, or was one before a path object collapsed its slashes ("https:/host").
 bool fsti_location_looks_like_url(const char *path);
-/// FST_E_UNSUPPORTED for a path that looks like a URL: `what` works with files only.
+/// FST_E_UNSUPPORTED for a URL of another scheme, which must not become a folder of that name.
+fst_status fsti_location_check_scheme(const char *path, fst_error *error);
+/// FST_E_UNSUPPORTED for a path that looks like a URL of any scheme: `what` works with files only.
 fst_status fsti_location_require_file(const char *path, const char *what, fst_error *error);
 /// The same where no URL is expected: the message says whether a path object collapsed it.
 fst_status fsti_location_require_path(const char *path, fst_error *error);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/io.h"
 #include "journal_steps.h"
 
 fst_status fsti_step_refuse_undo(const journal_step *step, fst_error *error) {
@@ -64,6 +65,17 @@ static fst_status place_file(save_journal *journal, journal_step *step, fst_erro
     return fsti_output_place(step->output, false, error);
 }
 
+/// The old manifest was moved aside, so what is there now is of another save.
+static fst_status place_manifest(save_journal *journal, journal_step *step, fst_error *error) {
+    const char *path = fsti_output_path(step->output);
+    fsti_error_location where = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (fsti_path_is_model(path))
+        return fsti_error_set(error, FST_E_FILE_CHANGED, where,
+                              "another save has put a model there, which the manifest would "
+                              "overwrite. Choose another path");
+    return place_file(journal, step, error);
+}
+
 /// Restores what was at the path, even if the step failed halfway.
 static fst_status undo_place(journal_step *step, fst_error *error) {
     if (fsti_output_is_placed(step->output) == 0) {
@@ -122,6 +134,11 @@ const fsti_step_kind fsti_step_place_file = {.name = "the new file in place",
                                              .undo = undo_place,
                                              .release = release_kept,
                                              .needs_cleanup = true};
+const fsti_step_kind fsti_step_place_manifest = {.name = "the manifest in place",
+                                                 .run = place_manifest,
+                                                 .undo = undo_place,
+                                                 .release = release_kept,
+                                                 .needs_cleanup = true};
 const fsti_step_kind fsti_step_link_file = {.name = "the new file under its own name",
                                             .run = link_file};
 const fsti_step_kind fsti_step_unname_file = {

@@ -119,6 +119,18 @@ static void copy_offsets(fst_writer *writer, const fst_model *model) {
     }
 }
 
+/// Only a temporary file is written in place, and not a compressed one, whose tensors have no fixed
+/// offsets.
+static fst_status check_joinable(const char *path, const fst_model *model, fst_error *error) {
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (!fsti_hidden_is(fsti_path_name(path)))
+        return fsti_error_set(error, FST_E_ARGUMENT, location,
+                              "not a file name returned by fst_writer_hidden_path()");
+    if (model->files[0].packed == NULL) return FST_OK;
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                          "parts of a compressed file can't be written");
+}
+
 fst_status fsti_writer_join(const char *path, const fst_save_options *options, fst_writer **out,
                             fst_error *error) {
     fst_save_options save = {.struct_size = sizeof save,
@@ -129,6 +141,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
                              .progress_context = options->progress_context};
     found_tensors found = {0};
     fst_status status = find_tensors(&found, &path, 1, error);
+    if (status == FST_OK) status = check_joinable(path, found.models[0], error);
     if (status == FST_OK) status = begin_existing(path, &path, &found, &save, out, error);
     if (status == FST_OK) {
         (*out)->publication.role = ROLE_JOINED;

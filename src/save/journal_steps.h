@@ -10,6 +10,8 @@
 extern const fsti_step_kind fsti_step_name_file;
 /// Renames a new file to its path; undone by restoring the old file.
 extern const fsti_step_kind fsti_step_place_file;
+/// The same for a manifest: FST_E_FILE_CHANGED if a model is at its path.
+extern const fsti_step_kind fsti_step_place_manifest;
 /// The same, but the temporary name stays as a second name.
 extern const fsti_step_kind fsti_step_link_file;
 /// Removes the temporary name.
@@ -33,6 +35,8 @@ extern const fsti_step_kind fsti_step_check;
 extern const fsti_step_kind fsti_step_place_object;
 /// Deletes a manifest at a store, and keeps its bytes; undone by writing it again.
 extern const fsti_step_kind fsti_step_hide_object;
+/// The same, and FST_E_ARGUMENT if another object is there.
+extern const fsti_step_kind fsti_step_clear_object;
 /// Deletes an object of an earlier save if it still has the expected version.
 extern const fsti_step_kind fsti_step_remove_object;
 /// Deletes the new index, if cleanup left nothing that it must hide.

@@ -49,11 +49,11 @@ static fst_status add_file(fst_writer *writer, char *path, fst_error *error) {
     return status;
 }
 
-/// Adds the step that deletes the object if it is a manifest, which is checked then.
-static fst_status add_object(fst_writer *writer, const char *url, fst_error *error) {
-    journal_step step = {.kind = &fsti_step_hide_object,
-                         .path = (char *)(uintptr_t)url,
-                         .watch = &writer->target.store.watch};
+/// Adds a step for the object if it is a manifest, which is checked then.
+static fst_status add_object(fst_writer *writer, const fsti_step_kind *kind, const char *url,
+                             fst_error *error) {
+    journal_step step = {
+        .kind = kind, .path = (char *)(uintptr_t)url, .watch = &writer->target.store.watch};
     return fsti_journal_add(&writer->publication.journal, &step, error);
 }
 
@@ -112,13 +112,13 @@ fst_status fsti_save_manifest_aside_objects(fst_writer *writer, fst_error *error
     char *usual = fsti_save_manifest_usual(writer);
     if (usual == NULL) return fsti_error_memory(error, 64);
     bool is_other = own->path != NULL && strcmp(own->path, usual) != 0;
-    fst_status status = add_object(writer, usual, error);
+    fst_status status = add_object(writer, &fsti_step_hide_object, usual, error);
     fsti_free(usual);
     FST_TRY(status);
     for (size_t i = 0; i < store->manifest_count; i++)
-        FST_TRY(add_object(writer, store->manifests[i], error));
+        FST_TRY(add_object(writer, &fsti_step_hide_object, store->manifests[i], error));
     if (!is_other) return FST_OK;
-    return own->is_object ? add_object(writer, own->path, error)
+    return own->is_object ? add_object(writer, &fsti_step_clear_object, own->path, error)
                           : add_file(writer, fsti_path_with_ending(own->path, ""), error);
 }
 
@@ -127,7 +127,7 @@ fst_status fsti_save_manifest_place(fst_writer *writer, fst_error *error) {
     if (manifest->output == NULL) return FST_OK;
     FST_TRY(fsti_journal_add_output(&writer->publication.journal,
                                     manifest->target.is_object ? &fsti_step_place_object
-                                                               : &fsti_step_place_file,
+                                                               : &fsti_step_place_manifest,
                                     manifest->output, error));
     if (manifest->target.is_object) return FST_OK;
     return add_sync(writer, manifest->target.folder, error);

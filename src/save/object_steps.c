@@ -27,6 +27,18 @@ static fst_status hide_object(save_journal *journal, journal_step *step, fst_err
                             error);
 }
 
+/// Moves the manifest at the new one's address aside. Another object there is not replaced.
+static fst_status clear_target(save_journal *journal, journal_step *step, fst_error *error) {
+    fsti_precondition left;
+    fsti_error_location where = {.file = step->path, .byte_offset = FST_NO_OFFSET};
+    FST_TRY(hide_object(journal, step, error));
+    FST_TRY(fsti_store_stat(step->path, step->watch, &left, error));
+    if (left.kind == FSTI_PRECONDITION_ABSENT) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, where,
+                          "the manifest would overwrite an object that is not a manifest. Choose "
+                          "another path");
+}
+
 /// Restores the object, even if the step failed halfway.
 static fst_status undo_hide(journal_step *step, fst_error *error) {
     if (step->kept_object != NULL)
@@ -55,6 +67,11 @@ const fsti_step_kind fsti_step_hide_object = {
     .run = hide_object,
     .undo = undo_hide,
     .release = forget_object};
+const fsti_step_kind fsti_step_clear_object = {.name =
+                                                   "the manifest of an earlier save moved aside",
+                                               .run = clear_target,
+                                               .undo = undo_hide,
+                                               .release = forget_object};
 const fsti_step_kind fsti_step_remove_object = {
     .name = "a file of an earlier save removed", .run = remove_object, .is_independent = true};
 const fsti_step_kind fsti_step_displace_index = {

@@ -64,7 +64,9 @@ fst_status fsti_save_manifest_check(const fst_writer *writer, const char *path, 
                           "the manifest would overwrite a model. Choose another path");
 }
 
-static fst_status find_target(fst_writer *writer, const char *path, fst_error *error) {
+/// `is_usual`: the path is where loads look for the manifest.
+static fst_status find_target(fst_writer *writer, const char *path, bool is_usual,
+                              fst_error *error) {
     save_manifest *manifest = &writer->publication.manifest;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     FST_TRY(fsti_save_manifest_check(writer, path, error));
@@ -72,8 +74,10 @@ static fst_status find_target(fst_writer *writer, const char *path, fst_error *e
         static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));
         manifest->target.watch = &writer->target.store.watch;
-        // The old one is deleted first, so a manifest that exists then belongs to another save.
-        if (writer->target.folder != NULL) manifest->target.expected_version = &nothing;
+        // The old one is deleted first, so what is there then belongs to another save, or is the
+        // model itself under another address.
+        if (writer->target.folder != NULL || !is_usual)
+            manifest->target.expected_version = &nothing;
         return FST_OK;
     }
     FST_TRY(fsti_target_find(path, false, &manifest->target, error));
@@ -93,7 +97,8 @@ fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
     FST_TRY(kind->ready(error));
     char *usual = options->manifest[0] == '\0' ? fsti_save_manifest_usual(writer) : NULL;
     if (usual == NULL && options->manifest[0] == '\0') return fsti_error_memory(error, 64);
-    fst_status status = find_target(writer, usual == NULL ? options->manifest : usual, error);
+    fst_status status =
+        find_target(writer, usual == NULL ? options->manifest : usual, usual != NULL, error);
     fsti_free(usual);
     writer->publication.manifest.kind = status == FST_OK ? kind : NULL;
     writer->options.manifest = NULL; // owned by the caller and freed by it

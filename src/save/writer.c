@@ -109,6 +109,7 @@ static void choose_source(const save_request *request, save_source *out) {
 }
 
 fst_status fsti_writer_plan(const save_request *request, fst_writer **out, fst_error *error) {
+    FST_TRY(fsti_location_check_scheme(request->path, error));
     fst_writer *writer = fsti_alloc_zeroed(1, sizeof *writer);
     if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
     fsti_progress_init(&writer->progress);

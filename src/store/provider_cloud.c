@@ -6,9 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "provider.h"
-#include "rsa_library.h"
+#include "digest/digest.h"
 #include "http/http.h"
+#include "provider.h"
 #include "token_text.h"
 
 #define TEXT_BYTES 16384u
@@ -89,11 +89,23 @@ static fst_status read_google_file(const provider_config *source, char *text, go
     return good ? FST_OK : fsti_provider_fail("the Google credentials file lacks some", error);
 }
 
+static fst_status sign_claim(const char *key, const char *text, fsti_octets *signature,
+                             fst_error *error) {
+    fst_status status = fsti_rsa_sign(key, text, strlen(text), signature, error);
+    if (status == FST_E_UNSUPPORTED)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                              "service accounts need libcrypto (OpenSSL 1.1 or later), which was "
+                              "not found. Set a token in GOOGLE_OAUTH_ACCESS_TOKEN");
+    if (status == FST_E_ARGUMENT || status == FST_E_SIGNATURE)
+        return fsti_error_set(error, FST_E_PERMISSION, FSTI_NO_LOCATION,
+                              "the service account's private key is not a valid RSA key");
+    return status;
+}
+
 /// A service account's claim, signed with its key: "header.claims.signature".
 static fst_status write_claim(const google_file *file, char *out, size_t size, fst_error *error) {
     char head[256], claims[1536];
-    unsigned char signature[RSA_SIGNATURE_BYTES_MAX];
-    size_t signature_size = 0;
+    fsti_octets signature;
     int64_t now_s = (int64_t)time(NULL);
     if (strpbrk(file->email, "\"\\") != NULL || strpbrk(file->url, "\"\\") != NULL ||
         strpbrk(file->key_id, "\"\\") != NULL)
@@ -103,18 +115,18 @@ static fst_status write_claim(const google_file *file, char *out, size_t size, f
              "{\"iss\":\"%s\",\"scope\":\"" GOOGLE_SCOPE "\",\"aud\":\"%s\",\"iat\":%lld,"
              "\"exp\":%lld}",
              file->email, file->url, (long long)now_s, (long long)now_s + 3600);
-    if (BASE64_BYTES(strlen(head)) + BASE64_BYTES(strlen(claims)) + BASE64_BYTES(sizeof signature) +
-            2 >
-        size)
+    size_t text_size = BASE64_BYTES(strlen(head)) + BASE64_BYTES(strlen(claims));
+    if (text_size + BASE64_BYTES(FSTI_SIGNATURE_BYTES_MAX) + 2 > size)
         return fsti_provider_fail("the service account's names are too long", error);
     fsti_base64_write((const unsigned char *)head, strlen(head), true, out);
     size_t used = strlen(out);
     out[used++] = '.';
     fsti_base64_write((const unsigned char *)claims, strlen(claims), true, out + used);
-    FST_TRY(fsti_rsa_sign(file->key, out, strlen(out), signature, &signature_size, error));
+    FST_TRY(sign_claim(file->key, out, &signature, error));
     used = strlen(out);
     out[used++] = '.';
-    fsti_base64_write(signature, signature_size, true, out + used);
+    fsti_base64_write(signature.bytes, signature.size, true, out + used);
+    fsti_free(signature.bytes);
     return FST_OK;
 }
 

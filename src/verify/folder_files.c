@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "location/location.h"
 #include "model/open_model.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
@@ -66,13 +67,15 @@ static fst_status list_entries(folder_files *out, fst_error *error) {
     return fsti_folder_visit(out->folder[0] == '\0' ? "." : out->folder, push_entry, out, error);
 }
 
-/// Adds files of subfolders that an index names.
+/// Adds files of subfolders that an index names. A folder at a URL is not listed here, so all files
+/// are added that the model has.
 static fst_status push_below(folder_files *out, const model_paths *paths, fst_error *error) {
     size_t folder_size = strlen(out->folder);
+    bool is_url = fsti_location_is_url(out->folder);
     for (size_t i = 0; i < paths->count; i++) {
         if (strncmp(paths->paths[i], out->folder, folder_size) != 0) continue;
         const char *name = paths->paths[i] + folder_size;
-        if (strchr(name, '/') != NULL) FST_TRY(push_name(out, name, error));
+        if (is_url || strchr(name, '/') != NULL) FST_TRY(push_name(out, name, error));
     }
     return FST_OK;
 }
@@ -95,7 +98,7 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
     out->folder[size] = '\0';
     out->is_single = !is_dir && !paths->has_index;
     if (out->is_single) return push_name(out, path + size, error);
-    FST_TRY(list_entries(out, error));
+    if (!fsti_location_is_url(path)) FST_TRY(list_entries(out, error));
     FST_TRY(push_below(out, paths, error));
     if (out->count > 1) qsort(out->names, out->count, sizeof *out->names, compare_names);
     return FST_OK;

@@ -9,6 +9,7 @@
 #include "folder_files.h"
 #include "format/format.h"
 #include "manifest_text.h"
+#include "location/location.h"
 #include "model/open_model.h"
 #include "scan.h"
 #include "sums_files.h"
@@ -294,6 +295,9 @@ fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
     FST_TRY(fsti_text_check_target(target, path, error));
+    if (target == NULL)
+        FST_TRY(fsti_location_require_file(
+            path, "the manifest of a URL needs a target, which is a local file", error));
     if ((options->flags & FST_MANIFEST_SUMS) != 0)
         return fsti_sums_make(path, target, options, stats, error);
     uint64_t start_ns = fsti_now_ns();

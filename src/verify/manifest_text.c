@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "location/location.h"
 #include "io/io.h"
 
 /// Creates a temporary file next to the target. Existing files and links are not opened.
@@ -43,6 +44,7 @@ fst_status fsti_text_check_target(const char *path, const char *source, fst_erro
     struct stat target, other;
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     if (path == NULL) return FST_OK;
+    FST_TRY(fsti_location_require_file(path, "only a local file can be written here", error));
     bool is_model = fsti_path_is_model(path), exists = stat(path, &target) == 0;
     if (!exists && is_model)
         return fsti_error_set(error, FST_E_ARGUMENT, location,
