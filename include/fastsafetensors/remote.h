@@ -65,11 +65,12 @@ typedef struct fst_remote_options {
     const char *ca_file;       ///< certificates to trust instead of the system's
     int anonymous;             ///< 1: sign nothing and look for no credentials
     fst_bucket_style bucket_style;
-    uint32_t connect_ms;      ///< time limit to connect; 5,000
-    uint32_t first_byte_ms;   ///< time limit for the first byte of an answer; 10,000
-    uint32_t stall_ms;        ///< time limit without a byte; 5,000
-    uint32_t retry_base_ms;   ///< the first retry waits at most twice this; 100
-    uint32_t retry_cap_ms;    ///< the longest wait before a retry; 20,000
+    uint32_t connect_ms;    ///< time limit to connect; 5,000
+    uint32_t first_byte_ms; ///< time limit for the first byte of an answer; 10,000
+    uint32_t stall_ms;      ///< time limit without a byte; 5,000
+    uint32_t retry_base_ms; ///< the first retry waits at most twice this; 100
+    /// The longest wait before a retry, also if the server asks for a longer one; 20,000.
+    uint32_t retry_cap_ms;
     uint32_t tries_max;       ///< consecutive tries without progress; 8
     uint32_t connections_max; ///< to one host; 64
     const char *cache_dir;    ///< the folder of the disk cache, "auto" or "off"

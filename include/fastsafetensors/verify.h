@@ -105,7 +105,8 @@ typedef struct fst_manifest_stats {
 /// folder, except hidden ones and *.manifest, *.digest and *.sig, and the files that the index
 /// names. `options` and `stats` may be NULL; the digest is then XXH3-128. Errors are those of
 /// opening, FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without libcrypto, and FST_E_ARGUMENT if `target`
-/// is a model or an index.
+/// is a model or an index, by its name or its content. A URL can be read (then `target` is
+/// required), but not written to: FST_E_UNSUPPORTED.
 FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char *target,
                                                     const fst_manifest_options *options,
                                                     fst_manifest_stats *stats, fst_error *error);

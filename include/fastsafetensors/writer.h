@@ -197,9 +197,10 @@ FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_sav
                                                  fst_error *error);
 
 /// Writes bytes [offset, offset + size_bytes) of a tensor that has no data. Write each byte once,
-/// in any order; file order is fastest. Bytes that were written before are FST_E_ARGUMENT with
-/// tensor and range, and the save continues. After any other error the save has failed and can only
-/// be closed. `data` may be reused after the call.
+/// in any order; file order is fastest. Bytes that were written before, or lie outside of the
+/// tensor, are FST_E_ARGUMENT with tensor and range, as are other invalid arguments, and the save
+/// continues. After any other error the save has failed and can only be closed. `data` may be
+/// reused after the call.
 FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t tensor_index,
                                                   uint64_t offset, const void *data,
                                                   size_t size_bytes, fst_error *error);

@@ -84,6 +84,50 @@ def test_file_with_manifest(tmp_path: pathlib.Path, kind: str, mib: int) -> None
             fst_numpy.save_file(tensors, address, manifest=address)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_manifest_is_replaced(kind: str) -> None:
+    """A manifest never replaces a model, under whatever spelling of its URL, nor another object."""
+    tensors = {"a": numpy.arange(7)}
+    with object_store() as server:
+        use_store(server, kind)
+        for model, manifest in (("m%25x", "m%x"), ("n%2", "n%252"), ("k", "k")):
+            address, target = f"{kind}://box/{model}", f"{kind}://box/{manifest}"
+            with pytest.raises(ValueError, match="would overwrite the model"):
+                fst_numpy.save_file(tensors, address, manifest=target)
+            assert not any(data.startswith(b"fastsafetensors-manifest")
+                           for data, _ in server.objects.values())
+        fst_numpy.save_file(tensors, f"{kind}://box/keep")
+        before = dict(server.objects)
+        with pytest.raises(ValueError, match="not a manifest"):
+            fst_numpy.save_file(tensors, f"{kind}://box/o.safetensors",
+                                manifest=f"{kind}://box/keep")
+        assert server.objects == before
+
+
+def test_the_command_checks_a_sharded_model(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of a sharded model at a store are checked by its manifest."""
+    folder = "s3://box/m"
+    with object_store() as server:
+        use_store(server, "s3")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        save_set(folder, 2, 1, b"")
+
+        def check(path: str) -> int:
+            words = [command, "verify", "--manifest", path]
+            return subprocess.run(words, capture_output=True, check=False).returncode
+
+        assert check(folder + "/") == 0
+        assert check(folder + "/model.safetensors.index.json") == 0
+        [shard, *_] = [n for n in server.objects if n.endswith(".safetensors")]
+        data, mark = server.objects[shard]
+        server.objects[shard] = (data[:-1] + b"\0", mark)
+        assert check(folder + "/") == 1
+
+
 def test_bytes_in_any_order() -> None:
     """Data is hashed while it is sent, in any order, because it cannot be read again."""
     size = 30 * MIB

@@ -4,6 +4,7 @@
 
 #include "api_check.h"
 #include "api_save_request.h"
+#include "location/location.h"
 #include "save/save.h"
 #include "snapshot/snapshot.h"
 
@@ -47,7 +48,8 @@ fst_status fst_async_save_start(const char *path, const fst_save_tensor *tensors
     API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE(path != NULL && path[0] != '\0', error, "path is NULL or empty");
+    FST_TRY(fsti_location_check(path, error));
     fsti_async_request request = {.path = path, .tensor_count = tensor_count};
     FST_TRY(read_options(options, &request.options, error));
     api_save_request checked = {0};

@@ -65,6 +65,16 @@ fst_status fsti_location_require_path(const char *path, fst_error *error) {
         error);
 }
 
+fst_status fsti_location_check(const char *path, fst_error *error) {
+    url_parts parts;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (!fsti_location_looks_like_url(path)) return fsti_location_check_scheme(path, error);
+    if (!fsti_location_is_url(path)) return fsti_location_require_path(path, error);
+    const char *why = fsti_url_parse(path, &parts);
+    return why == NULL ? FST_OK
+                       : fsti_error_set(error, FST_E_ARGUMENT, location, "invalid URL: %s", why);
+}
+
 bool fsti_location_is_absolute(const char *path) {
     return path[0] == '/' || fsti_location_looks_like_url(path);
 }
@@ -87,6 +97,19 @@ static size_t scheme_size(const char *url, size_t *with_slashes) {
     return size;
 }
 
+/// Whether two URLs of a store have one key, which may be escaped in several ways.
+static bool have_same_key(const char *one, const char *other) {
+    char one_key[URL_BYTES_MAX], other_key[URL_BYTES_MAX];
+    url_parts one_parts, other_parts;
+    fsti_location_kind kind = fsti_location_kind_of(one);
+    if (kind != FSTI_LOCATION_S3 && kind != FSTI_LOCATION_GCS && kind != FSTI_LOCATION_AZURE)
+        return false;
+    return fsti_url_parse(one, &one_parts) == NULL && fsti_url_parse(other, &other_parts) == NULL &&
+           fsti_url_key(&one_parts, one_key, sizeof one_key) &&
+           fsti_url_key(&other_parts, other_key, sizeof other_key) &&
+           one_key[0] != '\0' && strcmp(one_key, other_key) == 0;
+}
+
 bool fsti_location_is_same(const char *one, const char *other) {
     if (!fsti_location_looks_like_url(one) || !fsti_location_looks_like_url(other))
         return strcmp(one, other) == 0;
@@ -95,7 +118,8 @@ bool fsti_location_is_same(const char *one, const char *other) {
     one += one_at;
     other += other_at;
     size_t host = strcspn(one, "/?#");
-    return strncasecmp(one, other, host) == 0 && strcmp(one + host, other + host) == 0;
+    if (strncasecmp(one, other, host) != 0 || strcspn(other, "/?#") != host) return false;
+    return strcmp(one + host, other + host) == 0 || have_same_key(one - one_at, other - other_at);
 }
 
 char *fsti_location_join(const char *start, const char *end) {

@@ -30,13 +30,15 @@ fst_status fsti_location_require_file(const char *path, const char *what, fst_er
 fst_status fsti_location_require_path(const char *path, fst_error *error);
 /// Fails with FST_E_UNSUPPORTED: `what` does not work with URLs.
 fst_status fsti_url_refuse(const char *path, const char *what, fst_error *error);
+/// FST_E_ARGUMENT or FST_E_UNSUPPORTED for a text that can be neither a path nor a valid URL.
+fst_status fsti_location_check(const char *path, fst_error *error);
 /// Whether a path means the same in every working folder.
 bool fsti_location_is_absolute(const char *path);
 /// Whether a path is a whole bucket: s3://bucket is the folder s3://bucket/.
 bool fsti_location_is_bucket(const char *path);
 
-/// Whether two paths or URLs are the same text. Upper and lower case of a scheme and host, and the
-/// number of slashes after the scheme, make no difference.
+/// Whether two paths or URLs are the same text. Upper and lower case of a scheme and host, the
+/// number of slashes after the scheme, and how a store's key is escaped make no difference.
 bool fsti_location_is_same(const char *one, const char *other);
 
 /// Appends to a path; for a URL before its query. From fsti_alloc(), or NULL.

@@ -361,6 +361,38 @@ TEST(no_text_takes_the_name_of_a_model)
     }
 }
 
+/// An index without its usual name (as in the Hub's cache, where links have the names), and a file
+/// that may not be read and could be a model.
+TEST(no_text_replaces_an_index_or_what_it_cannot_examine)
+{
+    static const char index[] = "{\"metadata\": {}, \"weight_map\": {\"a\": \"x.safetensors\"}}";
+    const char *path = make_listed("examined", FST_DIGEST_XXH3_128, 64u << 10);
+    const char *blob = fixture_file("blob", index, sizeof index - 1);
+    fst_error error;
+    CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK(starts_with(blob, "{\"metadata", 10));
+    if (geteuid() == 0) return; // root may read everything
+    CHECK_INT(chmod(blob, 0), 0);
+    CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+    unlink(blob);
+}
+
+/// Otherwise a folder with the name of the scheme would be made, or expected.
+TEST(texts_are_written_to_files_only)
+{
+    static const char *const urls[] = {"s3://bucket/m.manifest", "https://host/m.manifest",
+                                       "ftp://user:secret@host/m.manifest?key=secret"};
+    const char *path = make_listed("files-only", FST_DIGEST_XXH3_128, 64u << 10);
+    fst_error error;
+    for (size_t i = 0; i < sizeof urls / sizeof *urls; i++) {
+        CHECK_INT(fst_manifest_write(path, urls[i], NULL, NULL, &error), FST_E_UNSUPPORTED);
+        CHECK(strstr(error.message, "secret") == NULL);
+    }
+    CHECK_INT(fst_manifest_write("s3://bucket/model.safetensors", NULL, NULL, NULL, &error),
+              FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "needs a target");
+}
+
 /// A rename would replace a device, even /dev/null, by a file.
 TEST(devices_and_fifos_are_not_replaced)
 {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "fastsafetensors/experimental.h"
 #include "fixture.h"
 #include "save_fixture.h"
 
@@ -37,6 +38,37 @@ static fst_writer *open_and_leave(const char *path, fst_save_options *options, c
     if (fst_writer_open(path, tensors, 2, options, &writer, NULL) != FST_OK) return NULL;
     if (chdir(fixture_path(second)) != 0) abort();
     return writer;
+}
+
+/// A mistyped scheme is not the name of a folder, and its password is not shown.
+TEST(urls_of_other_schemes_are_no_folders)
+{
+    static const char *const urls[] = {"s3a://bucket/m", "gcs://bucket/m.safetensors",
+                                       "ftp://user:secret@host/m?token=secret",
+                                       " s3://user:secret@bucket/m"};
+    static const uint64_t shape[] = {4};
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape, "1234");
+    fst_error error;
+    for (size_t i = 0; i < sizeof urls / sizeof *urls; i++)
+        for (uint32_t files = 0; files < 2; files++) {
+            fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+            fst_async_options later = FST_STRUCT_INIT(fst_async_options);
+            fst_async_save *save;
+            options.file_count = files;
+            later.save = &options;
+            CHECK_INT(fst_save(urls[i], &tensor, 1, &options, NULL, &error), FST_E_UNSUPPORTED);
+            CHECK(strstr(error.message, "secret") == NULL);
+            CHECK_INT(fst_async_save_start(urls[i], &tensor, 1, &later, &save, &error),
+                      FST_E_UNSUPPORTED);
+            CHECK(strstr(error.message, "secret") == NULL);
+        }
+    fst_async_save *save;
+    CHECK_INT(fst_async_save_start("", &tensor, 1, NULL, &save, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_async_save_start("s3:/bucket/m", &tensor, 1, NULL, &save, &error),
+              FST_E_UNSUPPORTED);
+    CHECK_INT(fst_async_save_start("s3://user:secret@bucket/m", &tensor, 1, NULL, &save, &error),
+              FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "secret") == NULL);
 }
 
 TEST(file_is_saved_relative_to_the_folder_at_open)

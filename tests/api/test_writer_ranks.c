@@ -221,5 +221,10 @@ TEST(invalid_joins_are_refused)
     CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK);
     CHECK_INT(fst_writer_write(part, 0, 60, "1234", 4, NULL), FST_OK); // overlaps are not counted
     fst_writer_close(part);
+    // A model in place is not written into, and the temporary file's own name is not the model's.
+    CHECK_INT(fst_writer_join(fst_writer_path(maker, 0), NULL, &part, &error), FST_E_NOT_FOUND);
+    CHECK_INT(fst_writer_commit(maker, NULL), FST_OK);
+    CHECK_INT(fst_writer_join(fst_writer_path(maker, 0), NULL, &part, &error), FST_E_ARGUMENT);
+    CHECK(strstr(error.message, "fst_writer_hidden_path") != NULL && part == NULL);
     fst_writer_close(maker);
 }

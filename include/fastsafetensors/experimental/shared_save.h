@@ -45,7 +45,9 @@ FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t fi
 
 /// Opens a file that another process has handed over with others_write, to write parts of it with
 /// fst_writer_write() or fst_writer_map(). Tensors are numbered as fst_model_open() numbers those
-/// of `path`. The processes are responsible for writing every byte; it is not checked.
+/// of `path`. The processes are responsible for writing every byte once; it is not checked.
+/// FST_E_ARGUMENT for another file than one of fst_writer_hidden_path(), FST_E_UNSUPPORTED for a
+/// compressed one.
 /// fst_writer_finish() syncs if `options` (may be NULL; only promise and progress are used) say so.
 /// Closing the writer does not remove the file. On success *out is a writer.
 FST_API FST_NODISCARD fst_status fst_writer_join(const char *path, const fst_save_options *options,

@@ -148,8 +148,9 @@ FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
 /// **Killed at any point**, the folder is finished by the next fst_delta_apply() or
 /// fst_delta_recover(), from the journal in .weight_sync and the same delta folders; the checkpoint
 /// is not copied. **An error** (checksum, damaged frame, full disk) rolls back: the folder has the
-/// old version again. Until the call returns the files are of two versions, so an engine must not
-/// load them meanwhile; the lock .weight_sync/lock is held.
+/// old version again, or the message says that it could not be rolled back. Until the call returns
+/// the files are of two versions, so an engine must not load them meanwhile; the lock
+/// .weight_sync/lock is held.
 ///
 /// A power cut while it runs is not covered: the next call reports it, and the checkpoint has to be
 /// copied again. Files that are symbolic links or have several hard links are FST_E_UNSUPPORTED:
@@ -260,7 +261,8 @@ typedef struct fst_delta_make_options {
 /// changed tensors up to three times). Both must have the same tensors with the same sizes; of two
 /// checkpoints, also the same dtypes and shapes (FST_E_TENSOR_INVALID_INFO). Tensors that did not
 /// change are left out. The shards are written first and the index last, each to a temporary name
-/// first. After an error nothing stays in `folder`.
+/// first. After an error nothing stays in `folder`, unless the system refuses to list or remove the
+/// files; a later call removes them.
 ///
 /// FST_E_ARGUMENT where `folder` holds an index or other files of a model; what a killed call left
 /// there (its mark is making.tmp) is removed. FST_E_VERSION where the note of `old` names another

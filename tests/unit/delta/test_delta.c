@@ -165,6 +165,51 @@ TEST(a_folder_with_another_index_is_refused)
     CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_OK);
 }
 
+/// The mark of an attempt that was killed does not make a model's files part of it.
+TEST(a_mark_does_not_hide_a_model)
+{
+    char old[600], made[600], folder[600], mark[700], model[700];
+    fst_error error;
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("mark-old"));
+    snprintf(made, sizeof made, "%s", fixture_path("mark-new"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("mark-delta"));
+    snprintf(mark, sizeof mark, "%s/making.tmp", folder);
+    snprintf(model, sizeof model, "%s/mine.safetensors", folder);
+    delta_write_checkpoint(old, 0);
+    delta_write_checkpoint(made, 1);
+    options.checkpoint = made;
+    options.base_version = "0";
+    options.version = "1";
+    delta_remove(folder);
+    CHECK(mkdir(folder, 0777) == 0);
+    CHECK(close(open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0666)) == 0);
+    CHECK(close(open(model, O_WRONLY | O_CREAT | O_CLOEXEC, 0666)) == 0);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK(access(model, F_OK) == 0);
+    unlink(model);
+    CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_OK);
+    CHECK(access(mark, F_OK) != 0);
+}
+
+TEST(a_check_and_a_needless_recovery_make_nothing)
+{
+    char local[600], sync[700];
+    fst_error error;
+    fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+    snprintf(local, sizeof local, "%s", fixture_path("check-only"));
+    snprintf(sync, sizeof sync, "%s/.weight_sync", local);
+    delta_write_checkpoint(local, 0);
+    fst_delta *delta = delta_open_chain(FST_DELTA_XOR, FST_DIGEST_ADLER32);
+    options.flags = FST_DELTA_CHECK_ONLY;
+    CHECK_INT(fst_delta_apply(delta, local, &options, NULL, &error), FST_OK);
+    CHECK(access(sync, F_OK) != 0);
+    CHECK_INT(fst_delta_recover(local, NULL, NULL, &error), FST_OK);
+    CHECK(access(sync, F_OK) != 0);
+    CHECK_INT(delta_find_state(local), 0);
+    fst_delta_close(delta);
+}
+
 /// When no memory is left, what was begun is removed all the same.
 TEST(a_delta_that_fails_for_lack_of_memory_leaves_an_empty_folder)
 {

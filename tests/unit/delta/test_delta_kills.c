@@ -290,6 +290,11 @@ TEST(an_allocation_that_fails_rolls_back)
         status = fst_delta_apply(delta, local, NULL, NULL, &error);
         fsti_alloc_fail_after(-1);
         CHECK_INT(fsti_alloc_live(), live);
+        char version[FST_DELTA_VERSION_BYTES];
+        int is_interrupted;
+        CHECK_INT(fst_delta_version(local, version, &is_interrupted, NULL), FST_OK);
+        // All later allocations fail as well, so the roll-back may fail, but says so.
+        CHECK(!is_interrupted || strstr(error.message, "could not be rolled back") != NULL);
         fst_delta_stats stats;
         CHECK_INT(recover(false, &stats), FST_OK);
         CHECK(is_consistent(&state));

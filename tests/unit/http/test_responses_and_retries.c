@@ -182,6 +182,7 @@ TEST(waits_are_random_below_a_bound_that_doubles)
         CHECK(fsti_retry_wait_ms(1, 100, 20000, -1, random) <= 200);
         CHECK(fsti_retry_wait_ms(12, 100, 20000, -1, random) <= 20000);
         CHECK(fsti_retry_wait_ms(1, 100, 20000, 3000, random) == 3000);
+        CHECK(fsti_retry_wait_ms(1, 100, 2000, 60000, random) == 2000);
     }
     CHECK(fsti_retry_wait_ms(3, 100, 20000, -1, 800) == 800);
 }

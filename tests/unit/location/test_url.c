@@ -14,6 +14,8 @@ TEST(urls_that_lead_to_one_object)
     CHECK(!fsti_location_is_same("s3://bucket/model", "gs://bucket/model"));
     CHECK(!fsti_location_is_same("s3://bucket", "s3://bucket/"));
     CHECK(!fsti_location_is_same("s3://buck", "s3://bucket"));
+    CHECK(fsti_location_is_same("s3://bucket/a%3Fb%25", "s3://bucket/a%3Fb%"));
+    CHECK(!fsti_location_is_same("https://host/a%25", "https://host/a%"));
     CHECK(fsti_location_is_same("a/b", "a/b") && !fsti_location_is_same("a/b", "A/b"));
     CHECK(!fsti_location_is_same("s3:/", "s3") && !fsti_location_is_same("s3", "s3:/"));
 }
