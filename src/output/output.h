@@ -147,6 +147,8 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 /// Moves the output to its path atomically, replacing what is there. With `keep_hidden` the
 /// temporary name stays; without hard links the path gets a copy.
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
+/// The same for a file whose path must be free: *exists, and nothing happens, if it is not.
+fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error);
 /// Deletes the output from its path; an object only if it is still this output. If that is unknown,
 /// the object may belong to another save and is kept. That is an error if readers find other
 /// objects through it, because those must then be kept as well.

@@ -128,6 +128,21 @@ fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *e
     return FST_OK;
 }
 
+fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error) {
+    struct stat info;
+    const char *path = output->target.path;
+    *exists = false;
+    if (!output->has_hidden && link_descriptor(output->fd, path) == 0) return FST_OK;
+    FST_TRY(fsti_output_name(output, error));
+    if (renameat2(AT_FDCWD, output->hidden, AT_FDCWD, path, RENAME_NOREPLACE) == 0) {
+        output->has_hidden = false;
+        return FST_OK;
+    }
+    *exists = errno == EEXIST || lstat(path, &info) == 0;
+    // Some file systems cannot rename without replacing.
+    return *exists ? FST_OK : fsti_output_place(output, false, error);
+}
+
 /// Whether a sticky folder prevents removing the file's name: a second name could not be removed
 /// later.
 static bool is_in_sticky_folder(const char *path) {
