@@ -426,14 +426,14 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
     uint64_t start_ns = fsti_now_ns();
     sync_folder sync;
     fst_status status = fsti_sync_paths(checkpoint, &sync, error);
-    // Without the folder nothing was ever applied.
+    // Without the folder no application has begun to change files.
     bool has_folder = status == FST_OK && access(sync.folder, F_OK) == 0;
     if (has_folder) {
         fsti_sync_close(&sync);
         status = fsti_sync_open(checkpoint, &sync, error);
     }
     if (has_folder && status == FST_OK) status = resume_any(&sync, options, stats, error);
-    if (has_folder && status == FST_OK) remove_copies(checkpoint);
+    if (status == FST_OK) remove_copies(checkpoint);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;
