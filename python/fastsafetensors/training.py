@@ -39,6 +39,7 @@ from ._checkpoint_folders import (
     read_checkpoint,
 )
 from ._options import check_count, check_location, check_switch, check_switches
+from ._paths import absolute_path
 from ._saving import parse_size
 from ._state_codec import encode_state
 from ._torch_installed import torch
@@ -101,7 +102,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | bytes | os.PathLike[Any],
         *,
         every: int = 1,
         keep_last: int | None = None,
@@ -122,8 +123,10 @@ class CheckpointManager:
         files and files of other programs stay.
 
         Args:
-            folder: is made if it is not there. Use one manager at a time: a second one may delete
-                the folder that the first has made for a save and not yet put files in.
+            folder: is made if it is not there. A relative path is resolved now: the manager keeps
+                to its folder when the program changes the current one. Use one manager at a time:
+                a second one may delete the folder that the first has made for a save and not yet
+                put files in.
             every: save() does something at multiples of this step.
             keep_last: after a save, so many checkpoints up to its step are kept, and the one that
                 resume() loaded; None: all. Checkpoints of higher steps and those that latest() or
@@ -159,7 +162,7 @@ class CheckpointManager:
             raise ValueError(f"stage must be 'copy' or 'lazy', not {stage!r}")
         Staging(stage, overlap=overlap, at_exit=at_exit)  # checks the words
         parse_size("max_shard_size", max_shard_size)
-        self.folder = Path(folder)
+        self.folder = absolute_path(folder)
         self.every = every
         self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
         self._options: dict[str, Any] = {
