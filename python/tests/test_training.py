@@ -448,6 +448,7 @@ def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
 
 @pytest.mark.parametrize("options", [
     {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
+    {"keep_best": 2},
     {"memory": 0}, {"max_shard_size": "x"}, {"keep_last": 2.0}, {"keep_best": 1.0}, {"every": "2"},
     {"every": None}, {"manifest": "SHA256"}])
 def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from .._agreement import Agreement, RankError
 from .._core import Writer
 from .._dtypes import NAMES
+from .._options import check_count, check_switch, check_timeout
 from .._publish import SetTarget, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
@@ -208,6 +209,11 @@ def _write(
     return [plan.path for plan in plans]
 
 
+def _check_write_options(min_free_bytes: int, fsync: bool) -> None:
+    check_count("min_free_bytes", min_free_bytes, high=2**63 - 1)
+    check_switch("fsync", fsync)
+
+
 def write_shards(
     plans: Sequence[ShardPlan], fill: Fill, *, min_free_bytes: int = 0, fsync: bool = False
 ) -> list[str]:
@@ -217,6 +223,7 @@ def write_shards(
     and keep no view; its exception is raised, and no file is left behind. min_free_bytes: free disk
     space to leave. fsync: wait until the bytes are on the device.
     """
+    _check_write_options(min_free_bytes, fsync)
     pg = SingleProcessGroup()
     every = [plan.path for plan in plans]
     publish = _publisher(pg, Agreement(pg), every, list(range(len(plans))), fsync)
@@ -355,6 +362,8 @@ class ParallelSaver:
             raise ValueError("num_shards must be positive")
         if num_threads <= 0:
             raise ValueError("num_threads must be positive")
+        _check_write_options(min_free_bytes, fsync)
+        check_timeout(timeout)
         _torch_name(framework)
         self.num_shards = num_shards
         self.framework = framework

@@ -114,8 +114,9 @@ class TorchTensor(TensorBase):
         torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
 
 
-# torch takes 0 for the group's own timeout.
+# torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
 _WAIT_SECONDS_MIN = 0.001
+_WAIT_SECONDS_MAX = 1e8  # three years
 
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
@@ -135,7 +136,8 @@ class TorchProcessGroup(ProcessGroupBase):
 
         self.real_pg = pg
         seconds = check_timeout(timeout)
-        self._timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
+        self._timeout = (None if seconds is None else
+                         datetime.timedelta(seconds=min(seconds, _WAIT_SECONDS_MAX)))
         self._seconds_left: float | None = None  # of limit_waits()
         self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
@@ -334,6 +336,7 @@ class TorchOp(FrameworkOpBase):
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a torch group."""
+        check_timeout(timeout)
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         import torch.distributed as dist
