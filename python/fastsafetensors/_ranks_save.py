@@ -93,6 +93,9 @@ def save_on_ranks(
         durable: wait until files and folder are on the device.
         manifest: as in save_file, for the whole model; rank 0 reads all files for it.
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
+            The publication does not count: the ranks wait for rank 0 as long as the group allows,
+            and rank 0 has the timeout once more to hear of the others. Where a wait fails then, the
+            RankError says that the new model is, or may be, in place.
 
     Returns:
         The path of the index, or of the only file of a single process.

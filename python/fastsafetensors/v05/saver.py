@@ -26,7 +26,7 @@ from .._agreement import Agreement, RankError
 from .._core import Writer
 from .._dtypes import NAMES
 from .._options import check_count, check_switch, check_timeout
-from .._publish import SetTarget, publish_together
+from .._publish import SetTarget, outcome_known, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
@@ -172,9 +172,14 @@ def _publisher(
             return
         # Files with other names do not form a model, so each is published separately.
         agreement.agree("the end of writing", error=error)
-        for writer in writers:
-            writer.commit()
-        agreement.agree("the new names")
+        try:
+            for writer in writers:
+                writer.commit()
+        except Exception as failure:
+            error = failure
+        pg.wait_for_outcome()
+        with outcome_known(pg, "New files may be in place"):
+            agreement.agree("the new names", error=error)
 
     return publish
 
@@ -342,6 +347,7 @@ class ParallelSaver:
     writes shards of its own (RANK, RANK + ranks, ...). Files are published when all ranks have
     finished, and an error on one rank is an error on all.
     timeout: seconds that a save waits for other ranks, in all; None: the group's own for each wait.
+    As in save_on_ranks(), the publication does not count.
     """
 
     def __init__(
@@ -389,6 +395,7 @@ class ParallelSaver:
         header_align: int = 8,
     ) -> list[str]:
         """Save {name: tensor}; return the paths. Shared and unpacked tensors are copied."""
+        self._pg.limit_waits()
         try:
             entries = [plain_entry(name, tensor, framework=self.framework)
                        for name, tensor in tensors.items()]
@@ -415,7 +422,11 @@ class ParallelSaver:
         """Save entries: with the fill, or else from their sources."""
         self._pg.limit_waits()
         rank, ranks = self._pg.rank(), self._pg.size()
-        every = shard_paths(base, self.num_shards)
+        try:
+            every = shard_paths(base, self.num_shards)
+        except Exception as error:
+            self._exchange_names([], error)
+            raise
         try:
             numbering = self._number([str(entry.name) for entry in entries], rank, ranks)
             plans = plan_numbered(

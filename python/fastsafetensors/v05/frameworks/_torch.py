@@ -139,6 +139,7 @@ class TorchProcessGroup(ProcessGroupBase):
         self._timeout = (None if seconds is None else
                          datetime.timedelta(seconds=min(seconds, _WAIT_SECONDS_MAX)))
         self._seconds_left: float | None = None  # of limit_waits()
+        self._is_unlimited = False  # by wait_for_outcome()
         self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
@@ -160,9 +161,22 @@ class TorchProcessGroup(ProcessGroupBase):
     def limit_waits(self) -> None:
         """From now on the timeout is for all waits together, not for each."""
         self._seconds_left = None if self._timeout is None else self._timeout.total_seconds()
+        self._is_unlimited = False
+
+    def wait_for_outcome(self) -> None:
+        """Let rank 0 wait for its timeout once more, and the others for the group's own."""
+        self.limit_waits()
+        self._is_unlimited = self._number != 0
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether a wait for other ranks has failed."""
+        return self._is_broken
 
     def _limit(self) -> datetime.timedelta | None:
         """Return how long the next wait may take."""
+        if self._is_unlimited:
+            return None
         if self._seconds_left is None:
             return self._timeout
         return datetime.timedelta(seconds=max(self._seconds_left, _WAIT_SECONDS_MIN))
