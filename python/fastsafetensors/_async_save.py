@@ -209,7 +209,11 @@ class SaveHandle(ABC):
         """Wait for the end; an error that wait() has not raised is logged."""
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait for the end and return the error, or None. TimeoutError if it still runs."""
+        """Wait for the end and return the error, or None. TimeoutError if it still runs.
+
+        TypeError or ValueError: a timeout that is not a number of seconds.
+        """
+        check_timeout(timeout)  # its error is not the save's
         try:
             self.wait(timeout)
         except TimeoutError as error:
@@ -366,7 +370,8 @@ class ThreadSave(SaveHandle):
         return False
 
     def wait_staged(self, timeout: float | None = None) -> None:
-        """Do nothing: the tensors were copied in the call."""
+        """Check the timeout: the tensors were copied in the call."""
+        check_timeout(timeout)
 
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""

@@ -19,8 +19,9 @@ from ._state_codec import decode_state
 from .torch import load_file
 
 STEM = "checkpoint"
-_STEP = re.compile(r"step-(\d+)")
-_HIDDEN = re.compile(r"\.step-\d+\.deleted")
+# The exact names that CheckpointManager gives: a copy called "step-005" is not its checkpoint.
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+_HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.deleted")
 # Names that the library gives to files until they are in place.
 _TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
 
@@ -38,7 +39,14 @@ class Checkpoint:
         """Return the state that was saved: {name: what its state_dict() gave}.
 
         Names that were one tensor in the state are one tensor in the result: clone those that are
-        to be changed apart.
+        to be changed apart. Some types come back as a plain one with the same values:
+
+        - torch.nn.Parameter and other subclasses of torch.Tensor as torch.Tensor;
+        - NumPy arrays in the machine's byte order, and NumPy scalars as Python numbers and strings;
+        - enumerations and other subclasses of int, float and str as these;
+        - OrderedDict and every other mapping as dict;
+        - named tuples and torch.Size as tuple, subclasses of list as list;
+        - bytearray as bytes.
 
         Args:
             device: where the tensors go.

@@ -74,7 +74,10 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
         return None
     if is_bool(value) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:  # of an int
+        seconds = math.inf if value > 0 else -math.inf
     if not seconds >= 0:
         raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
     return None if seconds == math.inf else seconds

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._agreement import Agreement
+from ._agreement import Agreement, RankError
 from ._core import Writer, publish_set
 from ._errors import serialization_error
 
@@ -34,6 +35,21 @@ def _hand_over(writers: Mapping[int, Writer]) -> dict[int, str]:
         raise serialization_error(error) from error
 
 
+@contextlib.contextmanager
+def outcome_known(pg: Any, state: str) -> Iterator[None]:
+    """Add to the error of a failed wait which model is in the folder."""
+    try:
+        yield
+    except RankError as error:
+        if not pg.has_lost_ranks:
+            raise
+        raise RankError(f"{error}. {state}") from error
+
+
+_MAY_BE_NEW = "The new model may be in place: rank 0 publishes it when all ranks have written"
+_IS_NEW = "The new model is in place"
+
+
 def publish_together(
     pg: Any,
     agreement: Agreement,
@@ -45,7 +61,8 @@ def publish_together(
 
     The writers must stay open until this returns. error: an earlier failure on this rank. Until
     rank 0 publishes, an error on any rank is an error on all, and the old model is intact; closing
-    a writer deletes its file.
+    a writer deletes its file. Then the others wait for its outcome as long as the group allows: a
+    time limit of theirs would make an error of a model that is in place.
     """
     hidden: dict[int, str] = {}
     if error is None:
@@ -55,13 +72,20 @@ def publish_together(
             error = failure
     agreement.agree("the end of writing", error=error)
     every: dict[str, str] = {}
-    for text in pg.exchange_texts(json.dumps(hidden), "the hidden files"):
-        every.update(json.loads(text))
-    if pg.rank() == 0:
+    # Only rank 0 knows that it has not published: it does so after this.
+    is_publisher = pg.rank() == 0
+    with contextlib.nullcontext() if is_publisher else outcome_known(pg, _MAY_BE_NEW):
+        for text in pg.exchange_texts(json.dumps(hidden), "the hidden files"):
+            every.update(json.loads(text))
+    if is_publisher:
         paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
         try:
             publish_set(place.folder, paths, place.stem, place.durable, place.names_only,
                         place.manifest.get("manifest"), place.manifest.get("digest", "xxh3-128"))
         except Exception as failure:
             error = failure
-    agreement.agree("the new names", error=error)
+    pg.wait_for_outcome()
+    if error is not None:
+        agreement.agree("the new names", error=error)
+    with outcome_known(pg, _IS_NEW if is_publisher else _MAY_BE_NEW):
+        agreement.agree("the new names")

@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._agreement import Agreement
 from ._async_save import SaveHandle, ThreadSave
 from ._core import Writer
 from ._kept_copies import KeptCopies
-from ._options import check_location, check_switch
+from ._options import check_location, check_switch, check_timeout
+from ._paths import absolute_path
 from ._publish import SetTarget, publish_together
-from ._saving import manifest_options, promise_word, refuse_address
+from ._saving import fixed_manifest, manifest_options, promise_word, refuse_address
 from ._torch_state import check_tensors, make_rows
 from ._types import Path
 from .v05.frameworks import get_framework_op
@@ -38,6 +39,33 @@ def _check_unique(every: list[list[list[Any]]]) -> None:
             if name in seen:
                 raise ValueError(f"duplicate tensor {name!r} on ranks {seen[name]} and {rank}")
             seen[name] = rank
+
+
+class _Request(NamedTuple):
+    """The checked arguments of a save. Paths are absolute as of the call."""
+
+    folder: pathlib.Path
+    metadata: dict[str, str] | None
+    durable: bool
+    manifest: dict[str, Any]  # manifest_options() as given, on which all ranks must agree
+    fixed_manifest: dict[str, Any]  # the same with an absolute path
+    timeout: float | None
+
+
+def _make_request(
+    folder: str | os.PathLike[str],
+    metadata: dict[str, str] | None,
+    durable: bool,
+    manifest: bool | Path,
+    timeout: float | None,
+) -> _Request:
+    """Check the arguments of a save."""
+    check_location("folder", folder)
+    check_switch("durable", durable)
+    refuse_address(folder)
+    options = manifest_options(manifest)
+    return _Request(absolute_path(folder), metadata, durable, options, fixed_manifest(options),
+                    check_timeout(timeout))
 
 
 def save_on_ranks(
@@ -65,6 +93,9 @@ def save_on_ranks(
         durable: wait until files and folder are on the device.
         manifest: as in save_file, for the whole model; rank 0 reads all files for it.
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
+            The publication does not count: the ranks wait for rank 0 as long as the group allows,
+            and rank 0 has the timeout once more to hear of the others. Where a wait fails then, the
+            RankError says that the new model is, or may be, in place.
 
     Returns:
         The path of the index, or of the only file of a single process.
@@ -75,43 +106,46 @@ def save_on_ranks(
         NotImplementedError: a URL (s3://...), which several ranks cannot save to.
         TypeError: an argument of another type.
     """
-    return _save(tensors, folder, group, metadata, durable=durable, manifest=manifest,
-                 timeout=timeout)
+    request, failure = None, None
+    try:
+        request = _make_request(folder, metadata, durable, manifest, timeout)
+    except Exception as error:  # the other ranks wait to hear of it
+        failure = error
+    name = _save(tensors, request, group, failure)
+    return str(pathlib.Path(os.fsdecode(folder)) / name)
 
 
 def _save(
     tensors: dict[str, Any],
-    folder: str | os.PathLike[str],
+    request: _Request | None,
     group: Any,
-    metadata: dict[str, str] | None,
-    *,
-    durable: bool,
-    manifest: bool | Path,
-    timeout: float | None,
     failure: Exception | None = None,
 ) -> str:
-    """Run save_on_ranks(); failure: an earlier error of this rank, which all ranks raise."""
-    check_location("folder", folder)
-    refuse_address(folder)
-    promise = promise_word(durable)
-    pg = get_framework_op("pytorch").get_process_group(group, timeout)
+    """Run a save; return the name of the index or of the only file.
+
+    failure: an earlier error of this rank, which all ranks raise. Only then may request be None.
+    """
+    pg = get_framework_op("pytorch").get_process_group(group, request and request.timeout)
     pg.limit_waits()
     agreement = Agreement(pg)
-    place, rank, ranks = pathlib.Path(folder), pg.rank(), pg.size()
+    rank, ranks = pg.rank(), pg.size()
     name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
     mine: list[list[Any]] = []
+    lines: list[str] = []
     try:
         if failure is not None:
             raise failure
-        check_tensors(tensors, metadata)
-        place.mkdir(parents=True, exist_ok=True)
+        assert request is not None
+        check_tensors(tensors, request.metadata)
+        request.folder.mkdir(parents=True, exist_ok=True)
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
+        lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}"]
     except Exception as error:
         failure = error
-    options = manifest_options(manifest)
-    agreement.agree("a sharded save", [f"{ranks} files", f"metadata {metadata}",
-                                       f"manifest {options}"], failure)
-    made = SetTarget(str(place), "model", durable, manifest=options)
+    agreement.agree("a sharded save", lines, failure)
+    assert request is not None
+    made = SetTarget(str(request.folder), "model", request.durable,
+                     manifest=request.fixed_manifest)
     every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
     writers: dict[int, Writer] = {}
     try:
@@ -119,16 +153,16 @@ def _save(
             _check_unique(every)
             rows, owners = make_rows(tensors, on_device=True)
             writers[rank] = Writer(
-                place / f"{name}.safetensors", rows,
-                {"format": "pt"} if metadata is None else metadata,
-                promise=promise, owners=owners, replace_link=True)
+                request.folder / f"{name}.safetensors", rows,
+                {"format": "pt"} if request.metadata is None else request.metadata,
+                promise=promise_word(request.durable), owners=owners, replace_link=True)
         except Exception as error:
             failure = error
         publish_together(pg, agreement, writers, made, failure)
     finally:
         for writer in writers.values():
             writer.close()
-    return str(place / ("model.safetensors.index.json" if ranks > 1 else "model.safetensors"))
+    return "model.safetensors.index.json" if ranks > 1 else "model.safetensors"
 
 
 # Buffers of save_on_ranks_async(), of this process.
@@ -162,7 +196,7 @@ def save_on_ranks_async(
 
     Args:
         tensors: {name: tensor} of this rank.
-        folder: is made if it is not there.
+        folder: is made if it is not there. A relative path is resolved in the call.
         group: a torch.distributed group with a CPU backend (gloo) that nothing else uses while the
             save runs: the thread exchanges messages over it. None: alone.
         metadata: of every file; without it, {"format": "pt"}.
@@ -171,18 +205,16 @@ def save_on_ranks_async(
         timeout: as in save_on_ranks.
 
     Returns:
-        The handle. It can't be cancelled: the other ranks would wait. ``result`` is the path of the
-        index, or of the one file.
+        The handle. It can't be cancelled: the other ranks would wait. ``result`` is the absolute
+        path of the index, or of the one file.
 
     Raises:
         NotImplementedError: a URL.
         KeyboardInterrupt: Ctrl-C; the other ranks' saves fail at their time limit.
-        TypeError: an argument of another type.
+        TypeError: an argument of another type. The call waits for the other ranks, whose saves then
+            fail as well.
     """
     global _copies
-    check_location("folder", folder)
-    check_switch("durable", durable)
-    refuse_address(folder)
     if _copies is None:
         _copies = KeptCopies()
     copies = _copies
@@ -192,19 +224,22 @@ def save_on_ranks_async(
 
     def work() -> str:
         try:
-            return _save(staged, folder, group, metadata, durable=durable, manifest=manifest,
-                         timeout=timeout, failure=failure)
+            return str(request.folder / _save(staged, request, group, failure))
         finally:
             copies.release()
 
     try:
         try:
+            request = _make_request(folder, metadata, durable, manifest, timeout)
+        except Exception as error:
+            _save({}, None, group, error)  # the other ranks wait to hear of it
+            raise
+        try:
             check_tensors(tensors, metadata)
             staged = copies.copy(tensors)
-        except Exception as error:  # the other ranks wait to hear of it
+        except Exception as error:  # the same
             failure = error
-        return ThreadSave(work, os.fspath(folder))
+        return ThreadSave(work, os.fsdecode(folder))
     except BaseException:  # Ctrl-C, or no thread: nothing will release them
         copies.release()
         raise
-

@@ -7,6 +7,7 @@ import difflib
 import json
 import operator
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from . import _counters
@@ -14,6 +15,7 @@ from ._core import Writer, log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
 from ._options import check_save_options, check_switch
+from ._paths import absolute_path
 from ._types import Path
 
 
@@ -122,6 +124,12 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
     if not path:
         raise ValueError("manifest must be True, the name of an algorithm, or a path")
     return {"manifest": path}
+
+
+def fixed_manifest(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return manifest_options() whose path stays the same in another current folder."""
+    path = options.get("manifest")
+    return {**options, "manifest": os.fsencode(absolute_path(path))} if path else dict(options)
 
 
 def file_options(

@@ -53,8 +53,9 @@ from ._kept_copies import CopyStore
 from ._load import OpenLoad
 from ._open import check_path
 from ._options import check_count, check_location
+from ._paths import absolute_path, fixed_location
 from ._representation import format_paths
-from ._saving import manifest_options, parse_size, promise_word, refuse_address
+from ._saving import fixed_manifest, manifest_options, parse_size, promise_word, refuse_address
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
@@ -103,9 +104,13 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 0) -> None:
-        """Store the path. threads: of a load; 0: one per CPU that the process may use."""
+        """Store the path; a relative one is resolved now.
+
+        threads: of a load; 0: one per CPU that the process may use.
+        """
         check_path(path, "path")
         self._path: Any = path
+        self._source: Any = fixed_location(path)
         self._threads = check_count("threads", threads)
         self._load_id: str | None = None
         self.stats: dict[str, Any] = {}
@@ -117,13 +122,13 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start a load, possibly of another path."""
         if checkpoint_id is not None:
-            self._path = checkpoint_id
+            self._path, self._source = checkpoint_id, fixed_location(checkpoint_id)
         self._load_id = secrets.token_hex(8)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Describe every tensor of the files: one chunk, or one for each of its parts."""
         described: dict[str, Any] = {}
-        with open_parts(self._path) as stored:
+        with open_parts(self._source) as stored:
             for name, parts in stored.items():
                 known = torch_dtype(parts[0].dtype)
                 if known is None:
@@ -154,7 +159,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
                 raise ValueError(f"{item.storage_index.fqn} is not a tensor, and the files only "
                                  f"contain tensors")
         self.stats = {}
-        with open_parts(self._path) as stored:
+        with open_parts(self._source) as stored:
             wanted = [(_part_of(stored, item), item) for item in plan.items]
             models = dict.fromkeys(part.model for part, _ in wanted)
             for model in models:
@@ -268,7 +273,9 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         """Store the settings.
 
         Args:
-            path: the folder.
+            path: the folder; a relative path is resolved now. A relative checkpoint_id of
+                dcp.async_save() is resolved by its thread: pass an absolute one if the program
+                changes its current folder.
             max_shard_size: maximum size of a file in bytes, or "5GB", "5GiB".
             metadata: of every file; {"format": "pt"} by default.
             durable: wait until files and folder are on the device.
@@ -277,11 +284,11 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         super().__init__()
         check_location("path", path)
         refuse_address(path)
-        self._path = pathlib.Path(path)
+        self._path = absolute_path(path)
         self._limit = parse_size("max_shard_size", max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
         self._promise = promise_word(durable)
-        self._manifest = manifest_options(manifest)
+        self._manifest = fixed_manifest(manifest_options(manifest))
         self._save = _Save()
         self._copies = CopyStore()
 
@@ -289,7 +296,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         """Start a save, possibly to another path."""
         if checkpoint_id is not None:
             refuse_address(checkpoint_id)
-            self._path = self._save.path = pathlib.Path(checkpoint_id)
+            self._path = self._save.path = absolute_path(checkpoint_id)
         self._save.drop()
 
     # What follows makes the writer the stager of dcp.async_save() where none is given.

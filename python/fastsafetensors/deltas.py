@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from . import _core
 from ._delta_patches import Patch, PatchMaker, make_ahead
 from ._options import check_count, check_location, check_switch, check_switches, check_timeout
+from ._paths import fixed_location
 from ._representation import with_plain_hints
 from ._types import Path
 
@@ -516,6 +517,10 @@ def pull(
         The errors of apply().
         TypeError: an argument of another type.
     """
+    check_location("checkpoint", checkpoint)
+    check_location("source", source)
+    # Another thread may change the current folder while this one waits.
+    checkpoint, source = fixed_location(checkpoint), fixed_location(source)
     limit = check_timeout(timeout)
     end = math.inf if limit is None else time.monotonic() + limit
     finished: dict[str, Any] | None = None

@@ -31,6 +31,7 @@ from ._agreement import Agreement, named
 from ._core import Model
 from ._load import close_load, load_from
 from ._module_weights import ModuleState
+from ._options import check_timeout
 from ._rank_parts import (
     Part,
     Speeds,
@@ -109,25 +110,30 @@ class _Described:
         """Nothing to close."""
 
 
-def _open_or_receive(files: Any, pg: Any) -> tuple[Any, list[int]]:
+def _open_or_receive(files: Any, pg: Any, failure: Exception | None) -> tuple[Any, list[int]]:
     """(model, ranks that have the files). If only some hosts have them, one rank describes the
     model.
 
-    Raises the error of the missing file if no rank has it.
+    Raises the error of the missing file if no rank has it, and an earlier failure of this rank.
     """
     model: Any = None
-    failure: Exception | None = None
+    is_missing = False
     try:
+        if failure is not None:
+            raise failure
         model = open_files(files)
     except Exception as error:
+        is_missing = failure is None and isinstance(error, FileNotFoundError)
         failure = error
-    state = 1 if model is not None else 0 if isinstance(failure, FileNotFoundError) else 2
+    state = 1 if model is not None else 0 if is_missing else 2
     has = pg.exchange(bytes([state]), "who has the files") if pg.size() > 1 else [bytes([state])]
     readers = [rank for rank, said in enumerate(has) if said[0] == 1]
-    # A rank with invalid files reports that in the next round, so nothing is described.
-    if failure is not None and (not readers or any(said[0] == 2 for said in has)):
+    has_failed = any(said[0] == 2 for said in has)
+    if failure is not None and (not readers or has_failed):
         raise failure
-    if len(readers) < pg.size() and not any(said[0] == 2 for said in has):
+    if has_failed:  # another rank, which reports it in the next round: nothing is described
+        return model, list(range(pg.size()))
+    if len(readers) < pg.size():
         rows = []
         if model is not None and pg.rank() == readers[0]:
             rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
@@ -336,18 +342,26 @@ class _Load:
         return self._cut(whole, part).clone()
 
 
-def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str,
-                timeout: float | None) -> ShardedTensors:
-    """Open the model, agree on the request, and load."""
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
-    pg = get_framework_op("pytorch").get_process_group(group, timeout)
+def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str, timeout: float | None,
+                failure: Exception | None) -> ShardedTensors:
+    """Open the model, agree on the request, and load.
+
+    failure: an earlier error of this rank, which all ranks raise.
+    """
+    limit = None
+    try:
+        limit = check_timeout(timeout)
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+    except Exception as error:  # the other ranks wait to hear of it
+        failure = failure or error
+    pg = get_framework_op("pytorch").get_process_group(group, limit)
     pg.limit_waits()
     agreement = Agreement(pg)
     model = None
     try:
         try:
-            model, readers = _open_or_receive(files, pg)
+            model, readers = _open_or_receive(files, pg, failure)
             if strategy == "slice" and len(readers) < pg.size():
                 raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
             load = _Load(model, make_parts(model, pg), pg, strategy, agreement, readers)
@@ -390,6 +404,7 @@ def load_sharded(
         device: of the parts.
         strategy: "auto", "slice", "broadcast" or "scatter".
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
+            Ranks notice its end one by one: one rank may have its tensors while another raises.
 
     Returns:
         {name: tensor}, with statistics in `.stats`.
@@ -415,8 +430,12 @@ def load_sharded(
                 parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
         return parts
 
-    result = _load_parts(filename, make_parts, group, strategy, timeout)
-    where = device_of(device)
+    where, failure = device_of("cpu"), None
+    try:
+        where = device_of(device)
+    except Exception as error:  # the other ranks wait to hear of it
+        failure = error
+    result = _load_parts(filename, make_parts, group, strategy, timeout, failure)
     if not where.is_cpu:
         for name in result:
             result[name] = result[name].to(where.as_str())
@@ -446,6 +465,7 @@ def load_model_sharded(
         filename: the source of a module's tensors.
         strategy: "auto", "slice", "broadcast" or "scatter".
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
+            Ranks notice its end one by one: one rank may have its tensors while another raises.
 
     Returns:
         {name: DTensor}.
@@ -456,12 +476,19 @@ def load_model_sharded(
         RankError: another rank failed, requested something else or has other files.
         TypeError: an argument of another type.
     """
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a DeviceMesh, not {mesh!r}")
     module = model if isinstance(model, torch.nn.Module) else None
-    if module is not None and filename is None:
-        raise ValueError("a module needs filename= to be loaded from")
-    wanted = None if module is None else ModuleState(module)
+    wanted, failure = None, None
+    try:
+        if module is not None and filename is None:
+            raise ValueError("a module needs filename= to be loaded from")
+        wanted = None if module is None else ModuleState(module)
+    except Exception as error:  # the other ranks wait to hear of it
+        failure = error
     mesh_sizes = list(mesh.mesh.shape)
     ranks = sorted(mesh.mesh.flatten().tolist())
     places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
@@ -486,7 +513,7 @@ def load_model_sharded(
 
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
     source = filename if module is not None else model
-    local = _load_parts(source, make_parts, group, strategy, timeout)
+    local = _load_parts(source, make_parts, group, strategy, timeout, failure)
     state: dict[str, Any] = {}
     for name, tensor in local.items():
         moved = tensor.to(mesh.device_type)

@@ -39,6 +39,7 @@ from ._checkpoint_folders import (
     read_checkpoint,
 )
 from ._options import check_count, check_location, check_switch, check_switches
+from ._paths import absolute_path
 from ._saving import parse_size
 from ._state_codec import encode_state
 from ._torch_installed import torch
@@ -83,6 +84,26 @@ def _state_of(value: Any) -> Any:
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
+# Methods that load a dict and nothing else.
+_DICT_LOADERS = (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict,
+                 _Rng.load_state_dict)
+
+
+def _check_state(state: Any) -> None:
+    """Raise TypeError for a state that is not a mapping."""
+    if not isinstance(state, Mapping):
+        raise TypeError("state must be a dict {name: what has a state}, not a "
+                        f"{type(state).__name__}")
+
+
+def _check_targets(state: Mapping[str, Any]) -> None:
+    """Raise TypeError for a value that a state can't be loaded into."""
+    for name, target in state.items():
+        if not callable(getattr(target, "load_state_dict", None)):
+            raise TypeError(f"state[{name!r}] must have a load_state_dict(), which a "
+                            f"{type(target).__name__} lacks: read it with latest().load()")
+
+
 def _is_cancelled(error: Exception) -> bool:
     # Other failures have a class of their own, and a path in the text.
     return type(error) is RuntimeError and str(error) == "cancelled"
@@ -101,7 +122,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | bytes | os.PathLike[Any],
         *,
         every: int = 1,
         keep_last: int | None = None,
@@ -122,14 +143,17 @@ class CheckpointManager:
         files and files of other programs stay.
 
         Args:
-            folder: is made if it is not there. Use one manager at a time: a second one may delete
-                the folder that the first has made for a save and not yet put files in.
+            folder: is made if it is not there. A relative path is resolved now: the manager keeps
+                to its folder when the program changes the current one. Use one manager at a time:
+                a second one may delete the folder that the first has made for a save and not yet
+                put files in.
             every: save() does something at multiples of this step.
             keep_last: after a save, so many checkpoints up to its step are kept, and the one that
                 resume() loaded; None: all. Checkpoints of higher steps and those that latest() or
                 resume() passed over are neither counted nor deleted.
-            keep_best: so many of those with the best metric are kept as well. NaN is no metric.
-            best: "min" or "max": which metric is better.
+            keep_best: with keep_last, so many of those with the best metric are kept as well. NaN
+                is no metric.
+            best: "min" or "max": which metric is better, for keep_best and best().
             max_shard_size: most bytes of tensors in a file.
             stage: "copy" or "lazy", as in fastsafetensors.torch.save_file_async; with "lazy",
                 register before_step() with the optimizer.
@@ -145,10 +169,13 @@ class CheckpointManager:
             TypeError, ValueError: an argument of another type, or out of range; a URL.
             OSError: the folder can't be made or read.
         """
-        check_count("every", every, 1)
+        every = check_count("every", every, 1)
         check_count("keep_best", keep_best)
         if keep_last is not None:
             check_count("keep_last", keep_last, 1)
+        elif keep_best:
+            raise ValueError("keep_best has no effect without keep_last, because all checkpoints "
+                             "are kept")
         check_switches(manifest=manifest, durable=durable)
         check_location("folder", folder)
         if "://" in os.fsdecode(folder):
@@ -159,7 +186,7 @@ class CheckpointManager:
             raise ValueError(f"stage must be 'copy' or 'lazy', not {stage!r}")
         Staging(stage, overlap=overlap, at_exit=at_exit)  # checks the words
         parse_size("max_shard_size", max_shard_size)
-        self.folder = Path(folder)
+        self.folder = absolute_path(folder)
         self.every = every
         self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
         self._options: dict[str, Any] = {
@@ -215,11 +242,12 @@ class CheckpointManager:
 
         Raises:
             SafetensorError: the checkpoint before this one failed; this one was not begun.
-            TypeError: state that can't be saved; a step that is not an integer.
+            TypeError: state that is not a mapping or can't be saved; a step that is not an integer.
             ValueError: a negative step; the manager is closed.
             RuntimeError: the manager was made before a fork().
         """
         check_switch("force", force)
+        _check_state(state)
         step = _step_number(step)
         if not force and not self.should_save(step):
             return None
@@ -404,11 +432,15 @@ class CheckpointManager:
 
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
+            TypeError: a state that is not a mapping, a value without load_state_dict(), or a module
+                or optimizer whose name has no dict in the checkpoint; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
         """
         check_switch("verify", verify)
+        _check_state(state)
+        _check_targets(state)
         if step is None:
             checkpoint = self.latest(verify=verify)
         else:
@@ -419,6 +451,12 @@ class CheckpointManager:
         missing = sorted(map(str, state.keys() - loaded.keys()))
         if missing:
             raise KeyError(f"{checkpoint.path} has no state of {', '.join(missing)}")
+        for name, target in state.items():
+            takes_dict = getattr(type(target), "load_state_dict", None) in _DICT_LOADERS
+            if takes_dict and not isinstance(loaded[name], dict):
+                raise TypeError(f"{checkpoint.path}: the state of {name!r} is a "
+                                f"{type(loaded[name]).__name__}, and a {type(target).__name__} "
+                                "loads a dict")
         self._resumed = checkpoint.step
         for name, target in state.items():
             target.load_state_dict(loaded[name])

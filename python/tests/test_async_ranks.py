@@ -168,3 +168,58 @@ def test_an_interrupted_call_releases_the_copies(tmp_path, monkeypatch):
 def test_dcp(tmp_path, size):
     """dcp.async_save() with our writer reuses its staging buffers."""
     run_ranks(DCP, tmp_path, size)
+
+
+@pytest.fixture
+def two_folders(tmp_path, monkeypatch):
+    """Return a folder with the folders here, which is the current one, and elsewhere."""
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path
+
+
+def test_a_relative_folder_is_that_of_the_call(two_folders, monkeypatch):
+    """The thread of a save resolves no path in a folder to which the program has changed."""
+    import threading
+
+    from fastsafetensors import _ranks_save, check_manifest
+    from fastsafetensors.distributed import save_on_ranks_async
+    from fastsafetensors.torch import load_file
+
+    may_run, real = threading.Event(), _ranks_save.Agreement
+
+    def wait_first(pg):
+        assert may_run.wait(60)
+        return real(pg)
+
+    monkeypatch.setattr(_ranks_save, "Agreement", wait_first)
+    for folder in ("saved", b"bytes"):
+        may_run.clear()
+        monkeypatch.chdir(two_folders / "here")
+        handle = save_on_ranks_async({"a": torch.ones(3)}, folder, manifest="own.manifest")
+        monkeypatch.chdir(two_folders / "elsewhere")
+        may_run.set()
+        handle.wait()
+        name = os.fsdecode(folder)
+        assert handle.result == str(two_folders / "here" / name / "model.safetensors")
+        assert load_file(handle.result)["a"].eq(1).all()
+        assert not check_manifest(handle.result, two_folders / "here/own.manifest")
+    assert not os.listdir(two_folders / "elsewhere")
+
+
+def test_relative_folders_of_dcp(two_folders, monkeypatch):
+    """A writer and a reader keep to the folders that they were given."""
+    import torch.distributed.checkpoint as dcp
+
+    from fastsafetensors.checkpoint import FastSafetensorsReader, FastSafetensorsWriter
+
+    writer, reader = FastSafetensorsWriter("saved"), FastSafetensorsReader("saved")
+    assert repr(reader) == "<FastSafetensorsReader 'saved'>"
+    monkeypatch.chdir(two_folders / "elsewhere")
+    dcp.save({"a": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    found = {"a": torch.zeros(3)}
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert found["a"].eq(1).all()
+    assert os.listdir(two_folders / "here/saved") == ["model.safetensors"]
+    assert not os.listdir(two_folders / "elsewhere")

@@ -59,6 +59,25 @@ def test_pull_reports_a_finished_recovery(tmp_path, states, local):
     assert same(read_checkpoint(local), states[1])
 
 
+def test_pull_keeps_to_its_folders(tmp_path, states, local, monkeypatch):
+    """Relative folders are those of the call, also if another thread changes the current one."""
+    (tmp_path / "source").mkdir()
+    write_chain(tmp_path / "source", states[:2])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    real = deltas.version_of
+
+    def change_folder(checkpoint):
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        return real(checkpoint)
+
+    monkeypatch.setattr(deltas, "version_of", change_folder)
+    assert deltas.pull(local.relative_to(tmp_path), "source") is not None
+    assert same(read_checkpoint(local), states[1])
+    with pytest.raises(TypeError, match="source must be a path"):
+        deltas.pull(local, None)
+
+
 def test_pull_raises_errors_of_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()

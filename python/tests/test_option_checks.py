@@ -227,3 +227,51 @@ def test_no_device_is_the_cpu(path, torch):
     from fastsafetensors.fast_loading import load_safetensors_mmap
 
     assert load_safetensors_mmap(path, device=None).keys() == fastsafetensors.load_file(path).keys()
+
+
+def test_handles_check_their_timeouts(path, torch):
+    """exception() returns the save's error only; a handle of ranks checks wait_staged() too."""
+    from fastsafetensors.distributed import save_on_ranks_async
+
+    handles = [fastsafetensors.save_file_async({"a": torch.ones(3)}, path),
+               save_on_ranks_async({"a": torch.ones(3)}, path.parent / "ranks")]
+    for handle in handles:
+        for call in (handle.exception, handle.wait, handle.wait_staged):
+            for value, kind in (("5", TypeError), (-1, ValueError), (float("nan"), ValueError)):
+                with pytest.raises(kind, match="timeout must be"):
+                    call(value)
+            call(10**400)  # more than a float holds
+        assert handle.exception() is None
+
+
+def test_arguments_of_the_old_classes(path, torch):
+    """Wrong options are errors when the object is made, also without a group."""
+    from fastsafetensors import ParallelSaver, SafeTensorsFileLoader
+
+    for options, kind, words in (
+        ({"fsync": "no"}, TypeError, "fsync must be True or False"),
+        ({"min_free_bytes": -5}, ValueError, "min_free_bytes must be 0 to"),
+        ({"min_free_bytes": "5"}, TypeError, "min_free_bytes must be a whole number"),
+        ({"timeout": "abc"}, TypeError, "timeout must be a number of seconds"),
+    ):
+        with pytest.raises(kind, match=words):
+            ParallelSaver(**options)
+    for options, words in (({"nogds": "x"}, "nogds must be True or False"),
+                           ({"timeout": "x"}, "timeout must be a number of seconds")):
+        with pytest.raises(TypeError, match=words):
+            SafeTensorsFileLoader(None, "cpu", **options)
+
+
+def test_limits_of_groups_may_be_of_any_size(torch, monkeypatch):
+    """A timedelta holds fewer seconds than a float."""
+    from fastsafetensors.v05.frameworks import _torch
+
+    class Group:
+        size = staticmethod(lambda: 2)
+        rank = staticmethod(lambda: 1)
+
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
+    for seconds in (1e300, 10**400):
+        group = _torch.TorchProcessGroup(Group(), seconds)
+        group.limit_waits()
+        assert group._limit() is None or group._limit().total_seconds() >= 1e8

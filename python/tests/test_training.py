@@ -316,6 +316,30 @@ def test_nan_is_not_a_metric(tmp_path: pathlib.Path) -> None:
     assert steps_in(tmp_path) == [1, 3]
 
 
+def test_a_manager_keeps_to_its_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder is that of the constructor: a program that changes its current folder
+    saves, prunes and reads no other checkpoints."""
+    (tmp_path / "other").mkdir()
+    state = {"model": torch.nn.Linear(2, 2)}
+    with CheckpointManager(tmp_path / "other/run") as other:
+        for step in (1, 2, 3):
+            other.save(step, state)
+    monkeypatch.chdir(tmp_path)
+    with CheckpointManager("run", keep_last=1) as manager:
+        manager.save(4, state)
+        monkeypatch.chdir(tmp_path / "other")
+        manager.wait()
+        manager.save(5, state)
+        manager.wait()
+        latest = manager.latest()
+        assert latest is not None and latest.path == tmp_path / "run/step-5"
+        assert manager.resume(state) == 5
+    assert steps_in(tmp_path / "run") == [5]
+    assert steps_in(tmp_path / "other/run") == [1, 2, 3]
+
+
 @pytest.mark.parametrize("step", [100.0, "1", None, -5])
 def test_a_step_must_be_an_integer(tmp_path: pathlib.Path, step: Any) -> None:
     """A step must be an integer, because its folder would not be found again. A tensor of one
@@ -424,6 +448,7 @@ def test_exit(tmp_path: pathlib.Path, at_exit: str) -> None:
 
 @pytest.mark.parametrize("options", [
     {"every": 0}, {"keep_last": 0}, {"keep_best": -1}, {"best": "most"}, {"stage": "none"},
+    {"keep_best": 2},
     {"memory": 0}, {"max_shard_size": "x"}, {"keep_last": 2.0}, {"keep_best": 1.0}, {"every": "2"},
     {"every": None}, {"manifest": "SHA256"}])
 def test_bad_arguments(tmp_path: pathlib.Path, options: dict) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 from .._agreement import Agreement
 from .._core import Model, error_class
 from .._load import load_from, open_load
-from .._options import check_count
+from .._options import check_count, check_switches
 from .._representation import format_contents, format_model, format_paths, shown_as
 from .._types import Paths
 from .._verify import open_files
@@ -418,6 +418,7 @@ class _GroupLoader(BaseSafeTensorsFileLoader):
         strict: bool = False,
     ) -> None:
         """Check the settings, without reading."""
+        check_switches(nogds=nogds, use_fgds=use_fgds, strict=strict)
         if strict and nogds:
             raise ValueError("strict requires GPUDirect Storage, but nogds disables it")
         if bbuf_size_kb <= 0 or max_threads <= 0:

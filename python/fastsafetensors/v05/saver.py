@@ -25,7 +25,8 @@ from typing import Any
 from .._agreement import Agreement, RankError
 from .._core import Writer
 from .._dtypes import NAMES
-from .._publish import SetTarget, publish_together
+from .._options import check_count, check_switch, check_timeout
+from .._publish import SetTarget, outcome_known, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
@@ -171,9 +172,14 @@ def _publisher(
             return
         # Files with other names do not form a model, so each is published separately.
         agreement.agree("the end of writing", error=error)
-        for writer in writers:
-            writer.commit()
-        agreement.agree("the new names")
+        try:
+            for writer in writers:
+                writer.commit()
+        except Exception as failure:
+            error = failure
+        pg.wait_for_outcome()
+        with outcome_known(pg, "New files may be in place"):
+            agreement.agree("the new names", error=error)
 
     return publish
 
@@ -208,6 +214,11 @@ def _write(
     return [plan.path for plan in plans]
 
 
+def _check_write_options(min_free_bytes: int, fsync: bool) -> None:
+    check_count("min_free_bytes", min_free_bytes, high=2**63 - 1)
+    check_switch("fsync", fsync)
+
+
 def write_shards(
     plans: Sequence[ShardPlan], fill: Fill, *, min_free_bytes: int = 0, fsync: bool = False
 ) -> list[str]:
@@ -217,6 +228,7 @@ def write_shards(
     and keep no view; its exception is raised, and no file is left behind. min_free_bytes: free disk
     space to leave. fsync: wait until the bytes are on the device.
     """
+    _check_write_options(min_free_bytes, fsync)
     pg = SingleProcessGroup()
     every = [plan.path for plan in plans]
     publish = _publisher(pg, Agreement(pg), every, list(range(len(plans))), fsync)
@@ -335,6 +347,7 @@ class ParallelSaver:
     writes shards of its own (RANK, RANK + ranks, ...). Files are published when all ranks have
     finished, and an error on one rank is an error on all.
     timeout: seconds that a save waits for other ranks, in all; None: the group's own for each wait.
+    As in save_on_ranks(), the publication does not count.
     """
 
     def __init__(
@@ -355,6 +368,8 @@ class ParallelSaver:
             raise ValueError("num_shards must be positive")
         if num_threads <= 0:
             raise ValueError("num_threads must be positive")
+        _check_write_options(min_free_bytes, fsync)
+        check_timeout(timeout)
         _torch_name(framework)
         self.num_shards = num_shards
         self.framework = framework
@@ -380,6 +395,7 @@ class ParallelSaver:
         header_align: int = 8,
     ) -> list[str]:
         """Save {name: tensor}; return the paths. Shared and unpacked tensors are copied."""
+        self._pg.limit_waits()
         try:
             entries = [plain_entry(name, tensor, framework=self.framework)
                        for name, tensor in tensors.items()]
@@ -406,7 +422,11 @@ class ParallelSaver:
         """Save entries: with the fill, or else from their sources."""
         self._pg.limit_waits()
         rank, ranks = self._pg.rank(), self._pg.size()
-        every = shard_paths(base, self.num_shards)
+        try:
+            every = shard_paths(base, self.num_shards)
+        except Exception as error:
+            self._exchange_names([], error)
+            raise
         try:
             numbering = self._number([str(entry.name) for entry in entries], rank, ranks)
             plans = plan_numbered(

@@ -88,6 +88,17 @@ class ProcessGroupBase(ABC):
     def limit_waits(self) -> None:  # noqa: B027 - groups without a timeout have nothing to do
         """From now on the timeout is for all waits together, not for each."""
 
+    def wait_for_outcome(self) -> None:  # noqa: B027 - the same
+        """From now on ranks wait for what rank 0 does alone, which may take longer than they allow.
+
+        Rank 0 has its timeout once more, the others the group's own for each wait.
+        """
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether a wait for other ranks has failed."""
+        return False
+
     def exchange(self, message: bytes, what: str) -> list[bytes]:
         """Return every rank's message, all of the same size; `what` is for errors.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..._core import live_buffers
 from ..._dtypes import WORDS
+from ..._options import check_timeout
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
@@ -172,6 +173,7 @@ class PaddleOp(FrameworkOpBase):
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a paddle group."""
+        check_timeout(timeout)
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         if hasattr(pg, "nranks") and hasattr(pg, "ranks"):

@@ -114,8 +114,9 @@ class TorchTensor(TensorBase):
         torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
 
 
-# torch takes 0 for the group's own timeout.
+# torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
 _WAIT_SECONDS_MIN = 0.001
+_WAIT_SECONDS_MAX = 1e8  # three years
 
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
@@ -135,8 +136,10 @@ class TorchProcessGroup(ProcessGroupBase):
 
         self.real_pg = pg
         seconds = check_timeout(timeout)
-        self._timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
+        self._timeout = (None if seconds is None else
+                         datetime.timedelta(seconds=min(seconds, _WAIT_SECONDS_MAX)))
         self._seconds_left: float | None = None  # of limit_waits()
+        self._is_unlimited = False  # by wait_for_outcome()
         self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
@@ -158,9 +161,22 @@ class TorchProcessGroup(ProcessGroupBase):
     def limit_waits(self) -> None:
         """From now on the timeout is for all waits together, not for each."""
         self._seconds_left = None if self._timeout is None else self._timeout.total_seconds()
+        self._is_unlimited = False
+
+    def wait_for_outcome(self) -> None:
+        """Let rank 0 wait for its timeout once more, and the others for the group's own."""
+        self.limit_waits()
+        self._is_unlimited = self._number != 0
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether a wait for other ranks has failed."""
+        return self._is_broken
 
     def _limit(self) -> datetime.timedelta | None:
         """Return how long the next wait may take."""
+        if self._is_unlimited:
+            return None
         if self._seconds_left is None:
             return self._timeout
         return datetime.timedelta(seconds=max(self._seconds_left, _WAIT_SECONDS_MIN))
@@ -334,6 +350,7 @@ class TorchOp(FrameworkOpBase):
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a torch group."""
+        check_timeout(timeout)
         if pg is None or isinstance(pg, SingleGroup):
             return SingleProcessGroup()
         import torch.distributed as dist
