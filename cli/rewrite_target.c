@@ -100,8 +100,9 @@ static int check_writable(const char *target) {
         free(folder);
         folder = outer;
     }
-    int code = folder == NULL ? cli_no_memory() : EXIT_OK;
-    if (code == EXIT_OK && !can_write(folder))
+    if (folder == NULL) return cli_no_memory();
+    int code = EXIT_OK;
+    if (!can_write(folder))
         code = cli_fail_errno(strcmp(folder, target) == 0 ? "creating the temporary file"
                                                           : "creating the folder",
                               target);
