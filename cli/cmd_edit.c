@@ -195,7 +195,8 @@ static int edit_model(edit_request *request, const char *source) {
     if (code == EXIT_OK) print_absent_keys(request, model);
     bool is_stream = request->plan.dry_run || (target != NULL && cli_is_output(target));
     if (request->plan.dry_run && target == NULL) request->plan.target = source;
-    if (code == EXIT_OK && request->plan.dry_run) code = cli_check_folder_of(request->plan.target);
+    if (code == EXIT_OK && request->plan.dry_run)
+        code = cli_check_file_target(request->plan.target);
     if (code == EXIT_OK)
         code = is_stream ? stream(request, model) : edit_header(request, source, renames, count);
     cli_renames_free(renames, count);

@@ -28,7 +28,7 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
                          .dry_run = request->dry_run,
                          .metadata = entries,
                          .metadata_count = count};
-    int code = request->dry_run ? cli_check_folder_of(plan.target) : EXIT_OK;
+    int code = request->dry_run ? cli_check_file_target(plan.target) : EXIT_OK;
     if (code == EXIT_OK) code = cli_rewrite(model, &plan);
     hash_metadata_free(entries, count);
     return code;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// convert, extract, merge, split, rescue: one model written as another.
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 #include "torch_file.h"
 
 #define GLOB_COUNT_MAX 256
-#define INDEX_ENDING ".safetensors.index.json"
 
 static const char *const compressions[] = {"float", "all", NULL};
 
@@ -133,44 +131,15 @@ static bool ends_with(const char *text, const char *ending) {
     return size >= ending_size && strcmp(text + size - ending_size, ending) == 0;
 }
 
-/// Whether a file of a folder is the index of a model whose files begin with another name.
-static bool is_other_index(const char *name, const char *stem) {
-    size_t size = strlen(stem);
-    return name[0] != '.' && ends_with(name, INDEX_ENDING) &&
-           (strncmp(name, stem, size) != 0 || strcmp(name + size, INDEX_ENDING) != 0);
-}
-
-/// Refuses a folder that would have two indexes afterwards: it could not be opened.
-static int check_folder(const rewrite_plan *plan) {
-    const char *stem = plan->save.stem == NULL ? "model" : plan->save.stem;
-    bool is_local = !cli_is_address(plan->target);
-    struct stat info;
-    if (is_local && stat(plan->target, &info) == 0 && !S_ISDIR(info.st_mode))
-        return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
-                          "'%s' is a file, and split writes a folder. Give another name",
-                          plan->target);
-    DIR *folder = is_local ? opendir(plan->target) : NULL;
-    int code = EXIT_OK;
-    struct dirent *entry = folder == NULL ? NULL : readdir(folder);
-    for (; entry != NULL && code == EXIT_OK; entry = readdir(folder))
-        if (is_other_index(entry->d_name, stem))
-            code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
-                              "'%s' holds another model, of '%s'. Use another folder, or its name "
-                              "as --stem",
-                              plan->target, entry->d_name);
-    if (folder != NULL) closedir(folder);
-    return code;
-}
-
 /// A model in one file that has the name of an index could not be opened.
 static int check_target(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
-    if (request->command == &split_command) return check_folder(plan);
+    if (request->command == &split_command) return cli_check_folder_target(plan);
     if (ends_with(plan->target, ".index.json"))
         return cli_usage(request->command->name,
                          "TARGET '%s' has the name of an index, and %s writes one file",
                          plan->target, request->command->name);
-    return plan->dry_run ? cli_check_folder_of(plan->target) : EXIT_OK;
+    return plan->dry_run ? cli_check_file_target(plan->target) : EXIT_OK;
 }
 
 /// Whether two paths lead to the same file.
@@ -212,6 +181,7 @@ static int rewrite_sources(const rewrite_request *request) {
                                 &options, &model);
     if (code != EXIT_OK) return code;
     if (request->command == &rescue_command) code = check_rescue(request, model);
+    if (request->command == &split_command) code = cli_check_selection(model, &request->plan);
     if (code == EXIT_OK) code = cli_rewrite(model, &request->plan);
     fst_model_close(model);
     return code;
@@ -323,7 +293,10 @@ const cli_command split_command = {
     .summary = "write a sharded model: by size, number of files or layer",
     .about =
         "Write a model in several files with an index, named as Hugging Face's libraries name\n"
-        "them. The index is published last: until then the folder keeps its old model.",
+        "them. The index is published last: until then the folder keeps its old model. Its files\n"
+        "with the same --stem are replaced or deleted, SOURCE too if it is one of them. --dry-run\n"
+        "lists these files. With --select, SOURCE must not be one of them: its other tensors\n"
+        "would be lost.",
     .examples = "  fastsafetensors split --size 5G model.safetensors folder\n",
     OF_THIS_FILE(SPLIT, 2),
 };

@@ -115,11 +115,18 @@ static void put_name_first(int argc, char **argv) {
     argv[1] = name;
 }
 
+/// For an unknown command, whose options nothing reads.
+static void find_json(char **argv) {
+    for (int i = 1; argv[i] != NULL; i++)
+        if (strcmp(argv[i], "--json") == 0) cli_set_json(true);
+}
+
 static int run(int argc, char **argv) {
     put_name_first(argc, argv);
     const char *name = argc > 1 ? argv[1] : "--help";
     struct stat info;
     if (is_help(name)) {
+        find_json(argv);
         int code = run_help(argc > 2 ? argv[2] : NULL);
         return argc > 1 ? code : EXIT_USAGE;
     }
@@ -134,6 +141,7 @@ static int run(int argc, char **argv) {
     if (strcmp(name, "-") == 0 || (name[0] != '-' && stat(name, &info) == 0) ||
         strchr(name, '/') != NULL)
         return inspect_command.run(&inspect_command, argv);
+    find_json(argv);
     return refuse_command(name);
 }
 

@@ -3,7 +3,6 @@
 /// order of the new file.
 #include "rewrite.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,7 +208,7 @@ static void assign_by_layer(rewrite_job *job, uint32_t *file_of) {
 static int assign_files(rewrite_job *job) {
     const rewrite_plan *plan = job->plan;
     int code = EXIT_OK;
-    if (plan->file_bytes_max == 0 && plan->wanted_files == 0 && !plan->by_layer) return EXIT_OK;
+    if (!cli_is_split(plan)) return EXIT_OK;
     size_t count = job->count;
     uint32_t *file_of = calloc(count + 1, sizeof *file_of);
     if (file_of == NULL) return cli_no_memory();
@@ -224,6 +223,11 @@ static int assign_files(rewrite_job *job) {
     if (code == EXIT_OK && job->save.file_count > 99999)
         return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
                           "the result would have more than 99999 files");
+    if (code == EXIT_OK && plan->wanted_files > job->save.file_count)
+        cli_print_note("%" PRIu32 " file%s instead of %" PRIu32 ", because there are only %zu "
+                       "tensor%s",
+                       job->save.file_count, cli_plural(job->save.file_count), plan->wanted_files,
+                       count, cli_plural(count));
     return code;
 }
 
@@ -471,8 +475,7 @@ static int stream_job(rewrite_job *job) {
     fst_layout *layout = NULL;
     fst_loader *loader = NULL;
     bool written = true;
-    if (job->plan->file_bytes_max > 0 || job->plan->wanted_files > 0 || job->plan->by_layer ||
-        cli_wants_json() || cli_stdout_is_terminal())
+    if (cli_is_split(job->plan) || cli_wants_json() || cli_stdout_is_terminal())
         return cli_refuse_stream();
     fst_status status = fst_layout_open(job->tensors, job->count, &job->save, &layout, &error);
     if (status == FST_OK) status = open_pieces(job, &loader, &error);
@@ -515,7 +518,9 @@ static void print_plan(const rewrite_job *job) {
                ", \"converted\": %zu, \"files\": [",
                job->count, total, converted);
         print_planned_files(job, file_count);
-        printf("]}\n");
+        printf("]");
+        if (cli_is_split(job->plan)) cli_print_old_files(job->plan, file_count);
+        printf("}\n");
         return;
     }
     printf("would write ");
@@ -527,20 +532,7 @@ static void print_plan(const rewrite_job *job) {
                fst_dtype_name(job->plan->dtype));
     printf("\n");
     print_planned_files(job, file_count);
-}
-
-int cli_check_folder_of(const char *target) {
-    const char *slash =
-        cli_is_output(target) || cli_is_address(target) ? NULL : strrchr(target, '/');
-    char *folder =
-        slash == NULL || slash == target ? NULL : strndup(target, (size_t)(slash - target));
-    struct stat info;
-    int code = EXIT_OK;
-    if (folder != NULL && (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)))
-        code = cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NOT_FOUND),
-                          "%s: the folder '%s' does not exist", target, folder);
-    free(folder);
-    return code;
+    if (cli_is_split(job->plan)) cli_print_old_files(job->plan, file_count);
 }
 
 static int size_outputs(rewrite_job *job) {
@@ -551,35 +543,6 @@ static int size_outputs(rewrite_job *job) {
     return EXIT_OK;
 }
 
-/// Whether a file of a folder is a model's, whose name begins with another one than `stem`.
-static bool is_other_model(const char *name, const char *stem) {
-    static const char ending[] = ".safetensors";
-    size_t size = strlen(name), stem_size = strlen(stem), ending_size = sizeof ending - 1;
-    if (name[0] == '.' || size < ending_size || strcmp(name + size - ending_size, ending) != 0)
-        return false;
-    return strncmp(name, stem, stem_size) != 0 ||
-           (name[stem_size] != '-' && strcmp(name + stem_size, ending) != 0);
-}
-
-/// A split into one file has no index. Among other models' files, the folder would be one model of
-/// all files.
-static int check_one_file(const rewrite_job *job) {
-    const rewrite_plan *plan = job->plan;
-    bool is_split = plan->file_bytes_max > 0 || plan->wanted_files > 0 || plan->by_layer;
-    if (!is_split || job->save.file_count > 1 || cli_is_address(plan->target)) return EXIT_OK;
-    const char *stem = job->save.stem == NULL ? "model" : job->save.stem;
-    DIR *folder = opendir(plan->target);
-    struct dirent *entry = folder == NULL ? NULL : readdir(folder);
-    while (entry != NULL && !is_other_model(entry->d_name, stem)) entry = readdir(folder);
-    int code = entry == NULL ? EXIT_OK
-                             : cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED),
-                                          "'%s' holds '%s', and without an index a folder is one "
-                                          "model of all its files. Use another folder",
-                                          plan->target, entry->d_name);
-    if (folder != NULL) closedir(folder);
-    return code;
-}
-
 int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     rewrite_job job = {.plan = plan, .model = model, .save = plan->save};
     int code = choose_outputs(&job);
@@ -587,7 +550,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_OK) code = describe_tensors(&job);
     if (code == EXIT_OK) code = fill_metadata(&job);
     if (code == EXIT_OK) code = assign_files(&job);
-    if (code == EXIT_OK) code = check_one_file(&job);
+    if (code == EXIT_OK && cli_is_split(plan)) code = cli_check_one_file(plan, job.save.file_count);
     if (code == EXIT_OK) code = cut_outputs(&job);
     if (code == EXIT_OK && plan->convert && count_converted(&job) == 0)
         cli_say_unconverted(plan->dtype);

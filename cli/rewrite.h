@@ -51,8 +51,22 @@ void cli_plan_manifest(rewrite_plan *plan, int digest);
 int cli_refuse_stream(void);
 /// Rewrites an open model and reports it. Returns the exit code.
 int cli_rewrite(fst_model *model, const rewrite_plan *plan);
-/// For a dry run: refuses a target whose folder does not exist, as the save would.
-int cli_check_folder_of(const char *target);
+
+// ---- before a save: rewrite_target.c ----
+
+/// For a dry run: refuses a target that the save would refuse: without a folder, in one that cannot
+/// be written, or something other than a file.
+int cli_check_file_target(const char *target);
+/// Whether the result is several files, or one in a folder.
+bool cli_is_split(const rewrite_plan *plan);
+/// For split: refuses a target that is a file, or a folder that would have two indexes afterwards.
+int cli_check_folder_target(const rewrite_plan *plan);
+/// For a split into one file: refuses a folder with other models' files.
+int cli_check_one_file(const rewrite_plan *plan, uint32_t file_count);
+/// For split with --select: refuses a folder whose files with the other tensors would be deleted.
+int cli_check_selection(const fst_model *model, const rewrite_plan *plan);
+/// Prints which files of the folder a split replaces or deletes: as JSON, more fields of an object.
+void cli_print_old_files(const rewrite_plan *plan, uint32_t file_count);
 
 /// Whether a plan only compresses one file, whose bytes are then kept.
 bool cli_is_compress_only(const rewrite_plan *plan, const char *source);

@@ -60,12 +60,15 @@ class StagingPool:
             ready: so much is allocated now, with its pages, rather than inside the first save.
 
         Raises:
-            ValueError: an invalid size, such as 0, or a limit below 32 MiB.
+            ValueError: an invalid size, such as 0, a limit below 32 MiB, or `ready` above it.
             MemoryError: more than the machine has.
             TypeError: an argument of another type.
         """
-        self._core = _core.StagingPool(
-            _staging_limit(memory), 0 if ready is None else parse_size("ready", ready))
+        self._limit = _staging_limit(memory)
+        now = 0 if ready is None else parse_size("ready", ready)
+        if 0 < self._limit < now:
+            raise ValueError(f"ready is {now} bytes, more than memory, which is {self._limit}")
+        self._core = _core.StagingPool(self._limit, now)
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +132,10 @@ class Staging:
             raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
         check_count("copy_threads", self.copy_threads)
         check_count("nice", self.nice, high=19)
-        _staging_limit(self.memory)
+        limit = _staging_limit(self.memory)
+        most = 0 if self.pool is None else self.pool._limit
+        if 0 < most < limit:
+            raise ValueError(f"memory is {limit} bytes, and the pool holds at most {most}")
         if self.stage != "none":
             return
         for name, unset in (("memory", None), ("copy_threads", 0)):

@@ -77,7 +77,7 @@ def check_device(device: Any) -> Any:
                "tensors on it")
     if not _DEVICE.fullmatch(text):
         _refuse_device(text)
-    return "cpu" if text == "cpu:0" else text
+    return "cpu" if text.partition(":")[0] == "cpu" else text  # torch ignores the number
 
 
 def check_backend(backend: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from ._core import Loader, Tensor
+from ._core import Loader, Tensor, error_class
 from ._load import close_load, open_load
 from ._open import check_path
 from ._options import check_load_options
@@ -22,7 +22,8 @@ class TensorStream(Iterator[tuple[str, Any]]):
     """(name, tensor) of each tensor, in file order. Made by open_stream().
 
     Leaving its ``with`` block, or close(), stops the reads. Tensors that were returned stay valid.
-    One thread at a time.
+    One thread at a time: RuntimeError in a thread that asks for a tensor while another one waits
+    for it. close() may be called by any thread.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class TensorStream(Iterator[tuple[str, Any]]):
 
     def __next__(self) -> tuple[str, Any]:
         """Return the next tensor and its name, waiting for its bytes."""
-        if self._loader is None:
+        loader = self._loader  # another thread may close the stream
+        if loader is None:
             raise StopIteration
         try:
-            tensor = next(self._loader)
+            tensor = next(loader)
         except StopIteration:
             self.close()
             raise
@@ -69,13 +71,15 @@ class TensorStream(Iterator[tuple[str, Any]]):
     @property
     def stats(self) -> dict[str, Any]:
         """What the load did so far, and why: bytes, seconds, mode, engine, reason."""
-        return dict(self._stats) if self._loader is None else self._loader.stats()
+        loader = self._loader
+        return dict(self._stats) if loader is None else loader.stats()
 
     def close(self) -> None:
         """Stop the reads and close the files; repeated calls are fine."""
         loader, self._loader = self._loader, None
         if loader is not None:
-            with contextlib.suppress(RuntimeError):  # of the parent process
+            # RuntimeError: of the parent process. The other: another thread closes it as well.
+            with contextlib.suppress(RuntimeError, error_class()):
                 self._stats = loader.stats()
             close_load(loader)
 

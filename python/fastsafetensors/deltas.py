@@ -23,11 +23,19 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from . import _core
+from ._delta_memory import Place, check_kinds, memory_rows, named_tensors, refuse
 from ._delta_patches import Patch, PatchMaker, make_ahead
-from ._options import check_count, check_location, check_switch, check_switches, check_timeout
+from ._options import (
+    check_count,
+    check_location,
+    check_switch,
+    check_switches,
+    check_timeout,
+    check_word,
+)
 from ._paths import fixed_location
 from ._representation import with_plain_hints
 from ._types import Path
@@ -58,11 +66,18 @@ def _encode(parameter: str, path: Path) -> bytes:
     return os.fsencode(path)
 
 
-def _check_versions(**versions: Any) -> None:
-    """TypeError for a version that is not text; None is allowed."""
+def _check_versions(is_needed: bool = False, **versions: Any) -> None:
+    """TypeError for a version that is not text; None is allowed unless it is needed."""
     for name, version in versions.items():
-        if not isinstance(version, (str, type(None))):
+        if not isinstance(version, str) and (is_needed or version is not None):
             raise TypeError(f"{name} must be a str such as '000007', not {version!r}")
+
+
+def _check_format(encoding: Any, checksum: Any, dialect: Any) -> None:
+    """TypeError or ValueError for a value that make() does not know."""
+    check_word("encoding", encoding, ("xor", "overwrite"))
+    check_word("checksum", checksum, ("adler32", "xxh3-128", "blake3"))
+    check_word("dialect", dialect, ("sglang", "modelexpress"))
 
 
 class Delta:
@@ -131,15 +146,21 @@ class Delta:
         The model may be used meanwhile, but not changed until commit(), which writes only the bytes
         that differ. These are kept in memory: about 5 % of the tensors' size if 1 % of the elements
         change, at most 1.13 times their size. Tensors on a device or without contiguous memory
-        also need a copy.
+        also need a copy, and so do conjugate and negated views.
 
         tensors: a mapping of checkpoint names to torch tensors or numpy arrays in the checkpoint's
             layout, or a torch module whose state has those names.
         version: the version that the tensors have; SafetensorError if the delta is based on
             another one. None: not checked, except by the checksums.
+
+        Raises:
+            KeyError: a tensor that the delta changes is missing.
+            ValueError: an array that is not contiguous, writable and in the machine's byte order,
+                or a tensor of which several elements have the same memory (an expanded one).
+            TypeError: a sparse or nested tensor, or another argument of the wrong type.
         """
-        if hasattr(tensors, "state_dict"):
-            tensors = tensors.state_dict(keep_vars=True)
+        tensors = named_tensors("tensors", tensors)
+        _check_versions(version=version)
         wanted = [name for name, _, _ in self.tensors()]
         return Change(self._delta, tensors, wanted, check_count("threads", threads), version)
 
@@ -188,36 +209,15 @@ class Change:
         version: str | None,
     ) -> None:
         """See Delta.prepare()."""
-        self._staged: list[tuple[Any, Any]] = []
-        self._kept: list[Any] = []
+        self._places: list[Place] = []
         rows = []
         for name in wanted:
             if name not in tensors:
                 raise KeyError(f"the delta changes {name!r}, which is not among the tensors")
-            rows.append((name, *self._locate(name, tensors[name])))
+            place = Place(name, tensors[name])
+            self._places.append(place)
+            rows.append((name, place.address, place.nbytes))
         self._change: Any = _core.delta_prepare(delta, rows, threads, version)
-
-    def _locate(self, name: str, tensor: Any) -> tuple[int, int]:
-        """Address and size of a tensor's memory, or of a copy that commit() copies back."""
-        if hasattr(tensor, "__array_interface__") and not hasattr(tensor, "untyped_storage"):
-            if not (tensor.flags.c_contiguous and tensor.flags.writeable):
-                raise ValueError(f"{name}: the array must be contiguous and writable")
-            self._kept.append(tensor)
-            return tensor.__array_interface__["data"][0], tensor.nbytes
-        if not hasattr(tensor, "untyped_storage"):
-            raise TypeError(f"{name}: a torch tensor or numpy array is needed, not "
-                            f"{type(tensor).__name__}")
-        from ._tensor_memory import address_of, settle
-
-        tensor = settle(tensor).detach()
-        memory = tensor
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            memory = tensor.cpu().contiguous()
-            if memory.data_ptr() == tensor.data_ptr():
-                memory = memory.clone()
-            self._staged.append((tensor, memory))
-        self._kept.append(memory)
-        return address_of(name, memory), memory.nbytes
 
     def commit(self) -> None:
         """Copy the new bytes into the tensors. Pause the engine for this call."""
@@ -225,16 +225,16 @@ class Change:
         if change is None:
             raise ValueError("the change was already committed or dropped")
         _core.delta_commit(change, True)
-        for tensor, memory in self._staged:
-            tensor.copy_(memory)
-        self._staged, self._kept = [], []
+        for place in self._places:
+            place.finish()
+        self._places = []
 
     def drop(self) -> None:
         """Free the new bytes without using them; repeatable."""
         change, self._change = self._change, None
         if change is not None:
             _core.delta_commit(change, False)
-        self._staged, self._kept = [], []
+        self._places = []
 
     def __enter__(self) -> Change:
         """Return itself."""
@@ -257,30 +257,11 @@ def _expect(checkpoint: Path, version: str) -> None:
     elif note.version is not None and _plain(note.version) != _plain(version):
         what = f"the checkpoint has version {note.version} by its own note, not {version}"
     if what:
-        _refuse("VersionMismatch", f"{os.fsdecode(checkpoint)}: {what}")
-
-
-def _memory_rows(tensors: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], list[Any]]:
-    """Rows of a state in memory, and the objects that keep it alive (contiguous copies)."""
-    from ._tensor_memory import address_of, settle
-
-    rows, kept = [], []
-    for name, tensor in tensors.items():
-        if hasattr(tensor, "untyped_storage"):
-            memory = settle(tensor).detach().cpu().contiguous()
-            address = address_of(name, memory)
-        else:
-            import numpy
-
-            memory = numpy.ascontiguousarray(tensor)
-            address = memory.__array_interface__["data"][0]
-        kept.append(memory)
-        rows.append((name, address, memory.nbytes))
-    return rows, kept
+        refuse("VersionMismatch", f"{os.fsdecode(checkpoint)}: {what}")
 
 
 def make(
-    old: Path, new: Path | Mapping[str, Any], folder: Path, *, version: str, base_version: str,
+    old: Path, new: Any, folder: Path, *, version: str, base_version: str,
     encoding: str = "xor", checksum: str = "adler32", dialect: str = "sglang", level: int = 1,
     threads: int = 0, durable: bool = True,
 ) -> dict[str, Any]:
@@ -294,7 +275,8 @@ def make(
     Args:
         old: the path of the checkpoint that the delta will be applied to.
         new: the path of the changed checkpoint, or a mapping of names to torch tensors or numpy
-            arrays. Tensors on a device, or not contiguous, are copied first.
+            arrays, or a torch module whose state has those names. Tensors on a device, or not
+            contiguous or of another byte order, are copied first.
         folder: where the delta is written. Created if missing; files of another model in it are an
             error.
         version: the name of the new state.
@@ -317,50 +299,23 @@ def make(
     """
     check_count("level", level, 1, 19)
     check_switch("durable", durable)
-    _check_versions(version=version, base_version=base_version)
+    _check_versions(True, version=version, base_version=base_version)
+    _check_format(encoding, checksum, dialect)
     kept: list[Any] = []
     source: Any
     if isinstance(new, (str, bytes, PathLike)):
         source = _encode("new", new)
     else:
-        _check_kinds(old, new)
-        source, kept = _memory_rows(new)
+        check_location("old", old)
+        tensors = named_tensors("new", new)
+        check_kinds(old, tensors)
+        source, kept = memory_rows(tensors)
     try:
         return _core.delta_make(_encode("old", old), _encode("folder", folder), source, version,
                                 base_version, encoding, checksum, dialect, level,
                                 check_count("threads", threads), durable)
     finally:
         del kept
-
-
-def _check_kinds(old: Path, tensors: Mapping[str, Any]) -> None:
-    """Refuse torch tensors of another dtype or shape than the old checkpoint's.
-
-    Bytes (uint8) may stand for any dtype, and numpy arrays are compared by size only: numpy lacks
-    dtypes. Names that the checkpoint lacks are reported later.
-    """
-    known = {name: tensor for name, tensor in tensors.items()
-             if hasattr(tensor, "untyped_storage") and str(tensor.dtype) != "torch.uint8"}
-    if not known:
-        return
-    from ._torch_state import torch_dtype
-
-    model = _core.Model(os.fspath(old))
-    for name in model.names():
-        dtype, shape, *_ = model.info(model.find(name))
-        kind, made = torch_dtype(dtype), known.get(name)
-        if kind is None or made is None:
-            continue
-        if made.dtype != kind or tuple(made.shape) != tuple(shape):
-            _refuse("TensorInvalidInfo",
-                    f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
-                    f"{made.dtype} {list(made.shape)} in the new state; that needs a full version")
-
-
-def _refuse(tag: str, message: str) -> NoReturn:
-    error = _core.error_class()(message)
-    error.tag = tag
-    raise error
 
 
 def convert(
@@ -377,11 +332,13 @@ def convert(
     check_count("level", level, 1, 19)
     check_switch("durable", durable)
     _check_versions(version=version, base_version=base_version)
+    _check_format(encoding, checksum, dialect)
     opened = delta if isinstance(delta, Delta) else Delta(delta)
     return _core.delta_make(
         _encode("checkpoint", checkpoint), _encode("folder", folder), opened._delta,
-        version or opened.version, base_version or opened.base_version, encoding, checksum,
-        dialect, level, check_count("threads", threads), durable)
+        opened.version if version is None else version,
+        opened.base_version if base_version is None else base_version,
+        encoding, checksum, dialect, level, check_count("threads", threads), durable)
 
 
 def apply(
@@ -490,7 +447,7 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
     later = [made for made, _ in versions.values() if _follows(current, made)]
     if later and not chain:
         first = min(later, key=lambda version: (len(version), version))
-        _refuse("VersionMismatch", f"{os.fsdecode(source)}: versions between {current} and {first} "
+        refuse("VersionMismatch", f"{os.fsdecode(source)}: versions between {current} and {first} "
                 "are missing")
     return chain
 

@@ -138,6 +138,8 @@ class LazyModel:
 
     def __getitem__(self, name: str) -> Any:
         """Return the tensor of that name. Dtypes that torch lacks are read at once, as bytes."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tensor must be a str, not {name!r}")
         if name not in self._reads.stored:
             choose_names(self._model, [name], None)
             raise KeyError(name)

@@ -275,7 +275,7 @@ def load_model(
             digests. A load that fails leaves what it has written; names, shapes and sizes are
             checked before.
         backend: of assigned tensors: "mmap" or "pread", as in load_file.
-        mode: load_file's name for the same; takes precedence.
+        mode: load_file's name for the same; takes precedence. ValueError without `assign`.
         assign: replace the parameters by the loaded tensors (required for a model on the meta
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
             part.
@@ -300,6 +300,9 @@ def load_model(
     check_module(model)
     views = check_backend(backend) if mode is None else mode
     check_load_options({"mode": views, "threads": threads})
+    if mode is not None and not assign:
+        raise ValueError("mode has no effect without assign=True: the bytes are read into the "
+                         "model's memory")
     device = check_device(device)
     with contextlib.closing(open_files(filename, verify)) as file:
         return ModuleLoad(file, model, assign, threads, device, views).run(strict, changed)

@@ -12,7 +12,17 @@
 
 typedef struct pool_object {
     PyObject_HEAD fst_staging_pool *pool; ///< NULL: closed
+    int uses;                             ///< saves that are being started without the GIL
+    int is_closed;                        ///< the last of these closes the pool
 } pool_object;
+
+static void close_unused_pool(pool_object *object) {
+    fst_staging_pool *pool = object->pool;
+    if (!object->is_closed || object->uses > 0) return;
+    object->pool = NULL;
+    Py_BEGIN_ALLOW_THREADS fst_staging_close(pool);
+    Py_END_ALLOW_THREADS
+}
 
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"limit", "ready", NULL};
@@ -34,10 +44,9 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 
 static PyObject *pool_close(PyObject *self, PyObject *none) {
     (void)none;
-    fst_staging_pool *pool = ((pool_object *)self)->pool;
-    ((pool_object *)self)->pool = NULL;
-    Py_BEGIN_ALLOW_THREADS fst_staging_close(pool);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    ((pool_object *)self)->is_closed = 1;
+    close_unused_pool((pool_object *)self);
+    Py_RETURN_NONE;
 }
 
 static PyObject *pool_nbytes(PyObject *self, PyObject *none) {
@@ -139,7 +148,7 @@ static int read_settings(const module_state *state, PyObject *settings, fst_asyn
             PyErr_SetString(PyExc_TypeError, "pool must be a StagingPool");
             return 0;
         }
-        options->pool = ((pool_object *)pool)->pool;
+        options->pool = ((pool_object *)pool)->is_closed ? NULL : ((pool_object *)pool)->pool;
         if (options->pool == NULL) {
             PyErr_SetString(PyExc_ValueError, "the StagingPool is closed");
             return 0;
@@ -160,9 +169,15 @@ static int start_save(PyTypeObject *type, async_object *object, PyObject *settin
     // What fails before the save has begun leaves nothing to close.
     object->is_closed = 1;
     if (!read_settings(fstpy_state(type), settings, &options, object)) return 0;
+    pool_object *pool = options.pool == NULL ? NULL : (pool_object *)PyTuple_GetItem(settings, 5);
+    if (pool != NULL) pool->uses++; // another thread may close it meanwhile
     Py_BEGIN_ALLOW_THREADS status = fst_async_save_start(
         path, request->tensors, request->tensor_count, &options, &object->save, &error);
     Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+    if (pool != NULL) {
+        pool->uses--;
+        close_unused_pool(pool);
+    }
     if (status != FST_OK) fstpy_raise(fstpy_state(type), &error);
     return status == FST_OK;
 }

@@ -24,6 +24,7 @@ typedef struct load_counts {
 typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
     int uses;              ///< calls running without the GIL
+    int is_iterating;      ///< one of them is next(), which may release memory of another next()
     int is_closed;         ///< the last of these closes the loader
     caller_memory *memory; ///< caller memory, or NULL
     int has_destinations;  ///< some items have destinations
@@ -328,28 +329,37 @@ static PyObject *loader_wait(PyObject *self, PyObject *args) {
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
-/// The next tensor. NULL at the end, or with an exception.
-static PyObject *loader_iternext(PyObject *self) {
-    fst_loader *loader = begin_use(self);
-    if (loader == NULL) return NULL;
+/// Waits for the next tensor. NULL at the end, or with an exception.
+static PyObject *take_next(PyObject *self, fst_loader *loader) {
     fst_error error;
     fst_tensor *tensor;
     fst_status status;
-    PyObject *result = NULL;
     for (;;) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
         Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
             ((loader_object *)self)->was_interrupted = 1;
             cancel_load(loader);
-            end_use(self);
             return NULL;
         }
     }
-    if (status == FST_OK)
-        result = fstpy_tensor_wrap(state_of(self), tensor);
-    else if (status != FST_END)
-        fstpy_raise(state_of(self), &error);
+    if (status == FST_OK) return fstpy_tensor_wrap(state_of(self), tensor);
+    return status == FST_END ? NULL : fstpy_raise(state_of(self), &error);
+}
+
+/// The next tensor, for one thread at a time. A signal handler within the call is another one.
+static PyObject *loader_iternext(PyObject *self) {
+    loader_object *object = (loader_object *)self;
+    if (object->is_iterating) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread is waiting for the next tensor of this "
+                                            "load: iterate over it in one thread at a time");
+        return NULL;
+    }
+    fst_loader *loader = begin_use(self);
+    if (loader == NULL) return NULL;
+    object->is_iterating = 1;
+    PyObject *result = take_next(self, loader);
+    object->is_iterating = 0;
     end_use(self);
     return result;
 }

@@ -2,6 +2,8 @@
 """The command's answers about targets and numbers: dry runs, whole files, errors of one kind."""
 
 import json
+import os
+import shutil
 import subprocess
 
 import pytest
@@ -91,3 +93,86 @@ def test_two_models_in_one_file_each_need_two_folders(path, run, tmp_path):
         assert "holds 'a.safetensors'" in error_of(answer)["message"]
     assert [file.name for file in (tmp_path / "f").iterdir()] == ["a.safetensors"]
     assert run("split", "--count", "2", path, tmp_path / "f", "--stem", "b")[0] == 0
+
+
+def as_other_user(folder):
+    """Arguments of subprocess for which a folder without write permission is not writable."""
+    folder.mkdir()
+    folder.chmod(0o555)
+    if os.geteuid() != 0:
+        return {}
+    for outer in [folder, *folder.parents][:4]:
+        if outer.stat().st_uid == 0 and outer != folder:
+            outer.chmod(outer.stat().st_mode | 0o055)
+    return {"user": 65534, "group": 65534, "extra_groups": []}
+
+
+def test_a_dry_run_refuses_what_the_command_refuses(path, command, run, tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("folder", tmp_path / "link")
+    for words in (["convert"], ["merge"], ["edit", "--set", "k=v"]):
+        for target in ("folder", "pipe", "link", "/dev/null"):
+            answers = [run(*words, "--json", *more, path, target) for more in ([], ["--dry-run"])]
+            assert [code for code, *_ in answers] == [2, 2], (words, target)
+            assert {error_of(answer)["kind"] for answer in answers} == {"NotRegularFile"}
+            assert "not a regular file but a" in error_of(answers[1])["message"]
+    user = as_other_user(tmp_path / "fixed")
+    for words in (["convert", path, "fixed/x"], ["split", "--count", "2", path, "fixed"],
+                  ["split", "--count", "2", path, "fixed/new/er"]):
+        answers = [subprocess.run([command, *words, "--json", *more], capture_output=True,
+                                  text=True, cwd=tmp_path, **user) for more in ([], ["--dry-run"])]
+        kinds = [error_of((0, answer.stdout))["kind"] for answer in answers]
+        assert kinds == ["PermissionDenied"] * 2, words
+
+
+def test_split_says_what_it_replaces_and_deletes(path, run, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    shutil.copy(path, folder / "model.safetensors")
+    shutil.copy(path, folder / "models.txt")
+    for count, replaced, deleted in (
+            (2, [], ["model.safetensors"]),
+            (2, ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                 "model.safetensors.index.json"], []),
+            (1, [], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                     "model.safetensors.index.json"]),
+            (1, ["model.safetensors"], [])):
+        words = ("split", "--count", count, path, folder)
+        before = set(os.listdir(folder))
+        answer = json.loads(run(*words, "--json", "--dry-run")[1])
+        text = run(*words, "--dry-run")[1]
+        assert (answer["replaced"], answer["deleted"]) == (replaced, deleted)
+        assert all(f"  deletes {name}\n" in text for name in deleted)
+        assert all(f"  replaces {name}\n" in text for name in replaced)
+        assert set(os.listdir(folder)) == before
+        assert run(*words)[0] == 0
+        assert before - set(os.listdir(folder)) == set(deleted)
+
+
+def test_split_keeps_tensors_that_are_not_selected(path, run, tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    shutil.copy(path, folder / "model.safetensors")
+    os.symlink("own", tmp_path / "link")
+    words = ("split", "--json", "--count", "1", "--select", "a")
+    for target in ("own", "own/", "link", tmp_path / "own"):
+        for more in ([], ["--dry-run"]):
+            code, out, _ = run(*words, *more, "own/model.safetensors", target)
+            assert code == 3 and "other tensors would be lost" in error_of((0, out))["message"]
+    assert load_file(folder).keys() == {"a", "b"}
+    assert run(*words[:-1], "*", "own/model.safetensors", "other")[0] == 0
+    assert run(*words[:2], "--count", "2", "own/model.safetensors", "own")[0] == 0
+    assert load_file(folder).keys() == {"a", "b"}
+    assert run(*words, "own", "own")[0] == 3
+
+
+def test_answers_to_odd_words(path, run):
+    code, _, errors = run("split", "--count", "99", path, "many")
+    assert code == 0 and "2 files instead of 99, because there are only 2 tensors" in errors
+    for command in ("inspect", "verify", "hash"):
+        code, out, _ = run(command, "--json", "")
+        assert code == 2 and error_of((0, out))["message"] == "the path of a model is empty"
+    for words in (["bogus", "--json"], ["help", "bogus", "--json"], ["--json", "bogus"]):
+        code, out, _ = run(*words)
+        assert code == 3 and "unknown command 'bogus'" in error_of((0, out))["message"]

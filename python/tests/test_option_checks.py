@@ -275,3 +275,43 @@ def test_limits_of_groups_may_be_of_any_size(torch, monkeypatch):
         group = _torch.TorchProcessGroup(Group(), seconds)
         group.limit_waits()
         assert group._limit() is None or group._limit().total_seconds() >= 1e8
+
+
+def test_options_without_effect(path, torch):
+    with pytest.raises(ValueError, match="^ready is 67108864 bytes, more than memory"):
+        StagingPool("32MiB", ready="64MiB")
+    with StagingPool("64MiB") as pool:
+        with pytest.raises(ValueError, match="the pool holds at most 67108864"):
+            fastsafetensors.save_file_async({"a": torch.ones(4)}, path, pool=pool, memory="1GiB")
+        fastsafetensors.save_file_async({"a": torch.ones(4)}, path, pool=pool,
+                                        memory="64MiB").wait()
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.zeros(4))
+    for mode in ("auto", "load", "map"):
+        with pytest.raises(ValueError, match="mode has no effect without assign=True"):
+            fastsafetensors.load_model(model, path, mode=mode)
+    fastsafetensors.load_model(model, path, backend="pread")  # of the safetensors package
+    assert float(model.a.detach().sum()) == 4
+
+
+def test_all_functions_take_the_same_devices(path, torch):
+    from fastsafetensors.lazy import LazyModel
+
+    for device in ("cpu", "cpu:0", "cpu:1", torch.device("cpu", 1), None):
+        assert fastsafetensors.load_file(path, device)["a"].device.type == "cpu"
+        with LazyModel(path, device) as model:
+            assert model["a"].device.type == "cpu" and float(model["a"].sum()) == 4
+        assert [tensor.device.type for _, tensor in open_stream(path, device=device)] == ["cpu"]
+        with safe_open(path, "pt", device=device) as file:
+            assert file.get_tensor("a").device.type == "cpu"
+
+
+def test_names_of_lazy_tensors_are_text(path):
+    from fastsafetensors.lazy import LazyModel
+
+    with LazyModel(path) as model:
+        for name in (3, None, ["a"]):
+            with pytest.raises(TypeError, match="the name of a tensor must be a str, not"):
+                model[name]
+        with pytest.raises(KeyError):
+            model["b"]

@@ -2,6 +2,8 @@
 """open_stream(): all tensors in file order, a bound on what is read ahead, early ends, errors."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -86,3 +88,65 @@ def test_errors(path, torch):
         file.write(b"\xff")
     with pytest.raises(fastsafetensors.SafetensorError, match="differs from its"):
         list(open_stream(path, verify=True))
+
+
+SHARED = """
+import sys, threading
+import numpy
+from fastsafetensors.numpy import open_stream, save_file
+
+save_file({f"t{i}": numpy.full(16384, i, "float32") for i in range(256)}, sys.argv[1])
+shared = 0
+for _ in range(20):
+    found, refused = [], []
+    with open_stream(sys.argv[1], memory="1MiB") as stream:
+        def work():
+            while True:
+                try:
+                    for name, array in stream:
+                        found.append((name, array.min(), array.max()))
+                    return
+                except RuntimeError as error:
+                    refused.append(str(error))
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert sorted(found) == sorted((f"t{i}", i, i) for i in range(256)), len(found)
+    assert all("one thread at a time" in text for text in refused), set(refused)
+    shared += len({*refused})
+print("refused" if shared else "never at once")
+"""
+
+
+def test_threads_that_share_a_stream_do_not_crash(tmp_path):
+    run = subprocess.run([sys.executable, "-c", SHARED, tmp_path / "m.safetensors"],
+                         capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "refused\n", "")
+
+
+def test_a_stream_is_closed_by_another_thread(path):
+    import threading
+
+    from fastsafetensors import SafetensorError
+    from fastsafetensors.numpy import open_stream
+
+    for _ in range(20):
+        stream = open_stream(path, memory="16MiB")
+        failures = []
+
+        def work(stream=stream, failures=failures):
+            try:
+                for _ in stream:
+                    pass
+            except (SafetensorError, RuntimeError):
+                pass  # closed, or cancelled
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work)]
+        threads += [threading.Thread(target=stream.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures

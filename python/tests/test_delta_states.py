@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight deltas of states in memory: which tensors they are made of, and written into."""
+
+import shutil
+
+import numpy
+import pytest
+
+from fastsafetensors import deltas
+from fastsafetensors.numpy import load_file as load_arrays
+
+VERSIONS = {"version": "1", "base_version": "0"}
+
+
+@pytest.fixture
+def base(torch):
+    generator = torch.Generator().manual_seed(1)
+    return {"c": torch.randn(8, 6, dtype=torch.complex64, generator=generator),
+            "w": torch.randn(8, generator=generator)}
+
+
+@pytest.fixture
+def old(tmp_path, base):
+    from fastsafetensors.torch import save_file
+
+    (tmp_path / "old").mkdir()
+    save_file(base, tmp_path / "old/model.safetensors")
+    return tmp_path / "old"
+
+
+@pytest.fixture
+def delta(tmp_path, base, old):
+    """A delta to twice the values, made of plain tensors."""
+    deltas.make(old, {name: 2 * tensor for name, tensor in base.items()}, tmp_path / "twice",
+                **VERSIONS)
+    return deltas.Delta(tmp_path / "twice")
+
+
+def forms(torch, tensors):
+    """The same values in other memory: {name of the form: tensors}."""
+    plain = tensors["c"].clone(), tensors["w"].clone()
+    padded = torch.zeros(8, 2)
+    padded[:, 0] = plain[1]
+    return {
+        "conjugate": {"c": plain[0].conj().resolve_conj().conj(), "w": plain[1]},
+        "transposed conjugate": {"c": plain[0].mH.resolve_conj().contiguous().mH, "w": plain[1]},
+        "negative": {"c": plain[0], "w": torch._neg_view(-plain[1])},
+        "strided": {"c": plain[0], "w": padded[:, 0]},
+        "parameter": {"c": plain[0], "w": torch.nn.Parameter(plain[1])},
+    }
+
+
+FORMS = ("conjugate", "transposed conjugate", "negative", "strided", "parameter")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_delta_is_made_of_values(form, tmp_path, torch, base, old):
+    """Of a conjugate or negated view too, whose memory has other bytes."""
+    wanted = {name: 2 * tensor for name, tensor in base.items()}
+    deltas.make(old, forms(torch, wanted)[form], tmp_path / "delta", **VERSIONS)
+    shutil.copytree(old, tmp_path / "copy")
+    deltas.apply(tmp_path / "copy", tmp_path / "delta", version="0")
+    made = load_arrays(tmp_path / "copy/model.safetensors")
+    assert all(numpy.array_equal(made[name], wanted[name].numpy()) for name in wanted)
+
+
+def test_arrays_of_another_byte_order_and_layout(tmp_path, torch, base, old):
+    arrays = {"c": numpy.asfortranarray(2 * base["c"].numpy()).astype(">c8"),
+              "w": (2 * base["w"].numpy()).astype(">f4")}
+    deltas.make(old, arrays, tmp_path / "delta", **VERSIONS)
+    shutil.copytree(old, tmp_path / "copy")
+    deltas.apply(tmp_path / "copy", tmp_path / "delta", version="0")
+    made = load_arrays(tmp_path / "copy/model.safetensors")
+    assert all(numpy.array_equal(made[name], arrays[name]) for name in arrays)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_new_values_are_written_into_the_tensors(form, torch, base, delta):
+    live = forms(torch, base)[form]
+    delta.prepare(live, version="0").commit()
+    assert all(torch.equal(live[name].detach(), 2 * base[name]) for name in base)
+
+
+def test_tensors_that_cannot_be_written(torch, base, delta):
+    good = {name: tensor.numpy().copy() for name, tensor in base.items()}
+    for wrong, words in (
+            (base["w"].numpy().astype(">f4"), "w: .*byte order, not >f4"),
+            (torch.zeros(1).expand(8), "w: several elements of the tensor have the same memory"),
+            (torch.zeros(9).as_strided((2, 4), (1, 1)), "w: several elements")):
+        with pytest.raises(ValueError, match=words):
+            delta.prepare({**good, "w": wrong})
+    delta.prepare({**good, "w": base["w"].clone().as_strided((2, 4), (4, 1))}).drop()
+
+
+def test_a_module_is_a_state(tmp_path, torch, old):
+    module = torch.nn.Module()
+    module.c = torch.nn.Parameter(torch.zeros(8, 6, dtype=torch.complex64))
+    module.w = torch.nn.Parameter(torch.ones(8))
+    deltas.make(old, module, tmp_path / "delta", **VERSIONS)
+    deltas.apply(old, tmp_path / "delta", version="0")
+    assert (load_arrays(old / "model.safetensors")["w"] == 1).all()
+
+
+@pytest.mark.parametrize("prepares", [False, True], ids=["make", "prepare"])
+def test_values_that_are_no_dense_tensors(prepares, tmp_path, torch, base, old, delta):
+    def use(state):
+        if prepares:
+            return delta.prepare(state)
+        return deltas.make(old, state, tmp_path / "delta", **VERSIONS)
+
+    parameter = "tensors" if prepares else "new"
+    for state in (None, 3, [("w", base["w"])]):
+        with pytest.raises(TypeError, match=f"{parameter} must be a mapping of names to tensors"):
+            use(state)
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])
+    for wrong, words in ((base["w"].to_sparse(), "w: .* not a sparse one"),
+                         (nested, "w: .* not a nested one")):
+        with pytest.raises(TypeError, match=words):
+            use({**base, "w": wrong})
+    with pytest.raises(NotImplementedError, match="w: .* meta device"):
+        use({**base, "w": base["w"].to("meta")})
+
+
+def test_errors_name_the_argument(tmp_path, base, old, delta):
+    def make(**options):
+        return deltas.make(old, base, tmp_path / "delta", **{**VERSIONS, **options})
+
+    for name in ("version", "base_version", "encoding", "checksum", "dialect"):
+        for wrong in (None, 3):
+            with pytest.raises(TypeError, match=f"^{name} must be"):
+                make(**{name: wrong})
+    for wrong in (0, b"0"):
+        with pytest.raises(TypeError, match="^version must be a str"):
+            delta.prepare(base, version=wrong)
+    with pytest.raises(TypeError, match="tensor names must be str, not 3"):
+        deltas.make(old, {3: base["w"]}, tmp_path / "delta", **VERSIONS)
+    with pytest.raises(TypeError, match="w: a torch tensor or numpy array is needed, not list"):
+        deltas.make(old, {**base, "w": ["a"] * 8}, tmp_path / "delta", **VERSIONS)
+
+
+def test_an_empty_version_is_not_left_out(tmp_path, old, delta):
+    for dialect in ("sglang", "modelexpress"):
+        for name in ("version", "base_version"):
+            with pytest.raises(ValueError, match="version"):
+                deltas.convert(delta, old, tmp_path / "converted", dialect=dialect, **{name: ""})
+    assert not (tmp_path / "converted/model.safetensors.index.json").exists()
