@@ -6,7 +6,7 @@ A file in src/MODULE may include the files of its own module, the interface head
 below it (other/other.h, or the name in INTERFACES), and the public headers of include/. Everything
 outside of src/ uses the public headers only; unit tests may include all headers of src/.
 
-Within a module no file may call its way back to itself, over any number of other files.
+Within a module there may be no call cycle between files, of any length.
 """
 
 import pathlib
@@ -123,33 +123,33 @@ def find_calls(texts: dict[str, str]) -> dict[str, dict[str, str]]:
                    if homes.get(symbol, name) != name} for name, text in texts.items()}
 
 
-def find_way(calls: dict[str, dict[str, str]], start: str, end: str) -> list[str]:
-    """The shortest way of calls from a file to another or to itself, or an empty list."""
-    ways = [[start]]
+def find_path(calls: dict[str, dict[str, str]], start: str, end: str) -> list[str]:
+    """Return the shortest path of calls from a file to another or to itself, or an empty list."""
+    paths = [[start]]
     seen = set()
-    for way in ways:  # grows meanwhile
-        for other in sorted(calls[way[-1]]):
+    for path in paths:  # grows meanwhile
+        for other in sorted(calls[path[-1]]):
             if other == end:
-                return [*way, other]
+                return [*path, other]
             if other not in seen:
                 seen.add(other)
-                ways.append([*way, other])
+                paths.append([*path, other])
     return []
 
 
 def find_circles(calls: dict[str, dict[str, str]]) -> list[set[str]]:
-    """The files that call their way back to themselves, those that reach each other together."""
-    left = [name for name in sorted(calls) if find_way(calls, name, name)]
+    """Return the call cycles: the files of each reach each other by calls."""
+    left = [name for name in sorted(calls) if find_path(calls, name, name)]
     circles = []
     while left:
         circles.append({name for name in left if name == left[0] or
-                        (find_way(calls, left[0], name) and find_way(calls, name, left[0]))})
+                        (find_path(calls, left[0], name) and find_path(calls, name, left[0]))})
         left = [name for name in left if name not in circles[-1]]
     return circles
 
 
 def check_circles(folder: pathlib.Path, texts: dict[str, str]) -> list[str]:
-    """Faults: files of a module that call their way back to themselves, except known ones."""
+    """Faults: call cycles between files of a module, except known ones."""
     calls = find_calls(texts)
     known = KNOWN_CIRCLES.get(folder.name, [])
     circles = find_circles(calls)
@@ -159,9 +159,10 @@ def check_circles(folder: pathlib.Path, texts: dict[str, str]) -> list[str]:
     for circle in circles:
         if any(circle <= files for files in known):
             continue
-        ways = [find_way(calls, name, name) for name in sorted(circle)]
-        way = min(ways, key=len)
-        steps = [f"{a} -> {b} ({calls[a][b]})" for a, b in zip(way[:-1], way[1:], strict=True)]
+        paths = [find_path(calls, name, name) for name in sorted(circle)]
+        path = min(paths, key=len)
+        pairs = zip(path[:-1], path[1:], strict=True)
+        steps = [f"{a} -> {b} ({calls[a][b]})" for a, b in pairs]
         faults.append(f"{folder}: a call cycle of files: {', '.join(steps)}")
     return faults
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the wrong type, or without effect: errors name the parameter and what was given."""
+"""An argument of the wrong type or without effect is an error with the parameter and the value."""
 
 import enum
 

@@ -40,7 +40,7 @@ def error_of(answer):
     ["convert", "m.safetensors", "m.safetensors/x"],
 ], ids=" ".join)
 def test_a_dry_run_refuses_a_missing_folder(arguments, path, run):
-    """The save would fail in the same way, with the same exit code and kind."""
+    """A dry run has the exit code and the kind of error of the command itself."""
     real, dry = run(*arguments, "--json"), run(*arguments, "--dry-run", "--json")
     assert real[0] == dry[0] == 2
     assert error_of(real)["kind"] == error_of(dry)["kind"] == "FileNotFound"

@@ -183,7 +183,7 @@ def test_parameters_by_keyword_are_grouped(torch):
 def test_options_are_named_in_signatures(torch):
     """Only functions that override a method of torch or of a trainer accept arbitrary keywords.
 
-    A Protocol has an __init__() of Python's, which nobody calls.
+    The __init__() that Python gives every Protocol is not counted.
     """
     takes_any = {where for where, function in _callables()
                  if any(p.kind is p.VAR_KEYWORD

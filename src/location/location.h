@@ -46,8 +46,8 @@ char *fsti_location_join(const char *start, const char *end);
 /// The folder of a path, with a final slash; "" is the current folder. A local folder (`is_folder`)
 /// is its own, as is a URL with a final slash. From fsti_alloc(), or NULL.
 char *fsti_location_folder(const char *path, bool is_folder);
-/// The last part of a path; of a URL without query, and unescaped. `text` has space for it; if it
-/// is too long, the part as it is written.
+/// The last part of a path; of a URL without query, and unescaped. The result is `text`, or, if
+/// that is too short, the unchanged part of `path`.
 const char *fsti_location_name(const char *path, char *text, size_t size);
 /// The path relative to `folder` (redacted, with a final slash), unescaped for a URL. If it is not
 /// below `folder`, its last part. `text` has space for it.

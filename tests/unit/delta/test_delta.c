@@ -210,7 +210,7 @@ TEST(a_check_and_a_needless_recovery_make_nothing)
     fst_delta_close(delta);
 }
 
-/// When no memory is left, what was begun is removed all the same.
+/// Removing the files of a failed call needs no memory.
 TEST(a_delta_that_fails_for_lack_of_memory_leaves_an_empty_folder)
 {
     char old[600], made[600], folder[600];
