@@ -106,8 +106,8 @@ static bool have_same_key(const char *one, const char *other) {
         return false;
     return fsti_url_parse(one, &one_parts) == NULL && fsti_url_parse(other, &other_parts) == NULL &&
            fsti_url_key(&one_parts, one_key, sizeof one_key) &&
-           fsti_url_key(&other_parts, other_key, sizeof other_key) &&
-           one_key[0] != '\0' && strcmp(one_key, other_key) == 0;
+           fsti_url_key(&other_parts, other_key, sizeof other_key) && one_key[0] != '\0' &&
+           strcmp(one_key, other_key) == 0;
 }
 
 bool fsti_location_is_same(const char *one, const char *other) {
