@@ -154,7 +154,7 @@ static fst_status open_folder(const char *folder, uint64_t hash_key,
 }
 
 static fst_status fail_stat(const char *path, int os_errno, fst_error *error) {
-    FST_TRY(fsti_location_require_path(path, error));
+    if (fsti_location_looks_like_url(path)) return fsti_location_require_path(path, error);
     if (strstr(path, "://") == NULL) return fsti_error_errno(error, os_errno, path, "open");
     char name[256];
     fsti_url_redact(path, name, sizeof name);
