@@ -12,7 +12,8 @@ fsti_location_kind fsti_location_kind_of(const char *path) {
         [FSTI_SCHEME_S3] = FSTI_LOCATION_S3,     [FSTI_SCHEME_GS] = FSTI_LOCATION_GCS,
         [FSTI_SCHEME_AZ] = FSTI_LOCATION_AZURE,  [FSTI_SCHEME_HF] = FSTI_LOCATION_HUB};
     fsti_scheme scheme = fsti_url_scheme(path);
-    bool is_whole = scheme != FSTI_SCHEME_NONE && strncmp(strchr(path, ':'), "://", 3) == 0;
+    const char *colon = path + strcspn(path, ":");
+    bool is_whole = scheme != FSTI_SCHEME_NONE && strncmp(colon, "://", 3) == 0;
     return is_whole ? kinds[scheme] : FSTI_LOCATION_FILE;
 }
 
