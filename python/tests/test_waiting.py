@@ -15,13 +15,28 @@ from fastsafetensors import ParallelLoader
 from fastsafetensors.torch import save_file
 
 # Reads after byte HOLD_FROM block while a certain file exists, like reads from an unreachable file
-# server.
+# server, and the page cache seems empty.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
+ssize_t preadv64v2(int fd, const struct iovec *rooms, int count, off_t offset, int flags) {
+    static ssize_t (*real)(int, const struct iovec *, int, off_t, int);
+    if (!real) real = (ssize_t (*)(int, const struct iovec *, int, off_t, int))dlsym(RTLD_NEXT,
+                                                                        "preadv64v2");
+    const char *hold = getenv("HOLD");
+    if (!(flags & RWF_NOWAIT) || !hold || access(hold, F_OK) != 0)
+        return real(fd, rooms, count, offset, flags);
+    errno = EAGAIN;
+    return -1;
+}
+ssize_t preadv2(int fd, const struct iovec *rooms, int count, off_t offset, int flags) {
+    return preadv64v2(fd, rooms, count, offset, flags);
+}
 ssize_t pread64(int fd, void *buffer, size_t size, off_t offset) {
     static ssize_t (*real)(int, void *, size_t, off_t);
     if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread64");
@@ -81,39 +96,16 @@ def parallel():
         for _ in weights:
             pass
 
-def is_cached(fd):
-    try:
-        return os.preadv(fd, [bytearray(8)], 0, os.RWF_NOWAIT) > 0
-    except OSError:
-        return False
-
-def forget():
-    # Drops the file from the page cache, so that to open it is to wait. One call may leave pages
-    # that another processor has touched just before.
-    fd = os.open(path, os.O_RDONLY)
-    for _ in range(100):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        if not is_cached(fd):
-            break
-        time.sleep(0.05)
-    else:
-        print("not interrupted: the file stays in the page cache")
-        sys.exit()
-    os.close(fd)
-
 def open_model():
-    forget()
     _core.Model(path)
 
 def open_file():
-    forget()
     safe_open(path, "pt")
 
 def open_index():  # which is at hand; what it leads to is not
     index = os.path.join(os.path.dirname(path), "m.safetensors.index.json")
     with open(index, "w") as file:
         json.dump({"weight_map": {f"t{i}": os.path.basename(path) for i in range(8)}}, file)
-    forget()
     _core.Model(index)
 
 def fork_in_handler():  # the child has no helper that it could wait for
@@ -122,7 +114,6 @@ def fork_in_handler():  # the child has no helper that it could wait for
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
             signal.alarm(0)
     signal.signal(signal.SIGALRM, fork)
-    forget()
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     before = os.getpid()
     try:
@@ -134,11 +125,9 @@ def fork_in_handler():  # the child has no helper that it could wait for
         os._exit(0)
 
 def start():  # reads of a load before it starts threads
-    forget()
     model.load(mode="load", engine="direct").wait()
 
 def small():  # what the page cache lacks, and is more than a few bytes
-    forget()
     model.load([("t5", [1 << 18], [1 << 19])], mode="load").wait()
 
 def by_path():
