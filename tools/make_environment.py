@@ -57,6 +57,13 @@ SECTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("HOME", "Without `XDG_CACHE_HOME`, `auto` uses `.cache/fastsafetensors/objects` in this "
                  "folder. `~/.aws` and gcloud's folder are looked for here, too."),
     ]),
+    ("Compiled GPU kernels", "Read by the C library when a process converts on an AMD GPU for the "
+     "first time. [Loading to a GPU](gpu.md#the-kernel) describes the folder.", [
+        ("FASTSAFETENSORS_KERNEL_CACHE_DIR", "Folder of compiled kernels, an absolute path; any "
+                                             "other text, such as `off`: keep none. Default: "
+                                             "`fastsafetensors/kernels` in `XDG_CACHE_HOME`, "
+                                             "else in `.cache` of `HOME`."),
+    ]),
     ("The network", "Read by the C library when a URL is opened.", [
         ("FASTSAFETENSORS_OFFLINE", "`1`: use no network; cached objects are still served "
                                     "([remote models](remote.md#offline)). `0`, `false`, `no` "
@@ -148,9 +155,9 @@ HEAD = """\
 <!-- Made by tools/make_environment.py from the code. -->
 # Environment variables
 
-The C library reads no environment variable for local files. For URLs it reads the variables below,
-with `secure_getenv()`; an empty variable counts as not set. [SECURITY.md](../SECURITY.md) lists the
-libraries that are opened.
+For local files the C library reads no environment variable, except to find the folder of compiled
+GPU kernels. For URLs it reads the variables below. It uses `secure_getenv()`; an empty variable
+counts as not set. [SECURITY.md](../SECURITY.md) lists the libraries that are opened.
 """
 TAIL = """\
 ## Read by other libraries

@@ -49,34 +49,62 @@ static bool find_symbols(fsti_gpu_api *api) {
         }
         memcpy((char *)api + symbols[i].offset, &address, sizeof address);
     }
+    void *text = api->kind == FST_DEVICE_HIP ? dlsym(api->handle, "hipGetErrorString") : NULL;
+    memcpy(&api->error_text, &text, sizeof text);
     return true;
 }
 
-/// The driver's text for an error code.
+/// The driver's text for an error code. hipDrvGetErrorString was added in HIP 6; hipGetErrorString
+/// is in all versions, and answers codes that it does not know with a text as well.
 static const char *words_of(const fsti_gpu_api *api, int code) {
     const char *text = NULL;
-    if (api->error_string == NULL || api->error_string(code, &text) != 0) return "unknown error";
-    return text == NULL ? "unknown error" : text;
+    if (api->error_string != NULL && api->error_string(code, &text) != 0) text = NULL;
+    if (text == NULL && api->error_text != NULL) text = api->error_text(code);
+    return text == NULL || text[0] == '\0' ? "the driver has no text for this error" : text;
+}
+
+/// What the user can do about a driver without devices.
+static const char *no_device_hint(fst_device_kind kind) {
+    if (kind == FST_DEVICE_CUDA) return "CUDA_VISIBLE_DEVICES may hide them";
+    return access("/dev/kfd", F_OK) == 0
+               ? "HIP_VISIBLE_DEVICES may hide them"
+               : "HIP_VISIBLE_DEVICES may hide them, and /dev/kfd does not exist here";
+}
+
+/// Starts the driver. *call names the last function that was called.
+static int call_start(fsti_gpu_api *api, const char **call) {
+    bool is_cuda = api->kind == FST_DEVICE_CUDA;
+    *call = is_cuda ? "cuInit" : "hipInit";
+    int code = api->init(0);
+    // Without a device, hipInit answers "invalid device", which hipGetDeviceCount corrects.
+    if (!is_cuda && code == GPU_INVALID_DEVICE &&
+        api->device_count(&api->visible_count) == GPU_NO_DEVICE)
+        return GPU_NO_DEVICE;
+    if (code != 0) return code;
+    *call = is_cuda ? "cuDriverGetVersion" : "hipDriverGetVersion";
+    code = api->driver_version(&api->version);
+    if (code != 0) return code;
+    *call = is_cuda ? "cuDeviceGetCount" : "hipGetDeviceCount";
+    return api->device_count(&api->visible_count);
 }
 
 static bool start_driver(fsti_gpu_api *api) {
-    int code = api->init(0);
-    if (code == 0) code = api->driver_version(&api->version);
-    if (code == 0) code = api->device_count(&api->visible_count);
+    const char *call;
+    int code = call_start(api, &call);
     if (code == 0 && api->kind == FST_DEVICE_CUDA && api->version < CUDA_VERSION_MIN) {
         snprintf(api->reason, sizeof api->reason, "the driver is too old: CUDA %d.%d, %d.%d needed",
                  api->version / 1000, api->version % 1000 / 10, CUDA_VERSION_MIN / 1000,
                  CUDA_VERSION_MIN % 1000 / 10);
         return false;
     }
-    if (code == GPU_NO_DEVICE || (code == 0 && api->visible_count == 0)) {
+    if (code == GPU_NO_DEVICE || (code == 0 && api->visible_count <= 0)) {
         snprintf(api->reason, sizeof api->reason, "the driver sees no device (%s)",
-                 api->kind == FST_DEVICE_CUDA ? "CUDA_VISIBLE_DEVICES may hide them"
-                                              : "HIP_VISIBLE_DEVICES may hide them");
+                 no_device_hint(api->kind));
         return false;
     }
     if (code != 0)
-        snprintf(api->reason, sizeof api->reason, "the driver could not be started: %s (%d)",
+        snprintf(api->reason, sizeof api->reason,
+                 "the driver could not be started: %s failed: %.120s (error %d)", call,
                  words_of(api, code), code);
     return code == 0;
 }

@@ -78,16 +78,18 @@ typedef struct fsti_gpu_api {
 #define GPU_FIELD(field, parameters, cuda, hip) int(*field) parameters;
     FSTI_GPU_FUNCTIONS(GPU_FIELD)
 #undef GPU_FIELD
-    fst_status status;          ///< FST_OK: loaded and initialised
-    char reason[160];           ///< the reason otherwise
-    int version, visible_count; ///< number of devices that the process may use
-    pid_t owner;                ///< the process that initialised it; a forked child must not use it
+    const char *(*error_text)(int code); ///< HIP's older call for `error_string`, or NULL
+    fst_status status;                   ///< FST_OK: loaded and initialised
+    char reason[240];                    ///< the reason otherwise
+    int version, visible_count;          ///< number of devices that the process may use
+    pid_t owner; ///< the process that initialised it; a forked child must not use it
 } fsti_gpu_api;
 
 /// Results with the same number in both drivers.
 enum {
     GPU_OUT_OF_MEMORY = 2,
     GPU_NO_DEVICE = 100,
+    GPU_INVALID_DEVICE = 101,
     GPU_NOT_READY = 600,
 };
 /// The capture mode that allows everything. Safe, because the library's streams are never captured.
@@ -114,7 +116,8 @@ const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind);
 int fsti_gpu_errors_begin(const fsti_gpu_api *api);
 void fsti_gpu_errors_end(const fsti_gpu_api *api, int before);
 
-/// Reports a driver error: FST_E_NO_MEMORY or FST_E_DEVICE, with code, name and text.
+/// Reports a driver error: FST_E_NO_MEMORY or FST_E_DEVICE, with `what` was done, the driver's text
+/// and the code.
 fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error);
 
 #define GPU_KERNELS_MISSING 0
@@ -131,8 +134,10 @@ struct fsti_device {
     pthread_mutex_t lock; ///< protects the fields below
     int kernels;          ///< GPU_KERNELS_*
     void *function;
-    char kernels_reason[96];
-    bool shares; ///< was seen to map pinned memory at the same address
+    char kernels_reason[96];  ///< why they failed
+    char kernels_origin[640]; ///< which kernel it is, or where the compiler was looked for
+    char kernels_log[2048];   ///< the compiler's, if it rejected the kernel
+    bool shares;              ///< was seen to map pinned memory at the same address
 };
 
 /// Releases device memory, or unpins and releases `beneath`, on another thread. Needs no context.
@@ -141,5 +146,44 @@ void fsti_gpu_release_later(const fsti_device *device, void *data, fsti_buffer *
 /// Loads the kernels once per device. FST_E_DEVICE if they are unavailable. The context must be
 /// current.
 fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error);
+
+/// Larger code is not taken; the kernel's has about 14 kB.
+#define FSTI_KERNEL_BYTES_MAX ((size_t)16 << 20)
+/// Compiled code. fsti_free() frees `bytes`.
+typedef struct fsti_kernel_code {
+    char *bytes;
+    size_t size;
+} fsti_kernel_code;
+
+/// HIP's runtime compiler, as its API is documented. (hip_compiler.c)
+typedef struct fsti_hip_compiler {
+    int (*create)(void **program, const char *source, const char *name, int header_count,
+                  const char **headers, const char **include_names);
+    int (*compile)(void *program, int option_count, const char **options);
+    int (*code_size)(void *program, size_t *size);
+    int (*code)(void *program, char *code);
+    int (*destroy)(void **program);
+    int (*log_size)(void *program, size_t *size); ///< NULL: missing
+    int (*log)(void *program, char *text);        ///< NULL: missing
+    char origin[600]; ///< the file, and where it was found; or why it is missing
+} fsti_hip_compiler;
+
+/// Looks in the process, in the driver's library, where the linker looks, in the toolkit, and in
+/// the folder of the driver's library, which is torch's or a Python package's if the driver is.
+bool fsti_hip_compiler_find(const fsti_gpu_api *api, fsti_hip_compiler *out);
+/// What to compile.
+typedef struct fsti_hip_request {
+    const char *source;
+    const char *architecture; ///< "--gpu-architecture=..."; NULL: the thread's device
+} fsti_hip_request;
+/// Compiles. If it fails, `log` is the beginning of the compiler's log.
+bool fsti_hip_compile(const fsti_hip_compiler *compiler, const fsti_hip_request *request,
+                      fsti_kernel_code *out, char *log, size_t log_size);
+
+/// Compiled code that this user's processes keep on disk, by a key of any text. Both report in
+/// `note` what was found or why nothing is kept. (kernel_cache.c)
+bool fsti_kernel_cache_read(const char *key, fsti_kernel_code *out, char *note, size_t size);
+void fsti_kernel_cache_write(const char *key, const fsti_kernel_code *code, char *note,
+                             size_t size);
 
 #endif

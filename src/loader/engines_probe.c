@@ -62,7 +62,7 @@ static bool describe_driver(fst_device_kind kind, fst_engine_info *out) {
         snprintf(out->reason, sizeof out->reason, "%.190s", error.message);
     else
         snprintf(out->reason, sizeof out->reason,
-                 "%d device(s), the first: %.40s, driver %d, %.50s%s", (int)fsti_device_count(kind),
+                 "%d device(s), the first: %.40s, driver %d, %.95s%s", (int)fsti_device_count(kind),
                  info.name, (int)info.driver_version,
                  info.converts ? "converts on the GPU" : info.converts_reason,
                  info.unified ? ", shared memory" : "");

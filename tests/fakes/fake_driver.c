@@ -60,7 +60,7 @@ FUNCTION(cuDriverGetVersion, hipDriverGetVersion)(int *version) {
 FUNCTION(cuDeviceGetCount, hipGetDeviceCount)(int *count) {
     BEGIN("cuDeviceGetCount");
     *count = (int)fake_number(DEVICES);
-    return 0;
+    return (int)fake_number(COUNT_CODE);
 }
 
 FUNCTION(cuDeviceGet, hipDeviceGet)(int *device, int ordinal) {
@@ -272,7 +272,7 @@ static int check_image(const char *image) {
 #endif
 }
 
-static char module, function_handle;
+static char module, binary_module, function_handle;
 _Thread_local bool fake_loaded_module;
 
 FUNCTION(cuModuleLoadData, hipModuleLoadData)(void **out, const void *image) {
@@ -280,7 +280,7 @@ FUNCTION(cuModuleLoadData, hipModuleLoadData)(void **out, const void *image) {
     fake_number_add(MODULE_CALLS, 1);
     fake_loaded_module = true;
     fake_sleep_us(fake_number(MODULE_US));
-    *out = &module;
+    *out = memcmp(image, "\177ELF", 4) == 0 ? &binary_module : &module;
     int code = fake_number(NO_KERNELS) != 0 ? INVALID_IMAGE : check_image(image);
     if (code == 0) fake_number_add(MODULES, 1);
     return fake_error(code);
@@ -288,14 +288,16 @@ FUNCTION(cuModuleLoadData, hipModuleLoadData)(void **out, const void *image) {
 
 FUNCTION(cuModuleUnload, hipModuleUnload)(void *loaded) {
     END_IN_CONTEXT("cuModuleUnload");
-    if (loaded != &module) return INVALID_HANDLE;
+    if (loaded != &module && loaded != &binary_module) return INVALID_HANDLE;
     fake_number_add(MODULES, -1);
     return 0;
 }
 
 FUNCTION(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *from, const char *name) {
     BEGIN_IN_CONTEXT("cuModuleGetFunction");
-    if (from != &module) return INVALID_HANDLE;
+    if (from != &module && from != &binary_module) return INVALID_HANDLE;
+    if (from == &binary_module && fake_number(NO_FUNCTION) != 0)
+        return fake_error((int)fake_number(NO_FUNCTION));
     *function = &function_handle;
     return strcmp(name, "fst_scatter_pieces") == 0 ? 0 : NOT_FOUND;
 }
@@ -325,9 +327,20 @@ FUNCTION(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned grid_x,
     return 0;
 }
 
-FUNCTION(cuGetErrorString, hipDrvGetErrorString)(int code, const char **text) {
-    *text = code == OUT_OF_MEMORY     ? "out of memory"
-            : code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered"
-                                      : "a fake error";
-    return 0;
+static const char *words_of(int code) {
+    return code == OUT_OF_MEMORY     ? "out of memory"
+           : code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered"
+           : code == UNKNOWN_CODE    ? NULL
+                                     : "a fake error";
 }
+
+FUNCTION(cuGetErrorString, hipDrvGetErrorString)(int code, const char **text) {
+    *text = words_of(code);
+    return *text == NULL ? INVALID_VALUE : 0;
+}
+
+#if defined(FAKE_HIP)
+__attribute__((visibility("default"))) const char *hipGetErrorString(int code) {
+    return words_of(code);
+}
+#endif

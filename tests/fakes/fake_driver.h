@@ -21,6 +21,8 @@
 enum { OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_VALUE = 1, NO_DEVICE = 100 };
 enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209 };
 enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+/// A code that no driver has a text for.
+enum { UNKNOWN_CODE = 12345 };
 enum { DEVICE_COUNT_MAX = 8, CONTEXT_DEPTH_MAX = 16 };
 
 /// The device that calls of this thread use; -1: no device (HIP's threads always have one).

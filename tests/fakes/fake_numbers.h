@@ -18,8 +18,10 @@
     X(FAIL_CODE, "fail_code", 999)                                                                 \
     X(NO_LOCK, "no_lock", 0)                                                                       \
     X(INIT_CODE, "init_code", 0)                                                                   \
+    X(COUNT_CODE, "count_code", 0)                                                                 \
     X(NO_KERNELS, "no_kernels", 0)                                                                 \
     X(NO_BINARIES, "no_binaries", 0)                                                               \
+    X(NO_FUNCTION, "no_function", 0)                                                               \
     X(NO_BYTES, "no_bytes", 0)                                                                     \
     X(OTHER_ADDRESS, "other_address", 0)                                                           \
     X(CAPTURING, "capturing", 0)                                                                   \

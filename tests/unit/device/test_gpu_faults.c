@@ -272,7 +272,8 @@ TEST(unusable_drivers)
     CHECK(meets("FAKE_GPU_VERSION", "10010", "too old"));
     CHECK(meets("FAKE_GPU_INIT_CODE", "100", "sees no device"));
     CHECK(meets("FAKE_GPU_DEVICES", "0", "CUDA_VISIBLE_DEVICES"));
-    CHECK(meets("FAKE_GPU_INIT_CODE", "999", "could not be started: a fake error (999)"));
+    CHECK(meets("FAKE_GPU_INIT_CODE", "999",
+                "could not be started: cuInit failed: a fake error (error 999)"));
     CHECK(meets("FAKE_GPU_INTEGRATED", "1", "unified"));
     CHECK(meets("FAKE_GPU_NO_KERNELS", "1", "host"));
     setenv("MEET_HIP", "1", 1);
