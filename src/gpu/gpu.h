@@ -43,7 +43,8 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
                                   fst_error *error);
 /// Waits until released memory has been freed. False if nothing was pending.
 bool fsti_device_wait_released(void);
-/// Copies from the device through a staging ring, and waits. Needs no context.
+/// Copies from the device through a staging ring, and waits. Memory that the CPU shares is copied
+/// by the CPU. Needs no context.
 fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *source,
                                 uint64_t size_bytes, fst_error *error);
 
@@ -109,8 +110,8 @@ bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index);
 /// order. After a failure no copy of the list is in flight.
 fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
                              const fsti_copy_list *list, fst_error *error);
-/// Copies `size` bytes (at most FSTI_STAGING_CHUNK_BYTES_MAX) from the device into a slot. Complete
-/// when fsti_staging_arrived() says so.
+/// Copies `size` bytes (at most FSTI_STAGING_CHUNK_BYTES_MAX) from the device into a slot, by the
+/// CPU if it shares the memory. Complete when fsti_staging_arrived() says so.
 fst_status fsti_staging_fetch(fsti_staging_ring *ring, uint32_t slot_index, const void *source,
                               uint64_t size, fst_error *error);
 /// Whether the queued copies of a slot are complete.

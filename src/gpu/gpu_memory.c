@@ -49,6 +49,7 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
 
 /// Unregisters a pinned buffer and releases its memory.
 static void release_registered(fsti_buffer *buffer) {
+    fsti_shared_memory_remove(buffer->data);
     fsti_gpu_release_later(buffer->device, buffer->data, buffer->host_buffer);
 }
 
@@ -125,6 +126,7 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
     }
     (*out)->device = device;
     (*out)->host_buffer = memory;
+    fsti_shared_memory_add(memory->data, memory->size_bytes);
     fsti_buffer_use(memory, UINT64_MAX); // pinning has allocated the pages
     return FST_OK;
 }
@@ -155,6 +157,10 @@ fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *s
                                 uint64_t size_bytes, fst_error *error) {
     fsti_staging_ring *ring;
     if (size_bytes == 0) return FST_OK;
+    if (fsti_shared_memory_has(source, size_bytes)) {
+        fsti_copy_bytes(target, source, (size_t)size_bytes);
+        return FST_OK;
+    }
     FST_TRY(fsti_device_enter(device, error));
     fst_status status = fsti_staging_acquire(device, &ring, error);
     if (status == FST_OK) {

@@ -143,6 +143,12 @@ struct fsti_device {
 /// Releases device memory, or unpins and releases `beneath`, on another thread. Needs no context.
 void fsti_gpu_release_later(const fsti_device *device, void *data, fsti_buffer *beneath);
 
+/// Memory that a device maps at the CPU's address, from its registration to its release. The range
+/// that is asked for has to lie in one buffer. (shared_memory.c)
+void fsti_shared_memory_add(const void *begin, uint64_t size);
+void fsti_shared_memory_remove(const void *begin);
+bool fsti_shared_memory_has(const void *begin, uint64_t size);
+
 /// Loads the kernels once per device. FST_E_DEVICE if they are unavailable. The context must be
 /// current.
 fst_status fsti_gpu_kernels(fsti_device *device, fst_error *error);

@@ -299,7 +299,11 @@ fst_status fsti_staging_fetch(fsti_staging_ring *ring, uint32_t slot_index, cons
     const fsti_gpu_api *api = ring->device->api;
     const ring_slot *slot = &ring->slots[slot_index];
     void *stream = ring->streams[slot_index % STREAM_COUNT];
-    int code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
+    int code = 0;
+    if (fsti_shared_memory_has(source, size))
+        fsti_copy_bytes(slot->data, source, (size_t)size);
+    else
+        code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
     if (code == 0) code = api->event_record(slot->event, stream);
     if (code == 0) return FST_OK;
     drain_stream(ring, stream);

@@ -293,9 +293,8 @@ static void copy_back(fake_work *work) {
 FUNCTION(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *target, uint64_t source, size_t size,
                                                    void *stream) {
     BEGIN_IN_CONTEXT("cuMemcpyDtoHAsync");
-    // Locked memory of the processors has an address for the device, too.
-    if (!is_device_memory(source, size) && !is_locked((void *)(uintptr_t)source, size))
-        return ILLEGAL_ADDRESS;
+    // Some drivers refuse memory of the CPU as the source, also where the device shares it.
+    if (!is_device_memory(source, size)) return ILLEGAL_ADDRESS;
     fake_number_add(COPIED_OUT, 1);
     if (atomic_fetch_add(&coming, 1) > 0) fake_number_add(OUT_AHEAD, 1);
     fake_work work = {.run = copy_back,

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "gpu/gpu.h"
 #include "fixture.h"
+#include "gpu/gpu_private.h"
 #include "gpu_fixture.h"
 
 TEST(models_load_to_the_device)
@@ -207,6 +208,8 @@ TEST(repeated_loads_do_not_leak)
 TEST(shared_and_pinned_memory)
 {
     const gpu_fake *driver = gpu_fake_of(0);
+    long copied = driver->get("copied_out");
+    fst_memory_trim();
     fst_model *model = gpu_mixed_model();
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
     fst_load_stats stats;
@@ -214,6 +217,8 @@ TEST(shared_and_pinned_memory)
         &(fst_load_tuning){.struct_size = sizeof(fst_load_tuning), .unified = FST_UNIFIED_ON};
     CHECK(gpu_same_load(model, &options, &stats));
     CHECK_INT(stats.device_bytes, 0); // no second copy
+    CHECK_INT(driver->get("copied_out"), copied);
+    CHECK_INT(driver->get("streams"), 0); // and no staging buffers to read it
     driver->set("other_address", 1);
     fst_loader *loader;
     fst_error error;
@@ -275,6 +280,54 @@ TEST(tensors_of_devices_are_saved)
         fst_model_close(saved);
         for (size_t i = 0; i < 3; i++) fst_tensor_unref(held[i]);
         fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+/// The CPU reads tensors in shared memory itself, for reads and for saves of both kinds.
+TEST(tensors_in_shared_memory_are_saved_without_the_driver)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_open_model(fixture_tensors("shared", 2, 5000000));
+        fst_load_options options = gpu_options_on(driver->kind, 0);
+        fst_loader *loader;
+        fst_tensor *tensors[2];
+        fst_save_tensor rows[2];
+        fst_error error;
+        options.tuning =
+            &(fst_load_tuning){.struct_size = sizeof(fst_load_tuning), .unified = FST_UNIFIED_ON};
+        CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+        for (size_t i = 0; i < 2; i++) {
+            CHECK_INT(fst_loader_next(loader, -1, &tensors[i], &error), FST_OK);
+            rows[i] = gpu_save_row(tensors[i]);
+        }
+        fst_loader_close(loader);
+        long copied = driver->get("copied_out");
+        char path[500];
+        snprintf(path, sizeof path, "%s", fixture_path("shared-saved"));
+        CHECK_INT(fst_save(path, rows, 2, NULL, NULL, &error), FST_OK);
+        fst_async_options how = {.struct_size = sizeof how};
+        fst_async_save *save;
+        CHECK_INT(fst_async_save_start(path, rows, 2, &how, &save, &error), FST_OK);
+        CHECK_INT(fst_async_save_wait(save, -1, &error), FST_OK);
+        fst_async_save_close(save);
+        CHECK_INT(driver->get("copied_out"), copied);
+        fst_model *saved = gpu_open_model(path);
+        fst_load_options near = {.struct_size = sizeof near, .mode = FST_MODE_LOAD};
+        CHECK_INT(fst_loader_open(saved, &near, &loader, &error), FST_OK);
+        for (size_t i = 0; i < 2; i++) {
+            fst_tensor *again;
+            CHECK_INT(fst_loader_next(loader, -1, &again, &error), FST_OK);
+            CHECK(gpu_same_tensor(tensors[i], again));
+            fst_tensor_unref(again);
+            fst_tensor_unref(tensors[i]);
+        }
+        CHECK_INT(driver->get("copied_out"), copied);
+        CHECK(!fsti_shared_memory_has(rows[0].data, 1) && !fsti_shared_memory_has(rows[1].data, 1));
+        fst_loader_close(loader);
+        fst_model_close(saved);
         fst_model_close(model);
         CHECK(gpu_is_clean(driver));
     }
