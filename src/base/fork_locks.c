@@ -31,12 +31,14 @@ static void lock_all(void) {
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
     for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
     fsti_library_before_fork();
+    fsti_library_start_before_fork();
 }
 
 /// Called after fork(), in the parent and in the child. The thread that called fork() owns the
 /// locks in both.
 static void unlock_all(void) {
     if (fsti_library_is_loading()) return;
+    fsti_library_start_after_fork();
     fsti_library_after_fork();
     for (size_t i = last_lock_count; i-- > 0;) pthread_mutex_unlock(last_locks[i]);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);

@@ -25,6 +25,7 @@ void fsti_library_once(atomic_bool *is_loaded, void (*load)(void)) {
 }
 
 bool fsti_library_is_loading(void) { return is_loading; }
+void fsti_library_set_loading(bool loads) { is_loading = loads; }
 void fsti_library_before_fork(void) { pthread_mutex_lock(&lock); }
 void fsti_library_after_fork(void) { pthread_mutex_unlock(&lock); }
 

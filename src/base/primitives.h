@@ -188,7 +188,25 @@ int fsti_thread_start(pthread_t *out, void *(*run)(void *context), void *context
 void fsti_library_once(atomic_bool *is_loaded, void (*load)(void));
 /// Whether the calling thread is in such a `load`.
 bool fsti_library_is_loading(void);
+/// For library_start.c: the calling thread initialises a library.
+void fsti_library_set_loading(bool loads);
+
+/// The initialisation of a library that may take long, or never return.
+typedef struct fsti_library_start {
+    void (*run)(void *context); ///< initialises; its results are valid when the wait returns true
+    void *context;
+    enum { FSTI_START_NEVER, FSTI_START_RUNNING, FSTI_START_DONE } state;
+    uint64_t deadline_ns;
+} fsti_library_start;
+/// Calls start->run once, on a thread of its own, and waits until it returns, at most `limit_ms`
+/// from the first call. False if it has not returned: a later call asks again and does not wait.
+/// Holds no lock meanwhile, and keeps `start`, which must live as long as the process. fork() waits
+/// in the same way. From any thread. (library_start.c)
+bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms);
+
 /// Called by fork()'s handlers of fork_locks.c.
+void fsti_library_start_before_fork(void);
+void fsti_library_start_after_fork(void);
 void fsti_library_before_fork(void);
 void fsti_library_after_fork(void);
 

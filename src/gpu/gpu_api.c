@@ -9,6 +9,9 @@
 
 /// CUDA 11.2 is the oldest driver that has all these functions and that frameworks still support.
 #define CUDA_VERSION_MIN 11020
+/// A driver that has not started after this time hangs. Starting takes long with many devices, and
+/// if no other process keeps them initialised: half a minute has been reported for eight.
+#define DRIVER_START_MS 60000u
 
 typedef struct gpu_symbol {
     const char *cuda, *hip;
@@ -117,26 +120,48 @@ void fsti_gpu_errors_end(const fsti_gpu_api *api, int before) {
     if (before == 0 && api->error_peek != NULL && api->error_peek() != 0) (void)api->error_take();
 }
 
-static void load_driver(fsti_gpu_api *api, fst_device_kind kind) {
+/// A driver, and the state of its start.
+typedef struct driver {
+    fsti_gpu_api api;
+    bool is_loaded; ///< its library is there and has all functions
+    fsti_library_start start;
+    fsti_gpu_api late; ///< stands for `api` while the driver has not started in time
+} driver;
+static driver drivers[2];
+static atomic_uint start_limit_ms = DRIVER_START_MS;
+
+void fsti_gpu_limit_start(uint32_t limit_ms) {
+    atomic_store(&start_limit_ms, limit_ms == 0 ? DRIVER_START_MS : limit_ms);
+}
+
+/// On a thread of its own: HIP's last error of the program's threads stays as it is.
+static void run_start(void *context) {
+    driver *one = context;
+    if (start_driver(&one->api)) one->api.status = FST_OK;
+}
+
+static void load_driver(driver *one, fst_device_kind kind) {
     static const char *const cuda[] = {"libcuda.so.1", NULL};
     static const char *const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
                                       "libamdhip64.so", NULL};
     bool is_cuda = kind == FST_DEVICE_CUDA;
+    fsti_gpu_api *api = &one->api;
     api->kind = kind;
     api->library = is_cuda ? "libcuda.so.1" : "libamdhip64.so";
     api->status = FST_E_UNSUPPORTED;
     api->owner = getpid();
+    one->late = *api;
+    snprintf(one->late.reason, sizeof one->late.reason,
+             "the driver could not be started: %s has not returned in time. The driver or the "
+             "device hangs: see dmesg, and whether %s works",
+             is_cuda ? "cuInit" : "hipInit", is_cuda ? "nvidia-smi" : "rocminfo");
+    one->start = (fsti_library_start){.run = run_start, .context = one};
     api->handle = fsti_gpu_open_library(is_cuda ? cuda : hip);
-    if (api->handle == NULL) {
+    if (api->handle == NULL)
         snprintf(api->reason, sizeof api->reason, "no driver: %s was not found", api->library);
-    } else if (find_symbols(api)) {
-        int before = fsti_gpu_errors_begin(api);
-        if (start_driver(api)) api->status = FST_OK;
-        fsti_gpu_errors_end(api, before);
-    }
+    else
+        one->is_loaded = find_symbols(api);
 }
-
-static fsti_gpu_api drivers[2];
 
 static void load_cuda(void) { load_driver(&drivers[0], FST_DEVICE_CUDA); }
 static void load_hip(void) { load_driver(&drivers[1], FST_DEVICE_HIP); }
@@ -144,8 +169,11 @@ static void load_hip(void) { load_driver(&drivers[1], FST_DEVICE_HIP); }
 const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind) {
     static atomic_bool tried_cuda, tried_hip;
     bool is_cuda = kind == FST_DEVICE_CUDA;
+    driver *one = &drivers[is_cuda ? 0 : 1];
     fsti_library_once(is_cuda ? &tried_cuda : &tried_hip, is_cuda ? load_cuda : load_hip);
-    return &drivers[is_cuda ? 0 : 1];
+    if (!one->is_loaded) return &one->api;
+    bool is_started = fsti_library_start_within(&one->start, atomic_load(&start_limit_ms));
+    return is_started ? &one->api : &one->late;
 }
 
 fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error) {

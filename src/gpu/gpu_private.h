@@ -108,8 +108,11 @@ enum {
 /// already loaded, such as a framework's copy, is preferred. NULL: not found.
 void *fsti_gpu_open_library(const char *const *names);
 
-/// The driver of a kind, loaded and initialised on first use. Check ->status.
+/// The driver of a kind, loaded and initialised on first use. Check ->status. A driver that does
+/// not start within a minute cannot be used until it has started.
 const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind);
+/// For tests: the time that a driver may take to start; 0: the usual time.
+void fsti_gpu_limit_start(uint32_t limit_ms);
 
 /// HIP keeps a thread's last error until it is queried, and frameworks query it after each kernel.
 /// Errors of the library's calls must not reach them. Returns the earlier error.

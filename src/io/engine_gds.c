@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/// GPUDirect Storage: reads directly into GPU memory, by NVIDIA's cuFile or AMD's hipFile, whose
-/// APIs agree. Both can silently fall back to CPU reads plus a copy, which is slower than the
-/// library's own pipeline, so a probe on the file finds out. Types as in cufile.h 1.14 (package
-/// nvidia-cufile) and hipfile.h.
-#include <dlfcn.h>
+/// GPUDirect Storage: reads directly into GPU memory, by NVIDIA's cuFile or AMD's hipFile. Both can
+/// silently fall back to CPU reads plus a copy, which is slower than the library's own pipeline, so
+/// a probe on the file finds out.
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "io_private.h"
+#include "gds_library.h"
 
-#define HANDLE_TYPE_FD 1 // CU_FILE_HANDLE_TYPE_OPAQUE_FD
 /// If this many probes in a row see read calls return exactly the bytes read, the library reads
 /// with the CPU.
 #define PROBE_REFUSALS 3
@@ -23,106 +19,27 @@
 /// Upper bound for the bytes that reading the counter itself adds.
 #define PROBE_NOISE_BYTES ((uint64_t)8192)
 
-typedef struct gds_error {
-    int error, driver_error;
-} gds_error;
-
-typedef struct gds_descriptor {
-    int type;
-    union {
-        int fd;
-        void *handle;
-    } handle;
-    const void *operations;
-} gds_descriptor;
-
-/// A cuFile or hipFile library, loaded once.
-struct fsti_gds_api {
-    const char *library;
-    gds_error (*driver_open)(void);
-    gds_error (*handle_register)(void **handle, gds_descriptor *descriptor);
-    void (*handle_deregister)(void *handle);
-    ssize_t (*read)(void *handle, void *base, size_t size, off_t file_offset, off_t base_offset);
-    bool usable;
-    char reason[128];
-    pid_t owner;
-};
-
-// ---- is GPUDirect Storage available? ----
-
-/// Exists if the kernel module of cuFile is loaded.
-static const char *module_path = "/proc/driver/nvidia-fs";
-
-void fsti_gds_fake_module(const char *path) {
-    module_path = path == NULL ? "/proc/driver/nvidia-fs" : path;
-}
-
-/// Whether cuFile's settings enable peer-to-peer reads, which need no kernel module.
-static bool wants_peer_to_peer(void) {
-    char text[16384];
-    int fd = open("/etc/cufile.json", O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0) close(fd);
-    text[size < 0 ? 0 : size] = '\0';
-    const char *key = strstr(text, "\"use_pci_p2pdma\"");
-    if (key == NULL) return false;
-    key += strlen("\"use_pci_p2pdma\"");
-    key += strspn(key, " \t\r\n:");
-    return strncmp(key, "true", 4) == 0;
-}
-
 /// cuFile is installed with every torch and also initialises without the module: it starts threads,
 /// writes a log to the current folder, takes a good part of a second, and then reads with the CPU.
-static bool has_module(bool is_hip) {
-    return is_hip || access(module_path, F_OK) == 0 || wants_peer_to_peer();
-}
-
-static void load_library(fsti_gds_api *api, bool is_hip) {
-    static const char *const names[2][4] = {
-        {"cuFileDriverOpen", "cuFileHandleRegister", "cuFileHandleDeregister", "cuFileRead"},
-        {"hipFileDriverOpen", "hipFileHandleRegister", "hipFileHandleDeregister", "hipFileRead"}};
-    api->library = is_hip ? "libhipfile.so" : "libcufile.so.0";
-    api->owner = getpid();
-    void *handle = dlopen(api->library, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL && is_hip) handle = dlopen("libhipfile.so.0", RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
-        snprintf(api->reason, sizeof api->reason, "%s was not found", api->library);
-        return;
+bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_size) {
+    if (!is_demanded && !fsti_gds_has_module(is_hip)) {
+        snprintf(reason, reason_size, "nvidia-fs is not loaded");
+        return false;
     }
-    void *found[4];
-    for (size_t i = 0; i < 4; i++) {
-        found[i] = dlsym(handle, names[is_hip][i]);
-        if (found[i] != NULL) continue;
-        snprintf(api->reason, sizeof api->reason, "%s lacks %s", api->library, names[is_hip][i]);
-        return;
-    }
-    memcpy(&api->driver_open, &found[0], sizeof found[0]);
-    memcpy(&api->handle_register, &found[1], sizeof found[1]);
-    memcpy(&api->handle_deregister, &found[2], sizeof found[2]);
-    memcpy(&api->read, &found[3], sizeof found[3]);
-    gds_error result = api->driver_open();
-    api->usable = result.error == 0;
-    if (!api->usable)
-        snprintf(api->reason, sizeof api->reason, "%s could not be started (error %d)",
-                 api->library, result.error);
-}
-
-static fsti_gds_api libraries[2];
-static void load_cufile(void) { load_library(&libraries[0], false); }
-static void load_hipfile(void) { load_library(&libraries[1], true); }
-
-static const fsti_gds_api *get_library(bool is_hip) {
-    static atomic_bool tried_cufile, tried_hipfile;
-    fsti_library_once(is_hip ? &tried_hipfile : &tried_cufile, is_hip ? load_hipfile : load_cufile);
-    return &libraries[is_hip];
+    const fsti_gds_api *api = fsti_gds_library(is_hip, reason, reason_size);
+    if (api == NULL) return false;
+    bool is_forked = api->owner != getpid();
+    snprintf(reason, reason_size, "%s",
+             is_forked ? "started before fork()" : "depends on the file");
+    return !is_forked;
 }
 
 /// Registers the file on first use. It is unregistered when the file is closed.
 static bool register_file(fsti_file *file, const fsti_gds_api *api, char *reason, size_t size) {
     int fd = fsti_io_file_direct(file, reason, size);
     if (fd < 0) return false;
-    gds_descriptor descriptor = {.type = HANDLE_TYPE_FD, .handle = {.fd = fd}};
-    gds_error result = {0, 0};
+    fsti_gds_descriptor descriptor = {.type = FSTI_GDS_HANDLE_FD, .handle = {.fd = fd}};
+    fsti_gds_error result = {0, 0};
     pthread_mutex_lock(&file->lock);
     bool has_other_library = file->gds_api != NULL && file->gds_api != api;
     if (file->gds_api == NULL) result = api->handle_register(&file->gds_handle, &descriptor);
@@ -131,8 +48,8 @@ static bool register_file(fsti_file *file, const fsti_gds_api *api, char *reason
     if (has_other_library)
         snprintf(reason, size, "the file is registered with a different library");
     if (result.error != 0)
-        snprintf(reason, size, "%s rejects the file or its file system (error %d)", api->library,
-                 result.error);
+        snprintf(reason, size, "%s rejects the file or its file system (error %d)%s", api->library,
+                 result.error, fsti_gds_container_hint(api));
     return result.error == 0 && !has_other_library;
 }
 
@@ -148,20 +65,6 @@ static uint64_t bytes_by_calls(void) {
     return fsti_proc_number("/proc/self/io", "rchar:", &bytes) ? bytes : UINT64_MAX;
 }
 
-bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_size) {
-    if (!is_demanded && !has_module(is_hip)) {
-        snprintf(reason, reason_size, "nvidia-fs is not loaded");
-        return false;
-    }
-    const fsti_gds_api *api = get_library(is_hip);
-    bool forked = api->usable && api->owner != getpid();
-    snprintf(reason, reason_size, "%s",
-             forked         ? "started before fork()"
-             : !api->usable ? api->reason
-                            : "depends on the file");
-    return api->usable && !forked;
-}
-
 // ---- verdicts, one per library and file system ----
 
 #define VERDICT_COUNT_MAX 16
@@ -169,7 +72,7 @@ bool fsti_gds_usable(bool is_hip, bool is_demanded, char *reason, size_t reason_
 typedef struct gds_verdict {
     uint64_t device; ///< of the file system
     bool is_hip, is_good;
-    char reason[128];
+    char reason[192];
 } gds_verdict;
 
 static struct {
@@ -242,13 +145,16 @@ bool fsti_gds_find_verdict(fsti_file *file, bool is_hip, bool *is_good, char *re
     *is_good = false;
     if (!find_known(file->device, is_hip, &verdict)) return false;
     char refusal[sizeof verdict.reason];
-    *is_good = verdict.is_good && register_file(file, get_library(is_hip), refusal, sizeof refusal);
+    const fsti_gds_api *api =
+        verdict.is_good ? fsti_gds_library(is_hip, refusal, sizeof refusal) : NULL;
+    *is_good = api != NULL && register_file(file, api, refusal, sizeof refusal);
     snprintf(reason, reason_size, "%s", verdict.is_good && !*is_good ? refusal : verdict.reason);
     return true;
 }
 
 bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, size_t reason_size) {
-    const fsti_gds_api *api = get_library(is_hip);
+    const fsti_gds_api *api = fsti_gds_library(is_hip, reason, reason_size);
+    if (api == NULL) return false;
     gds_verdict verdict = {.device = file->device, .is_hip = is_hip};
     uint64_t size =
         fsti_align_down(fsti_min(file->size_bytes, FSTI_GDS_PROBE_BYTES), FSTI_IO_PAGE_BYTES);

@@ -237,9 +237,15 @@ bool fsti_gds_find_verdict(fsti_file *file, bool is_hip, bool *is_good, char *re
 /// Drivers align allocations of this size to a page.
 #define FSTI_GDS_SCRATCH_BYTES ((uint64_t)2 << 20)
 bool fsti_gds_probe(fsti_file *file, bool is_hip, void *target, char *reason, size_t reason_size);
-/// For tests: replaces the path of cuFile's kernel module (NULL: the real one) and clears all
-/// verdicts.
-void fsti_gds_fake_module(const char *path);
+/// What cuFile needs of the system. For tests: NULL or 0 is the usual value.
+typedef struct fsti_gds_system {
+    const char *module;      ///< exists if cuFile's kernel module is loaded
+    const char *module_list; ///< /proc/modules
+    const char *udev;        ///< udev's database of disks
+    uint32_t start_ms;       ///< the time that the library may take to start
+} fsti_gds_system;
+void fsti_gds_fake_system(const fsti_gds_system *system);
+/// For tests: forgets the probe results.
 void fsti_gds_clear_verdicts(void);
 
 /// The read-only mapping of the complete file for copies, or NULL. Valid as long as the file is

@@ -96,7 +96,7 @@ struct fsti_pipeline {
     pid_t owner_pid;             ///< a forked child has neither the threads nor the lock states
     bool may_use_gds;            ///< a GPUDirect library is available
     bool by_waiters;             ///< a thread could not be started: waiting threads do the work
-    char gds_reason[160];        ///< why GPUDirect is used, or not
+    char gds_reason[192];        ///< why GPUDirect is used, or not
 
     pthread_mutex_t lock; ///< protects the fields below, except atomics
     pthread_cond_t work_changed, chunk_finished;

@@ -47,6 +47,7 @@ FUNCTION(cuInit, hipInit)(unsigned flags) {
     (void)flags;
     fake_numbers_read();
     owner = getpid();
+    fake_sleep_us(fake_number(INIT_US));
     BEGIN("cuInit");
     return (int)fake_number(INIT_CODE);
 }

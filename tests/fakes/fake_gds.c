@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Fake cuFile and (FAKE_HIP) hipFile. The mode is FAKE_GDS_MODE in the environment when the driver
 /// opens, or fake_gds_set("mode", N): 0 reads directly to the device (through a mapping, so that no
-/// read call is counted), 1 is the compatibility mode (pread), 2 fails to start, 3 rejects files.
+/// read call is counted), 1 is the compatibility mode (pread), 2 fails to start, 3 rejects files, 4
+/// takes the milliseconds of FAKE_GDS_START_MS to start.
 /// "fail_at": the n-th read from now fails; "short_at": it is short; "noisy": another process reads
 /// during the next n reads. Reads are counted, and must be whole pages of device memory.
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(FAKE_HIP)
@@ -67,6 +69,12 @@ EXPORT error NAME(cuFileDriverOpen, hipFileDriverOpen)(void) {
     const char *text = getenv("FAKE_GDS_MODE");
     atomic_fetch_add(&opens, 1);
     if (text != NULL) atomic_store(&mode, atol(text));
+    const char *start_ms = getenv("FAKE_GDS_START_MS");
+    if (atomic_load(&mode) == 4 && start_ms != NULL) {
+        long ms = atol(start_ms);
+        nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+        atomic_store(&mode, 0);
+    }
     return (error){atomic_load(&mode) == 2 ? DRIVER_NOT_INITIALIZED : 0, 0};
 }
 

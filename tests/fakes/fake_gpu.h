@@ -14,7 +14,8 @@
 ///   for the device), capturing (a graph is being captured: calls that would end that fail with
 ///   900, unless their thread has requested the relaxed mode), sticky (the result of every call
 ///   from now on), gone (1: the driver has shut down)
-/// Costs: free_us, alloc_us, module_us, lock_us and lock_mib_us (one at a time), wake_us (of a
+/// Costs: init_us (the start of the driver), free_us, alloc_us, module_us, lock_us and lock_mib_us
+/// (one at a time), wake_us (of a
 ///   thread that sleeps for an event), bus_mbps (0: as fast as memory; otherwise nothing is copied,
 ///   and the time passes) and copy_us (cost of each copy); no_bytes: nothing is copied.
 /// fake_gpu_fail() names the function that fails, by the CUDA name; NULL: any.

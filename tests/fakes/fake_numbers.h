@@ -19,6 +19,7 @@
     X(NO_LOCK, "no_lock", 0)                                                                       \
     X(INIT_CODE, "init_code", 0)                                                                   \
     X(COUNT_CODE, "count_code", 0)                                                                 \
+    X(INIT_US, "init_us", 0)                                                                       \
     X(NO_KERNELS, "no_kernels", 0)                                                                 \
     X(NO_BINARIES, "no_binaries", 0)                                                               \
     X(NO_FUNCTION, "no_function", 0)                                                               \

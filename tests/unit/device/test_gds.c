@@ -15,12 +15,18 @@
 static void (*set)(const char *name, long value);
 static long (*get)(const char *name);
 
+/// Everything that cuFile needs is there, except for a kernel module at `module`.
+static void fake_system(const char *module) {
+    fsti_gds_fake_system(&(fsti_gds_system){
+        .module = module, .module_list = "/proc/self", .udev = "/proc/self", .start_ms = 200});
+}
+
 static void find_library(const char *name) {
     void *handle = dlopen(name, RTLD_NOW);
     if (handle == NULL) abort();
     gpu_find_hook(handle, "fake_gds_set", &set);
     gpu_find_hook(handle, "fake_gds_get", &get);
-    fsti_gds_fake_module("/proc/self"); // as if nvidia-fs were loaded
+    fake_system("/proc/self"); // as if nvidia-fs were loaded
     fsti_gds_clear_verdicts();
 }
 
@@ -249,7 +255,7 @@ TEST(cufile_is_not_loaded_without_nvidia_fs)
     const gpu_fake *driver = gpu_fake_of(0);
     find_library("libcufile.so.0");
     set("mode", 1);
-    fsti_gds_fake_module("/nonexistent");
+    fake_system("/nonexistent");
     fst_model *model = cold_model();
     if (model == NULL) return;
     fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
@@ -302,8 +308,7 @@ TEST(failed_and_short_gpudirect_reads)
 }
 
 static int meet_library(const char *expected) {
-    if (getenv("MEET_NO_MODULE") == NULL) fsti_gds_fake_module("/proc/self");
-    if (getenv("MEET_NO_MODULE") != NULL) fsti_gds_fake_module("/nonexistent");
+    fake_system(getenv("MEET_NO_MODULE") == NULL ? "/proc/self" : "/nonexistent");
     fst_engine_info infos[16] = {FST_STRUCT_INIT(fst_engine_info)};
     size_t count = 0;
     const char *path = fixture_tensors("any", 1, 100000);
@@ -341,4 +346,93 @@ TEST(gpudirect_verdicts_have_reasons)
     fst_model_close(model);
     CHECK(meets("FAKE_GDS_MODE", "1", "compatibility mode"));
     CHECK(meets("FAKE_GDS_MODE", "0", "went directly to the device"));
+}
+
+// ---- the start of the library, each case in its own process ----
+
+/// Whether GPUDirect Storage is refused for a reason with `part` in it.
+static bool is_refused(const char *part) {
+    char reason[192] = "";
+    if (!fsti_gds_usable(false, true, reason, sizeof reason) && strstr(reason, part) != NULL)
+        return true;
+    fprintf(stderr, "%s (expected: %s)\n", reason, part);
+    return false;
+}
+
+static atomic_bool other_loaded;
+static void load_nothing(void) {}
+
+/// The library does not return: the first request waits 200 ms, later ones do not, and neither
+/// other libraries nor fork() wait for it.
+static bool meet_hang(void) {
+    const char *expected = "libcufile.so.0 has not started within 200 ms";
+    bool good = is_refused(expected);
+    for (int i = 0; i < 100 && good; i++) good = is_refused(expected);
+    fsti_library_once(&other_loaded, load_nothing);
+    pid_t child = fork();
+    if (child == 0) _exit(is_refused(expected) ? 0 : 1);
+    int status = 1;
+    waitpid(child, &status, 0);
+    return good && atomic_load(&other_loaded) && status == 0 && get("opens") == 1;
+}
+
+/// A library that starts late can be used from then on.
+static bool meet_late(void) {
+    char reason[192];
+    if (!is_refused("has not started within 200 ms")) return false;
+    for (int i = 0; i < 3000; i++) {
+        if (fsti_gds_usable(false, true, reason, sizeof reason)) return get("opens") == 1;
+        usleep(10000);
+    }
+    return false;
+}
+
+static int meet_start(const char *kind) {
+    find_library("libcufile.so.0");
+    if (strcmp(kind, "hang") == 0) return meet_hang() ? 0 : 1;
+    if (strcmp(kind, "late") == 0) return meet_late() ? 0 : 1;
+    fsti_gds_fake_system(&(fsti_gds_system){.module = "/proc/self", .module_list = "/nonexistent"});
+    bool refused = is_refused("was not started: it needs /nonexistent, which does not exist here");
+    return refused && get("opens") == 0 ? 0 : 1;
+}
+
+__attribute__((constructor)) static void start_if_asked(void) {
+    const char *kind = getenv("MEET_START");
+    if (kind != NULL) exit(meet_start(kind));
+}
+
+TEST(a_library_that_does_not_start_is_refused)
+{
+    setenv("FAKE_GDS_MODE", "4", 1);
+    setenv("FAKE_GDS_START_MS", "100000000", 1);
+    CHECK(gpu_restart_with("MEET_START", "hang"));
+    setenv("FAKE_GDS_START_MS", "700", 1);
+    CHECK(gpu_restart_with("MEET_START", "late"));
+    unsetenv("FAKE_GDS_START_MS");
+    unsetenv("FAKE_GDS_MODE");
+    CHECK(gpu_restart_with("MEET_START", "no list of modules"));
+}
+
+TEST(containers_without_udev_are_reported)
+{
+    find_library("libcufile.so.0");
+    fst_model *model = cold_model();
+    if (model == NULL) return;
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_loader *loader = NULL;
+    fst_error error;
+    set("mode", 3);
+    options.tuning = fixture_gds(FST_GDS_STRICT);
+    fsti_gds_fake_system(&(fsti_gds_system){
+        .module = "/proc/self", .module_list = "/proc/self", .udev = "/nonexistent"});
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "rejects the file or its file system (error 5027). /run/udev is "
+                                  "missing here, which cuFile needs: mount it into the container");
+    fsti_gds_clear_verdicts();
+    fake_system("/proc/self");
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_UNSUPPORTED);
+    CHECK(strstr(error.message, "udev") == NULL);
+    set("mode", 0);
+    fsti_gds_clear_verdicts();
+    fst_model_close(model);
 }

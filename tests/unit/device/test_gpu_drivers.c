@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -68,7 +69,30 @@ static int meet(const char *expected) {
     return 1;
 }
 
+/// A driver that does not return in time: the first request waits 200 ms, later ones do not, and a
+/// load says so. Once it has started it can be used.
+static int meet_slow_start(fst_device_kind kind) {
+    fst_device_info info = {.struct_size = sizeof info};
+    fst_error error;
+    fsti_gpu_limit_start(200);
+    if (fst_device_info_get((fst_device){kind, 0}, &info, &error) != FST_E_UNSUPPORTED ||
+        strstr(error.message, "Init has not returned in time") == NULL)
+        return 1;
+    for (int i = 0; i < 100; i++)
+        if (fst_device_count(kind) != 0) return 2;
+    pid_t child = fork();
+    if (child == 0) _exit(fst_device_count(kind) == 0 ? 0 : 1);
+    int status = 1;
+    waitpid(child, &status, 0);
+    if (status != 0) return 3;
+    if (strlen(getenv("FAKE_GPU_INIT_US")) > 8) return 0; // it does not return
+    for (int i = 0; i < 3000 && fst_device_count(kind) == 0; i++) usleep(10000);
+    return fst_device_info_get((fst_device){kind, 0}, &info, &error) == FST_OK ? 0 : 4;
+}
+
 __attribute__((constructor)) static void meet_if_asked(void) {
+    if (getenv("MEET_SLOW") != NULL)
+        exit(meet_slow_start(getenv("MEET_CUDA") != NULL ? FST_DEVICE_CUDA : FST_DEVICE_HIP));
     const char *expected = getenv("MEET");
     if (expected != NULL) exit(meet(expected));
 }
@@ -110,6 +134,19 @@ TEST(hip_without_a_device_says_so)
                 "the driver sees no device (HIP_VISIBLE_DEVICES may hide them"));
     CHECK(meets(CASE("FAKE_GPU_INIT_CODE", "101"), "hipInit failed: a fake error (error 101)"));
     CHECK(meets(CASE("FAKE_GPU_DEVICES", "-3"), "the driver sees no device"));
+}
+
+TEST(drivers_that_do_not_start_are_refused)
+{
+    static const char *const times[] = {"70000000000", "800000"}; // for ever, and late
+    for (size_t i = 0; i < 4; i++) {
+        setenv("FAKE_GPU_INIT_US", times[i % 2], 1);
+        if (i >= 2) setenv("MEET_CUDA", "1", 1);
+        bool met = gpu_restart_with("MEET_SLOW", "1");
+        unsetenv("FAKE_GPU_INIT_US");
+        unsetenv("MEET_CUDA");
+        CHECK(met);
+    }
 }
 
 TEST(each_function_may_be_missing)
