@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Initialisation of libraries that may never return from it, on threads of their own.
+/// Initialisation of libraries that may never return from it, on a separate thread each.
 #include <unistd.h>
 
 #include "primitives.h"

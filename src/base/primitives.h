@@ -198,7 +198,7 @@ typedef struct fsti_library_start {
     enum { FSTI_START_NEVER, FSTI_START_RUNNING, FSTI_START_DONE } state;
     uint64_t deadline_ns;
 } fsti_library_start;
-/// Calls start->run once, on a thread of its own, and waits until it returns, at most `limit_ms`
+/// Calls start->run once, on a separate thread, and waits until it returns, at most `limit_ms`
 /// from the first call. False if it has not returned: a later call asks again and does not wait.
 /// Holds no lock meanwhile, and keeps `start`, which must live as long as the process. fork() waits
 /// in the same way. From any thread. (library_start.c)

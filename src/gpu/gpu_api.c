@@ -10,7 +10,7 @@
 /// CUDA 11.2 is the oldest driver that has all these functions and that frameworks still support.
 #define CUDA_VERSION_MIN 11020
 /// A driver that has not started after this time hangs. Starting takes long with many devices, and
-/// if no other process keeps them initialised: half a minute has been reported for eight.
+/// if no other process keeps them initialised, so the limit is generous.
 #define DRIVER_START_MS 60000u
 
 typedef struct gpu_symbol {
@@ -134,7 +134,7 @@ void fsti_gpu_limit_start(uint32_t limit_ms) {
     atomic_store(&start_limit_ms, limit_ms == 0 ? DRIVER_START_MS : limit_ms);
 }
 
-/// On a thread of its own: HIP's last error of the program's threads stays as it is.
+/// On a separate thread, so that HIP's last error of the program's threads is unchanged.
 static void run_start(void *context) {
     driver *one = context;
     if (start_driver(&one->api)) one->api.status = FST_OK;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/// cuFile starts in 0.2 to 1 s.
+/// cuFile starts within a second.
 #define START_MS 10000u
 
 static const fsti_gds_system usual_system = {.module = "/proc/driver/nvidia-fs",
