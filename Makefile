@@ -92,7 +92,14 @@ build/servers/.ready:
 	 echo "no servers of objects could be installed: their tests are skipped"
 	@touch $@
 
-test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready $(if $(ALL),build/servers/.ready) ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
+# The GPU vendors' compilers, headers and libraries, of which the tests need no GPU; without them
+# their tests are skipped.
+build/gpu-software/.ready: | $(VENV)/.build-ready
+	@mkdir -p build/gpu-software
+	@$(BIN)/python tools/get_gpu_software.py || echo "no GPU software could be downloaded"
+	@touch $@
+
+test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready $(if $(ALL),build/servers/.ready build/gpu-software/.ready) ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
 	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(LONG),--long) $(if $(SANITIZE),--sanitize --tsan)
 
 sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under the sanitizers
