@@ -61,8 +61,8 @@ def unpack_wheels(source: pathlib.Path, target: pathlib.Path) -> None:
 
 def get_python_packages(folder: pathlib.Path, end: float) -> None:
     """Download and unpack the packages of PyPI."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--retries", "1",
-           "--timeout", "20", "--no-deps", "--only-binary=:all:", "-d"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q",
+           "--retries", "1", "--timeout", "20", "--no-deps", "--only-binary=:all:", "-d"]
     for name, packages in PYTHON_PACKAGES.items():
         for package in packages:
             downloads = folder / "downloads"

@@ -42,7 +42,8 @@ HEAVY = (
     "test_install.py::test_a_short_soak", "test_gpu_check.py", "test_checkpoint.py",
     "test_save.py::test_killed_at_random_moments", "test_ranks_two_hosts.py",
     "test_python_versions.py::test_the_wheel_under", "test_sign.py::test_both_ways",
-    "test_typing.py", "test_engines.py", "test_gpu_software.py", "test_remote_servers.py::test_seaweedfs",
+    "test_typing.py", "test_engines.py", "test_gpu_software.py",
+    "test_remote_servers.py::test_seaweedfs",
     "test_remote_servers.py::test_moto", "test_remote_servers.py::test_fake_gcs",
 )
 

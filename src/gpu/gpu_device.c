@@ -46,7 +46,8 @@ static int32_t current_index(const fsti_gpu_api *api) {
 /// The first device that the process has a context for, which is a rank's own device even in a new
 /// thread. -1: no such device.
 static int32_t used_index(const fsti_gpu_api *api) {
-    for (int32_t i = 0; api->context_state != NULL && i < api->visible_count; i++) {
+    int32_t count = api->visible_count < DEVICE_COUNT_MAX ? api->visible_count : DEVICE_COUNT_MAX;
+    for (int32_t i = 0; api->context_state != NULL && i < count; i++) {
         int device, is_active = 0;
         unsigned flags;
         if (api->device_get(&device, i) == 0 &&
@@ -81,6 +82,7 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
     int code = api->device_get(&device->ordinal, index);
     if (code == 0) code = api->device_name(device->name, sizeof device->name, device->ordinal);
     if (code == 0) code = api->context_retain(&device->context, device->ordinal);
+    if (api->kind == FST_DEVICE_CUDA) code = fsti_gpu_made(code, device->context);
     if (code != 0) {
         pthread_mutex_destroy(&device->lock);
         fsti_free(device);

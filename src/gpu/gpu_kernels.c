@@ -45,8 +45,11 @@ static int load_image(fsti_device *device, const void *image) {
     const fsti_gpu_api *api = device->api;
     void *module = NULL;
     int code = api->module_load(&module, image);
+    code = fsti_gpu_made(code, module);
     if (code != 0) return code;
+    device->function = NULL;
     code = api->module_function(&device->function, module, KERNEL_NAME);
+    code = fsti_gpu_made(code, device->function);
     if (code != 0) (void)api->module_unload(module);
     return code;
 }

@@ -30,6 +30,7 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     // Memory that was released a moment ago may not be freed yet.
     if (code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
         code = device->api->memory_alloc(&address, size_bytes);
+    code = fsti_gpu_made(code, (void *)(uintptr_t)address);
     fst_status status = FST_OK;
     if (code == GPU_OUT_OF_MEMORY)
         status = out_of_memory(device, size_bytes, error);

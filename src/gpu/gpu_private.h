@@ -92,6 +92,8 @@ enum {
     GPU_INVALID_DEVICE = 101,
     GPU_NOT_READY = 600,
 };
+/// No driver's code: a call reported success without the result that it is for.
+enum { GPU_NO_RESULT = -2 };
 /// The capture mode that allows everything. Safe, because the library's streams are never captured.
 enum { GPU_CAPTURE_RELAXED = 2 };
 /// The caller's name for the default stream; HIP's handle is 0.
@@ -118,6 +120,11 @@ void fsti_gpu_limit_start(uint32_t limit_ms);
 /// Errors of the library's calls must not reach them. Returns the earlier error.
 int fsti_gpu_errors_begin(const fsti_gpu_api *api);
 void fsti_gpu_errors_end(const fsti_gpu_api *api, int before);
+
+/// The result of a call that makes something: its code, or GPU_NO_RESULT if `made` is 0 or NULL.
+static inline int fsti_gpu_made(int code, const void *made) {
+    return code == 0 && made == NULL ? GPU_NO_RESULT : code;
+}
 
 /// Reports a driver error: FST_E_NO_MEMORY or FST_E_DEVICE, with `what` was done, the driver's text
 /// and the code.

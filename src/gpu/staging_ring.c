@@ -72,6 +72,7 @@ static void free_ring(fsti_staging_ring *ring) {
 static fst_status make_streams(fsti_staging_ring *ring, fst_error *error) {
     for (uint32_t i = 0; i < STREAM_COUNT; i++) {
         int code = ring->device->api->stream_create(&ring->streams[i], GPU_STREAM_NON_BLOCKING);
+        code = fsti_gpu_made(code, ring->streams[i]); // 0 is the default stream
         if (code != 0) return fsti_gpu_error(ring->device->api, code, "creating a stream", error);
     }
     return FST_OK;
@@ -188,6 +189,7 @@ fst_status fsti_staging_slot(fsti_staging_ring *ring, uint32_t index, char **dat
     if (slot->data != NULL) return FST_OK;
     if (slot->event == NULL) {
         int code = api->event_create(&slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
+        code = fsti_gpu_made(code, slot->event);
         if (code != 0) return fsti_gpu_error(api, code, "creating an event", error);
     }
     // The pages are allocated first, so that the driver only has to pin them.
@@ -208,6 +210,7 @@ fst_status fsti_staging_follow(fsti_staging_ring *ring, uintptr_t stream, fst_er
     // HIP's handle of the default stream is 0. The value 1, as in CUDA, was added later.
     if (api->kind == FST_DEVICE_HIP && stream == GPU_STREAM_DEFAULT) stream = 0;
     int code = api->event_create(&event, GPU_EVENT_NO_TIMING);
+    code = fsti_gpu_made(code, event);
     if (code == 0) {
         code = api->event_record(event, (void *)stream);
         for (uint32_t i = 0; code == 0 && i < STREAM_COUNT; i++)

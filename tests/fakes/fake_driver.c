@@ -135,7 +135,7 @@ int fake_current_device(void) { return context_depth == 0 ? -1 : context_stack[c
 
 FUNCTION(cuCtxPushCurrent_v2, hipCtxPushCurrent)(void *context) {
     BEGIN("cuCtxPushCurrent");
-    if (context_depth == CONTEXT_DEPTH_MAX) return INVALID_VALUE;
+    if (context_depth == CONTEXT_DEPTH_MAX || context == NULL) return INVALID_VALUE;
     context_stack[context_depth++] = (int)((char *)context - contexts);
 #if defined(FAKE_HIP)
     current = context_stack[context_depth - 1];

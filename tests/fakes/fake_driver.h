@@ -23,7 +23,7 @@ enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINA
 enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 /// A code that no driver has a text for.
 enum { UNKNOWN_CODE = 12345 };
-enum { DEVICE_COUNT_MAX = 8, CONTEXT_DEPTH_MAX = 16 };
+enum { DEVICE_COUNT_MAX = 16, CONTEXT_DEPTH_MAX = 16 };
 
 /// The device that calls of this thread use; -1: no device (HIP's threads always have one).
 int fake_current_device(void);
@@ -35,6 +35,7 @@ bool fake_is_owner(void);
 #define BEGIN(function)                                                                            \
     do {                                                                                           \
         int begin_code = fake_call_begin(function);                                                \
+        if (begin_code == NOTHING) return 0;                                                       \
         if (begin_code != 0) return begin_code;                                                    \
     } while (0)
 #define BEGIN_IN_CONTEXT(function)                                                                 \

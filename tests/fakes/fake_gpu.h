@@ -5,9 +5,13 @@
 #ifndef FAKE_GPU_H
 #define FAKE_GPU_H
 
+#include <stdbool.h>
+
 /// Settings, by name, also from the environment as FAKE_GPU_<NAME> when the driver starts:
 ///   devices, memory (bytes a device), version, integrated, capability (90: 9.0)
-///   delay_us (maximum per queued operation), fail_at (the n-th call from now fails), fail_code,
+///   delay_us (maximum per queued operation), fail_at (the n-th call from now fails), fail_code
+///   (-77: it returns success and no result), fail_stays (all later calls fail, too), reported_free
+///   (not 0: what cuMemGetInfo reports),
 ///   no_lock (memory can't be pinned), init_code, count_code (results of
 ///   cuInit and cuDeviceGetCount), no_kernels, no_binaries (only PTX is accepted), no_function (the
 ///   result of asking a binary for its kernel), other_address (pinned memory has another address
@@ -38,5 +42,7 @@ typedef void (*fake_gpu_fill_function)(void *stream, long delay_us, void *target
 /// Holds a stream (0: the legacy one) until fake_gpu_let_go().
 typedef void (*fake_gpu_hold_function)(void *stream);
 typedef void (*fake_gpu_let_go_function)(void);
+/// Whether copies to and from the device stand still.
+typedef void (*fake_gpu_hold_copies_function)(bool hold);
 
 #endif

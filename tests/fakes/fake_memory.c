@@ -34,6 +34,7 @@ FUNCTION(cuMemGetInfo_v2, hipMemGetInfo)(size_t *available, size_t *all) {
     pthread_mutex_lock(&state.lock);
     *all = (size_t)fake_number(MEMORY);
     *available = *all - (size_t)state.used[fake_current_device()];
+    if (fake_number(REPORTED_FREE) != 0) *available = (size_t)fake_number(REPORTED_FREE);
     pthread_mutex_unlock(&state.lock);
     return 0;
 }
@@ -207,7 +208,11 @@ static unsigned long long sum_of(const void *source, size_t size) {
     return sum;
 }
 
+static void wait_at_gate(fake_work *work);
+static atomic_bool copies_wait;
+
 static void copy(fake_work *work) {
+    if (atomic_load(&copies_wait)) wait_at_gate(work);
     if (work->sum != 0 && sum_of(work->source, work->size) != work->sum)
         fake_number_add(OVERWRITTEN, 1);
     if (fake_number(NO_BYTES) == 0) memcpy(work->target, work->source, work->size);
@@ -244,6 +249,15 @@ __attribute__((visibility("default"))) void fake_gpu_hold(void *stream) {
 __attribute__((visibility("default"))) void fake_gpu_let_go(void) {
     pthread_mutex_lock(&gate.lock);
     gate.is_held = false;
+    pthread_cond_broadcast(&gate.changed);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+/// Copies stop at the gate from now on, or continue.
+__attribute__((visibility("default"))) void fake_gpu_hold_copies(bool hold) {
+    pthread_mutex_lock(&gate.lock);
+    gate.is_held = hold;
+    atomic_store(&copies_wait, hold);
     pthread_cond_broadcast(&gate.changed);
     pthread_mutex_unlock(&gate.lock);
 }

@@ -119,6 +119,7 @@ static int asked_failure(const char *function) {
     bool is_named = is_any || strcmp(fail_function, function) == 0;
     bool fails = is_named && fake_number(FAIL_AT) > 0 && fake_number_add(FAIL_AT, -1) == 1;
     pthread_mutex_unlock(&lock);
+    if (fails && fake_number(FAIL_STAYS) != 0) fake_number_set(STICKY, fake_number(FAIL_CODE));
     return fails ? (int)fake_number(FAIL_CODE) : 0;
 }
 
@@ -139,7 +140,8 @@ int fake_error_take(void) {
 
 int fake_call_begin(const char *function) {
     int code = broken_rule(function);
-    return fake_error(code != 0 ? code : asked_failure(function));
+    if (code == 0) code = asked_failure(function);
+    return code == NOTHING ? code : fake_error(code);
 }
 
 int fake_call_end(const char *function) { return fake_error(broken_rule(function)); }

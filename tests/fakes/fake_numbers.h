@@ -16,6 +16,8 @@
     X(DELAY_US, "delay_us", 0)                                                                     \
     X(FAIL_AT, "fail_at", 0)                                                                       \
     X(FAIL_CODE, "fail_code", 999)                                                                 \
+    X(FAIL_STAYS, "fail_stays", 0)                                                                 \
+    X(REPORTED_FREE, "reported_free", 0)                                                           \
     X(NO_LOCK, "no_lock", 0)                                                                       \
     X(INIT_CODE, "init_code", 0)                                                                   \
     X(COUNT_CODE, "count_code", 0)                                                                 \
@@ -80,6 +82,8 @@ void fake_number_or(int index, long bits);
 void fake_numbers_read(void);
 /// The result of a call before it starts; 0: continue.
 int fake_call_begin(const char *function);
+/// As the code of a requested failure: the call returns success and no result.
+enum { NOTHING = -77 };
 /// The same for calls that free something. A failure would leak it, so none is injected.
 int fake_call_end(const char *function);
 /// The code of a call that failed, which becomes the thread's last error, as HIP keeps it.

@@ -31,6 +31,7 @@ const gpu_fake *gpu_fake_of(size_t index) {
     gpu_find_hook(handle, "fake_gpu_fill", &one->fill);
     gpu_find_hook(handle, "fake_gpu_hold", &one->hold);
     gpu_find_hook(handle, "fake_gpu_let_go", &one->let_go);
+    gpu_find_hook(handle, "fake_gpu_hold_copies", &one->hold_copies);
     return one;
 }
 

@@ -20,6 +20,7 @@ typedef struct gpu_fake {
     fake_gpu_fill_function fill;
     fake_gpu_hold_function hold;
     fake_gpu_let_go_function let_go;
+    fake_gpu_hold_copies_function hold_copies;
 } gpu_fake;
 
 /// 0: CUDA's, 1: HIP's.

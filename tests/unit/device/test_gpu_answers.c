@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Drivers that answer wrongly, with fake drivers: success without a result, unknown codes, wrong
+/// numbers, answers that change between calls, a device that is lost in the middle, a device that
+/// stops. A load ends with the right bytes or with an error in words, and nothing leaks.
+#include <fastsafetensors.h>
+
+#include "base/primitives.h"
+#include "check.h"
+#include "fixture.h"
+#include "gpu/gpu.h"
+#include "gpu_fixture.h"
+
+enum { DEVICE_COUNT = 12, NOTHING = -77, UNKNOWN_CODE = 12345 };
+__attribute__((constructor)) static void give_devices(void) {
+    for (size_t k = 0; k < 2; k++) gpu_fake_of(k)->set("devices", DEVICE_COUNT);
+}
+
+/// A load of the mixed model with a conversion. Its error, or "".
+static fst_error load_once(const gpu_fake *driver, int32_t index, fst_status *status) {
+    fst_model *model = gpu_mixed_model();
+    fst_load_options options = gpu_options_on(driver->kind, index);
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F32;
+    options.thread_count = 2;
+    fst_loader *loader = NULL;
+    fst_error error = {0};
+    *status = fst_loader_open(model, &options, &loader, &error);
+    if (*status == FST_OK) *status = fst_loader_wait(loader, -1, &error);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    return error;
+}
+
+/// Whether the device loads every byte right.
+static bool is_usable(const gpu_fake *driver, int32_t index) {
+    fst_model *model = gpu_mixed_model();
+    fst_load_options options = gpu_options_on(driver->kind, index);
+    options.convert = 1;
+    options.dtype = FST_DTYPE_F32;
+    bool same = gpu_same_load(model, &options, NULL);
+    fst_model_close(model);
+    return same;
+}
+
+TEST(success_without_a_result_is_an_error)
+{
+    // The first five are fatal. Without the others the load is slower, or less is known.
+    static const struct {
+        const char *function;
+        bool is_fatal;
+    } calls[] = {{"cuDevicePrimaryCtxRetain", true}, {"cuMemAlloc", true},
+                 {"cuStreamCreate", true},           {"cuEventCreate", true},
+                 {"cuMemHostRegister", false},       {"cuModuleLoadData", false},
+                 {"cuModuleGetFunction", false},     {"cuDeviceGetPCIBusId", false},
+                 {"cuDeviceGetAttribute", false},    {"cuDeviceGetName", false}};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const gpu_fake *driver = gpu_fake_of(0);
+        int32_t index = (int32_t)i; // it opens the device and loads the kernel anew
+        fst_status status;
+        fst_memory_trim();
+        driver->fail(calls[i].function, 1, NOTHING);
+        fst_error error = load_once(driver, index, &status);
+        CHECK(driver->get("fail_left") <= 0); // it was called
+        driver->fail(NULL, 0, 0);
+        CHECK_INT(status, calls[i].is_fatal ? FST_E_DEVICE : FST_OK);
+        if (calls[i].is_fatal)
+            CHECK_CONTAINS(error.message, "the driver reported success and returned nothing");
+        CHECK(is_usable(driver, index));
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(unknown_codes_have_their_number)
+{
+    static const char *const calls[] = {"cuMemAlloc",        "cuStreamCreate", "cuEventCreate",
+                                        "cuMemcpyHtoDAsync", "cuEventRecord",  "cuCtxPushCurrent"};
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+            fst_status status;
+            fst_memory_trim();
+            driver->fail(calls[i], 1, UNKNOWN_CODE);
+            fst_error error = load_once(driver, 0, &status);
+            driver->fail(NULL, 0, 0);
+            CHECK_INT(status, FST_E_DEVICE);
+            CHECK_INT(error.device_code, UNKNOWN_CODE);
+            CHECK_CONTAINS(error.message, " failed: the driver has no text for this error (");
+            CHECK_CONTAINS(error.message, k == 0 ? "CUDA error 12345" : "HIP error 12345");
+            CHECK(is_usable(driver, 0));
+        }
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(reported_memory_is_not_believed)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    // Too little, more than there is, an impossible number.
+    const long reports[] = {1, 1l << 60, -1};
+    for (size_t i = 0; i < 3; i++) {
+        driver->set("reported_free", reports[i]);
+        CHECK(is_usable(driver, 0));
+        fst_memory_trim();
+        driver->set("memory", 4 << 20);
+        fst_status status;
+        fst_error error = load_once(driver, 0, &status);
+        driver->set("memory", 1l << 32);
+        CHECK_INT(status, FST_E_NO_MEMORY);
+        CHECK_CONTAINS(error.message, "out of device memory");
+    }
+    driver->set("reported_free", 0);
+    CHECK(is_usable(driver, 0));
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(devices_may_disappear_and_come_back)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_status status;
+        CHECK(fst_device_count(driver->kind) == DEVICE_COUNT); // asked once
+        driver->set("devices", 1);
+        fst_error error = load_once(driver, DEVICE_COUNT - 1, &status);
+        CHECK_INT(status, FST_E_DEVICE);
+        CHECK_INT(error.device_code, 101);
+        CHECK_CONTAINS(error.message, "opening the device failed: a fake error (");
+        CHECK(is_usable(driver, 0));
+        driver->set("devices", DEVICE_COUNT);
+        CHECK(is_usable(driver, DEVICE_COUNT - 1));
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(waits_with_a_limit_end_while_the_device_stands_still)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_open_model(fixture_tensors("standing", 4, 3000000));
+    fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
+    fst_loader *loader;
+    fst_tensor *tensor = NULL;
+    fst_error error;
+    driver->set("delay_us", 0);
+    driver->hold_copies(true);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, 50, &error), FST_E_TIMEOUT);
+    CHECK_INT(fst_loader_next(loader, 50, &tensor, &error), FST_E_TIMEOUT);
+    CHECK(tensor == NULL);
+    driver->hold_copies(false);
+    CHECK_INT(fst_loader_wait(loader, -1, &error), FST_OK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    CHECK(gpu_is_clean(driver));
+}
+
+TEST(a_device_lost_in_the_middle_fails_the_load)
+{
+    // Every call from the n-th copy on fails. Nothing can be freed on such a device, except what
+    // the driver's own functions free without an error.
+    for (long nth = 1; nth < 6; nth += 2) {
+        const gpu_fake *driver = gpu_fake_of(0);
+        fst_status status;
+        driver->set("fail_stays", 1);
+        driver->fail("cuMemcpyHtoDAsync", nth, 719);
+        fst_error error = load_once(driver, 0, &status);
+        CHECK_INT(status, FST_E_DEVICE);
+        CHECK_INT(error.device_code, 719);
+        error = load_once(driver, 0, &status);
+        CHECK_INT(status, FST_E_DEVICE);
+        CHECK_CONTAINS(error.message, "719");
+        // Loads to the CPU are not affected.
+        fst_model *model = gpu_mixed_model();
+        fst_load_options near = {.struct_size = sizeof near, .mode = FST_MODE_LOAD};
+        fst_loader *loader;
+        CHECK_INT(fst_loader_open(model, &near, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        fst_loader_close(loader);
+        fst_model_close(model);
+        driver->fail(NULL, 0, 0);
+        driver->set("fail_stays", 0);
+        driver->set("sticky", 0);
+        CHECK(is_usable(driver, 0)); // a driver that has been reset
+        size_t buffers;
+        uint64_t bytes;
+        fst_memory_trim();
+        fst_memory_live(&buffers, &bytes);
+        CHECK_INT(buffers, 0);
+        CHECK_INT(driver->get("depth"), 0);
+    }
+}
