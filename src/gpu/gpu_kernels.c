@@ -104,11 +104,11 @@ static int compile_for_hip(fsti_device *device, const char *key) {
         quote_log(device->kernels_log, device->kernels_reason, reason_size);
         return GPU_NO_CODE;
     }
-    double seconds = (double)(fsti_now_ns() - begin_ns) / 1e9;
+    unsigned spent_ms = (unsigned)((fsti_now_ns() - begin_ns) / 1000000);
     int result = load_image(device, code.bytes);
     if (result == 0) fsti_kernel_cache_write(key, &code, note, sizeof note);
     fsti_free(code.bytes);
-    snprintf(device->kernels_origin, size, "compiled in %.2f s by %.380s; disk cache: %s", seconds,
+    snprintf(device->kernels_origin, size, "compiled in %u ms by %.380s; disk cache: %s", spent_ms,
              compiler.origin, note);
     return result;
 }

@@ -145,7 +145,7 @@ struct fsti_device {
     int kernels;          ///< GPU_KERNELS_*
     void *function;
     char kernels_reason[96];  ///< why they failed
-    char kernels_origin[640]; ///< which kernel it is, or where the compiler was looked for
+    char kernels_origin[704]; ///< which kernel it is, or where the compiler was looked for
     char kernels_log[2048];   ///< the compiler's, if it rejected the kernel
     bool shares;              ///< was seen to map pinned memory at the same address
 };
