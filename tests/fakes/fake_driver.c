@@ -223,8 +223,10 @@ FUNCTION(cuEventCreate, hipEventCreateWithFlags)(void **event, unsigned flags) {
 }
 
 FUNCTION(cuEventDestroy_v2, hipEventDestroy)(void *event) {
+    bool is_lost = fake_number(STICKY) != 0; // the event's memory is freed all the same
+    if (is_lost) fake_event_close(event);
     END_IN_CONTEXT("cuEventDestroy");
-    fake_event_close(event);
+    if (!is_lost) fake_event_close(event);
     fake_number_add(EVENTS, -1);
     return 0;
 }
