@@ -17,6 +17,8 @@ SETTINGS_OF_OTHERS = ("AWS_", "AZURE_", "CLOUDSDK_", "FASTSAFETENSORS_", "GCE_",
 for _name in [name for name in os.environ if name.startswith(SETTINGS_OF_OTHERS)]:
     if _name != "FASTSAFETENSORS_TESTS":
         del os.environ[_name]
+# Tests keep no compiled kernels in the user's cache.
+os.environ["FASTSAFETENSORS_KERNEL_CACHE_DIR"] = "off"
 # No test requests credentials from the machine that it runs on, or uses a proxy for its own server.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["NO_GCE_CHECK"] = "true"

@@ -41,8 +41,7 @@ def run(code, path="", folder="", **environment):
     )
     result = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)],
-        env={**os.environ, "LD_LIBRARY_PATH": fakes_folder(),
-             "FASTSAFETENSORS_KERNEL_CACHE_DIR": "off", **environment},
+        env={**os.environ, "LD_LIBRARY_PATH": fakes_folder(), **environment},
         capture_output=True, text=True, timeout=300, check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]

@@ -36,22 +36,33 @@ static void name_of(const char *key, char *name, size_t size) {
              (unsigned long long)fsti_hash(key, strlen(key), CHECKSUM_KEY));
 }
 
+/// The folder of the cache, and how much of its path must exist: a home is not created.
+typedef struct cache_place {
+    char path[PATH_BYTES_MAX];
+    size_t given_size;
+} cache_place;
+
 /// False without a folder: the cache is off.
-static bool find_folder(char *path, size_t size) {
-    const char *base = secure_getenv("FASTSAFETENSORS_KERNEL_CACHE_DIR");
-    int used = 0;
-    if (base != NULL && base[0] != '\0')
-        used = base[0] == '/' ? snprintf(path, size, "%s", base) : 0; // "off" among others
-    else if ((base = secure_getenv("XDG_CACHE_HOME")) != NULL && base[0] == '/')
-        used = snprintf(path, size, "%s/fastsafetensors/kernels", base);
-    else if ((base = secure_getenv("HOME")) != NULL && base[0] == '/')
-        used = snprintf(path, size, "%s/.cache/fastsafetensors/kernels", base);
-    return used > 0 && (size_t)used < size;
+static bool find_folder(cache_place *out) {
+    const char *base = secure_getenv("FASTSAFETENSORS_KERNEL_CACHE_DIR"), *rest = NULL;
+    *out = (cache_place){.given_size = 0};
+    if (base != NULL && base[0] != '\0') {
+        rest = ""; // "off" is among the texts that are not an absolute path
+    } else if ((base = secure_getenv("XDG_CACHE_HOME")) != NULL && base[0] == '/') {
+        rest = "/fastsafetensors/kernels";
+    } else if ((base = secure_getenv("HOME")) != NULL && base[0] == '/') {
+        rest = "/.cache/fastsafetensors/kernels";
+        out->given_size = strlen(base);
+    }
+    if (rest == NULL || base[0] != '/') return false;
+    int used = snprintf(out->path, sizeof out->path, "%s%s", base, rest);
+    return used > 0 && (size_t)used < sizeof out->path;
 }
 
 /// Creates the folder and its parents, for this user only. Errors show when it is opened.
-static void make_folders(char *path) {
-    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+static void make_folders(cache_place *place) {
+    char *path = place->path, *slash = strchr(path + place->given_size + 1, '/');
+    for (; slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         (void)mkdir(path, 0700);
         *slash = '/';
@@ -61,18 +72,18 @@ static void make_folders(char *path) {
 
 /// The folder's descriptor, or -1 with the reason in `note`.
 static int open_folder(bool makes, char *note, size_t size) {
-    char path[PATH_BYTES_MAX];
+    cache_place place;
     struct stat info;
-    if (!find_folder(path, sizeof path)) {
+    if (!find_folder(&place)) {
         snprintf(note, size, "switched off, or neither XDG_CACHE_HOME nor HOME is set");
         return -1;
     }
-    if (makes) make_folders(path);
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (makes) make_folders(&place);
+    int fd = open(place.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) != 0) {
-        snprintf(note, size, "%s: %s", path, strerror(errno));
+        snprintf(note, size, "%s: %s", place.path, strerror(errno));
     } else if (info.st_uid != geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        snprintf(note, size, "%s: %s. It is not used", path,
+        snprintf(note, size, "%s: %s. It is not used", place.path,
                  info.st_uid != geteuid() ? "the folder belongs to another user"
                                           : "other users can write to the folder");
     } else {

@@ -245,7 +245,7 @@ static long compilations(const char *path) {
 /// The file of the only kernel in the folder.
 static const char *kernel_file(const char *folder) {
     static char path[600];
-    char command[700];
+    char command[1300];
     snprintf(command, sizeof command, "ls %s/hip-*", folder);
     FILE *list = popen(command, "r");
     if (list == NULL) abort();
@@ -342,6 +342,31 @@ TEST(unsafe_kernel_folders_are_not_used)
     given.pairs[1] = "/proc/nothing";
     CHECK(meets(given, "/proc/nothing: No such file or directory"));
     CHECK(meets(given, "\nconverts"));
+}
+
+TEST(kernels_are_kept_in_the_cache_folder_of_the_user)
+{
+    char home[500], cache[500], text[1200];
+    struct stat info;
+    snprintf(home, sizeof home, "%s", fixture_path("home"));
+    snprintf(cache, sizeof cache, "%s", fixture_path("xdg"));
+    settings given =
+        CASE("FASTSAFETENSORS_KERNEL_CACHE_DIR", "", "XDG_CACHE_HOME", "", "HOME", home);
+    CHECK(meets(given, "home/.cache/fastsafetensors/kernels: No such file or directory"));
+    CHECK(stat(home, &info) != 0); // a home is not created
+    CHECK_INT(mkdir(home, 0755), 0);
+    CHECK(meets(given, "kept for later processes"));
+    CHECK(meets(given, "compiled before, from hip-"));
+    snprintf(text, sizeof text, "%s/.cache/fastsafetensors/kernels", home);
+    CHECK(strncmp(kernel_file(text), text, strlen(text)) == 0);
+    given.pairs[3] = cache;
+    CHECK(meets(given, "kept for later processes"));
+    snprintf(text, sizeof text, "%s/fastsafetensors/kernels", cache);
+    CHECK(strncmp(kernel_file(text), text, strlen(text)) == 0);
+    given.pairs[3] = "relative";
+    CHECK(meets(given, "compiled before, from hip-")); // as if it were not set
+    given.pairs[5] = "relative";
+    CHECK(meets(given, "switched off, or neither XDG_CACHE_HOME nor HOME is set"));
 }
 
 TEST(the_kernel_folder_is_bounded)
