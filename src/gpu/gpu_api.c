@@ -75,26 +75,28 @@ static const char *no_device_hint(fst_device_kind kind) {
                : "HIP_VISIBLE_DEVICES may hide them, and /dev/kfd does not exist here";
 }
 
-/// Starts the driver. *call names the last function that was called.
-static int call_start(fsti_gpu_api *api, const char **call) {
-    bool is_cuda = api->kind == FST_DEVICE_CUDA;
-    *call = is_cuda ? "cuInit" : "hipInit";
-    int code = api->init(0);
+/// The driver's name of a function.
+static const char *name_of(const fsti_gpu_api *api, size_t function) {
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+        if (symbols[i].offset == function)
+            return api->kind == FST_DEVICE_CUDA ? symbols[i].cuda : symbols[i].hip;
+    return "";
+}
+
+static void call_start(fsti_gpu_api *api, fsti_gpu_calls *calls) {
+    FSTI_GPU_CALL(calls, init, 0);
     // Without a device, hipInit answers "invalid device", which hipGetDeviceCount corrects.
-    if (!is_cuda && code == GPU_INVALID_DEVICE &&
+    if (api->kind == FST_DEVICE_HIP && calls->code == GPU_INVALID_DEVICE &&
         api->device_count(&api->visible_count) == GPU_NO_DEVICE)
-        return GPU_NO_DEVICE;
-    if (code != 0) return code;
-    *call = is_cuda ? "cuDriverGetVersion" : "hipDriverGetVersion";
-    code = api->driver_version(&api->version);
-    if (code != 0) return code;
-    *call = is_cuda ? "cuDeviceGetCount" : "hipGetDeviceCount";
-    return api->device_count(&api->visible_count);
+        calls->code = GPU_NO_DEVICE;
+    FSTI_GPU_CALL(calls, driver_version, &api->version);
+    FSTI_GPU_CALL(calls, device_count, &api->visible_count);
 }
 
 static bool start_driver(fsti_gpu_api *api) {
-    const char *call;
-    int code = call_start(api, &call);
+    fsti_gpu_calls calls = {.api = api};
+    call_start(api, &calls);
+    int code = calls.code;
     if (code == 0 && api->kind == FST_DEVICE_CUDA && api->version < CUDA_VERSION_MIN) {
         snprintf(api->reason, sizeof api->reason, "the driver is too old: CUDA %d.%d, %d.%d needed",
                  api->version / 1000, api->version % 1000 / 10, CUDA_VERSION_MIN / 1000,
@@ -108,8 +110,8 @@ static bool start_driver(fsti_gpu_api *api) {
     }
     if (code != 0)
         snprintf(api->reason, sizeof api->reason,
-                 "the driver could not be started: %s failed: %.120s (error %d)", call,
-                 words_of(api, code), code);
+                 "the driver could not be started: %s failed: %.120s (error %d)",
+                 name_of(api, calls.function), words_of(api, code), code);
     return code == 0;
 }
 
@@ -177,10 +179,13 @@ const fsti_gpu_api *fsti_gpu_driver(fst_device_kind kind) {
     return is_started ? &one->api : &one->late;
 }
 
-fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error) {
-    fst_status status = code == GPU_OUT_OF_MEMORY ? FST_E_NO_MEMORY : FST_E_DEVICE;
-    fsti_error_set(error, status, FSTI_NO_LOCATION, "%s failed: %s (%s error %d)", what,
-                   words_of(api, code), api->kind == FST_DEVICE_CUDA ? "CUDA" : "HIP", code);
-    if (error != NULL) error->device_code = code;
+fst_status fsti_gpu_error(const fsti_gpu_calls *calls, const char *what, fst_error *error) {
+    const fsti_gpu_api *api = calls->api;
+    if (calls->code == 0) return FST_OK;
+    fst_status status = calls->code == GPU_OUT_OF_MEMORY ? FST_E_NO_MEMORY : FST_E_DEVICE;
+    fsti_error_set(error, status, FSTI_NO_LOCATION, "%s failed: %s (%s: %s error %d)", what,
+                   words_of(api, calls->code), name_of(api, calls->function),
+                   api->kind == FST_DEVICE_CUDA ? "CUDA" : "HIP", calls->code);
+    if (error != NULL) error->device_code = calls->code;
     return status;
 }

@@ -79,14 +79,15 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
     device->api = api;
     device->index = index;
     pthread_mutex_init(&device->lock, NULL);
-    int code = api->device_get(&device->ordinal, index);
-    if (code == 0) code = api->device_name(device->name, sizeof device->name, device->ordinal);
-    if (code == 0) code = api->context_retain(&device->context, device->ordinal);
-    if (api->kind == FST_DEVICE_CUDA) code = fsti_gpu_made(code, device->context);
-    if (code != 0) {
+    fsti_gpu_calls calls = {.api = api};
+    FSTI_GPU_CALL(&calls, device_get, &device->ordinal, index);
+    FSTI_GPU_CALL(&calls, device_name, device->name, sizeof device->name, device->ordinal);
+    FSTI_GPU_CALL(&calls, context_retain, &device->context, device->ordinal);
+    if (api->kind == FST_DEVICE_CUDA) calls.code = fsti_gpu_made(calls.code, device->context);
+    if (calls.code != 0) {
         pthread_mutex_destroy(&device->lock);
         fsti_free(device);
-        return fsti_gpu_error(api, code, "opening the device", error);
+        return fsti_gpu_error(&calls, "opening the device", error);
     }
     device->name[sizeof device->name - 1] = '\0';
     find_unified(device);
@@ -151,11 +152,13 @@ static _Thread_local uint32_t visit_count;
 
 /// CUDA has a stack of contexts. HIP's functions of the same name do not restore the device when a
 /// context is popped (clr's hip_context.cpp), so the current device is saved and restored.
-static int select_device(const fsti_device *device, visit *before) {
-    const fsti_gpu_api *api = device->api;
-    if (api->kind == FST_DEVICE_CUDA) return api->context_push(device->context);
-    int code = api->context_device(&before->hip_device);
-    return code != 0 ? code : api->device_select(device->ordinal);
+static void select_device(const fsti_device *device, visit *before, fsti_gpu_calls *calls) {
+    if (calls->api->kind == FST_DEVICE_CUDA) {
+        FSTI_GPU_CALL(calls, context_push, device->context);
+        return;
+    }
+    FSTI_GPU_CALL(calls, context_device, &before->hip_device);
+    FSTI_GPU_CALL(calls, device_select, device->ordinal);
 }
 
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
@@ -164,10 +167,11 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     assert(visit_count < VISIT_COUNT_MAX);
     visit *before = &visits[visit_count];
     before->last_error = fsti_gpu_errors_begin(api);
-    int code = select_device(device, before);
-    if (code != 0) {
+    fsti_gpu_calls calls = {.api = api};
+    select_device(device, before, &calls);
+    if (calls.code != 0) {
         fsti_gpu_errors_end(api, before->last_error);
-        return fsti_gpu_error(api, code, "using the device", error);
+        return fsti_gpu_error(&calls, "using the device", error);
     }
     // The program may be capturing a graph. Allocations, waits and event queries from a thread in
     // the default mode would invalidate that capture.
@@ -206,7 +210,8 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
     }
     FST_TRY(fsti_device_enter(device, error));
     size_t available = 0, all = 0;
-    int code = device->api->memory_info(&available, &all);
+    fsti_gpu_calls calls = {.api = device->api};
+    FSTI_GPU_CALL(&calls, memory_info, &available, &all);
     out->index = device->index;
     snprintf(out->name, sizeof out->name, "%s", device->name);
     out->driver_version = device->api->version;
@@ -217,7 +222,7 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
     if (!out->converts)
         snprintf(out->converts_reason, sizeof out->converts_reason, "%s", device->kernels_reason);
     fsti_device_leave(device);
-    return code == 0 ? FST_OK : fsti_gpu_error(device->api, code, "querying the memory", error);
+    return fsti_gpu_error(&calls, "querying the memory", error);
 }
 
 // ---- names of devices ----

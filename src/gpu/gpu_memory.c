@@ -26,16 +26,15 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
                               fst_error *error) {
     uint64_t address = 0;
     FST_TRY(fsti_device_enter(device, error));
-    int code = device->api->memory_alloc(&address, size_bytes);
+    fsti_gpu_calls calls = {.api = device->api};
+    FSTI_GPU_CALL(&calls, memory_alloc, &address, size_bytes);
     // Memory that was released a moment ago may not be freed yet.
-    if (code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
-        code = device->api->memory_alloc(&address, size_bytes);
-    code = fsti_gpu_made(code, (void *)(uintptr_t)address);
-    fst_status status = FST_OK;
-    if (code == GPU_OUT_OF_MEMORY)
-        status = out_of_memory(device, size_bytes, error);
-    else if (code != 0)
-        status = fsti_gpu_error(device->api, code, "allocating device memory", error);
+    if (calls.code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
+        calls.code = device->api->memory_alloc(&address, size_bytes);
+    calls.code = fsti_gpu_made(calls.code, (void *)(uintptr_t)address);
+    fst_status status = calls.code == GPU_OUT_OF_MEMORY
+                            ? out_of_memory(device, size_bytes, error)
+                            : fsti_gpu_error(&calls, "allocating device memory", error);
     if (status == FST_OK) {
         status =
             fsti_buffer_wrap((void *)(uintptr_t)address, size_bytes, release_device, out, error);
@@ -66,10 +65,11 @@ static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory
     uint64_t address = 0;
     // The driver pins page by page, so prefault the memory with huge pages first.
     fsti_buffer_populate(memory, 0, memory->size_bytes);
-    int code =
-        device->api->host_register(memory->data, memory->size_bytes, GPU_HOST_REGISTER_PORTABLE);
-    if (code != 0) return fsti_gpu_error(device->api, code, "pinning memory", error);
-    code = device->api->host_address(&address, memory->data, 0);
+    fsti_gpu_calls calls = {.api = device->api};
+    FSTI_GPU_CALL(&calls, host_register, memory->data, memory->size_bytes,
+                  GPU_HOST_REGISTER_PORTABLE);
+    FST_TRY(fsti_gpu_error(&calls, "pinning memory", error));
+    int code = device->api->host_address(&address, memory->data, 0);
     if (code == 0 && address == (uintptr_t)memory->data) return FST_OK;
     device->api->host_unregister(memory->data);
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,

@@ -126,9 +126,23 @@ static inline int fsti_gpu_made(int code, const void *made) {
     return code == 0 && made == NULL ? GPU_NO_RESULT : code;
 }
 
-/// Reports a driver error: FST_E_NO_MEMORY or FST_E_DEVICE, with `what` was done, the driver's text
-/// and the code.
-fst_status fsti_gpu_error(const fsti_gpu_api *api, int code, const char *what, fst_error *error);
+/// Calls of a driver, one after another until one fails.
+typedef struct fsti_gpu_calls {
+    const fsti_gpu_api *api;
+    int code;        ///< of the last call; 0: no call has failed
+    size_t function; ///< the last function that was called: the offset of its field
+} fsti_gpu_calls;
+/// Calls a function of the driver, unless an earlier call has failed.
+#define FSTI_GPU_CALL(calls, field, ...)                                                           \
+    do {                                                                                           \
+        if ((calls)->code != 0) break;                                                             \
+        (calls)->function = offsetof(fsti_gpu_api, field);                                         \
+        (calls)->code = (calls)->api->field(__VA_ARGS__);                                          \
+    } while (0)
+
+/// FST_OK if no call has failed. Otherwise FST_E_NO_MEMORY or FST_E_DEVICE, and an error with
+/// `what` was done, the driver's text, the function and its code.
+fst_status fsti_gpu_error(const fsti_gpu_calls *calls, const char *what, fst_error *error);
 
 #define GPU_KERNELS_MISSING 0
 #define GPU_KERNELS_READY 1

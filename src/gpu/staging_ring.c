@@ -71,9 +71,10 @@ static void free_ring(fsti_staging_ring *ring) {
 
 static fst_status make_streams(fsti_staging_ring *ring, fst_error *error) {
     for (uint32_t i = 0; i < STREAM_COUNT; i++) {
-        int code = ring->device->api->stream_create(&ring->streams[i], GPU_STREAM_NON_BLOCKING);
-        code = fsti_gpu_made(code, ring->streams[i]); // 0 is the default stream
-        if (code != 0) return fsti_gpu_error(ring->device->api, code, "creating a stream", error);
+        fsti_gpu_calls calls = {.api = ring->device->api};
+        FSTI_GPU_CALL(&calls, stream_create, &ring->streams[i], GPU_STREAM_NON_BLOCKING);
+        calls.code = fsti_gpu_made(calls.code, ring->streams[i]); // 0 is the default stream
+        FST_TRY(fsti_gpu_error(&calls, "creating a stream", error));
     }
     return FST_OK;
 }
@@ -184,13 +185,13 @@ uint64_t fsti_staging_trim(void) {
 fst_status fsti_staging_slot(fsti_staging_ring *ring, uint32_t index, char **data,
                              fst_error *error) {
     ring_slot *slot = &ring->slots[index];
-    const fsti_gpu_api *api = ring->device->api;
+    fsti_gpu_calls calls = {.api = ring->device->api};
     *data = slot->data;
     if (slot->data != NULL) return FST_OK;
     if (slot->event == NULL) {
-        int code = api->event_create(&slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
-        code = fsti_gpu_made(code, slot->event);
-        if (code != 0) return fsti_gpu_error(api, code, "creating an event", error);
+        FSTI_GPU_CALL(&calls, event_create, &slot->event, GPU_EVENT_NO_TIMING | GPU_EVENT_BLOCKING);
+        calls.code = fsti_gpu_made(calls.code, slot->event);
+        FST_TRY(fsti_gpu_error(&calls, "creating an event", error));
     }
     // The pages are allocated first, so that the driver only has to pin them.
     char *memory = ring->memory + index * SLOT_STRIDE;
@@ -209,15 +210,14 @@ fst_status fsti_staging_follow(fsti_staging_ring *ring, uintptr_t stream, fst_er
     void *event = NULL;
     // HIP's handle of the default stream is 0. The value 1, as in CUDA, was added later.
     if (api->kind == FST_DEVICE_HIP && stream == GPU_STREAM_DEFAULT) stream = 0;
-    int code = api->event_create(&event, GPU_EVENT_NO_TIMING);
-    code = fsti_gpu_made(code, event);
-    if (code == 0) {
-        code = api->event_record(event, (void *)stream);
-        for (uint32_t i = 0; code == 0 && i < STREAM_COUNT; i++)
-            code = api->stream_wait(ring->streams[i], event, 0);
-        api->event_destroy(event); // the driver keeps it until it has completed
-    }
-    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "waiting for the caller's stream", error);
+    fsti_gpu_calls calls = {.api = api};
+    FSTI_GPU_CALL(&calls, event_create, &event, GPU_EVENT_NO_TIMING);
+    calls.code = fsti_gpu_made(calls.code, event);
+    FSTI_GPU_CALL(&calls, event_record, event, (void *)stream);
+    for (uint32_t i = 0; i < STREAM_COUNT; i++)
+        FSTI_GPU_CALL(&calls, stream_wait, ring->streams[i], event, 0);
+    if (event != NULL) api->event_destroy(event); // the driver keeps it until it has completed
+    return fsti_gpu_error(&calls, "waiting for the caller's stream", error);
 }
 
 bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index) {
@@ -243,28 +243,28 @@ static void drain_stream(fsti_staging_ring *ring, void *stream) {
     atomic_store(&ring->is_broken, true);
 }
 
-static int launch_pieces(const fsti_staging_ring *ring, void *stream, uint64_t staging,
-                         uint32_t piece_count) {
-    uint64_t table = staging + FSTI_STAGING_SLOT_BYTES, chunk = staging;
+static void launch_pieces(const fsti_staging_ring *ring, uint32_t stream_index,
+                          uint32_t piece_count, fsti_gpu_calls *calls) {
+    uint64_t chunk = ring->staging[stream_index], table = chunk + FSTI_STAGING_SLOT_BYTES;
     void *arguments[] = {&table, &chunk};
-    return ring->device->api->launch(ring->device->function, piece_count, 1, 1, 256, 1, 1, 0,
-                                     stream, arguments, NULL);
+    FSTI_GPU_CALL(calls, launch, ring->device->function, piece_count, 1, 1, 256, 1, 1, 0,
+                  ring->streams[stream_index], arguments, NULL);
 }
 
 /// Copies the slot and its table to device memory and launches the kernel.
-static int send_pieces(fsti_staging_ring *ring, const ring_slot *slot, uint32_t stream_index,
-                       const fsti_copy_list *list) {
-    const fsti_gpu_api *api = ring->device->api;
+static void send_pieces(fsti_staging_ring *ring, uint32_t slot_index, const fsti_copy_list *list,
+                        fsti_gpu_calls *calls) {
+    const ring_slot *slot = &ring->slots[slot_index];
+    uint32_t stream_index = slot_index % STREAM_COUNT;
     void *stream = ring->streams[stream_index];
     uint64_t table_bytes = list->piece_count * sizeof(fsti_piece);
     bool in_one_copy = FSTI_STAGING_SLOT_BYTES - list->chunk_bytes <= GAP_BYTES_MAX;
     uint64_t bytes = in_one_copy ? FSTI_STAGING_SLOT_BYTES + table_bytes : list->chunk_bytes;
-    int code = api->copy_in(ring->staging[stream_index], slot->data, bytes, stream);
-    if (code == 0 && !in_one_copy)
-        code = api->copy_in(ring->staging[stream_index] + FSTI_STAGING_SLOT_BYTES,
-                            slot->data + FSTI_STAGING_SLOT_BYTES, table_bytes, stream);
-    return code != 0 ? code
-                     : launch_pieces(ring, stream, ring->staging[stream_index], list->piece_count);
+    FSTI_GPU_CALL(calls, copy_in, ring->staging[stream_index], slot->data, bytes, stream);
+    if (!in_one_copy)
+        FSTI_GPU_CALL(calls, copy_in, ring->staging[stream_index] + FSTI_STAGING_SLOT_BYTES,
+                      slot->data + FSTI_STAGING_SLOT_BYTES, table_bytes, stream);
+    launch_pieces(ring, stream_index, list->piece_count, calls);
 }
 
 /// The lock keeps the copies and the kernel of a slot together in their stream. Slots of one stream
@@ -272,45 +272,42 @@ static int send_pieces(fsti_staging_ring *ring, const ring_slot *slot, uint32_t 
 /// the kernel of the slot before has read it.
 fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
                              const fsti_copy_list *list, fst_error *error) {
-    const fsti_gpu_api *api = ring->device->api;
     const ring_slot *slot = &ring->slots[slot_index];
-    int code = 0;
-    uint32_t stream_index = slot_index % STREAM_COUNT;
+    fsti_gpu_calls calls = {.api = ring->device->api};
+    void *stream = ring->streams[slot_index % STREAM_COUNT];
     pthread_mutex_lock(&ring->lock);
-    for (uint32_t i = 0; i < list->copy_count && code == 0; i++)
-        code = api->copy_in(list->copies[i].target, slot->data + list->copies[i].source,
-                            list->copies[i].size, ring->streams[stream_index]);
-    if (code == 0 && list->piece_count > 0) code = send_pieces(ring, slot, stream_index, list);
-    if (code == 0) code = api->event_record(slot->event, ring->streams[stream_index]);
-    if (code != 0) drain_stream(ring, ring->streams[stream_index]);
+    for (uint32_t i = 0; i < list->copy_count; i++)
+        FSTI_GPU_CALL(&calls, copy_in, list->copies[i].target, slot->data + list->copies[i].source,
+                      list->copies[i].size, stream);
+    if (list->piece_count > 0) send_pieces(ring, slot_index, list, &calls);
+    FSTI_GPU_CALL(&calls, event_record, slot->event, stream);
+    if (calls.code != 0) drain_stream(ring, stream);
     pthread_mutex_unlock(&ring->lock);
-    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+    return fsti_gpu_error(&calls, "copying to the device", error);
 }
 
 fst_status fsti_staging_copy(fsti_staging_ring *ring, uint32_t slot_index, uint64_t target,
                              const void *source, uint64_t size, fst_error *error) {
-    const fsti_gpu_api *api = ring->device->api;
+    fsti_gpu_calls calls = {.api = ring->device->api};
     void *stream = ring->streams[slot_index % STREAM_COUNT];
-    int code = api->copy_in(target, source, size, stream);
-    if (code == 0) code = api->stream_sync(stream);
-    if (code != 0) drain_stream(ring, stream);
-    return code == 0 ? FST_OK : fsti_gpu_error(api, code, "copying to the device", error);
+    FSTI_GPU_CALL(&calls, copy_in, target, source, size, stream);
+    FSTI_GPU_CALL(&calls, stream_sync, stream);
+    if (calls.code != 0) drain_stream(ring, stream);
+    return fsti_gpu_error(&calls, "copying to the device", error);
 }
 
 fst_status fsti_staging_fetch(fsti_staging_ring *ring, uint32_t slot_index, const void *source,
                               uint64_t size, fst_error *error) {
-    const fsti_gpu_api *api = ring->device->api;
     const ring_slot *slot = &ring->slots[slot_index];
+    fsti_gpu_calls calls = {.api = ring->device->api};
     void *stream = ring->streams[slot_index % STREAM_COUNT];
-    int code = 0;
     if (fsti_shared_memory_has(source, size))
         fsti_copy_bytes(slot->data, source, (size_t)size);
     else
-        code = api->copy_out(slot->data, (uint64_t)(uintptr_t)source, size, stream);
-    if (code == 0) code = api->event_record(slot->event, stream);
-    if (code == 0) return FST_OK;
-    drain_stream(ring, stream);
-    return fsti_gpu_error(api, code, "copying from the device", error);
+        FSTI_GPU_CALL(&calls, copy_out, slot->data, (uint64_t)(uintptr_t)source, size, stream);
+    FSTI_GPU_CALL(&calls, event_record, slot->event, stream);
+    if (calls.code != 0) drain_stream(ring, stream);
+    return fsti_gpu_error(&calls, "copying from the device", error);
 }
 
 /// Polls the event until it completes or the time is up.
@@ -328,11 +325,16 @@ fst_status fsti_staging_arrived(fsti_staging_ring *ring, uint32_t slot_index, bo
     const fsti_gpu_api *api = ring->device->api;
     void *event = ring->slots[slot_index].event;
     int code = wait ? spin_for(api, event) : api->event_query(event);
-    if (wait && code == GPU_NOT_READY) code = api->event_sync(event);
-    *arrived = code == 0;
-    if (code == 0 || (!wait && code == GPU_NOT_READY)) return FST_OK;
+    fsti_gpu_calls calls = {
+        .api = api, .code = code, .function = offsetof(fsti_gpu_api, event_query)};
+    if (wait && code == GPU_NOT_READY) {
+        calls.code = 0;
+        FSTI_GPU_CALL(&calls, event_sync, event);
+    }
+    *arrived = calls.code == 0;
+    if (*arrived || (!wait && calls.code == GPU_NOT_READY)) return FST_OK;
     drain_stream(ring, ring->streams[slot_index % STREAM_COUNT]);
-    return fsti_gpu_error(api, code, "waiting for a copy on the device", error);
+    return fsti_gpu_error(&calls, "waiting for a copy on the device", error);
 }
 
 void fsti_staging_drain(fsti_staging_ring *ring) {

@@ -59,7 +59,9 @@ int main(int count, char **arguments) {
     if (strcmp(arguments[1], "start") == 0) printf("%d %s\n", (int)api->status, api->reason);
     for (int i = 2; i < count && strcmp(arguments[1], "texts") == 0; i++) {
         fst_error error = {0};
-        (void)fsti_gpu_error(api, atoi(arguments[i]), "the operation", &error);
+        const fsti_gpu_calls calls = {
+            .api = api, .code = atoi(arguments[i]), .function = offsetof(fsti_gpu_api, launch)};
+        (void)fsti_gpu_error(&calls, "the operation", &error);
         printf("%s\n", error.message);
     }
     if (strcmp(arguments[1], "compile") == 0 && count > 4)

@@ -72,20 +72,31 @@ TEST(success_without_a_result_is_an_error)
 
 TEST(unknown_codes_have_their_number)
 {
-    static const char *const calls[] = {"cuMemAlloc",        "cuStreamCreate", "cuEventCreate",
-                                        "cuMemcpyHtoDAsync", "cuEventRecord",  "cuCtxPushCurrent"};
+    // The name by which the fakes know a function, and the drivers' own names.
+    static const char *const calls[][3] = {
+        {"cuMemAlloc", "cuMemAlloc_v2", "hipMalloc"},
+        {"cuStreamCreate", "cuStreamCreate", "hipStreamCreateWithFlags"},
+        {"cuEventCreate", "cuEventCreate", "hipEventCreateWithFlags"},
+        {"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync"},
+        {"cuLaunchKernel", "cuLaunchKernel", "hipModuleLaunchKernel"},
+        {"cuEventRecord", "cuEventRecord", "hipEventRecord"},
+        {"cuEventQuery", "cuEventQuery", "hipEventQuery"},
+        {"cuCtxPushCurrent", "cuCtxPushCurrent_v2", "hipSetDevice"}};
     for (size_t k = 0; k < 2; k++) {
         const gpu_fake *driver = gpu_fake_of(k);
         for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
             fst_status status;
+            char expected[160];
             fst_memory_trim();
-            driver->fail(calls[i], 1, UNKNOWN_CODE);
+            driver->fail(calls[i][0], 1, UNKNOWN_CODE);
             fst_error error = load_once(driver, 0, &status);
             driver->fail(NULL, 0, 0);
             CHECK_INT(status, FST_E_DEVICE);
             CHECK_INT(error.device_code, UNKNOWN_CODE);
-            CHECK_CONTAINS(error.message, " failed: the driver has no text for this error (");
-            CHECK_CONTAINS(error.message, k == 0 ? "CUDA error 12345" : "HIP error 12345");
+            snprintf(expected, sizeof expected,
+                     " failed: the driver has no text for this error (%s: %s error 12345)",
+                     calls[i][k + 1], k == 0 ? "CUDA" : "HIP");
+            CHECK_CONTAINS(error.message, expected);
         }
         CHECK(is_usable(driver, 0));
         CHECK(gpu_is_clean(driver));
