@@ -206,7 +206,8 @@ def sample_file(tmp_path):
 def test_hip_errors_have_texts():
     """HIP 5 has no hipDrvGetErrorString. Unknown codes have its text for them and their number."""
     lines = hip("texts", "2", "100", "700", "12345").stdout.splitlines()
-    assert [re.search(r": (\w+) \(hipModuleLaunchKernel: HIP error (\d+)\)", line).groups() for line in lines] == [
+    pattern = re.compile(r": (\w+) \(hipModuleLaunchKernel: HIP error (\d+)\)")
+    assert [pattern.search(line).groups() for line in lines] == [
         ("hipErrorOutOfMemory", "2"), ("hipErrorNoDevice", "100"),
         ("hipErrorIllegalAddress", "700"), ("hipErrorUnknown", "12345")]
 
