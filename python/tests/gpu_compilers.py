@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu_compilers.py nvrtc|nvjitlink LIBRARY: compile the GPU kernel with a library of NVIDIA's.
+"""gpu_compilers.py nvrtc|files|nvjitlink LIBRARY: compile the GPU kernel with NVIDIA's library.
 
 Print one line for each architecture. Fail with an exception.
 """
@@ -46,5 +46,18 @@ def link_ptx(library):
         print(f"sm_{number} {made.value} bytes")
 
 
+def compare_files(library):
+    """Compare the PTX and the binaries in the repository with what NVRTC makes of the source."""
+    files = make_ptx.make_all(library)
+    maker = files[make_ptx.KERNELS / "scatter.ptx"].splitlines()[1]
+    if (make_ptx.KERNELS / "scatter.ptx").read_bytes().splitlines()[1] != maker:
+        print("another compiler:", maker.decode())
+        return
+    for path, data in files.items():
+        assert path.read_bytes() == data, path
+        print(path.name, "is the same")
+
+
 if __name__ == "__main__":
-    {"nvrtc": compile_source, "nvjitlink": link_ptx}[sys.argv[1]](ctypes.CDLL(sys.argv[2]))
+    kinds = {"nvrtc": compile_source, "files": compare_files, "nvjitlink": link_ptx}
+    kinds[sys.argv[1]](ctypes.CDLL(sys.argv[2]))

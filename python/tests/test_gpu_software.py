@@ -92,6 +92,14 @@ def test_nvrtc_compiles_the_kernel(version, report):
         report("nvrtc", version, line)
 
 
+def test_the_repository_has_what_nvrtc_makes():
+    """The PTX and the binaries are those of the source, by the version that the PTX names."""
+    lines = compile_all("files", find("cuda12", "libnvrtc.so.*"))
+    if lines[0].startswith("another compiler"):
+        pytest.skip(lines[0])
+    assert len(lines) == 6
+
+
 @pytest.mark.parametrize("version", CUDA[1:])
 def test_nvjitlink_links_the_ptx(version, report):
     """The linker that newer toolkits compile PTX with; CUDA 11 has no nvJitLink."""

@@ -101,8 +101,10 @@ static bool is_unsafe(const char *function) {
 static int broken_rule(const char *function) {
     fake_number_add(CALLS, 1);
     if (fake_number(GONE) != 0) return DEINITIALIZED;
-    // An error of the device stays until the process ends; contexts are still pushed and popped.
-    if (fake_number(STICKY) != 0 && strncmp(function, "cuCtx", 5) != 0)
+    // An error of the device stays until the process ends; contexts are still pushed and popped,
+    // and HIP knows the thread's device.
+    if (fake_number(STICKY) != 0 && strncmp(function, "cuCtx", 5) != 0 &&
+        strcmp(function, "hipGetDevice") != 0)
         return (int)fake_number(STICKY);
     if (fake_number(CAPTURING) != 0 && capture_mode != CAPTURE_RELAXED && is_unsafe(function)) {
         fake_number_add(BROKEN_CAPTURES, 1);
