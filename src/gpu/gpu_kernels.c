@@ -68,13 +68,15 @@ static int load_for_cuda(fsti_device *device) {
 }
 
 /// What the compiled code depends on: the driver (whose version changes with the compiler's), the
-/// device, the source. The driver checks that code is for the device.
+/// device, the source and the options. The driver checks that code is for the device.
 static void describe_code(const fsti_device *device, char *key, size_t size) {
     int major = 0, minor = 0;
     device->api->device_attribute(&major, HIP_MAJOR, device->ordinal);
     device->api->device_attribute(&minor, HIP_MINOR, device->ordinal);
-    snprintf(key, size, "hip %d\n%s %d.%d\n%016llx\n", device->api->version, device->name, major,
-             minor,
+    snprintf(key, size,
+             "hip %d\n%s %d.%d\n" FSTI_HIP_OPTIMIZE " " FSTI_HIP_CONTRACT
+             " with denormals\n%016llx\n",
+             device->api->version, device->name, major, minor,
              (unsigned long long)fsti_hash(fsti_kernel_source, strlen(fsti_kernel_source), 1));
 }
 

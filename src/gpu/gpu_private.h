@@ -201,6 +201,9 @@ typedef struct fsti_hip_compiler {
 /// Looks in the process, in the driver's library, where the linker looks, in the toolkit, and in
 /// the folder of the driver's library, which is torch's or a Python package's if the driver is.
 bool fsti_hip_compiler_find(const fsti_gpu_api *api, fsti_hip_compiler *out);
+/// Options of the compiler, next to those that keep denormals.
+#define FSTI_HIP_OPTIMIZE "-O3"
+#define FSTI_HIP_CONTRACT "-ffp-contract=off"
 /// What to compile.
 typedef struct fsti_hip_request {
     const char *source;

@@ -121,7 +121,7 @@ bool fsti_hip_compile(const fsti_hip_compiler *compiler, const fsti_hip_request 
     *out = (fsti_kernel_code){.bytes = NULL};
     log[0] = '\0';
     for (size_t i = 0; i < sizeof keep_denormals / sizeof *keep_denormals && !good; i++) {
-        const char *options[] = {"-O3", "-ffp-contract=off", keep_denormals[i],
+        const char *options[] = {FSTI_HIP_OPTIMIZE, FSTI_HIP_CONTRACT, keep_denormals[i],
                                  request->architecture};
         void *program = NULL;
         if (compiler->create(&program, request->source, "scatter.cu", 0, NULL, NULL) != 0) continue;
