@@ -21,7 +21,7 @@ from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._load import OpenLoad
 from ._progress import enable_tqdm
 from ._torch_installed import torch
-from ._verify import SignedBy, Verify
+from ._verified_open import SignedBy, Verify
 from .lazy import LazyModel
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,

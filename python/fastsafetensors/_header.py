@@ -15,7 +15,7 @@ from ._open import check_path
 from ._options import check_location, check_switches
 from ._saving import manifest_options
 from ._types import Path, Paths
-from ._verify import open_files
+from ._verified_open import open_files
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ._options import check_load_options
 from ._request import choose_names
 from ._saving import parse_limit
 from ._types import Paths
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 
 class TensorStream(Iterator[tuple[str, Any]]):

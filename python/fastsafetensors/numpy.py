@@ -18,7 +18,7 @@ from ._progress import Progress
 from ._saving import check_names, file_options, save_rows
 from ._stream import TensorStream
 from ._types import Path, Paths
-from ._verify import Verify
+from ._verified_open import Verify
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]

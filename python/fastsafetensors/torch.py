@@ -30,7 +30,7 @@ from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch
 from ._torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
 from ._torch_tensors import PackedTensor, export, load_meta, wrap
 from ._types import Path, Paths
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 if TYPE_CHECKING:
     from torch import Tensor
