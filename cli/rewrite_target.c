@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,31 +219,35 @@ void cli_print_old_files(const rewrite_plan *plan, uint32_t file_count) {
     free(entries);
 }
 
-/// Whether two paths lead to the same folder.
-static bool is_same_folder(const char *a, const char *b) {
-    struct stat infos[2];
-    return stat(a, &infos[0]) == 0 && stat(b, &infos[1]) == 0 &&
-           infos[0].st_dev == infos[1].st_dev && infos[0].st_ino == infos[1].st_ino;
+/// Whether a path leads to one of the model's files, by any name of it: a link, a descriptor.
+static bool is_source(const fst_model *model, const char *path) {
+    struct stat target, source;
+    if (stat(path, &target) != 0) return false;
+    for (size_t f = 0; f < fst_model_file_count(model); f++) {
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
+        if (fst_model_file_info(model, f, &info, NULL) == FST_OK && stat(info.path, &source) == 0 &&
+            source.st_dev == target.st_dev && source.st_ino == target.st_ino)
+            return true;
+    }
+    return false;
 }
 
 int cli_check_selection(const fst_model *model, const rewrite_plan *plan) {
     if (plan->glob_count == 0 || cli_is_address(plan->target)) return EXIT_OK;
-    for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
-        fst_error error;
+    DIR *folder = opendir(plan->target);
+    const struct dirent *entry;
+    bool is_found = false;
+    while (!is_found && folder != NULL && (entry = readdir(folder)) != NULL) {
         uint32_t count;
-        if (fst_model_file_info(model, f, &info, &error) != FST_OK) return cli_fail(&error);
-        const char *slash = strrchr(info.path, '/');
-        if (kind_of(slash == NULL ? info.path : slash + 1, stem_of(plan), &count) == FILE_OTHER)
-            continue;
-        char *folder = cli_is_address(info.path) ? NULL : folder_of(info.path);
-        bool is_same = folder != NULL && is_same_folder(folder, plan->target);
-        free(folder);
-        if (is_same)
-            return cli_usage("split",
-                             "FOLDER '%s' holds SOURCE, whose other tensors would be lost with "
-                             "--select. Give another folder, or another --stem",
-                             plan->target);
+        char path[PATH_MAX];
+        if (kind_of(entry->d_name, stem_of(plan), &count) == FILE_OTHER) continue;
+        snprintf(path, sizeof path, "%s/%s", plan->target, entry->d_name);
+        is_found = is_source(model, path);
     }
-    return EXIT_OK;
+    if (folder != NULL) closedir(folder);
+    return !is_found ? EXIT_OK
+                     : cli_usage("split",
+                                 "FOLDER '%s' holds SOURCE, whose other tensors would be lost with "
+                                 "--select. Give another folder, or another --stem",
+                                 plan->target);
 }

@@ -155,11 +155,14 @@ def test_split_keeps_tensors_that_are_not_selected(path, run, tmp_path):
     folder.mkdir()
     shutil.copy(path, folder / "model.safetensors")
     os.symlink("own", tmp_path / "link")
+    (tmp_path / "named").mkdir()
+    os.symlink("../own/model.safetensors", tmp_path / "named/own.safetensors")
     words = ("split", "--json", "--count", "1", "--select", "a")
     for target in ("own", "own/", "link", tmp_path / "own"):
         for more in ([], ["--dry-run"]):
-            code, out, _ = run(*words, *more, "own/model.safetensors", target)
-            assert code == 3 and "other tensors would be lost" in error_of((0, out))["message"]
+            for source in ("own/model.safetensors", "named", "named/own.safetensors"):
+                code, out, _ = run(*words, *more, source, target)
+                assert code == 3 and "other tensors would be lost" in error_of((0, out))["message"]
     assert load_file(folder).keys() == {"a", "b"}
     assert run(*words[:-1], "*", "own/model.safetensors", "other")[0] == 0
     assert run(*words[:2], "--count", "2", "own/model.safetensors", "own")[0] == 0
