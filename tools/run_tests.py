@@ -158,6 +158,8 @@ def c_suite(kind: str) -> Counter[str]:
     # Checks of headers and symbols give the same results under a sanitizer, so they are skipped.
     more = [*VALGRIND, *VALGRIND_TESTS] if kind == "valgrind" else \
         ["--no-suite", "host"] if kind in SANITIZERS else []
+    if kind == "tsan":
+        more += ["--no-suite", "serial"]
     done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
                capture_output=True)
     if done.returncode:

@@ -5,17 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _core
+from ._errors import refuse
 from ._types import Path
-
-
-def refuse(tag: str, message: str) -> NoReturn:
-    """Raise SafetensorError with a tag."""
-    error = _core.error_class()(message)
-    error.tag = tag
-    raise error
 
 
 def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
@@ -145,6 +139,6 @@ def check_kinds(old: Path, tensors: Mapping[str, Any]) -> None:
         if kind is None or made is None or made.is_nested:
             continue
         if made.dtype != kind or tuple(made.shape) != tuple(shape):
-            refuse("TensorInvalidInfo",
-                   f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
-                   f"{made.dtype} {list(made.shape)} in the new state; that needs a full version")
+            refuse(f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
+                   f"{made.dtype} {list(made.shape)} in the new state; that needs a full version",
+                   "TensorInvalidInfo")

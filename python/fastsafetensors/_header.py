@@ -93,8 +93,8 @@ def edit_header(
 
     Raises:
         TypeError: a key, value or name that is not text.
-        SafetensorError: an invalid file, an unknown tensor or metadata entry, or a duplicate name.
-        ValueError: nothing to change.
+        SafetensorError: an invalid file, or an unknown tensor or metadata entry.
+        ValueError: nothing to change, or two tensors of one name.
         OSError: the matching subclass, if a system call fails.
     """
     check_location("filename", filename)

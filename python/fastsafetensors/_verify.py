@@ -49,8 +49,10 @@ def write_manifest(
         Counts and sizes.
 
     Raises:
-        ValueError: an unknown algorithm, or the name of one as `target`.
-        SafetensorError: an invalid file, or a missing library.
+        ValueError: an unknown algorithm, the name of one as `target`, a `target` that is a model or
+            an index, `keep` of another algorithm, or a URL.
+        SafetensorError: an invalid file.
+        RuntimeError: a missing library.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
@@ -86,7 +88,8 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
         Counts and sizes.
 
     Raises:
-        SafetensorError: a missing library.
+        ValueError: a `target` that is a model or an index, or a URL.
+        RuntimeError: a missing library.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
@@ -116,7 +119,9 @@ def sign_folder(
         The number of signed files, and of bytes read.
 
     Raises:
-        SafetensorError: an invalid key or bundle, or a missing library.
+        ValueError: an invalid key, a bundle that is a model or an index, or a URL.
+        SafetensorError: an invalid bundle.
+        RuntimeError: a missing library.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
