@@ -32,8 +32,20 @@ static char *folder_of(const char *path) {
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
-static bool can_write(const char *folder) {
-    return faccessat(AT_FDCWD, folder, W_OK, AT_EACCESS) == 0;
+static bool can_write(const char *path) { return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0; }
+
+/// For a dry run: refuses a URL that the save would refuse. is_copy: the target gets an edited
+/// copy.
+static int check_url(const char *target, bool is_copy) {
+    static const char *const stores[] = {"s3://", "gs://", "az://"};
+    const char *rest = strstr(target, "://");
+    if (rest == NULL || memchr(target, '/', (size_t)(rest - target)) != NULL) return EXIT_OK;
+    for (size_t i = 0; !is_copy && i < sizeof stores / sizeof *stores; i++)
+        if (strncasecmp(target, stores[i], strlen(stores[i])) == 0) return EXIT_OK;
+    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED), "%s: %s",
+                      cli_display_path(target),
+                      is_copy ? "edited files can only be saved to local files"
+                              : "models can be saved to s3://, gs:// or az://, or to local files");
 }
 
 // ---- one file ----
@@ -47,11 +59,13 @@ static int refuse_kind(const char *target, mode_t mode) {
     return cli_fail(&error);
 }
 
-int cli_check_file_target(const char *target) {
-    if (cli_is_output(target) || cli_is_address(target)) return EXIT_OK;
+int cli_check_file_target(const char *target, bool is_copy) {
     struct stat info;
-    if (stat(target, &info) == 0 && !S_ISREG(info.st_mode))
-        return refuse_kind(target, info.st_mode);
+    int refused = check_url(target, is_copy);
+    if (refused != EXIT_OK || cli_is_output(target) || cli_is_address(target)) return refused;
+    bool is_there = stat(target, &info) == 0;
+    if (is_there && !S_ISREG(info.st_mode)) return refuse_kind(target, info.st_mode);
+    if (is_there && !can_write(target)) return cli_fail_errno("writing the file", target);
     char *real = realpath(target, NULL); // links are followed
     char *folder = folder_of(real == NULL ? target : real);
     int code = EXIT_OK;
@@ -127,8 +141,9 @@ int cli_check_folder_target(const rewrite_plan *plan) {
         free(other);
         return code;
     }
-    bool is_checked = plan->dry_run && is_local && !cli_is_output(plan->target);
-    return is_checked ? check_writable(plan->target) : EXIT_OK;
+    if (!plan->dry_run || cli_is_output(plan->target)) return EXIT_OK;
+    int code = check_url(plan->target, false);
+    return code == EXIT_OK && is_local ? check_writable(plan->target) : code;
 }
 
 /// Whether a file of a folder is a model's, whose name begins with another one than `stem`.
