@@ -36,8 +36,8 @@ def find_command() -> str | None:
 def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
     """Run the command and return its JSON output ({} without output). Ctrl-C ends it.
 
-    For another exit code than those in `good` raise the error that the command reports, of the class
-    that the library raises for it. FileNotFoundError if the command is not installed.
+    For another exit code than those in `good` raise the error that the command reports, of the
+    class that the library raises for it. FileNotFoundError if the command is not installed.
     """
     path = find_command()
     if path is None:

@@ -47,7 +47,7 @@ def _checker(name):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, torch):
-    """Programs to check: the documents' examples, one with declared types, and those with errors."""
+    """Programs to check: the documents' examples, one with declared types, those with errors."""
     folder = tmp_path_factory.mktemp("typing")
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
