@@ -234,7 +234,7 @@ def run_checks(checks: list[tuple[str, list[str]]]) -> Counter[str]:
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda check: run(check[1], capture_output=True), checks))
-    for (name, _), done in zip(checks, results):
+    for (name, _), done in zip(checks, results, strict=True):
         if done.returncode == SKIPPED:
             counts["skipped"] += 1
             print(f"  skipped {name}: {done.stdout.strip()}")

@@ -32,7 +32,7 @@ def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:
         raise _CLASSES[kind](message)
     error = error_class()(message)
     if kind:
-        error.tag, error.file = kind, file or None
+        error.tag, error.file = kind, file
     raise error
 
 
