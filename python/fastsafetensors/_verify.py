@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ._core import Model
 from ._options import check_location, check_switch
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 
-class ManifestMade(NamedTuple):
+@dataclass(frozen=True)
+class ManifestMade:
     """Result of writing a manifest: files listed, files not read again, bytes."""
 
     algorithm: str
