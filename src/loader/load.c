@@ -124,10 +124,12 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         choose_policy(loader);
         status = plan_load(loader, error);
     }
+    if (status == FST_OK) fsti_loader_open_share(loader);
     if (status == FST_OK)
         status = fsti_loader_find_methods(loader, &loader->plan, loader->mode == FST_MODE_MAP,
                                           &loader->methods, error);
     fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->methods);
+    job.share = loader->share;
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_log_end(loader, status, error);
@@ -144,6 +146,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_loader_log_close(loader);
     fsti_loader_end_reads(loader);
     fsti_pipeline_close(loader->pipeline);
+    fsti_share_unref(loader->share);
     fsti_free(loader->methods.routes);
     drop_views(loader);
     fsti_plan_clear(&loader->plan);
@@ -288,6 +291,8 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
+    // Reading a shared item separately would read its bytes twice; all of them stay until the end.
+    if (loader->share != NULL) return stream_item(loader, index, timeout_ms, out, error);
     if (fsti_loader_needs_copy(loader, item))
         return copy_item(loader, index, timeout_ms, out, error);
     // Hold the buffer, so that its bytes stay valid if the stream releases the batch.

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The segments that this process has open. A forked child closes their descriptors: the locks
+/// belong to the open file description, which the child inherits, and would outlive the parent. The
+/// child keeps its mappings, so tensors stay valid there.
+#include <unistd.h>
+
+#include "share_private.h"
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static fsti_share *list;
+static pthread_once_t register_once = PTHREAD_ONCE_INIT;
+
+static void close_in_child(void) {
+    for (fsti_share *share = list; share != NULL; share = share->next) {
+        close(share->fd);
+        close(share->folder_fd);
+        share->fd = share->folder_fd = -1;
+    }
+    list = NULL;
+}
+
+static void register_handler(void) { pthread_atfork(NULL, NULL, close_in_child); }
+
+void fsti_share_list_add(fsti_share *share) {
+    fsti_fork_lock(&list_lock);
+    pthread_once(&register_once, register_handler);
+    pthread_mutex_lock(&list_lock);
+    share->next = list;
+    list = share;
+    pthread_mutex_unlock(&list_lock);
+}
+
+void fsti_share_list_remove(fsti_share *share) {
+    pthread_mutex_lock(&list_lock);
+    fsti_share **at = &list;
+    while (*at != NULL && *at != share) at = &(*at)->next;
+    if (*at != NULL) *at = share->next;
+    pthread_mutex_unlock(&list_lock);
+}
