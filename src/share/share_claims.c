@@ -25,7 +25,7 @@ bool fsti_share_reserve(fsti_share *share, uint32_t batch) {
     uint64_t begin = share->batch_at[batch], end = share->batch_at[batch + 1];
     if (fsti_share_is_reserved(share, batch)) return true;
     int failed;
-    do failed = begin < end ? fallocate(share->fd, 0, (off_t)begin, (off_t)(end - begin)) : 0;
+    do failed = begin < end ? fallocate(share->data_fd, 0, (off_t)begin, (off_t)(end - begin)) : 0;
     while (failed != 0 && errno == EINTR);
     if (failed != 0) return false;
     atomic_store_explicit(share_batch_state(share, batch), 1, memory_order_release);
@@ -39,8 +39,8 @@ static uint64_t data_bytes(const fsti_share *share) {
 char *fsti_share_map_shared(fsti_share *share, uint32_t batch) {
     pthread_mutex_lock(&share->lock);
     if (share->shared == NULL) {
-        void *data = mmap(NULL, data_bytes(share), PROT_READ | PROT_WRITE, MAP_SHARED, share->fd,
-                          (off_t)share->batch_at[0]);
+        void *data = mmap(NULL, data_bytes(share), PROT_READ | PROT_WRITE, MAP_SHARED,
+                          share->data_fd, (off_t)share->batch_at[0]);
         share->shared = data == MAP_FAILED ? NULL : data;
     }
     char *data = share->shared;
@@ -51,7 +51,7 @@ char *fsti_share_map_shared(fsti_share *share, uint32_t batch) {
 char *fsti_share_map_private(const fsti_share *share, uint32_t batch, bool is_writable) {
     uint64_t begin = share->batch_at[batch], end = share->batch_at[batch + 1];
     void *data = mmap(NULL, end - begin, is_writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                      MAP_PRIVATE | MAP_NORESERVE, share->fd, (off_t)begin);
+                      MAP_PRIVATE | MAP_NORESERVE, share->data_fd, (off_t)begin);
     return data == MAP_FAILED ? NULL : data;
 }
 
@@ -60,7 +60,7 @@ void fsti_share_end_writes(fsti_share *share) {
     if (share->shared != NULL) munmap(share->shared, data_bytes(share));
     share->shared = NULL;
     pthread_mutex_unlock(&share->lock);
-    (void)fsti_share_set_lock(share->fd, F_UNLCK, SHARE_CLAIMS_AT, share->chunk_count);
+    (void)fsti_share_set_lock(share->lock_fd, F_UNLCK, SHARE_CLAIMS_AT, share->chunk_count);
 }
 
 bool fsti_share_is_done(const fsti_share *share, uint32_t chunk) {
@@ -88,14 +88,14 @@ static bool is_stalled(fsti_share *share) {
 
 fsti_share_step fsti_share_claim(fsti_share *share, uint32_t chunk) {
     if (fsti_share_is_done(share, chunk)) return FSTI_SHARE_DONE;
-    if (!fsti_share_set_lock(share->fd, F_WRLCK, SHARE_CLAIMS_AT + chunk, 1)) {
+    if (!fsti_share_set_lock(share->lock_fd, F_WRLCK, SHARE_CLAIMS_AT + chunk, 1)) {
         bool is_taken = errno == EAGAIN || errno == EACCES;
         // If locks fail, every process reads for itself, and all write the same bytes.
         return is_taken && !is_stalled(share) ? FSTI_SHARE_TAKEN : FSTI_SHARE_CLAIMED;
     }
     // Another owner may have finished it just before.
     if (!fsti_share_is_done(share, chunk)) return FSTI_SHARE_CLAIMED;
-    (void)fsti_share_set_lock(share->fd, F_UNLCK, SHARE_CLAIMS_AT + chunk, 1);
+    (void)fsti_share_set_lock(share->lock_fd, F_UNLCK, SHARE_CLAIMS_AT + chunk, 1);
     return FSTI_SHARE_DONE;
 }
 
@@ -103,5 +103,5 @@ void fsti_share_finish(fsti_share *share, uint32_t chunk) {
     // The release store publishes the chunk's bytes to the processes that see it.
     atomic_store_explicit(share_chunk_state(share, chunk), 1, memory_order_release);
     atomic_fetch_add(&share->control->progress, 1);
-    (void)fsti_share_set_lock(share->fd, F_UNLCK, SHARE_CLAIMS_AT + chunk, 1);
+    (void)fsti_share_set_lock(share->lock_fd, F_UNLCK, SHARE_CLAIMS_AT + chunk, 1);
 }

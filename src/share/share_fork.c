@@ -12,9 +12,10 @@ static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
 static void close_in_child(void) {
     for (fsti_share *share = list; share != NULL; share = share->next) {
-        close(share->fd);
+        close(share->lock_fd);
+        close(share->data_fd);
         close(share->folder_fd);
-        share->fd = share->folder_fd = -1;
+        share->lock_fd = share->data_fd = share->folder_fd = -1;
     }
     list = NULL;
 }

@@ -45,8 +45,10 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2 &&
 
 struct fsti_share {
     fsti_refcount refs;
-    int fd;        ///< -1 in a forked child
-    int folder_fd; ///< -1 in a forked child
+    // Descriptors are -1 in a forked child. A mapping keeps its open file, and the locks of that,
+    // alive in a child, so locks are on an open file that is never mapped.
+    int lock_fd, data_fd;
+    int folder_fd;
     pid_t owner;   ///< the process that opened it
     share_header *control;
     uint64_t file_bytes;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -41,17 +42,38 @@ static bool lay_out(fsti_share *share, const fsti_share_request *request, share_
 
 /// Whether the memory that a segment has reserved is there. A file that was cut and made longer
 /// again has holes, which would read as zeros.
-static bool has_its_memory(const fsti_share *share, const struct stat *stamp) {
+static bool has_its_memory(const fsti_share *share) {
     uint64_t bytes = 0;
+    struct stat stamp;
     for (uint32_t i = 0; i < share->batch_count; i++)
         if (fsti_share_is_reserved(share, i)) bytes += share->batch_at[i + 1] - share->batch_at[i];
-    return fsti_share_memory_of(stamp) >= bytes;
+    // Only now: its users go on to reserve memory.
+    return fstat(share->data_fd, &stamp) == 0 && fsti_share_memory_of(&stamp) >= bytes;
 }
 
+/// Opens the file of lock_fd a second time, for its memory, and maps the header. The folder is
+/// locked, so the name is still that of the file.
 static bool map_control(fsti_share *share, uint64_t control_bytes) {
-    void *control = mmap(NULL, control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, share->fd, 0);
+    share->data_fd = openat(share->folder_fd, share->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (share->data_fd < 0 ||
+        fallocate(share->data_fd, 0, 0, (off_t)control_bytes) != 0) // else SIGBUS if there is none
+        return false;
+    void *control =
+        mmap(NULL, control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, share->data_fd, 0);
     share->control = control == MAP_FAILED ? NULL : control;
     return share->control != NULL;
+}
+
+/// Removes the file that could not be used or made.
+static void discard_file(fsti_share *share) {
+    int failure = errno;
+    fsti_share_folder_remove(share->folder_fd, share->name);
+    if (share->control != NULL) munmap(share->control, share->batch_at[0]);
+    share->control = NULL;
+    close(share->lock_fd);
+    if (share->data_fd >= 0) close(share->data_fd);
+    share->lock_fd = share->data_fd = -1;
+    errno = failure;
 }
 
 /// Uses a file that is there. False if it is not the wanted segment, whole; it is then removed if
@@ -59,41 +81,40 @@ static bool map_control(fsti_share *share, uint64_t control_bytes) {
 static bool use_file(fsti_share *share, const share_header *head) {
     share_file file;
     if (!fsti_share_file_open(share->folder_fd, share->name, &file)) return false;
-    share->fd = file.fd;
+    share->lock_fd = file.fd;
     bool is_good = file.is_valid && file.head.control_bytes == head->control_bytes &&
                    file.head.data_bytes == head->data_bytes &&
                    file.head.chunk_count == head->chunk_count &&
                    file.head.batch_count == head->batch_count &&
                    fsti_share_set_lock(file.fd, F_RDLCK, SHARE_USERS_AT, 1) &&
-                   fallocate(file.fd, 0, 0, (off_t)head->control_bytes) == 0 &&
-                   map_control(share, head->control_bytes) && has_its_memory(share, &file.stamp);
-    if (is_good) return true;
-    fsti_share_folder_remove(share->folder_fd, share->name);
-    if (share->control != NULL) munmap(share->control, head->control_bytes);
-    share->control = NULL;
-    close(share->fd);
-    share->fd = -1;
-    return false;
+                   map_control(share, head->control_bytes) && has_its_memory(share);
+    if (!is_good) discard_file(share);
+    return is_good;
+}
+
+/// Whether the process may make a file of that size. Exceeding the limit would end it by SIGXFSZ.
+static bool is_allowed(uint64_t file_bytes) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+           file_bytes <= limit.rlim_cur;
 }
 
 /// Makes the file with its header. The data gets memory batch by batch.
 static bool make_file(fsti_share *share, const share_header *head) {
-    share->fd = openat(share->folder_fd, share->name,
-                       O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
-    if (share->fd < 0) return false;
-    bool is_made = ftruncate(share->fd, (off_t)share->file_bytes) == 0 &&
-                   fallocate(share->fd, 0, 0, (off_t)head->control_bytes) == 0 &&
-                   fsti_share_set_lock(share->fd, F_RDLCK, SHARE_USERS_AT, 1) &&
-                   map_control(share, head->control_bytes);
-    if (is_made) {
+    if (!is_allowed(share->file_bytes)) {
+        errno = EFBIG;
+        return false;
+    }
+    share->lock_fd = openat(share->folder_fd, share->name,
+                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (share->lock_fd < 0) return false;
+    if (ftruncate(share->lock_fd, (off_t)share->file_bytes) == 0 &&
+        fsti_share_set_lock(share->lock_fd, F_RDLCK, SHARE_USERS_AT, 1) &&
+        map_control(share, head->control_bytes)) {
         memcpy(share->control, head, sizeof *head);
         return true;
     }
-    int failure = errno;
-    fsti_share_folder_remove(share->folder_fd, share->name);
-    close(share->fd);
-    share->fd = -1;
-    errno = failure;
+    discard_file(share);
     return false;
 }
 
@@ -121,7 +142,8 @@ static void free_share(fsti_share *share) {
     if (share->control != NULL) munmap(share->control, share->batch_at[0]);
     if (share->shared != NULL) // of a forked child
         munmap(share->shared, share->file_bytes - share->batch_at[0]);
-    if (share->fd >= 0) close(share->fd);
+    if (share->lock_fd >= 0) close(share->lock_fd);
+    if (share->data_fd >= 0) close(share->data_fd);
     if (share->folder_fd >= 0) close(share->folder_fd);
     pthread_mutex_destroy(&share->lock);
     fsti_free(share->batch_at);
@@ -133,7 +155,7 @@ static fsti_share *alloc_share(const fsti_share_request *request) {
     if (share == NULL) return NULL;
     fsti_refcount_init(&share->refs);
     pthread_mutex_init(&share->lock, NULL);
-    share->fd = share->folder_fd = -1;
+    share->lock_fd = share->data_fd = share->folder_fd = -1;
     share->owner = getpid();
     share->chunk_count = request->chunk_count;
     share->batch_count = request->batch_count;
@@ -199,7 +221,8 @@ fsti_share *fsti_share_ref(fsti_share *share) {
 static bool has_name(const fsti_share *share) {
     struct stat named, own;
     return fstatat(share->folder_fd, share->name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstat(share->fd, &own) == 0 && named.st_dev == own.st_dev && named.st_ino == own.st_ino;
+           fstat(share->lock_fd, &own) == 0 && named.st_dev == own.st_dev &&
+           named.st_ino == own.st_ino;
 }
 
 /// The last user removes the segment, unless it is pinned or has a grace period. If the folder
@@ -208,19 +231,19 @@ static void leave(fsti_share *share) {
     int lock_fd = fsti_share_folder_lock(share->folder_fd);
     atomic_store(&share->control->used_s, (long long)time(NULL));
     if (lock_fd < 0) return;
-    bool is_last = fsti_share_set_lock(share->fd, F_WRLCK, SHARE_USERS_AT, 1);
+    bool is_last = fsti_share_set_lock(share->lock_fd, F_WRLCK, SHARE_USERS_AT, 1);
     bool is_kept = atomic_load(&share->control->is_pinned) != 0 ||
                    (atomic_load(&share->control->grace_s) != 0 && fsti_share_is_complete(share));
     if (is_last && !is_kept && has_name(share))
         fsti_share_folder_remove(share->folder_fd, share->name);
     // Another process must not find the lock of this one once the folder is unlocked.
-    (void)fsti_share_set_lock(share->fd, F_UNLCK, SHARE_USERS_AT, 1);
+    (void)fsti_share_set_lock(share->lock_fd, F_UNLCK, SHARE_USERS_AT, 1);
     close(lock_fd);
 }
 
 void fsti_share_unref(fsti_share *share) {
     if (share == NULL || !fsti_refcount_unref(&share->refs)) return;
-    if (share->owner == getpid() && share->fd >= 0) {
+    if (share->owner == getpid() && share->lock_fd >= 0) {
         fsti_share_end_writes(share);
         fsti_share_list_remove(share);
         leave(share);
