@@ -18,9 +18,10 @@ _LOAD_WORDS = {
     "engine": ("auto", "pread", "direct", "uring", "mmap"),
     "order": ("file", "request"),
     "gds": ("auto", "off", "strict"),
+    "share": ("off", "node"),
 }
 _SAVE_WORDS = {"engine": ("auto", "buffered", "direct", "uring")}
-_COUNTS = ("threads", "copy_threads")
+_COUNTS = ("threads", "copy_threads", "share_grace")
 
 
 def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> int:
@@ -127,6 +128,8 @@ def check_load_options(options: Mapping[str, Any]) -> None:
     _check(options, _LOAD_WORDS)
     if options.get("mode") == "map" and options.get("engine", "auto") != "auto":
         raise ValueError('engine has no effect with mode="map": use mode="load"')
+    if options.get("share_grace", 0) and options.get("share", "off") != "node":
+        raise ValueError('share_grace has no effect without share="node"')
 
 
 def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:

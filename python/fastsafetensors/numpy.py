@@ -131,6 +131,8 @@ def load_file(
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
+    share: str = "off",
+    share_grace: int = 0,
     verify: Verify | None = None,
     progress: Progress | bool | None = None,
 ) -> dict[str, _np.ndarray[Any, Any]]:
@@ -146,6 +148,8 @@ def load_file(
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of "load".
         threads: of "load"; 0: one per CPU that the process may use, at most 16.
+        share: "node" shares the memory of loads into owned memory between processes.
+        share_grace: seconds that shared memory outlives its last process.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -165,7 +169,7 @@ def load_file(
     chosen = check_backend(backend) if mode is None else mode
     return load_paths(filename, export, names, keep=filter, progress=progress, mode=chosen,
                       engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache,
-                      verify=verify)
+                      share=share, share_grace=share_grace, verify=verify)
 
 
 def open_stream(
@@ -178,6 +182,8 @@ def open_stream(
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
+    share: str = "off",
+    share_grace: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model array by array, in file order, while the next ones are being read.
@@ -200,6 +206,8 @@ def open_stream(
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         threads: of the load; 0: one per CPU that the process may use, at most 16.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         verify: as in load_file().
 
     Returns:
@@ -213,7 +221,8 @@ def open_stream(
     """
     return TensorStream(
         filename, wrap, memory=memory, names=names, filter=filter, verify=verify, engine=engine,
-        threads=threads, dtype=dtype_word(dtype), cache=cache)
+        threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
+        share_grace=share_grace)
 
 
 def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:

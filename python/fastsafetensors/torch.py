@@ -63,13 +63,24 @@ def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> Non
     if not is_meta:
         return
     usual = {"mode": "auto", "backend": "mmap", "cache": "auto", "engine": "auto", "threads": 0,
-             "gds": "auto", "allocator": "torch", "pin_memory": False}
+             "gds": "auto", "allocator": "torch", "pin_memory": False, "share": "off"}
     set_here = [name for name, value in usual.items() if options[name] != value]
     if progress:
         set_here.append("progress")
     if set_here:
         name = "backend" if options["backend"] != "mmap" else set_here[0]
         raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
+
+
+def _share_options(
+    share: str, share_grace: int, device: Any, pin_memory: bool = False
+) -> dict[str, Any]:
+    """Options of Model.load() for shared memory, which is on the CPU. ValueError elsewhere."""
+    if share == "off":
+        return {}
+    if pin_memory or str(device) != "cpu":
+        raise ValueError('share="node" is for tensors on the CPU that are not pinned')
+    return {"share": share, "share_grace": share_grace}
 
 
 def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str, Any]:
@@ -98,6 +109,8 @@ def load_file(
     engine: str = "auto",
     gds: str = "auto",
     threads: int = 0,
+    share: str = "off",
+    share_grace: int = 0,
     verify: Verify | None = None,
     progress: Progress | bool | None = None,
 ) -> dict[str, Tensor]:
@@ -134,6 +147,12 @@ def load_file(
         gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
             "strict": RuntimeError (with "gds" in its text) if it does not.
         threads: of "load"; 0: one per CPU that the process may use, at most 16.
+        share: "node": processes of one user that load the same tensors read every byte from storage
+            once and hold it once, in a file in /dev/shm that each maps privately. For loads into
+            owned memory on the CPU; views share the page cache anyway. If it is impossible, the
+            load has its own memory (docs/node.md).
+        share_grace: seconds that this memory outlives its last process, for programs that restart.
+            0: FASTSAFETENSORS_SHARE_GRACE, or none.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -157,12 +176,13 @@ def load_file(
     chosen = check_backend(backend) if mode is None else mode
     _check_options({"mode": chosen, "backend": backend, "cache": cache, "engine": engine,
                     "threads": threads, "gds": gds, "allocator": allocator,
-                    "pin_memory": pin_memory}, progress, is_meta(device))
+                    "pin_memory": pin_memory, "share": share, "share_grace": share_grace}, progress, is_meta(device))
     if is_meta(device):
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
-    options = {"mode": chosen, **_target(device, gds, allocator, pin_memory)}
+    options = {"mode": chosen, **_target(device, gds, allocator, pin_memory),
+               **_share_options(share, share_grace, device, pin_memory)}
     watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
         chosen_names = choose_names(model, names, filter)
@@ -185,6 +205,8 @@ def open_stream(
     engine: str = "auto",
     gds: str = "auto",
     threads: int = 0,
+    share: str = "off",
+    share_grace: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model tensor by tensor, in file order, while the next ones are being read.
@@ -209,6 +231,8 @@ def open_stream(
         engine: forces the engine of reads into memory.
         gds: GPUDirect Storage: "auto", "off" or "strict".
         threads: of the load; 0: one per CPU that the process may use, at most 16.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         verify: as in load_file().
 
     Returns:
@@ -223,8 +247,9 @@ def open_stream(
     """
     device = check_device(device)
     check_present(device)
-    options = load_options(device, gds)
-    is_copied = device != "cpu" and not options
+    check_load_options({"share": share, "share_grace": share_grace})
+    options = {**load_options(device, gds), **_share_options(share, share_grace, device)}
+    is_copied = device != "cpu" and "device" not in options
     return TensorStream(
         filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, memory=memory,
         names=names, filter=filter, verify=verify, engine=engine, threads=threads,
@@ -258,6 +283,8 @@ def load_model(
     mode: str | None = None,
     assign: bool = False,
     threads: int = 0,
+    share: str = "off",
+    share_grace: int = 0,
     verify: Verify | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
@@ -280,6 +307,9 @@ def load_model(
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
             part.
         threads: of the load; 0: one per CPU that the process may use, at most 16.
+        share: "node" shares the memory of assigned tensors between processes, as in load_file().
+            ValueError without `assign`.
+        share_grace: as in load_file().
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -299,13 +329,16 @@ def load_model(
     check_switches(strict=strict, assign=assign)
     check_module(model)
     views = check_backend(backend) if mode is None else mode
-    check_load_options({"mode": views, "threads": threads})
-    if mode is not None and not assign:
-        raise ValueError("mode has no effect without assign=True: the bytes are read into the "
+    check_load_options({"mode": views, "threads": threads, "share": share,
+                        "share_grace": share_grace})
+    if (mode is not None or share != "off") and not assign:
+        name = "share" if mode is None else "mode"
+        raise ValueError(f"{name} has no effect without assign=True: the bytes are read into the "
                          "model's memory")
     device = check_device(device)
+    shared = _share_options(share, share_grace, device)
     with contextlib.closing(open_files(filename, verify)) as file:
-        return ModuleLoad(file, model, assign, threads, device, views).run(strict, changed)
+        return ModuleLoad(file, model, assign, threads, device, {"mode": views, **shared}).run(strict, changed)
 
 
 def save_file(
