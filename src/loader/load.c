@@ -196,7 +196,12 @@ fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *e
 /// Waits for an item. A view is ready at once, unless it is being read into the page cache.
 static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int64_t timeout_ms,
                             fst_error *error) {
+    const fsti_plan_batch *batch = &loader->plan.batches[item->batch];
     if (item->size_bytes == 0) return FST_OK;
+    // A store to a shared tensor copies whole pages, so the bytes of its neighbours must be there.
+    // Batches share no pages.
+    if (loader->share != NULL)
+        return wait_chunks(loader, batch->chunk_first, batch->chunk_end, timeout_ms, error);
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 

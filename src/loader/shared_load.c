@@ -113,6 +113,13 @@ static bool make_key(const fst_loader *loader, key_text *key, char *why, size_t 
 /// Opens the segment for a key.
 static void open_segment(fst_loader *loader, const key_text *key, char *why, size_t why_size) {
     const fsti_plan *plan = &loader->plan;
+    char label[512];
+    const char *path = fsti_file_path(loader->files[0].file);
+    // People see it, and other processes of the user: without the secrets of a URL.
+    if (fsti_url_scheme(path) != FSTI_SCHEME_NONE)
+        fsti_url_redact(path, label, sizeof label);
+    else
+        snprintf(label, sizeof label, "%s", path);
     uint64_t *batch_bytes = fsti_alloc_zeroed(plan->batch_count, sizeof *batch_bytes);
     if (batch_bytes == NULL) {
         snprintf(why, why_size, "out of memory");
@@ -121,7 +128,7 @@ static void open_segment(fst_loader *loader, const key_text *key, char *why, siz
     for (size_t i = 0; i < plan->batch_count; i++) batch_bytes[i] = plan->batches[i].buffer_bytes;
     const fsti_share_request request = {.key = key->bytes,
                                         .key_bytes = key->size,
-                                        .label = fsti_file_path(loader->files[0].file),
+                                        .label = label,
                                         .batch_bytes = batch_bytes,
                                         .batch_count = (uint32_t)plan->batch_count,
                                         .chunk_count = (uint32_t)plan->chunk_count,

@@ -49,7 +49,7 @@ struct fsti_share {
     // alive in a child, so locks are on an open file that is never mapped.
     int lock_fd, data_fd;
     int folder_fd;
-    pid_t owner;   ///< the process that opened it
+    pid_t owner; ///< the process that opened it
     share_header *control;
     uint64_t file_bytes;
     // Copies: another process could change the header.
@@ -120,9 +120,12 @@ bool fsti_share_is_unused(int fd);
 void fsti_share_header_make(share_header *head);
 bool fsti_share_header_is_valid(const share_header *head, uint64_t file_bytes);
 
-// ---- the list of this process's segments (share_fork.c) ----
+// ---- the segments of this process (share_process.c) ----
 
 void fsti_share_list_add(fsti_share *share);
 void fsti_share_list_remove(fsti_share *share);
+/// Ends the use of a segment by its load: the last user removes it, unless it is pinned or has a
+/// grace period. Mappings stay valid. (share_segment.c)
+void fsti_share_leave(fsti_share *share);
 
 #endif

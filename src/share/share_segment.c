@@ -225,9 +225,8 @@ static bool has_name(const fsti_share *share) {
            named.st_ino == own.st_ino;
 }
 
-/// The last user removes the segment, unless it is pinned or has a grace period. If the folder
-/// cannot be locked, a later load removes it.
-static void leave(fsti_share *share) {
+// If the folder cannot be locked, a later load removes the segment.
+void fsti_share_leave(fsti_share *share) {
     int lock_fd = fsti_share_folder_lock(share->folder_fd);
     atomic_store(&share->control->used_s, (long long)time(NULL));
     if (lock_fd < 0) return;
@@ -246,7 +245,7 @@ void fsti_share_unref(fsti_share *share) {
     if (share->owner == getpid() && share->lock_fd >= 0) {
         fsti_share_end_writes(share);
         fsti_share_list_remove(share);
-        leave(share);
+        fsti_share_leave(share);
     }
     free_share(share);
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The segments that this process has open. A forked child closes their descriptors: the locks
-/// belong to the open file description, which the child inherits, and would outlive the parent. The
-/// child keeps its mappings, so tensors stay valid there.
+/// The segments that this process has open, for what happens to all of them: fork() and exit().
+///
+/// A forked child closes their descriptors: the locks belong to the open file description, which
+/// the child inherits, and would outlive the parent. The child keeps its mappings, so tensors stay
+/// valid there. Programs often end without freeing their tensors, so the end of the process leaves
+/// the segments too; mappings stay until the process is gone.
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "share_private.h"
@@ -20,11 +24,20 @@ static void close_in_child(void) {
     list = NULL;
 }
 
-static void register_handler(void) { pthread_atfork(NULL, NULL, close_in_child); }
+static void leave_at_exit(void) {
+    pthread_mutex_lock(&list_lock);
+    for (fsti_share *share = list; share != NULL; share = share->next) fsti_share_leave(share);
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void register_handlers(void) {
+    pthread_atfork(NULL, NULL, close_in_child);
+    (void)atexit(leave_at_exit); // if this fails, the next load removes what is left
+}
 
 void fsti_share_list_add(fsti_share *share) {
     fsti_fork_lock(&list_lock);
-    pthread_once(&register_once, register_handler);
+    pthread_once(&register_once, register_handlers);
     pthread_mutex_lock(&list_lock);
     share->next = list;
     list = share;
