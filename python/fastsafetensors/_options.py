@@ -132,6 +132,17 @@ def check_load_options(options: Mapping[str, Any]) -> None:
         raise ValueError('share_grace has no effect without share="node"')
 
 
+def share_options(
+    share: str, share_grace: int, device: Any, pin_memory: bool = False
+) -> dict[str, Any]:
+    """Return a load's options for shared memory, which is on the CPU. ValueError elsewhere."""
+    if share == "off":
+        return {}
+    if pin_memory or str(device) != "cpu":
+        raise ValueError('share="node" is for tensors on the CPU that are not pinned')
+    return {"share": share, "share_grace": share_grace}
+
+
 def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a save. TypeError or ValueError for a wrong one."""
     _check(options, _SAVE_WORDS)

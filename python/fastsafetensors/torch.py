@@ -21,6 +21,7 @@ from ._options import (
     check_switch,
     check_switches,
     check_word,
+    share_options,
 )
 from ._progress import Progress
 from ._request import choose_names
@@ -70,17 +71,6 @@ def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> Non
     if set_here:
         name = "backend" if options["backend"] != "mmap" else set_here[0]
         raise ValueError(f'{name} has no effect with device="meta", which reads nothing')
-
-
-def _share_options(
-    share: str, share_grace: int, device: Any, pin_memory: bool = False
-) -> dict[str, Any]:
-    """Options of Model.load() for shared memory, which is on the CPU. ValueError elsewhere."""
-    if share == "off":
-        return {}
-    if pin_memory or str(device) != "cpu":
-        raise ValueError('share="node" is for tensors on the CPU that are not pinned')
-    return {"share": share, "share_grace": share_grace}
 
 
 def _target(device: Any, gds: str, allocator: str, pin_memory: bool) -> dict[str, Any]:
@@ -150,7 +140,7 @@ def load_file(
         share: "node": processes of one user that load the same tensors read every byte from storage
             once and hold it once, in a file in /dev/shm that each maps privately. For loads into
             owned memory on the CPU; views share the page cache anyway. If it is impossible, the
-            load has its own memory (docs/node.md).
+            load has its own memory (docs/howto/share-weights-on-a-node.md).
         share_grace: seconds that this memory outlives its last process, for programs that restart.
             0: FASTSAFETENSORS_SHARE_GRACE, or none.
         verify: True verifies every loaded byte against the manifest next to the model (an error
@@ -176,13 +166,14 @@ def load_file(
     chosen = check_backend(backend) if mode is None else mode
     _check_options({"mode": chosen, "backend": backend, "cache": cache, "engine": engine,
                     "threads": threads, "gds": gds, "allocator": allocator,
-                    "pin_memory": pin_memory, "share": share, "share_grace": share_grace}, progress, is_meta(device))
+                    "pin_memory": pin_memory, "share": share, "share_grace": share_grace},
+                   progress, is_meta(device))
     if is_meta(device):
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
     options = {"mode": chosen, **_target(device, gds, allocator, pin_memory),
-               **_share_options(share, share_grace, device, pin_memory)}
+               **share_options(share, share_grace, device, pin_memory)}
     watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
         chosen_names = choose_names(model, names, filter)
@@ -248,7 +239,7 @@ def open_stream(
     device = check_device(device)
     check_present(device)
     check_load_options({"share": share, "share_grace": share_grace})
-    options = {**load_options(device, gds), **_share_options(share, share_grace, device)}
+    options = {**load_options(device, gds), **share_options(share, share_grace, device)}
     is_copied = device != "cpu" and "device" not in options
     return TensorStream(
         filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, memory=memory,
@@ -336,9 +327,10 @@ def load_model(
         raise ValueError(f"{name} has no effect without assign=True: the bytes are read into the "
                          "model's memory")
     device = check_device(device)
-    shared = _share_options(share, share_grace, device)
+    shared = share_options(share, share_grace, device)
     with contextlib.closing(open_files(filename, verify)) as file:
-        return ModuleLoad(file, model, assign, threads, device, {"mode": views, **shared}).run(strict, changed)
+        load = ModuleLoad(file, model, assign, threads, device, {"mode": views, **shared})
+        return load.run(strict, changed)
 
 
 def save_file(

@@ -125,7 +125,7 @@ bool fsti_share_header_is_valid(const share_header *head, uint64_t file_bytes);
 void fsti_share_list_add(fsti_share *share);
 void fsti_share_list_remove(fsti_share *share);
 /// Ends the use of a segment by its load: the last user removes it, unless it is pinned or has a
-/// grace period. Mappings stay valid. (share_segment.c)
+/// grace period. Mappings stay valid. (share_leave.c)
 void fsti_share_leave(fsti_share *share);
 
 #endif

@@ -30,7 +30,7 @@ static bool parse_size(const char *text, uint64_t *out) {
 /// A variable's number. False with words if it is not one.
 static bool read_number(const char *name, uint64_t number_max, uint64_t *out, char *why,
                         size_t why_size) {
-    const char *text = getenv(name);
+    const char *text = secure_getenv(name);
     if (text == NULL || text[0] == '\0') return true;
     if (parse_size(text, out) && *out <= number_max) return true;
     snprintf(why, why_size, "%s is not a number up to %llu", name, (unsigned long long)number_max);
@@ -38,7 +38,7 @@ static bool read_number(const char *name, uint64_t number_max, uint64_t *out, ch
 }
 
 bool fsti_share_settings(const char *folder, share_settings *out, char *why, size_t why_size) {
-    const char *wanted = folder != NULL ? folder : getenv("FASTSAFETENSORS_SHARE_DIR");
+    const char *wanted = folder != NULL ? folder : secure_getenv("FASTSAFETENSORS_SHARE_DIR");
     uint64_t grace_s = 0, bytes_max = fsti_memory_total() / 2;
     int used;
     if (wanted != NULL && wanted[0] != '\0')

@@ -172,6 +172,11 @@ uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_
 /// Puts off a taken chunk that another process reads into shared memory. It becomes pending again
 /// when it is done, or to try whether its reader has ended.
 void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
+/// How often deferred chunks are looked at.
+#define FSTI_DEFERRED_PAUSE_MS 2
+/// Makes deferred chunks pending that are done now. From time to time also the first others: the
+/// thread that takes one finds out whether its reader has ended. The lock must be held.
+void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline);
 
 /// Completes a taken chunk. Adds the worker's counts to the pipeline's and clears them, so that
 /// statistics are exact when the last chunk is done.

@@ -17,12 +17,6 @@
 #define CLASSIFY_AHEAD_CHUNKS 4u
 #define SAMPLE_STEP_CHUNKS 4u
 
-/// How often chunks that another process reads are looked at; how often, and how many of them, are
-/// tried, because that process may have ended.
-#define DEFERRED_PAUSE_MS 2
-#define DEFERRED_TRY_MS 20
-#define DEFERRED_TRY_COUNT 16u
-
 /// If the kernel reports no residency, this many bytes of a chunk are tried.
 #define SAMPLE_COUNT 4u
 
@@ -271,46 +265,13 @@ static void note_memory_shortage(fsti_pipeline *pipeline, const fst_error *cause
 static void wait_for_change(fsti_pipeline *pipeline) {
     bool polls = pipeline->chunks_deferred > 0 && !pipeline->is_polling;
     if (pipeline->lacks_memory || polls) {
-        struct timespec until = fsti_deadline_after(polls ? DEFERRED_PAUSE_MS : MEMORY_PAUSE_MS);
+        struct timespec until =
+            fsti_deadline_after(polls ? FSTI_DEFERRED_PAUSE_MS : MEMORY_PAUSE_MS);
         pipeline->is_polling |= polls;
         pthread_cond_timedwait(&pipeline->work_changed, &pipeline->lock, &until);
         if (polls) pipeline->is_polling = false;
     } else {
         pthread_cond_wait(&pipeline->work_changed, &pipeline->lock);
-    }
-}
-
-void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk) {
-    pthread_mutex_lock(&pipeline->lock);
-    atomic_store_explicit(&pipeline->chunks[chunk].step, CHUNK_DEFERRED, memory_order_relaxed);
-    pipeline->chunks_taken--;
-    pipeline->chunks_deferred++;
-    pthread_mutex_unlock(&pipeline->lock);
-}
-
-/// Makes deferred chunks pending that are done now. From time to time also the first others: the
-/// thread that takes one finds out whether its reader has ended. The lock must be held.
-static void poll_deferred(fsti_pipeline *pipeline) {
-    uint64_t now_ns = fsti_now_ns();
-    if (pipeline->chunks_deferred == 0 ||
-        now_ns - pipeline->deferred_polled_ns < (uint64_t)DEFERRED_PAUSE_MS * 1000000)
-        return;
-    pipeline->deferred_polled_ns = now_ns;
-    bool may_try = now_ns - pipeline->deferred_tried_ns >= (uint64_t)DEFERRED_TRY_MS * 1000000;
-    if (may_try) pipeline->deferred_tried_ns = now_ns;
-    uint32_t tries_left = may_try ? DEFERRED_TRY_COUNT : 0;
-    for (uint32_t i = 0; i < pipeline->chunks_known && pipeline->chunks_deferred > 0; i++) {
-        chunk_state *state = &pipeline->chunks[i];
-        if (atomic_load_explicit(&state->step, memory_order_relaxed) != CHUNK_DEFERRED) continue;
-        if (!fsti_share_is_done(pipeline->job.share, i)) {
-            if (tries_left == 0) continue;
-            tries_left--;
-        }
-        atomic_store_explicit(&state->step, CHUNK_PENDING, memory_order_relaxed);
-        pipeline->chunks_deferred--;
-        uint32_t *cursor = &pipeline->cursor[state->queue];
-        *cursor = (uint32_t)fsti_min(*cursor, i);
-        pthread_cond_broadcast(&pipeline->work_changed);
     }
 }
 
@@ -444,7 +405,7 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
     *populate = UINT32_MAX;
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
-        poll_deferred(pipeline);
+        fsti_pipeline_poll_deferred(pipeline);
         classify_before(pipeline);
         // The lock was released, so the stop may have been signalled meanwhile.
         if (atomic_load(&pipeline->stop)) break;

@@ -87,7 +87,7 @@ fst_status fsti_host_place(fsti_pipeline *pipeline, const sink_block *block, wor
 void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size);
 
 /// Maps a batch of the job's segment. *out is NULL if the segment has no memory for it; the batch
-/// is then this process's own. `base`: where its bytes are written.
+/// is then this process's own. `base`: where its bytes are written. (shared_batch.c)
 void fsti_shared_batch(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out, char **base);
 
 /// For sinks that never wait.
