@@ -128,11 +128,11 @@ def load_file(
     dtype: Any = None,
     backend: str = "mmap",
     mode: str | None = None,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
-    share: str = "off",
-    share_grace: int = 0,
     verify: Verify | None = None,
     progress: Progress | bool | None = None,
 ) -> dict[str, _np.ndarray[Any, Any]]:
@@ -145,11 +145,11 @@ def load_file(
         dtype: convert to this dtype while loading: numpy's, its name, or the format's.
         backend: the safetensors package's name for mode: "mmap" or "pread".
         mode: "auto", "load" or "map".
+        share: "node" shares the memory of loads into owned memory between processes.
+        share_grace: seconds that shared memory outlives its last process.
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of "load".
         threads: of "load"; 0: one per CPU that the process may use, at most 16.
-        share: "node" shares the memory of loads into owned memory between processes.
-        share_grace: seconds that shared memory outlives its last process.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -179,11 +179,11 @@ def open_stream(
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
     memory: int | str = 0,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
-    share: str = "off",
-    share_grace: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model array by array, in file order, while the next ones are being read.
@@ -203,11 +203,11 @@ def open_stream(
         dtype: convert to this dtype while loading, as in load_file().
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
             largest tensor, with the pages around it, must fit. 0: no limit.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         threads: of the load; 0: one per CPU that the process may use, at most 16.
-        share: "node" shares memory between processes, as in load_file(); not with `memory`.
-        share_grace: as in load_file().
         verify: as in load_file().
 
     Returns:

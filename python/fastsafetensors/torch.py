@@ -95,12 +95,12 @@ def load_file(
     mode: str | None = None,
     allocator: str = "torch",
     pin_memory: bool = False,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     gds: str = "auto",
     threads: int = 0,
-    share: str = "off",
-    share_grace: int = 0,
     verify: Verify | None = None,
     progress: Progress | bool | None = None,
 ) -> dict[str, Tensor]:
@@ -130,6 +130,12 @@ def load_file(
         allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
             it. "own" is refused for the CPU.
         pin_memory: CPU tensors are in pinned (page-locked) memory. Refused with mode="map".
+        share: "node": processes of one user that load the same tensors read every byte from storage
+            once and hold it once, in a file in /dev/shm that each maps privately. For loads into
+            owned memory on the CPU; views share the page cache anyway. If it is impossible, the
+            load has its own memory (docs/howto/share-weights-on-a-node.md).
+        share_grace: seconds that this memory outlives its last process, for programs that restart.
+            0: FASTSAFETENSORS_SHARE_GRACE, or none.
         cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
             or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
             and 128 MiB for parts of models, the cache is bypassed).
@@ -137,12 +143,6 @@ def load_file(
         gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
             "strict": RuntimeError (with "gds" in its text) if it does not.
         threads: of "load"; 0: one per CPU that the process may use, at most 16.
-        share: "node": processes of one user that load the same tensors read every byte from storage
-            once and hold it once, in a file in /dev/shm that each maps privately. For loads into
-            owned memory on the CPU; views share the page cache anyway. If it is impossible, the
-            load has its own memory (docs/howto/share-weights-on-a-node.md).
-        share_grace: seconds that this memory outlives its last process, for programs that restart.
-            0: FASTSAFETENSORS_SHARE_GRACE, or none.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -192,12 +192,12 @@ def open_stream(
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
     memory: int | str = 0,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     gds: str = "auto",
     threads: int = 0,
-    share: str = "off",
-    share_grace: int = 0,
     verify: Verify | None = None,
 ) -> TensorStream:
     """Go through a model tensor by tensor, in file order, while the next ones are being read.
@@ -218,12 +218,12 @@ def open_stream(
         dtype: convert to this dtype while loading, as in load_file().
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
             largest tensor, with the pages around it, must fit. 0: no limit.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         gds: GPUDirect Storage: "auto", "off" or "strict".
         threads: of the load; 0: one per CPU that the process may use, at most 16.
-        share: "node" shares memory between processes, as in load_file(); not with `memory`.
-        share_grace: as in load_file().
         verify: as in load_file().
 
     Returns:
@@ -273,9 +273,9 @@ def load_model(
     backend: str = "mmap",
     mode: str | None = None,
     assign: bool = False,
-    threads: int = 0,
     share: str = "off",
     share_grace: int = 0,
+    threads: int = 0,
     verify: Verify | None = None,
 ) -> tuple[set[str], list[str]]:
     """Load a model's parameters and buffers from a file.
@@ -297,10 +297,10 @@ def load_model(
         assign: replace the parameters by the loaded tensors (required for a model on the meta
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
             part.
-        threads: of the load; 0: one per CPU that the process may use, at most 16.
         share: "node" shares the memory of assigned tensors between processes, as in load_file().
             ValueError without `assign`.
         share_grace: as in load_file().
+        threads: of the load; 0: one per CPU that the process may use, at most 16.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
