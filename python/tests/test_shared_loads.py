@@ -152,6 +152,23 @@ def test_stores_stay_in_the_process(path: pathlib.Path, folder: pathlib.Path) ->
     assert not segments(folder)
 
 
+KEPT = """
+import ctypes, os, sys
+from fastsafetensors import numpy
+for array in numpy.load_file(sys.argv[1], mode="load", share="node").values():
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
+assert len(os.listdir(os.environ["FASTSAFETENSORS_SHARE_DIR"])) == 2
+"""
+
+
+def test_a_process_that_frees_nothing_leaves_nothing(
+    path: pathlib.Path, folder: pathlib.Path
+) -> None:
+    """The segment is removed when the process ends, although its arrays are never freed."""
+    subprocess.run([sys.executable, "-c", KEPT, str(path)], check=True, timeout=60)
+    assert not segments(folder)
+
+
 def test_torch_loads_share(path: pathlib.Path, folder: pathlib.Path, torch: Any) -> None:
     """load_file, open_stream and load_model(assign=True) take share."""
     from fastsafetensors import torch as fst_torch
