@@ -438,6 +438,8 @@ TEST(dropping_and_pinning_find_segments_by_the_beginning_of_their_names)
     name[6] = '\0';
     CHECK_INT(fsti_share_pin(NULL, name, true, NULL), FST_OK);
     CHECK(list_all().last.is_pinned);
+    CHECK_INT(fsti_share_pin(NULL, name, false, NULL), FST_OK);
+    CHECK(!list_all().last.is_pinned);
     // Its user keeps it, and does not remove the next one of that name.
     CHECK_INT(fsti_share_drop(NULL, name, &dropped, NULL), FST_OK);
     CHECK_INT(dropped.count, 1);
@@ -461,6 +463,22 @@ TEST(dropping_and_pinning_find_segments_by_the_beginning_of_their_names)
     }
     for (size_t i = 0; i < 20; i++) fsti_share_unref(more[i]);
     fsti_share_unref(next);
+    CHECK_INT(list_all().count, 0);
+}
+
+TEST(a_pinned_segment_outlives_its_users)
+{
+    use_folder("pinned");
+    fsti_share *share = open_share("a");
+    CHECK(share != NULL);
+    fill(share);
+    CHECK_INT(fsti_share_pin(NULL, list_all().name, true, NULL), FST_OK);
+    fsti_share_unref(share);
+    CHECK_INT(list_all().count, 1);
+    share = open_share("a");
+    CHECK(share != NULL && fsti_share_is_complete(share));
+    fsti_share_unref(share);
+    CHECK_INT(fsti_share_drop(NULL, NULL, &(fst_segments_dropped){0}, NULL), FST_OK);
     CHECK_INT(list_all().count, 0);
 }
 

@@ -155,6 +155,44 @@ TEST(loads_without_threads_share)
     CHECK_INT(stats.bytes_read, 0);
 }
 
+#define LARGE_COUNT 12u
+#define LARGE_BYTES ((uint64_t)8 << 20)
+
+/// Writes a sparse model of two batches.
+static void write_large_model(void) {
+    char json[LARGE_COUNT * 100], *end = json;
+    uint64_t size;
+    for (unsigned i = 0; i < LARGE_COUNT; i++)
+        end += snprintf(
+            end, 100, "%c\"%u\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}",
+            i == 0 ? '{' : ',', i, (unsigned long long)LARGE_BYTES,
+            (unsigned long long)(i * LARGE_BYTES), (unsigned long long)((i + 1) * LARGE_BYTES));
+    *end++ = '}';
+    *end = '\0';
+    size = 8 + (uint64_t)(end - json) + LARGE_COUNT * LARGE_BYTES;
+    if (truncate(fixture_model("large", json, 0), (off_t)size) != 0) abort();
+}
+
+TEST(a_tensor_of_a_later_batch_is_not_read_twice)
+{
+    use_folder("later");
+    write_large_model();
+    const fst_load_options options = shared_options();
+    fst_load_stats stats = FST_STRUCT_INIT(fst_load_stats);
+    fst_model *model;
+    fst_loader *loader;
+    fst_tensor *tensor;
+    CHECK_INT(fst_model_open(fixture_path("large"), NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    fst_model_close(model);
+    CHECK_INT(fst_loader_tensor_at(loader, LARGE_COUNT - 1, 60000, &tensor, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, 60000, NULL), FST_OK);
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK_INT(stats.bytes_read, LARGE_COUNT * LARGE_BYTES);
+    fst_tensor_unref(tensor);
+    fst_loader_close(loader);
+}
+
 // ---- another process ----
 
 static void stop_self(fsti_io_op *op) {
