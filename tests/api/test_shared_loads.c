@@ -343,6 +343,31 @@ TEST(loads_without_shared_memory_say_why)
     CHECK_INT(count_segments(folder), 0);
 }
 
+TEST(bytes_of_the_program_are_not_shared)
+{
+    const char *folder = use_folder("source");
+    const fst_load_options options = shared_options();
+    size_t size = MODEL_BYTES + 8192;
+    char *bytes = malloc(size);
+    int fd = open(fixture_path("tensors"), O_RDONLY);
+    CHECK(bytes != NULL);
+    ssize_t got = read(fd, bytes, size);
+    close(fd);
+    fst_source source = {.struct_size = sizeof source, .data = bytes, .size_bytes = (uint64_t)got};
+    fst_model *model;
+    fst_loader *loader;
+    fst_load_stats stats = {.struct_size = sizeof stats};
+    CHECK_INT(fst_model_open_source(&source, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    CHECK_INT(fst_loader_wait(loader, WAIT_MS, NULL), FST_OK);
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    fst_loader_close(loader);
+    fst_model_close(model);
+    free(bytes);
+    CHECK_CONTAINS(stats.reason, "nothing identifies the version of a file");
+    CHECK_INT(count_segments(folder), 0);
+}
+
 TEST(options_that_exclude_shared_memory_are_refused)
 {
     use_folder("refused");

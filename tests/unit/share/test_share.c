@@ -482,6 +482,45 @@ TEST(a_pinned_segment_outlives_its_users)
     CHECK_INT(list_all().count, 0);
 }
 
+TEST(a_folder_that_cannot_be_used_says_why)
+{
+    const char *folder = use_folder("unusable");
+    char path[SHARE_PATH_BYTES + 100];
+    fst_error error;
+    CHECK_INT(mkdir(folder, 0700), 0);
+    snprintf(path, sizeof path, "%s/lock", folder);
+    CHECK_INT(mkdir(path, 0700), 0);
+    CHECK(open_share("a") == NULL);
+    CHECK_CONTAINS(why, "cannot be locked: Is a directory");
+    CHECK_INT(fsti_share_visit(NULL, see, &(seen){0}, &error), FST_E_NOT_REGULAR);
+    CHECK_CONTAINS(error.message, "locking the folder of segments");
+    memset(path, 'x', sizeof path - 1);
+    path[sizeof path - 1] = '\0';
+    setenv("FASTSAFETENSORS_SHARE_DIR", path, 1);
+    CHECK(open_share("a") == NULL);
+    CHECK_CONTAINS(why, "the name of the folder for shared segments is too long");
+    CHECK_INT(fsti_share_visit(NULL, see, &(seen){0}, &error), FST_E_ARGUMENT);
+    setenv("FASTSAFETENSORS_SHARE_DIR", fixture_path("no/such/folder"), 1);
+    CHECK(open_share("a") == NULL);
+    CHECK_CONTAINS(why, "cannot be opened: No such file");
+}
+
+TEST(sizes_beyond_every_memory_are_refused)
+{
+    use_folder("sizes");
+    const uint64_t huge[2] = {SHARE_DATA_BYTES_MAX, SHARE_DATA_BYTES_MAX + 1};
+    for (uint32_t count = 1; count <= 2; count++) {
+        const fsti_share_request request = {.key = "k",
+                                            .key_bytes = 1,
+                                            .label = "",
+                                            .batch_bytes = huge,
+                                            .batch_count = count,
+                                            .chunk_count = 1};
+        CHECK(fsti_share_open(&request, why, sizeof why) == NULL);
+        CHECK_CONTAINS(why, count == 1 ? "limit of" : "too large for a shared segment");
+    }
+}
+
 TEST(every_allocation_may_fail)
 {
     use_folder("memory");

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,6 +47,20 @@ int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size) {
 int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context) {
     return has_threads ? __real_pthread_create(out, attributes, run, context) : EAGAIN;
+}
+
+static long maps_left = -1; ///< mappings of files to make; -1: all
+
+void *__real_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset);
+void *__wrap_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset);
+
+void *__wrap_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset) {
+    if (fd >= 0 && maps_left == 0) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    if (fd >= 0 && maps_left > 0) maps_left--;
+    return __real_mmap64(at, size, rights, flags, fd, offset);
 }
 
 // ---- loads ----
@@ -113,6 +128,46 @@ TEST(a_full_file_system_leaves_loads_right_at_every_reservation)
         CHECK(was_full || i > 1);
     }
     CHECK(strstr(stats.reason, "partly") == NULL);
+}
+
+TEST(refused_mappings_leave_loads_right)
+{
+    fst_load_stats stats;
+    use_folder("maps");
+    for (long i = 0; i < 4; i++) {
+        maps_left = i;
+        size_t right = load_right(&stats);
+        maps_left = -1;
+        CHECK_INT(right, COUNT);
+        if (i == 0) CHECK_CONTAINS(stats.reason, "made: Cannot allocate memory");
+        if (i == 1 || i == 2)
+            CHECK_CONTAINS(stats.reason, "partly in memory of this process: Cannot allocate");
+    }
+    CHECK(strstr(stats.reason, "partly") == NULL);
+}
+
+TEST(failed_allocations_are_errors_or_leave_loads_right)
+{
+    fst_load_stats stats;
+    use_folder("allocations");
+    const fst_load_options options = shared_options();
+    fst_status status = FST_E_NO_MEMORY;
+    for (long i = 0; status != FST_END; i++) {
+        fst_model *model;
+        fst_loader *loader;
+        size_t right = 0;
+        CHECK_INT(fst_model_open(fixture_path("model"), NULL, &model, NULL), FST_OK);
+        fsti_alloc_fail_after(i);
+        status = fst_loader_open(model, &options, &loader, NULL);
+        bool is_open = status == FST_OK;
+        if (is_open) right = count_right(loader, &status, NULL);
+        fsti_alloc_fail_after(-1);
+        if (is_open) fst_loader_close(loader);
+        fst_model_close(model);
+        CHECK(status == FST_E_NO_MEMORY || (status == FST_END && right == COUNT));
+    }
+    CHECK_INT(load_right(&stats), COUNT);
+    CHECK_INT(stats.bytes_read, COUNT * BYTES);
 }
 
 TEST(a_memory_limit_is_an_error_as_without_shared_memory)
