@@ -64,10 +64,9 @@ static bool map_control(fsti_share *share, uint64_t control_bytes) {
     return share->control != NULL;
 }
 
-/// Removes the file that could not be used or made.
-static void discard_file(fsti_share *share) {
+/// Closes a file that could not be used or made. Keeps errno.
+static void close_file(fsti_share *share) {
     int failure = errno;
-    fsti_share_folder_remove(share->folder_fd, share->name);
     if (share->control != NULL) munmap(share->control, share->batch_at[0]);
     share->control = NULL;
     close(share->lock_fd);
@@ -76,20 +75,42 @@ static void discard_file(fsti_share *share) {
     errno = failure;
 }
 
-/// Uses a file that is there. False if it is not the wanted segment, whole; it is then removed if
-/// it is a file of this user.
-static bool use_file(fsti_share *share, const share_header *head) {
+/// The same, and removes it.
+static void discard_file(fsti_share *share) {
+    int failure = errno;
+    fsti_share_folder_remove(share->folder_fd, share->name);
+    errno = failure;
+    close_file(share);
+}
+
+/// What was found under a segment's name.
+typedef enum found_file {
+    FILE_ABSENT,  ///< nothing, or something damaged, which was removed
+    FILE_OPEN,    ///< the segment
+    FILE_REFUSED, ///< a file that this process cannot use, see errno. It may be good for others
+} found_file;
+
+static bool is_wanted(const share_file *file, const share_header *head) {
+    return file->is_valid && file->head.control_bytes == head->control_bytes &&
+           file->head.data_bytes == head->data_bytes &&
+           file->head.chunk_count == head->chunk_count &&
+           file->head.batch_count == head->batch_count;
+}
+
+static found_file use_file(fsti_share *share, const share_header *head) {
     share_file file;
-    if (!fsti_share_file_open(share->folder_fd, share->name, &file)) return false;
+    if (!fsti_share_file_open(share->folder_fd, share->name, &file))
+        return errno == ENOENT ? FILE_ABSENT : FILE_REFUSED;
     share->lock_fd = file.fd;
-    bool is_good = file.is_valid && file.head.control_bytes == head->control_bytes &&
-                   file.head.data_bytes == head->data_bytes &&
-                   file.head.chunk_count == head->chunk_count &&
-                   file.head.batch_count == head->batch_count &&
-                   fsti_share_set_lock(file.fd, F_RDLCK, SHARE_USERS_AT, 1) &&
-                   map_control(share, head->control_bytes) && has_its_memory(share);
-    if (!is_good) discard_file(share);
-    return is_good;
+    bool is_good = is_wanted(&file, head);
+    if (is_good && (!fsti_share_set_lock(file.fd, F_RDLCK, SHARE_USERS_AT, 1) ||
+                    !map_control(share, head->control_bytes))) {
+        close_file(share);
+        return FILE_REFUSED;
+    }
+    if (is_good && has_its_memory(share)) return FILE_OPEN;
+    discard_file(share);
+    return FILE_ABSENT;
 }
 
 /// Whether the process may make a file of that size. Exceeding the limit would end it by SIGXFSZ.
@@ -121,15 +142,18 @@ static bool make_file(fsti_share *share, const share_header *head) {
 /// Opens or makes the file. The folder is locked.
 static bool find_file(fsti_share *share, const share_header *head, uint64_t bytes_max, char *why,
                       size_t why_size) {
-    bool is_found = use_file(share, head);
+    found_file found = use_file(share, head);
+    if (found == FILE_REFUSED) {
+        snprintf(why, why_size, "the shared segment cannot be used: %s", strerror(errno));
+        return false;
+    }
     // Segments that are over leave whether there is space or not.
-    uint64_t bytes = is_found ? 0 : share->file_bytes;
+    uint64_t bytes = found == FILE_OPEN ? 0 : share->file_bytes;
     bool has_space = fsti_share_make_space(share->folder_fd, bytes, bytes_max);
-    if (is_found) return true;
+    if (found == FILE_OPEN) return true;
     if (!has_space) {
         snprintf(why, why_size,
-                 "it takes %llu bytes, more than the shared segments' limit of %llu "
-                 "leaves",
+                 "it takes %llu bytes, more than the shared segments' limit of %llu leaves",
                  (unsigned long long)bytes, (unsigned long long)bytes_max);
         return false;
     }

@@ -144,6 +144,18 @@ TEST(refused_mappings_leave_loads_right)
             CHECK_CONTAINS(stats.reason, "partly in memory of this process: Cannot allocate");
     }
     CHECK(strstr(stats.reason, "partly") == NULL);
+    // A segment that this process cannot map stays for others.
+    const fst_load_options options = shared_options();
+    fst_loader *other = open_loader(&options);
+    CHECK_INT(fst_loader_wait(other, 60000, NULL), FST_OK);
+    maps_left = 0;
+    size_t right = load_right(&stats);
+    maps_left = -1;
+    CHECK_INT(right, COUNT);
+    CHECK_CONTAINS(stats.reason, "the shared segment cannot be used: Cannot allocate memory");
+    CHECK_INT(load_right(&stats), COUNT);
+    CHECK_INT(stats.bytes_read, 0);
+    fst_loader_close(other);
 }
 
 TEST(failed_allocations_are_errors_or_leave_loads_right)
