@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -52,9 +53,14 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attributes, void
 static long maps_left = -1; ///< mappings of files to make; -1: all
 
 void *__real_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset);
-void *__wrap_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset);
+void *__wrap_mmap64(void *at, size_t size, int rights, int flags, ...);
 
-void *__wrap_mmap64(void *at, size_t size, int rights, int flags, int fd, off64_t offset) {
+void *__wrap_mmap64(void *at, size_t size, int rights, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    int fd = va_arg(more, int);
+    off64_t offset = va_arg(more, off64_t);
+    va_end(more);
     if (fd >= 0 && maps_left == 0) {
         errno = ENOMEM;
         return MAP_FAILED;
