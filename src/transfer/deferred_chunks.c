@@ -22,13 +22,14 @@ void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline) {
     pipeline->deferred_polled_ns = now_ns;
     bool may_try = now_ns - pipeline->deferred_tried_ns >= (uint64_t)DEFERRED_TRY_MS * 1000000;
     if (may_try) pipeline->deferred_tried_ns = now_ns;
-    uint32_t tries_left = may_try ? DEFERRED_TRY_COUNT : 0;
+    uint32_t tries_left = may_try ? DEFERRED_TRY_COUNT : 0, try_from = pipeline->deferred_try_from;
+    if (may_try) pipeline->deferred_try_from = 0; // unless there are more than can be tried now
     for (uint32_t i = 0; i < pipeline->chunks_known && pipeline->chunks_deferred > 0; i++) {
         chunk_state *state = &pipeline->chunks[i];
         if (atomic_load_explicit(&state->step, memory_order_relaxed) != CHUNK_DEFERRED) continue;
         if (!fsti_share_is_done(pipeline->job.share, i)) {
-            if (tries_left == 0) continue;
-            tries_left--;
+            if (tries_left == 0 || i < try_from) continue;
+            if (--tries_left == 0) pipeline->deferred_try_from = i + 1;
         }
         atomic_store_explicit(&state->step, CHUNK_PENDING, memory_order_relaxed);
         pipeline->chunks_deferred--;

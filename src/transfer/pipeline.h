@@ -124,6 +124,7 @@ struct fsti_pipeline {
     uint32_t chunks_deferred;    ///< neither pending nor taken
     uint64_t deferred_polled_ns; ///< when they were last looked at
     uint64_t deferred_tried_ns;  ///< when the first ones were last made pending
+    uint32_t deferred_try_from;  ///< earlier chunks had their turn
     bool is_polling;             ///< an idle thread wakes up to look at them
     char share_reason[96];       ///< why some batches are not in shared memory
     uint32_t item_chunk;         ///< first chunk of the first incomplete item that is not done
