@@ -77,7 +77,9 @@ $(RELEASE)/build.ninja: | $(BUILD_READY)
 # The package, built from the sources as they are now.
 $(VENV)/.package-ready: $(VENV)/.build-ready $(SOURCES)
 	@echo "building the Python package"
-	@$(WITH_TOOLS) $(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	@rm -rf build/wheel
+	@$(WITH_TOOLS) $(PIP) wheel --no-build-isolation --no-deps -w build/wheel .
+	@$(PIP) install --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
 # ---- what people ask for ----

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// cache: lists and cleans the disk cache of remote models.
+/// cache: lists and cleans the disk cache of remote models, and the shared memory of loads.
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,10 +7,12 @@
 
 #include <fastsafetensors/remote.h>
 
+#include "cache_segments.h"
 #include "commands.h"
 
 typedef struct cache_request {
     const char *folder;
+    const char *share_folder; ///< NULL: the default one
     uint64_t bytes_max;
     bool has_max;
     size_t display;
@@ -58,19 +60,19 @@ static int list_cache(cache_request *request) {
     if (cli_wants_json()) printf("{\"objects\": [");
     fst_status status = fst_cache_visit(request->folder, report, request, &error);
     if (status == FST_E_NOT_FOUND) status = FST_OK; // the cache is empty
-    if (cli_wants_json()) {
+    if (cli_wants_json())
         printf("], \"disk_bytes\": %" PRIu64, request->disk_bytes);
-        if (status != FST_OK) {
-            printf(", \"error\": ");
-            cli_print_error_json(&error);
-        }
-        printf("}\n");
-        return status == FST_OK ? EXIT_OK : cli_code_of(status);
+    else if (status == FST_OK)
+        printf("%zu object%s, %s on disk\n", request->display, cli_plural(request->display),
+               cli_size_text(request->disk_bytes, size));
+    if (status == FST_OK) status = cli_list_segments(request->share_folder, &error);
+    if (!cli_wants_json()) return status == FST_OK ? EXIT_OK : cli_fail(&error);
+    if (status != FST_OK) {
+        printf(", \"error\": ");
+        cli_print_error_json(&error);
     }
-    if (status != FST_OK) return cli_fail(&error);
-    printf("%zu object%s, %s on disk\n", request->display, cli_plural(request->display),
-           cli_size_text(request->disk_bytes, size));
-    return EXIT_OK;
+    printf("}\n");
+    return status == FST_OK ? EXIT_OK : cli_code_of(status);
 }
 
 static int prune_cache(const cache_request *request, uint64_t bytes_max) {
@@ -96,49 +98,89 @@ static int take(void *context, int key, cli_value value) {
         request->folder = value.text;
         return EXIT_OK;
     }
+    if (key == 's') {
+        request->share_folder = value.text;
+        return EXIT_OK;
+    }
     request->has_max = true;
     if (cli_parse_size(value.text, &request->bytes_max)) return EXIT_OK;
     return cli_usage("cache", "--max must be a size (20G, 500M), not '%s'", value.text);
 }
 
+typedef enum cache_action { DO_LIST, DO_PRUNE, DO_CLEAR, DO_PIN, DO_UNPIN, DO_DROP } cache_action;
+static const char *const actions[] = {"list", "prune", "clear", "pin", "unpin", "drop", NULL};
+
+static int check_request(const cache_request *request, cache_action action,
+                         const cli_operands *operands) {
+    bool needs_name = action >= DO_PIN;
+    if ((action == DO_PRUNE) != request->has_max)
+        return cli_usage("cache", action == DO_PRUNE ? "prune needs --max SIZE"
+                                                     : "--max is only valid with prune");
+    if (needs_name && operands->count < 2)
+        return cli_usage("cache", "%s needs the NAME of a shared segment%s", actions[action],
+                         action == DO_DROP ? ", or all" : "");
+    if (!needs_name && operands->count > 1)
+        return cli_usage("cache", "%s takes no NAME", actions[action]);
+    if (needs_name && request->folder != NULL)
+        return cli_usage("cache", "--cache-dir has no effect with %s", actions[action]);
+    if (!needs_name && action != DO_LIST && request->share_folder != NULL)
+        return cli_usage("cache", "--share-dir has no effect with %s", actions[action]);
+    return EXIT_OK;
+}
+
 static int run(const cli_command *command, char **argv) {
-    static const char *const deeds[] = {"list", "prune", "clear", NULL};
     cache_request request = {.folder = NULL};
     cli_operands operands;
     int code = cli_parse(command, argv, &request, &operands);
     if (code != EXIT_OK || operands.is_answered) return code;
     const char *word = operands.count > 0 ? operands.words[0] : "list";
-    int deed = cli_find_word(word, deeds);
-    if (deed < 0)
-        return cli_usage("cache", "unknown action '%s'; expected one of: list, prune, clear", word);
-    if ((deed == 1) != request.has_max)
+    int found = cli_find_word(word, actions);
+    if (found < 0)
         return cli_usage("cache",
-                         deed == 1 ? "prune needs --max SIZE" : "--max is only valid with prune");
+                         "unknown action '%s'; expected one of: list, prune, clear, pin, unpin, "
+                         "drop",
+                         word);
+    cache_action action = (cache_action)found;
+    code = check_request(&request, action, &operands);
+    if (code != EXIT_OK) return code;
+    const char *name = operands.count > 1 ? operands.words[1] : NULL;
+    if (action == DO_DROP) return cli_drop_segments(request.share_folder, name);
+    if (action >= DO_PIN) return cli_pin_segment(request.share_folder, name, action == DO_PIN);
     if (request.folder == NULL) request.folder = "auto";
-    if (deed == 0) return list_cache(&request);
-    return prune_cache(&request, deed == 2 ? 0 : request.bytes_max);
+    if (action == DO_LIST) return list_cache(&request);
+    return prune_cache(&request, action == DO_CLEAR ? 0 : request.bytes_max);
 }
 
 static const cli_option options[] = {
     {'d', "cache-dir", "FOLDER", NULL, "the cache folder (default: auto)", 0},
     {'m', "max", "SIZE", NULL, "with prune: keep at most SIZE, such as 200G", 0},
+    {'s', "share-dir", "FOLDER", NULL,
+     "the folder of shared segments (default: FASTSAFETENSORS_SHARE_DIR, else "
+     "/dev/shm/fastsafetensors-UID)",
+     0},
     {0},
 };
 
 const cli_command cache_command = {
     .name = "cache",
-    .operands = "[list | prune | clear]",
-    .operand_words = (const char *const[]){"list", "prune", "clear", NULL},
-    .summary = "list and clean the disk cache of remote models",
-    .about = "list: print the cached objects, least recently used first. prune: delete objects in\n"
-             "this order until at most --max is left. clear: delete all objects. Objects that a\n"
-             "process uses are kept. The default folder is FASTSAFETENSORS_CACHE_DIR, else\n"
-             "fastsafetensors/objects in XDG_CACHE_HOME or ~/.cache.",
+    .operands = "[list | prune | clear | pin NAME | unpin NAME | drop NAME]",
+    .operand_words = actions,
+    .summary = "list and clean the disk cache of remote models, and shared memory",
+    .about =
+        "list: print the cached objects, least recently used first. prune: delete objects in\n"
+        "this order until at most --max is left. clear: delete all objects. Objects that a\n"
+        "process uses are kept. The default folder is FASTSAFETENSORS_CACHE_DIR, else\n"
+        "fastsafetensors/objects in XDG_CACHE_HOME or ~/.cache.\n"
+        "list also prints the segments of memory that loads with --share node have in common.\n"
+        "pin: keep a segment without users until it is dropped. unpin: end that. drop: remove\n"
+        "a segment, or all; processes that use it keep their tensors. NAME is the segment's\n"
+        "name or the beginning of it.",
     .examples = "  fastsafetensors cache\n"
-                "  fastsafetensors cache prune --max 200G\n",
+                "  fastsafetensors cache prune --max 200G\n"
+                "  fastsafetensors cache drop all\n",
     .options = options,
     .operand_min = 0,
-    .operand_max = 1,
+    .operand_max = 2,
     .has_json = true,
     .take = take,
     .run = run,

@@ -196,7 +196,7 @@ static int edit_model(edit_request *request, const char *source) {
     bool is_stream = request->plan.dry_run || (target != NULL && cli_is_output(target));
     if (request->plan.dry_run && target == NULL) request->plan.target = source;
     if (code == EXIT_OK && request->plan.dry_run)
-        code = cli_check_file_target(request->plan.target);
+        code = cli_check_file_target(request->plan.target, true);
     if (code == EXIT_OK)
         code = is_stream ? stream(request, model) : edit_header(request, source, renames, count);
     cli_renames_free(renames, count);

@@ -28,7 +28,7 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
                          .dry_run = request->dry_run,
                          .metadata = entries,
                          .metadata_count = count};
-    int code = request->dry_run ? cli_check_file_target(plan.target) : EXIT_OK;
+    int code = request->dry_run ? cli_check_file_target(plan.target, false) : EXIT_OK;
     if (code == EXIT_OK) code = cli_rewrite(model, &plan);
     hash_metadata_free(entries, count);
     return code;
@@ -50,7 +50,8 @@ static void print_json(const char *text, const char *algorithm) {
 
 /// Writes the .digest file and reports it.
 static int keep_digests(const hash_request *request, const char *text) {
-    int code = request->dry_run ? EXIT_OK : hash_sidecar_write(request->path, text);
+    int code = request->dry_run ? hash_sidecar_check(request->path)
+                                : hash_sidecar_write(request->path, text);
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));

@@ -23,6 +23,7 @@ static const char *const numas[] = {"default", "local", "interleave", NULL};
 static const char *const rings[] = {"auto", "place", "slots", NULL};
 static const char *const gds_choices[] = {"auto", "off", "strict", NULL};
 static const char *const cache_choices[] = {"auto", "keep", "bypass", NULL};
+static const char *const share_choices[] = {"off", "node", NULL};
 static const char *const engines[] = {"auto", "pread", "direct", "uring", "mmap", NULL};
 
 static int take_number(load_request *request, int key, const char *text) {
@@ -37,6 +38,11 @@ static int take_number(load_request *request, int key, const char *text) {
     case 'b':
         if (!cli_parse_size(text, &options->budget_bytes) || options->budget_bytes == 0)
             return cli_usage("load", "--budget must be a size (64M, 2GiB), not '%s'", text);
+        return EXIT_OK;
+    case 'G':
+        if (!cli_parse_count(text, UINT32_MAX, &number))
+            return cli_usage("load", "--share-grace must be a number of seconds, not '%s'", text);
+        options->share_grace_s = (uint32_t)number;
         return EXIT_OK;
     default:
         if (!cli_parse_count(text, 1000000, &request->repeat) || request->repeat == 0)
@@ -59,6 +65,7 @@ static int take(void *context, int key, cli_value value) {
     case 'e': request->tuning.engine = (fst_engine)value.word; return EXIT_OK;
     case 'N': request->tuning.numa = (fst_numa)value.word; return EXIT_OK;
     case 'R': request->tuning.ring = (fst_ring)value.word; return EXIT_OK;
+    case 'S': options->share = (fst_share)value.word; return EXIT_OK;
     case 'l': request->lenient = true; return EXIT_OK;
     case 'v': request->verify = true; return EXIT_OK;
     case 'D':
@@ -89,6 +96,12 @@ static int check_request(const load_request *request) {
             "load",
             "--mode map cannot be combined with --engine, --ring, --numa or --budget: no engine "
             "is used");
+    if (options->share == FST_SHARE_NODE &&
+        (options->device.kind != FST_DEVICE_CPU || options->budget_bytes > 0))
+        return cli_usage("load", "--share node cannot be combined with --device or --budget: "
+                                 "shared memory is on the CPU, for all tensors");
+    if (options->share_grace_s > 0 && options->share != FST_SHARE_NODE)
+        return cli_usage("load", "--share-grace needs --share node");
     if (options->mode == FST_MODE_MAP && options->convert)
         return cli_usage(
             "load",
@@ -173,6 +186,8 @@ static void print_stats(const fst_model *model, const load_request *request,
            cli_size_text(s->bytes_read, read), s->read_count,
            cli_size_text(s->bytes_copied, copied), cli_size_text(s->buffer_bytes_peak, buffers));
     print_chunks(request, s);
+    if (s->shared_bytes > 0)
+        printf(", %s read by other loads", cli_size_text(s->shared_bytes, requested));
     printf("\n");
     print_requests(s);
     if (s->device_bytes + s->gds_bytes > 0)
@@ -277,6 +292,10 @@ static const cli_option options[] = {
     {'D', "dtype", "DTYPE", cli_dtype_words, "convert floats, and integers to wider ones, to DTYPE",
      0},
     CLI_SELECT_OPTION,
+    {'S', "share", "POLICY", share_choices,
+     "share owned memory with other processes of the node that load the same (default: off)", 0},
+    {'G', "share-grace", "SECONDS", NULL,
+     "keep shared memory so long after its last process has ended (default: 0)", 0},
     {'t', "threads", "N", NULL, "use N threads (default: by the machine)", 0},
     {'b', "budget", "SIZE", NULL,
      "stream, with at most SIZE of tensors in memory (64M, 2GiB); I/O buffers are extra", 0},

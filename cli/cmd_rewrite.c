@@ -92,6 +92,12 @@ static int check_request(const rewrite_request *request) {
         return cli_usage("split", "--%s and --%s cannot be combined", first, second);
     if (request->command == &split_command && methods == 0)
         return cli_usage("split", "expected --size, --count or --by-layer");
+    const char *stem = plan->save.stem;
+    if (stem != NULL && (stem[0] == '\0' || stem[0] == '.' || strchr(stem, '/') != NULL))
+        return cli_usage("split",
+                         "--stem must be the beginning of a file name, without slashes and "
+                         "not hidden, not '%s'",
+                         stem);
     if (request->command == &extract_command && plan->glob_count == 0)
         return cli_usage("extract", "expected --select GLOB");
     return EXIT_OK;
@@ -139,7 +145,7 @@ static int check_target(const rewrite_request *request) {
         return cli_usage(request->command->name,
                          "TARGET '%s' has the name of an index, and %s writes one file",
                          plan->target, request->command->name);
-    return plan->dry_run ? cli_check_file_target(plan->target) : EXIT_OK;
+    return plan->dry_run ? cli_check_file_target(plan->target, false) : EXIT_OK;
 }
 
 /// Whether two paths lead to the same file.

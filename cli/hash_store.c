@@ -73,6 +73,15 @@ int hash_sidecar_write(const char *path, const char *text) {
     return good ? EXIT_OK : EXIT_UNREADABLE;
 }
 
+int hash_sidecar_check(const char *path) {
+    // An existing .digest file is replaced whatever its mode, so a name that is not there is
+    // checked.
+    char *fresh = sidecar_path(path, ".digest.0");
+    int code = fresh == NULL ? cli_no_memory() : cli_check_file_target(fresh, false);
+    free(fresh);
+    return code;
+}
+
 /// The digest in a line "KIND HEX NAME\n"; *hex is not terminated.
 static bool read_line(const char *line, const char *kind, const char **hex, size_t *hex_size) {
     size_t size = strlen(kind);

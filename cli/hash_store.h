@@ -7,6 +7,8 @@
 
 /// Writes the text of cli_digest_model() to "<path>.digest" atomically. Returns an exit code.
 int hash_sidecar_write(const char *path, const char *text);
+/// For a dry run: whether hash_sidecar_write() could write there. Returns an exit code.
+int hash_sidecar_check(const char *path);
 
 /// The model's metadata plus digests of its tensors: "digest.algorithm", "digest.tensor.NAME". Free
 /// with hash_metadata_free(); NULL without memory.

@@ -55,8 +55,9 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan);
 // ---- before a save: rewrite_target.c ----
 
 /// For a dry run: refuses a target that the save would refuse: without a folder, in one that cannot
-/// be written, or something other than a file.
-int cli_check_file_target(const char *target);
+/// be written, something other than a file, or a URL. is_copy: of an edited file, which takes no
+/// URL.
+int cli_check_file_target(const char *target, bool is_copy);
 /// Whether the result is several files, or one in a folder.
 bool cli_is_split(const rewrite_plan *plan);
 /// For split: refuses a target that is a file, or a folder that would have two indexes afterwards.

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,8 +32,20 @@ static char *folder_of(const char *path) {
     return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
 }
 
-static bool can_write(const char *folder) {
-    return faccessat(AT_FDCWD, folder, W_OK, AT_EACCESS) == 0;
+static bool can_write(const char *path) { return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0; }
+
+/// For a dry run: refuses a URL that the save would refuse. is_copy: the target gets an edited
+/// copy.
+static int check_url(const char *target, bool is_copy) {
+    static const char *const stores[] = {"s3://", "gs://", "az://"};
+    const char *rest = strstr(target, "://");
+    if (rest == NULL || memchr(target, '/', (size_t)(rest - target)) != NULL) return EXIT_OK;
+    for (size_t i = 0; !is_copy && i < sizeof stores / sizeof *stores; i++)
+        if (strncasecmp(target, stores[i], strlen(stores[i])) == 0) return EXIT_OK;
+    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_UNSUPPORTED), "%s: %s",
+                      cli_display_path(target),
+                      is_copy ? "edited files can only be saved to local files"
+                              : "models can be saved to s3://, gs:// or az://, or to local files");
 }
 
 // ---- one file ----
@@ -46,11 +59,13 @@ static int refuse_kind(const char *target, mode_t mode) {
     return cli_fail(&error);
 }
 
-int cli_check_file_target(const char *target) {
-    if (cli_is_output(target) || cli_is_address(target)) return EXIT_OK;
+int cli_check_file_target(const char *target, bool is_copy) {
     struct stat info;
-    if (stat(target, &info) == 0 && !S_ISREG(info.st_mode))
-        return refuse_kind(target, info.st_mode);
+    int refused = check_url(target, is_copy);
+    if (refused != EXIT_OK || cli_is_output(target) || cli_is_address(target)) return refused;
+    bool is_there = stat(target, &info) == 0;
+    if (is_there && !S_ISREG(info.st_mode)) return refuse_kind(target, info.st_mode);
+    if (is_there && !can_write(target)) return cli_fail_errno("writing the file", target);
     char *real = realpath(target, NULL); // links are followed
     char *folder = folder_of(real == NULL ? target : real);
     int code = EXIT_OK;
@@ -126,8 +141,9 @@ int cli_check_folder_target(const rewrite_plan *plan) {
         free(other);
         return code;
     }
-    bool is_checked = plan->dry_run && is_local && !cli_is_output(plan->target);
-    return is_checked ? check_writable(plan->target) : EXIT_OK;
+    if (!plan->dry_run || cli_is_output(plan->target)) return EXIT_OK;
+    int code = check_url(plan->target, false);
+    return code == EXIT_OK && is_local ? check_writable(plan->target) : code;
 }
 
 /// Whether a file of a folder is a model's, whose name begins with another one than `stem`.
@@ -218,31 +234,35 @@ void cli_print_old_files(const rewrite_plan *plan, uint32_t file_count) {
     free(entries);
 }
 
-/// Whether two paths lead to the same folder.
-static bool is_same_folder(const char *a, const char *b) {
-    struct stat infos[2];
-    return stat(a, &infos[0]) == 0 && stat(b, &infos[1]) == 0 &&
-           infos[0].st_dev == infos[1].st_dev && infos[0].st_ino == infos[1].st_ino;
+/// Whether a path leads to one of the model's files, by any name of it: a link, a descriptor.
+static bool is_source(const fst_model *model, const char *path) {
+    struct stat target, source;
+    if (stat(path, &target) != 0) return false;
+    for (size_t f = 0; f < fst_model_file_count(model); f++) {
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
+        if (fst_model_file_info(model, f, &info, NULL) == FST_OK && stat(info.path, &source) == 0 &&
+            source.st_dev == target.st_dev && source.st_ino == target.st_ino)
+            return true;
+    }
+    return false;
 }
 
 int cli_check_selection(const fst_model *model, const rewrite_plan *plan) {
     if (plan->glob_count == 0 || cli_is_address(plan->target)) return EXIT_OK;
-    for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
-        fst_error error;
+    DIR *folder = opendir(plan->target);
+    const struct dirent *entry;
+    bool is_found = false;
+    while (!is_found && folder != NULL && (entry = readdir(folder)) != NULL) {
         uint32_t count;
-        if (fst_model_file_info(model, f, &info, &error) != FST_OK) return cli_fail(&error);
-        const char *slash = strrchr(info.path, '/');
-        if (kind_of(slash == NULL ? info.path : slash + 1, stem_of(plan), &count) == FILE_OTHER)
-            continue;
-        char *folder = cli_is_address(info.path) ? NULL : folder_of(info.path);
-        bool is_same = folder != NULL && is_same_folder(folder, plan->target);
-        free(folder);
-        if (is_same)
-            return cli_usage("split",
-                             "FOLDER '%s' holds SOURCE, whose other tensors would be lost with "
-                             "--select. Give another folder, or another --stem",
-                             plan->target);
+        char path[PATH_MAX];
+        if (kind_of(entry->d_name, stem_of(plan), &count) == FILE_OTHER) continue;
+        snprintf(path, sizeof path, "%s/%s", plan->target, entry->d_name);
+        is_found = is_source(model, path);
     }
-    return EXIT_OK;
+    if (folder != NULL) closedir(folder);
+    return !is_found ? EXIT_OK
+                     : cli_usage("split",
+                                 "FOLDER '%s' holds SOURCE, whose other tensors would be lost with "
+                                 "--select. Give another folder, or another --stem",
+                                 plan->target);
 }

@@ -23,7 +23,8 @@ BAD_NAMES = {"util", "utils", "common", "misc", "helper", "helpers"}
 BANNED = [
     (r"\b(malloc|calloc|realloc|free)\(", {"alloc.c", "arena.c"}, "fsti_alloc and its like"),
     (r"\b(printf|fprintf|puts|abort|exit)\(", set(), "an fst_error"),
-    (r"\b(getenv|secure_getenv)\(", {"http_settings.c", "kernel_cache.c"},
+    (r"\b(getenv|secure_getenv)\(",
+     {"http_settings.c", "kernel_cache.c", "share_settings.c"},
      "an option, or fsti_http_environment()"),
     (r"\b(strcpy|strcat|sprintf|gets|atoi|strtok)\(", set(), "a bounded call"),
 ]

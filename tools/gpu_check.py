@@ -427,6 +427,9 @@ class Check:
         if not self.arguments.no_build and not self.report.step(
                 "build", lambda: build(self.folder, [], self.clock)):
             return False
+        if self.arguments.package:
+            self.package = self.arguments.package.resolve()
+            return True
         package = self.arguments.out / "package"
         options = ["-Doptimization=1"] if self.arguments.small else []  # a third of the time
         if self.report.step("build of the Python extension", lambda: make_package(
@@ -541,6 +544,8 @@ def main() -> int:
     parser.add_argument("--device", default="")
     parser.add_argument("--build", default=ROOT / "build/release", type=pathlib.Path)
     parser.add_argument("--no-build", action="store_true", help="take what is built")
+    parser.add_argument("--package", type=pathlib.Path,
+                        help="a folder with the Python package, which is not built then")
     parser.add_argument("--small", action="store_true", help="a rehearsal: tiny files")
     parser.add_argument("--suite", default=",".join(name for name, _ in SUITE),
                         help="programs of the suite, by comma (all)")

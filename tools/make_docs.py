@@ -58,6 +58,7 @@ nav:
   - How-to:
       - vLLM and SGLang cold start: howto/vllm-cold-start.md
       - S3 with a disk cache: howto/s3-disk-cache.md
+      - Share weights on a node: howto/share-weights-on-a-node.md
       - Checkpoints while training: howto/training-checkpoints.md
       - Verification in CI: howto/verify-in-ci.md
       - ComfyUI: howto/comfyui.md

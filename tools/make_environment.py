@@ -64,6 +64,18 @@ SECTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
                                              "`fastsafetensors/kernels` in `XDG_CACHE_HOME`, "
                                              "else in `.cache` of `HOME`."),
     ]),
+    ("Shared memory", "Read by the C library in loads with `share=\"node\"`, and by "
+     "`fastsafetensors cache`. [Share weights on a node](howto/share-weights-on-a-node.md) "
+     "describes it.", [
+        ("FASTSAFETENSORS_SHARE_DIR", "Folder of the shared memory, on a tmpfs. It must belong to "
+                                      "the user, and no other user may have access. Default: "
+                                      "`/dev/shm/fastsafetensors-UID`. `cache --share-dir` "
+                                      "overrides it."),
+        ("FASTSAFETENSORS_SHARE_GRACE", "Seconds that shared memory stays after its last process, "
+                                        "unless the load names a number. Default: 0."),
+        ("FASTSAFETENSORS_SHARE_MAX", "The most shared memory of the user, in bytes or as `20G` "
+                                      "(K, M, G, T). Default: half of the machine's memory."),
+    ]),
     ("The network", "Read by the C library when a URL is opened.", [
         ("FASTSAFETENSORS_OFFLINE", "`1`: use no network; cached objects are still served "
                                     "([remote models](remote.md#offline)). `0`, `false`, `no` "
@@ -155,9 +167,9 @@ HEAD = """\
 <!-- Made by tools/make_environment.py from the code. -->
 # Environment variables
 
-For local files the C library reads no environment variable, except to find the folder of compiled
-GPU kernels. For URLs it reads the variables below. It uses `secure_getenv()`; an empty variable
-counts as not set. [SECURITY.md](../SECURITY.md) lists the libraries that are opened.
+For local files the C library reads environment variables only in loads with `share="node"`, and to
+find the folder of compiled GPU kernels; for URLs those below. It uses `secure_getenv()`; an empty
+variable counts as not set. [SECURITY.md](../SECURITY.md) lists the libraries that are opened.
 """
 TAIL = """\
 ## Read by other libraries

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
@@ -157,6 +158,8 @@ def c_suite(kind: str) -> Counter[str]:
     # Checks of headers and symbols give the same results under a sanitizer, so they are skipped.
     more = [*VALGRIND, *VALGRIND_TESTS] if kind == "valgrind" else \
         ["--no-suite", "host"] if kind in SANITIZERS else []
+    if kind == "tsan":
+        more += ["--no-suite", "serial"]
     done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
                capture_output=True)
     if done.returncode:
@@ -226,10 +229,12 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def run_checks(checks: list[tuple[str, list[str]]]) -> Counter[str]:
-    """Run programs that pass or fail as a whole; one that lacks a tool is skipped by name."""
+    """Run programs that pass or fail as a whole, two at a time; one that lacks a tool is skipped by
+    name."""
     counts: Counter[str] = Counter()
-    for name, command in checks:
-        done = run(command, capture_output=True)
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda check: run(check[1], capture_output=True), checks))
+    for (name, _), done in zip(checks, results, strict=True):
         if done.returncode == SKIPPED:
             counts["skipped"] += 1
             print(f"  skipped {name}: {done.stdout.strip()}")
@@ -266,12 +271,13 @@ def lint_suite(everything: bool) -> Counter[str]:
         ("clang", [sys.executable, "tools/check_clang.py", "build/test"]),
     ]
     thorough: list[tuple[str, list[str]]] = [
+        # The first two use one processor each, so they run side by side.
+        ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
+        ("pyright", ["basedpyright", "--level", "error", "--pythonpath", sys.executable]),
         ("clang-tidy", [sys.executable, "tools/run_clang_tidy.py", "build/test",
                         *([] if os.environ.get("FASTSAFETENSORS_TESTS") == "all"
                           else ["--shallow"])]),
         ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
-        ("mypy", ["mypy", "--cache-dir", "build/mypy", "-p", "fastsafetensors"]),
-        ("pyright", ["basedpyright", "--level", "error", "--pythonpath", sys.executable]),
     ]
     return run_checks(checks + (thorough if everything else []))
 

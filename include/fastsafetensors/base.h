@@ -29,8 +29,8 @@
 /// Calls continue after EINTR. The library may install one handler, for SIGBUS
 /// (fst_load_tuning.keep_sigbus_handler in experimental/load_tuning.h).
 ///
-/// **Cancellation and stacks.** A thread that is cancelled (pthread_cancel) during a call is
-/// cancelled when the call returns. To end a wait early, use fst_loader_cancel(),
+/// **Cancellation and stacks.** A thread that is cancelled (pthread_cancel) during a call returns
+/// from it, and ends at its next cancellation point. To end a wait early, use fst_loader_cancel(),
 /// fst_writer_cancel() or a time limit. Threads that call the library need 128 KiB of stack.
 ///
 /// **fork().** A child process may open models and start loads and saves at any time. Handles that

@@ -17,6 +17,7 @@
 #include "experimental/load_tuning.h"
 #include "experimental/memory_pool.h"
 #include "experimental/object_cache.h"
+#include "experimental/shared_segments.h"
 #include "experimental/save_layout.h"
 #include "experimental/shared_save.h"
 #include "experimental/terminal_text.h"

@@ -78,6 +78,22 @@ typedef enum fst_cache {
 } fst_cache;
 #define FST_CACHE_COUNT 3
 
+/// Whether the processes of one user on one machine share the memory of a load.
+typedef enum fst_share {
+    FST_SHARE_OFF = 0, ///< the default: each load has its own memory
+    /// Loads of the same tensors of the same files share their memory, in all processes of the
+    /// user: each reads a part of the bytes into a segment, a file in
+    /// /dev/shm/fastsafetensors-UID (FASTSAFETENSORS_SHARE_DIR names another folder), and maps
+    /// all of it privately. Stores to a tensor stay in this process. The last process to free its
+    /// tensors removes the segment, or share_grace_s later the next load does. If sharing is
+    /// impossible (small load, full file system, memory limit, foreign folder, a program's own
+    /// source), the load uses its own memory, and fst_load_stats.reason says why. Memory-mapped
+    /// tensors share the page cache and need no segment. FST_E_ARGUMENT with a device,
+    /// destinations, an allocator or a budget.
+    FST_SHARE_NODE = 1,
+} fst_share;
+#define FST_SHARE_COUNT 2
+
 /// The order in which fst_loader_next() returns tensors.
 typedef enum fst_order {
     FST_ORDER_FILE = 0,    ///< the order of the bytes in the files
@@ -170,6 +186,12 @@ typedef struct fst_load_options {
     /// Settings for measurements and unusual machines (experimental/load_tuning.h); NULL: the
     /// library decides. Read during fst_loader_open() only.
     const struct fst_load_tuning *tuning;
+
+    fst_share share;
+    /// Seconds that a segment stays when its last process has freed its tensors, for programs that
+    /// restart. 0: FASTSAFETENSORS_SHARE_GRACE, or none. The value of the last load counts. Not
+    /// without FST_SHARE_NODE.
+    uint32_t share_grace_s;
 } fst_load_options;
 
 /// Plans a load and starts it in the background; up to 64 KiB, or up to 1 MiB that is in the page
@@ -275,6 +297,9 @@ typedef struct fst_load_stats {
     /// Summed over requests that were answered: from sending one until the first byte of its
     /// answer, including the connection if one had to be opened.
     uint64_t network_first_byte_ns;
+    /// In chunks that other loads had read into shared memory (FST_SHARE_NODE); not part of
+    /// bytes_read.
+    uint64_t shared_bytes;
 } fst_load_stats;
 
 /// Reads the statistics of a load, during it or after it.

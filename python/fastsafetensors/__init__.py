@@ -32,13 +32,14 @@ Errors: SafetensorError for bad files and names (with ``tag``, ``file``, ``tenso
 Importing this package imports no framework.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
 from . import _log, _old_paths
 from . import _platform as _platform  # isort: split - before the extension is loaded
 from ._core import SafetensorError, keep_memory, trim
 from ._core import version as __version__
-from ._open import safe_open
+
+TYPE_CHECKING = False  # type checkers take it for True; importing typing takes 5 ms
 
 # Names that need a framework, or take long to import. They are imported on first access.
 _LAZY = {
@@ -56,7 +57,7 @@ _LAZY = {
     "RankError": "_agreement",
     "SafeTensorsFileLoader": "v05.loader",
     "SafeTensorsMetadata": "v05.common",
-    "SignedBy": "_verify",
+    "SignedBy": "_verified_open",
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
     "TensorInfo": "_header",
@@ -76,12 +77,13 @@ _LAZY = {
     "open_stream": "torch",
     "owned_expert_range": "v05.ep_slice",
     "read_header": "_header",
+    "safe_open": "_open",
     "save_file": "torch",
     "save_file_async": "torch",
     "save_model": "torch",
     "sign_folder": "_verify",
     "verify_file": "_digests",
-    "verifying": "_verify",
+    "verifying": "_verified_open",
     "write_manifest": "_verify",
     "write_sums": "_verify",
 }
@@ -140,19 +142,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._agreement import RankError
     from ._changed_tensors import changed_tensors
     from ._digests import Digests, Problem, hash_file, verify_file
     from ._header import Header, TensorInfo, edit_header, read_header
-    from ._verify import (
-        ManifestMade,
-        SignedBy,
-        check_manifest,
-        sign_folder,
-        verifying,
-        write_manifest,
-        write_sums,
-    )
+    from ._open import safe_open
+    from ._verified_open import SignedBy, verifying
+    from ._verify import ManifestMade, check_manifest, sign_folder, write_manifest, write_sums
     from .torch import (
         load_file,
         load_model,

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ._core import Model, check_save, error_class
-from ._verify import open_files
+from ._verified_open import open_files
 
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
 

@@ -10,7 +10,7 @@ import subprocess
 import sysconfig
 from typing import Any
 
-from ._core import error_class
+from ._errors import refuse
 
 
 def find_command() -> str | None:
@@ -33,11 +33,11 @@ def find_command() -> str | None:
     return None
 
 
-
 def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
     """Run the command and return its JSON output ({} without output). Ctrl-C ends it.
 
-    SafetensorError for an unexpected exit code, FileNotFoundError if the command is not installed.
+    For another exit code than those in `good` raise the error that the command reports, of the
+    class that the library raises for it. FileNotFoundError if the command is not installed.
     """
     path = find_command()
     if path is None:
@@ -55,4 +55,5 @@ def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
     number = failure.get("errno")
     if number:
         raise OSError(number, os.strerror(number), failure.get("file"))
-    raise error_class()(text or f"the command ended with code {done.returncode}")
+    refuse(text or f"the command ended with code {done.returncode}", failure.get("kind", ""),
+           failure.get("file", ""))

@@ -115,6 +115,8 @@ class Model:
         stream: int = 0,
         allocator: Callable[[int], Any] | None = None,
         cache: str = "auto",
+        share: str = "off",
+        share_grace: int = 0,
     ) -> Loader: ...
     def close(self) -> None: ...
 

@@ -14,6 +14,7 @@ _LOAD = {
     "load_tensors": ("tensor_count", 1), "load_bytes": ("bytes_requested", 1),
     "read_bytes_storage": ("bytes_read", 1), "read_bytes_network": ("network_bytes", 1),
     "read_bytes_disk_cache": ("disk_cache_bytes", 1),
+    "read_bytes_shared": ("shared_bytes", 1),
     "disk_cache_bytes_written": ("disk_cache_written", 1),
     "verified_bytes": ("verified_bytes", 1), "network_requests": ("network_requests", 1),
     "network_retries": ("network_retries", 1), "chunks": ("chunk_count", 1),

@@ -5,17 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _core
+from ._errors import refuse
 from ._types import Path
-
-
-def refuse(tag: str, message: str) -> NoReturn:
-    """Raise SafetensorError with a tag."""
-    error = _core.error_class()(message)
-    error.tag = tag
-    raise error
 
 
 def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
@@ -107,9 +101,10 @@ class Place:
 
     def _find(self, name: str, tensor: Any) -> Any:
         """Return the tensor, or a packed copy on the CPU if bytes cannot be written into it."""
+        from ._tensor_memory import elements_overlap
         from ._torch_state import plain
 
-        if _shares_elements(tensor):
+        if elements_overlap(tensor):
             raise ValueError(f"{name}: several elements of the tensor have the same memory, so "
                              "that it cannot be written: pass a `.clone()`, or its base")
         memory = plain(tensor)
@@ -122,14 +117,6 @@ class Place:
         """Copy the new bytes to the tensor, if they are in a copy."""
         if self._tensor is not None:
             self._tensor.copy_(self._memory)
-
-
-def _shares_elements(tensor: Any) -> bool:
-    """Tell whether elements share memory, as those of an expanded tensor do."""
-    steps = [(size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-             if size > 1]
-    reach = sum((size - 1) * step for size, step in steps) + 1
-    return bool(tensor.numel() and reach < tensor.numel())
 
 
 def check_kinds(old: Path, tensors: Mapping[str, Any]) -> None:
@@ -152,6 +139,6 @@ def check_kinds(old: Path, tensors: Mapping[str, Any]) -> None:
         if kind is None or made is None or made.is_nested:
             continue
         if made.dtype != kind or tuple(made.shape) != tuple(shape):
-            refuse("TensorInvalidInfo",
-                   f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
-                   f"{made.dtype} {list(made.shape)} in the new state; that needs a full version")
+            refuse(f"{name!r}: the tensor is {dtype} {list(shape)} in the old checkpoint and "
+                   f"{made.dtype} {list(made.shape)} in the new state; that needs a full version",
+                   "TensorInvalidInfo")

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,7 +21,7 @@ from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._load import OpenLoad
 from ._progress import enable_tqdm
 from ._torch_installed import torch
-from ._verify import SignedBy, Verify
+from ._verified_open import SignedBy, Verify
 from .lazy import LazyModel
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -255,11 +255,18 @@ def _read(
         )
 
 
-def begun(weights: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def begun(weights: Iterator[tuple[str, Any]]) -> Generator[tuple[str, Any], None, None]:
     """Open the files now and verify them, so that errors occur before a reload changes the
-    model.
+    model. close() of the result ends the reads and closes the files.
     """
-    return itertools.chain(list(itertools.islice(weights, 1)), weights)
+    return _continued(list(itertools.islice(weights, 1)), weights)
+
+
+def _continued(
+    first: list[tuple[str, Any]], rest: Iterator[tuple[str, Any]]
+) -> Generator[tuple[str, Any], None, None]:
+    yield from first
+    yield from rest
 
 
 class _Bar:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Iterable
@@ -14,9 +15,25 @@ from ._core import error_class
 _MANY_NAMES = 500
 
 
-def refuse(message: str) -> NoReturn:
-    """Raise SafetensorError."""
-    raise error_class()(message)
+# Python classes of kinds of errors (docs/errors.md); the others are SafetensorError.
+_CLASSES: dict[str, type[Exception]] = {
+    "BudgetExceeded": ValueError, "InvalidArgument": ValueError, "InvalidTensorView": ValueError,
+    "Usage": ValueError, "OutOfMemory": MemoryError, "Timeout": TimeoutError,
+    "Cancelled": RuntimeError, "DeviceError": RuntimeError, "Unsupported": RuntimeError,
+    "FileNotFound": FileNotFoundError, "NoModelFiles": FileNotFoundError, "NoSpace": OSError,
+    "NotRegularFile": OSError, "IoError": OSError, "PermissionDenied": PermissionError,
+}
+
+
+def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:
+    """Raise the error class of a kind, by default SafetensorError, which gets the kind as its tag.
+    """
+    if kind in _CLASSES:
+        raise _CLASSES[kind](message)
+    error = error_class()(message)
+    if kind:
+        error.tag, error.file = kind, file
+    raise error
 
 
 def add_location(error: Any, tensor: str | None = None) -> None:
@@ -24,7 +41,7 @@ def add_location(error: Any, tensor: str | None = None) -> None:
 
     Engines print an error of a rank without its number.
     """
-    if getattr(error, "_has_place", False):
+    if getattr(error, "_has_location", False):
         return
     words = []
     if tensor is not None and not getattr(error, "tensor", None):
@@ -116,8 +133,12 @@ def serialization_error(error: OSError) -> Exception:
     """
     base: Any = error_class()
     kind: Any = type(error)
-    made = _serialization_class(base, kind)
-    result: Exception = made(error.errno, error.strerror or str(error), error.filename)
+    made = _serialization_class(base, kind)(error.errno, error.strerror or str(error),
+                                            error.filename)
+    made.tag = "NoSpace" if error.errno in (errno.ENOSPC, errno.EDQUOT) else \
+        "FileNotFound" if isinstance(error, FileNotFoundError) else \
+        "PermissionDenied" if isinstance(error, PermissionError) else "IoError"
+    result: Exception = made
     return result
 
 

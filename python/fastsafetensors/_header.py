@@ -15,7 +15,7 @@ from ._open import check_path
 from ._options import check_location, check_switches
 from ._saving import manifest_options
 from ._types import Path, Paths
-from ._verify import open_files
+from ._verified_open import open_files
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def edit_header(
 
     Raises:
         TypeError: a key, value or name that is not text.
-        SafetensorError: an invalid file, an unknown tensor or metadata entry, or a duplicate name.
-        ValueError: nothing to change.
+        SafetensorError: an invalid file, or an unknown tensor or metadata entry.
+        ValueError: nothing to change, or two tensors of one name.
         OSError: the matching subclass, if a system call fails.
     """
     check_location("filename", filename)

@@ -109,9 +109,11 @@ class LazyReads:
         self.device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
         self.stored = {name: Stored(model, name, at) for at, name in enumerate(names)}
         self._order = list(self.stored.values())
-        self._limit = memory_limit
+        # Two windows, and the tensor that the program uses.
+        largest = max((stored.nbytes for stored in self._order), default=0)
+        self._window_bytes = (memory_limit - min(largest, memory_limit // 2)) // 2
         self._ahead = ahead and memory_limit > 0
-        self._free_bytes = min(_FIRST_BYTES, memory_limit // 2) if habits else memory_limit // 2
+        self._free_bytes = min(_FIRST_BYTES, self._window_bytes) if habits else self._window_bytes
         self._habits: Habits = {} if habits is None else habits
         self._expects = expects
         # Loads may return views of the files, which all tensors share.
@@ -315,12 +317,13 @@ class LazyReads:
             self._open(window.end, None)
 
     def _open(self, first: int, required: tuple[Stored, Bounds] | None) -> None:
-        """Start reading expected slices from a position on, up to half of the limit."""
+        """Start reading expected slices from a position on, up to the size of a window."""
         if self._window is not None:
             self._window.is_last = False
             self._drop(self._window.before)
             self._window.before = None
-        capacity, self._free_bytes = self._free_bytes, min(2 * self._free_bytes, self._limit // 2)
+        capacity = self._free_bytes
+        self._free_bytes = min(2 * self._free_bytes, self._window_bytes)
         picked = [required] if required is not None else []
         total = 0 if required is None else required[0].size_of(required[1])
         place = first

@@ -15,7 +15,7 @@ from ._options import check_load_options, check_load_progress
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 # Creates a framework's tensors from all items of a load: {name: tensor}.
 Export = Callable[[Loader], dict[str, Any]]

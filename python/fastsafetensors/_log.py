@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 
@@ -46,7 +45,9 @@ def follow_logging() -> None:
 def start() -> None:
     """Called when the package is imported. Only the main interpreter logs."""
     global _process
-    with contextlib.suppress(RuntimeError):
+    try:
         log_start(_emit, 0)
-        _process = os.getpid()
-        atexit.register(log_stop)
+    except RuntimeError:
+        return
+    _process = os.getpid()
+    atexit.register(log_stop)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._core import Model, error_class
-from ._verify import chosen
+from ._verified_open import chosen
 
 
 def model_of_bytes(data: Any) -> Model:

@@ -252,12 +252,13 @@ class ModuleLoad:
     """One call of load_model: reads a file's tensors into a module, or assigns them."""
 
     def __init__(
-        self, file: Model, module: Any, assign: bool, threads: int, device: Any, views: str
+        self, file: Model, module: Any, assign: bool, threads: int, device: Any,
+        assigned: dict[str, Any],
     ) -> None:
-        """Examine the module. views: the load mode of assigned tensors."""
+        """Examine the module. assigned: options of Model.load() for assigned tensors."""
         self._file, self._state, self._threads = file, ModuleState(module), threads
         self._is_assigned, self._device = assign, device
-        self._options = {"mode": views, **load_options(device)} if assign else {"mode": "load"}
+        self._options = {**assigned, **load_options(device)} if assign else {"mode": "load"}
 
     def run(
         self, strict: bool, changed: Iterable[str] | None = None

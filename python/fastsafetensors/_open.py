@@ -18,7 +18,7 @@ from ._readahead import ReadAhead
 from ._representation import format_model, format_paths, with_plain_hints
 from ._slicing import plan_numpy, plan_torch
 from ._types import Paths
-from ._verify import Verify, chosen, open_files
+from ._verified_open import Verify, chosen, open_files
 
 # This package's module for each framework name.
 _FRAMEWORKS = {

@@ -18,9 +18,10 @@ _LOAD_WORDS = {
     "engine": ("auto", "pread", "direct", "uring", "mmap"),
     "order": ("file", "request"),
     "gds": ("auto", "off", "strict"),
+    "share": ("off", "node"),
 }
 _SAVE_WORDS = {"engine": ("auto", "buffered", "direct", "uring")}
-_COUNTS = ("threads", "copy_threads")
+_COUNTS = ("threads", "copy_threads", "share_grace")
 
 
 def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> int:
@@ -127,6 +128,19 @@ def check_load_options(options: Mapping[str, Any]) -> None:
     _check(options, _LOAD_WORDS)
     if options.get("mode") == "map" and options.get("engine", "auto") != "auto":
         raise ValueError('engine has no effect with mode="map": use mode="load"')
+    if options.get("share_grace", 0) and options.get("share", "off") != "node":
+        raise ValueError('share_grace has no effect without share="node"')
+
+
+def share_options(
+    share: str, share_grace: int, device: Any, pin_memory: bool = False
+) -> dict[str, Any]:
+    """Return a load's options for shared memory, which is on the CPU. ValueError elsewhere."""
+    if share == "off":
+        return {}
+    if pin_memory or str(device) != "cpu":
+        raise ValueError('share="node" is for tensors on the CPU that are not pinned')
+    return {"share": share, "share_grace": share_grace}
 
 
 def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ._options import check_load_options
 from ._request import choose_names
 from ._saving import parse_limit
 from ._types import Paths
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 
 class TensorStream(Iterator[tuple[str, Any]]):
@@ -23,7 +23,8 @@ class TensorStream(Iterator[tuple[str, Any]]):
 
     Leaving its ``with`` block, or close(), stops the reads. Tensors that were returned stay valid.
     One thread at a time: RuntimeError in a thread that asks for a tensor while another one waits
-    for it. close() may be called by any thread.
+    for it. close() may be called by any thread: after it, asking for a tensor that was not returned
+    yet is a RuntimeError.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TensorStream(Iterator[tuple[str, Any]]):
         with contextlib.closing(open_files(filename, verify)) as model:
             chosen = choose_names(model, names, filter)
             self._count = len(model) if chosen is None else len(chosen)
+            self._is_finished = self._count == 0
             if self._count:
                 mode = "load" if limit else "auto"
                 self._loader = open_load(
@@ -59,11 +61,14 @@ class TensorStream(Iterator[tuple[str, Any]]):
     def __next__(self) -> tuple[str, Any]:
         """Return the next tensor and its name, waiting for its bytes."""
         loader = self._loader  # another thread may close the stream
-        if loader is None:
+        if self._is_finished:
             raise StopIteration
+        if loader is None:
+            raise RuntimeError("the stream was closed before its last tensor was returned")
         try:
             tensor = next(loader)
         except StopIteration:
+            self._is_finished = True
             self.close()
             raise
         return tensor.name, self._wrap(tensor)

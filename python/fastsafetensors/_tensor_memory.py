@@ -111,6 +111,24 @@ class Extent:
     is_dense: bool
 
 
+def elements_overlap(tensor: Any) -> bool:
+    """Tell whether several elements have the same memory, as those of an expanded tensor do."""
+    steps = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+                   if size > 1)
+    reach, is_nested = 1, True
+    for step, size in steps:
+        is_nested = is_nested and step >= reach
+        reach += (size - 1) * step
+    if is_nested or not tensor.numel():
+        return False
+    if steps[0][0] == 0 or reach < tensor.numel():
+        return True
+    from ._torch_installed import torch
+
+    places = torch.arange(reach).as_strided(tensor.shape, tensor.stride())
+    return int(places.unique().numel()) < int(tensor.numel())
+
+
 def extent_of(tensor: Any) -> Extent | None:
     """The extent of a tensor; None if it has no elements, or it is unknown.
 
@@ -125,7 +143,7 @@ def extent_of(tensor: Any) -> Extent | None:
     else:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         reach = sum((size - 1) * stride for size, stride in steps) + 1
-        is_dense = reach == tensor.numel() and 0 not in tensor.stride()
+        is_dense = reach == tensor.numel() and not elements_overlap(tensor)
     try:
         if tensor.device.type == "meta":
             memory: Hashable = ("meta", tensor.untyped_storage()._cdata)

@@ -14,7 +14,7 @@ from ._request import choose_names
 from ._tensor_memory import plainly
 from ._torch_installed import torch as _torch
 from ._torch_state import torch_dtype, torch_shape
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 # The importer behind torch.from_dlpack, without its checks for other objects.
 _import_capsule = getattr(_torch._C, "_from_dlpack", _torch.from_dlpack)

@@ -26,8 +26,9 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from . import _core
-from ._delta_memory import Place, check_kinds, memory_rows, named_tensors, refuse
+from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
+from ._errors import refuse
 from ._options import (
     check_count,
     check_location,
@@ -257,7 +258,7 @@ def _expect(checkpoint: Path, version: str) -> None:
     elif note.version is not None and _plain(note.version) != _plain(version):
         what = f"the checkpoint has version {note.version} by its own note, not {version}"
     if what:
-        refuse("VersionMismatch", f"{os.fsdecode(checkpoint)}: {what}")
+        refuse(f"{os.fsdecode(checkpoint)}: {what}", "VersionMismatch")
 
 
 def make(
@@ -447,8 +448,8 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
     later = [made for made, _ in versions.values() if _follows(current, made)]
     if later and not chain:
         first = min(later, key=lambda version: (len(version), version))
-        refuse("VersionMismatch", f"{os.fsdecode(source)}: versions between {current} and {first} "
-                "are missing")
+        refuse(f"{os.fsdecode(source)}: versions between {current} and {first} are missing",
+               "VersionMismatch")
     return chain
 
 

@@ -46,7 +46,7 @@ from ._ranks_save import save_on_ranks, save_on_ranks_async
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item
-from ._verify import open_files
+from ._verified_open import open_files
 from .v05.common import device_of
 from .v05.file_buffer import STRATEGIES
 from .v05.frameworks import get_framework_op

@@ -33,7 +33,7 @@ from ._saving import (
     with_ties,
 )
 from ._types import Path
-from ._verify import open_files
+from ._verified_open import open_files
 
 if TYPE_CHECKING:
     from torch import Tensor

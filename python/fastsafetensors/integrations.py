@@ -32,7 +32,7 @@ from typing import Any
 from ._core import error_class
 from ._open import TensorSlice, safe_open
 from ._options import check_load_options
-from ._verify import chosen
+from ._verified_open import chosen
 
 __all__ = ["Acceleration", "accelerate_from_pretrained"]
 

@@ -34,7 +34,7 @@ from ._request import choose_names
 from ._saving import parse_limit
 from ._torch_tensors import make_item
 from ._types import Paths
-from ._verify import Verify, chosen, open_files
+from ._verified_open import Verify, chosen, open_files
 
 __all__ = ["Habits", "LazyModel", "LazyTensor"]
 

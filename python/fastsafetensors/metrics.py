@@ -32,6 +32,7 @@ _DESCRIPTIONS = {
     "read_bytes_storage": ("Bytes read from files, without memory-mapped ones", "bytes"),
     "read_bytes_network": ("Bytes received from servers", "bytes"),
     "read_bytes_disk_cache": ("Bytes of remote files read from the disk cache (hits)", "bytes"),
+    "read_bytes_shared": ("Bytes that other processes read into shared memory", "bytes"),
     "disk_cache_bytes_written": ("Bytes written to the disk cache (misses)", "bytes"),
     "verified_bytes": ("Bytes compared with a manifest", "bytes"),
     "network_requests": ("Requests to servers", ""),

@@ -18,7 +18,7 @@ from ._progress import Progress
 from ._saving import check_names, file_options, save_rows
 from ._stream import TensorStream
 from ._types import Path, Paths
-from ._verify import Verify
+from ._verified_open import Verify
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]
@@ -128,6 +128,8 @@ def load_file(
     dtype: Any = None,
     backend: str = "mmap",
     mode: str | None = None,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
@@ -143,6 +145,8 @@ def load_file(
         dtype: convert to this dtype while loading: numpy's, its name, or the format's.
         backend: the safetensors package's name for mode: "mmap" or "pread".
         mode: "auto", "load" or "map".
+        share: "node" shares the memory of loads into owned memory between processes.
+        share_grace: seconds that shared memory outlives its last process.
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of "load".
         threads: of "load"; 0: one per CPU that the process may use, at most 16.
@@ -165,7 +169,7 @@ def load_file(
     chosen = check_backend(backend) if mode is None else mode
     return load_paths(filename, export, names, keep=filter, progress=progress, mode=chosen,
                       engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache,
-                      verify=verify)
+                      share=share, share_grace=share_grace, verify=verify)
 
 
 def open_stream(
@@ -175,6 +179,8 @@ def open_stream(
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
     memory: int | str = 0,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     threads: int = 0,
@@ -197,6 +203,8 @@ def open_stream(
         dtype: convert to this dtype while loading, as in load_file().
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
             largest tensor, with the pages around it, must fit. 0: no limit.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         threads: of the load; 0: one per CPU that the process may use, at most 16.
@@ -213,7 +221,8 @@ def open_stream(
     """
     return TensorStream(
         filename, wrap, memory=memory, names=names, filter=filter, verify=verify, engine=engine,
-        threads=threads, dtype=dtype_word(dtype), cache=cache)
+        threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
+        share_grace=share_grace)
 
 
 def load(data: Any) -> dict[str, _np.ndarray[Any, Any]]:

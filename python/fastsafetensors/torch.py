@@ -21,6 +21,7 @@ from ._options import (
     check_switch,
     check_switches,
     check_word,
+    share_options,
 )
 from ._progress import Progress
 from ._request import choose_names
@@ -30,7 +31,7 @@ from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch
 from ._torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
 from ._torch_tensors import PackedTensor, export, load_meta, wrap
 from ._types import Path, Paths
-from ._verify import Verify, open_files
+from ._verified_open import Verify, open_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def _check_options(options: dict[str, Any], progress: Any, is_meta: bool) -> Non
     if not is_meta:
         return
     usual = {"mode": "auto", "backend": "mmap", "cache": "auto", "engine": "auto", "threads": 0,
-             "gds": "auto", "allocator": "torch", "pin_memory": False}
+             "gds": "auto", "allocator": "torch", "pin_memory": False, "share": "off"}
     set_here = [name for name, value in usual.items() if options[name] != value]
     if progress:
         set_here.append("progress")
@@ -94,6 +95,8 @@ def load_file(
     mode: str | None = None,
     allocator: str = "torch",
     pin_memory: bool = False,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     gds: str = "auto",
@@ -127,6 +130,12 @@ def load_file(
         allocator: of GPU memory: "own", freed with the last tensor, or "torch", whose cache keeps
             it. "own" is refused for the CPU.
         pin_memory: CPU tensors are in pinned (page-locked) memory. Refused with mode="map".
+        share: "node": processes of one user that load the same tensors read every byte from storage
+            once and hold it once, in a file in /dev/shm that each maps privately. For loads into
+            owned memory on the CPU; views share the page cache anyway. If it is impossible, the
+            load has its own memory (docs/howto/share-weights-on-a-node.md).
+        share_grace: seconds that this memory outlives its last process, for programs that restart.
+            0: FASTSAFETENSORS_SHARE_GRACE, or none.
         cache: whether bytes that are read stay in the page cache for later loads: "keep", "bypass",
             or "auto" if they fit in free memory (twice for mode="load" on the CPU; above 512 MiB,
             and 128 MiB for parts of models, the cache is bypassed).
@@ -157,12 +166,14 @@ def load_file(
     chosen = check_backend(backend) if mode is None else mode
     _check_options({"mode": chosen, "backend": backend, "cache": cache, "engine": engine,
                     "threads": threads, "gds": gds, "allocator": allocator,
-                    "pin_memory": pin_memory}, progress, is_meta(device))
+                    "pin_memory": pin_memory, "share": share, "share_grace": share_grace},
+                   progress, is_meta(device))
     if is_meta(device):
         return load_meta(filename, names, filter, dtype_word(dtype), verify)
     device = check_device(device)
     check_present(device)
-    options = {"mode": chosen, **_target(device, gds, allocator, pin_memory)}
+    options = {"mode": chosen, **_target(device, gds, allocator, pin_memory),
+               **share_options(share, share_grace, device, pin_memory)}
     watch = (lambda loader: report_gds(loader.stats()["reason"])) if "device" in options else None
     with contextlib.closing(open_files(filename, verify)) as model:
         chosen_names = choose_names(model, names, filter)
@@ -181,6 +192,8 @@ def open_stream(
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
     memory: int | str = 0,
+    share: str = "off",
+    share_grace: int = 0,
     cache: str = "auto",
     engine: str = "auto",
     gds: str = "auto",
@@ -205,6 +218,8 @@ def open_stream(
         dtype: convert to this dtype while loading, as in load_file().
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
             largest tensor, with the pages around it, must fit. 0: no limit.
+        share: "node" shares memory between processes, as in load_file(); not with `memory`.
+        share_grace: as in load_file().
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         gds: GPUDirect Storage: "auto", "off" or "strict".
@@ -223,8 +238,9 @@ def open_stream(
     """
     device = check_device(device)
     check_present(device)
-    options = load_options(device, gds)
-    is_copied = device != "cpu" and not options
+    check_load_options({"share": share, "share_grace": share_grace})
+    options = {**load_options(device, gds), **share_options(share, share_grace, device)}
+    is_copied = device != "cpu" and "device" not in options
     return TensorStream(
         filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, memory=memory,
         names=names, filter=filter, verify=verify, engine=engine, threads=threads,
@@ -257,6 +273,8 @@ def load_model(
     backend: str = "mmap",
     mode: str | None = None,
     assign: bool = False,
+    share: str = "off",
+    share_grace: int = 0,
     threads: int = 0,
     verify: Verify | None = None,
 ) -> tuple[set[str], list[str]]:
@@ -279,6 +297,9 @@ def load_model(
         assign: replace the parameters by the loaded tensors (required for a model on the meta
             device). Tied ones stay tied, and views stay views. For DTensors each rank reads its own
             part.
+        share: "node" shares the memory of assigned tensors between processes, as in load_file().
+            ValueError without `assign`.
+        share_grace: as in load_file().
         threads: of the load; 0: one per CPU that the process may use, at most 16.
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
@@ -299,13 +320,17 @@ def load_model(
     check_switches(strict=strict, assign=assign)
     check_module(model)
     views = check_backend(backend) if mode is None else mode
-    check_load_options({"mode": views, "threads": threads})
-    if mode is not None and not assign:
-        raise ValueError("mode has no effect without assign=True: the bytes are read into the "
+    check_load_options({"mode": views, "threads": threads, "share": share,
+                        "share_grace": share_grace})
+    if (mode is not None or share != "off") and not assign:
+        name = "share" if mode is None else "mode"
+        raise ValueError(f"{name} has no effect without assign=True: the bytes are read into the "
                          "model's memory")
     device = check_device(device)
+    shared = share_options(share, share_grace, device)
     with contextlib.closing(open_files(filename, verify)) as file:
-        return ModuleLoad(file, model, assign, threads, device, views).run(strict, changed)
+        load = ModuleLoad(file, model, assign, threads, device, {"mode": views, **shared})
+        return load.run(strict, changed)
 
 
 def save_file(

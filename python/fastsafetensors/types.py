@@ -12,7 +12,7 @@ from ._open import PrefetchLoader, TensorMeta, TensorSlice
 from ._progress import Progress
 from ._stream import TensorStream
 from ._types import Path, Paths
-from ._verify import Verify
+from ._verified_open import Verify
 
 __all__ = ["Path", "Paths", "PrefetchLoader", "Progress", "TensorMeta", "TensorSlice",
            "TensorStream", "Verify"]

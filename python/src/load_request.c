@@ -128,7 +128,8 @@ static int read_items(module_state *state, const fst_model *model, PyObject *seq
 
 /// String options of a request, as passed from Python.
 typedef struct request_words {
-    const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified, *cache;
+    const char *mode, *engine, *order, *ring, *numa, *dtype, *device, *gds, *unified, *cache,
+        *share;
 } request_words;
 
 /// The allowed values of one option.
@@ -148,15 +149,18 @@ static int read_words(const request_words *words, fst_load_options *options,
     static const char *const gds_ways[] = {"auto", "off", "strict"};
     static const char *const unified[] = {"auto", "on", "off"};
     static const char *const caches[] = {"auto", "keep", "bypass"};
+    static const char *const shares[] = {"off", "node"};
     static const word_list lists[] = {
         {"mode", modes, FST_MODE_COUNT},         {"engine", engines, FST_ENGINE_COUNT},
         {"order", orders, FST_ORDER_COUNT},      {"ring", rings, FST_RING_COUNT},
         {"numa policy", numas, FST_NUMA_COUNT},  {"gds", gds_ways, FST_GDS_COUNT},
-        {"unified", unified, FST_UNIFIED_COUNT}, {"cache", caches, FST_CACHE_COUNT}};
+        {"unified", unified, FST_UNIFIED_COUNT}, {"cache", caches, FST_CACHE_COUNT},
+        {"share", shares, FST_SHARE_COUNT}};
     const char *given[] = {words->mode, words->engine, words->order,   words->ring,
-                           words->numa, words->gds,    words->unified, words->cache};
-    int numbers[8];
-    for (int i = 0; i < 8; i++) {
+                           words->numa, words->gds,    words->unified, words->cache,
+                           words->share};
+    int numbers[9];
+    for (int i = 0; i < 9; i++) {
         numbers[i] = fstpy_find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
         if (numbers[i] < 0) return 0;
     }
@@ -168,6 +172,7 @@ static int read_words(const request_words *words, fst_load_options *options,
     tuning->gds = (fst_gds)numbers[5];
     tuning->unified = (fst_unified)numbers[6];
     options->cache = (fst_cache)numbers[7];
+    options->share = (fst_share)numbers[8];
     return 1;
 }
 
@@ -289,7 +294,8 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                        PyObject *kwargs, load_request *request) {
     static char *names[] = {"items",     "mode",     "engine", "threads",   "order", "budget",
                             "read_only", "populate", "dtype",  "ring",      "numa",  "device",
-                            "gds",       "unified",  "stream", "allocator", "cache", NULL};
+                            "gds",       "unified",  "stream", "allocator", "cache", "share",
+                            "share_grace", NULL};
     PyObject *items = Py_None, *allocator = Py_None;
     request_words words = {.mode = "auto",
                            .engine = "auto",
@@ -299,27 +305,30 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                            .device = "cpu",
                            .gds = "auto",
                            .unified = "auto",
-                           .cache = "auto"};
+                           .cache = "auto",
+                           .share = "off"};
     long long budget = 0;
     unsigned long long stream = 0;
-    int threads = 0;
+    int threads = 0, share_grace = 0;
     *request = (load_request){.options = FST_STRUCT_INIT(fst_load_options),
                               .tuning = FST_STRUCT_INIT(fst_load_tuning)};
     request->options.tuning = &request->tuning;
     fst_load_options *options = &request->options;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKOs:load", names, &items,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKOssi:load", names, &items,
                                      &words.mode, &words.engine, &threads, &words.order, &budget,
                                      &options->map_read_only, &request->tuning.map_populate,
                                      &words.dtype, &words.ring, &words.numa, &words.device,
-                                     &words.gds, &words.unified, &stream, &allocator, &words.cache))
+                                     &words.gds, &words.unified, &stream, &allocator, &words.cache,
+                                     &words.share, &share_grace))
         return 0;
     // Unsigned format codes would turn -1 into the largest number.
-    if (threads < 0 || budget < 0) {
-        PyErr_SetString(PyExc_ValueError, "threads and budget must not be negative");
+    if (threads < 0 || budget < 0 || share_grace < 0) {
+        PyErr_SetString(PyExc_ValueError, "threads, budget and share_grace must not be negative");
         return 0;
     }
     options->thread_count = (uint32_t)threads;
     options->budget_bytes = (uint64_t)budget;
+    options->share_grace_s = (uint32_t)share_grace;
     options->stream = (uintptr_t)stream;
     return read_words(&words, options, &request->tuning) && read_dtype(words.dtype, options) &&
            read_device(words.device, options) && take_allocator(allocator, request) &&

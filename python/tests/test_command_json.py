@@ -2,6 +2,7 @@
 """The command's JSON output is what docs/command-json.md describes."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -23,6 +24,7 @@ def schemas():
     blocks = re.findall(r"```json\n(.*?)```", text, re.S)
     names = ["error", "inspect", "show", "verify", "load", "rewrite", "dry_run", "edit", "diff",
              "hash", "manifest", "digests", "sign", "clean", "cache list", "cache prune",
+             "cache pin", "cache drop",
              "engines", "bench", "delta", "delta show", "delta version"]
     assert len(blocks) == len(names)
     return {name: json.loads(block) for name, block in zip(names, blocks, strict=True)}
@@ -65,6 +67,7 @@ def work(tmp_path_factory):
     (folder / "bad.safetensors").write_bytes(b"\0" * 20)
     (folder / "signed").mkdir()
     shutil.copy(folder / "m.safetensors", folder / "signed")
+    save_file({"a": numpy.zeros(1 << 20, "f4")}, folder / "large.safetensors")
     (folder / "cache").mkdir(mode=0o700)
     for number in (1, 2):
         (folder / f"state{number}").mkdir()
@@ -95,7 +98,14 @@ COMMANDS = [
     ("verify", ["verify", "--hash", "m.safetensors"]),
     ("verify", ["verify", "--manifest", "signed"]),
     ("clean", ["clean", "."]),
+    ("load", ["load", "--mode", "load", "--share", "node", "--share-grace", "99",
+              "large.safetensors"]),
     ("cache list", ["cache", "list", "--cache-dir", "cache"]),
+    ("cache drop", ["cache", "drop", "all"]),
+    ("load", ["load", "--dtype", "F16", "--share", "node", "--share-grace", "99",
+              "large.safetensors"]),
+    ("cache pin", ["cache", "pin", "SEGMENT"]),
+    ("cache pin", ["cache", "unpin", "SEGMENT"]),
     ("cache prune", ["cache", "prune", "--max", "1MiB", "--cache-dir", "cache"]),
     ("cache prune", ["cache", "clear", "--cache-dir", "cache"]),
     ("engines", ["engines", "m.safetensors"]),
@@ -114,8 +124,11 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("name", "words"), COMMANDS, ids=[" ".join(w) for _, w in COMMANDS])
 def test_output_is_as_described(command, work, name, words):
+    segments = work / "segments"
+    if "SEGMENT" in words:
+        words = [*words[:-1], next(p.name for p in segments.iterdir() if p.name != "lock")]
     done = subprocess.run([command, words[0], "--json", *words[1:]], cwd=work, capture_output=True,
-                          text=True)
+                          text=True, env={**os.environ, "FASTSAFETENSORS_SHARE_DIR": str(segments)})
     decoder, text, count = json.JSONDecoder(), done.stdout.strip(), 0
     assert text, done.stderr
     while text:

@@ -118,12 +118,30 @@ def test_a_dry_run_refuses_what_the_command_refuses(path, command, run, tmp_path
             assert {error_of(answer)["kind"] for answer in answers} == {"NotRegularFile"}
             assert "not a regular file but a" in error_of(answers[1])["message"]
     user = as_other_user(tmp_path / "fixed")
+    shutil.copy(path, tmp_path / "fixed/m.safetensors")
+    (tmp_path / "readable").write_bytes(b"")
+    (tmp_path / "readable").chmod(0o444)
     for words in (["convert", path, "fixed/x"], ["split", "--count", "2", path, "fixed"],
-                  ["split", "--count", "2", path, "fixed/new/er"]):
+                  ["split", "--count", "2", path, "fixed/new/er"], ["convert", path, "readable"],
+                  ["hash", "--write", "fixed/m.safetensors"]):
         answers = [subprocess.run([command, *words, "--json", *more], capture_output=True,
                                   text=True, cwd=tmp_path, **user) for more in ([], ["--dry-run"])]
         kinds = [error_of((0, answer.stdout))["kind"] for answer in answers]
         assert kinds == ["PermissionDenied"] * 2, words
+
+
+@pytest.mark.parametrize("words, code, kind", [
+    (["convert", "http://h/m"], 2, "Unsupported"), (["convert", "foo://h/m"], 2, "Unsupported"),
+    (["edit", "--set", "k=v", "s3://box/m"], 2, "Unsupported"),
+    (["split", "--count", "2", "foo://h/m"], 2, "Unsupported"),
+    (["split", "--count", "2", "--stem", "a/b", "new"], 3, "Usage"),
+    (["split", "--count", "2", "--stem", "..", "new"], 3, "Usage"),
+])
+def test_a_dry_run_refuses_other_targets_than_files(words, code, kind, path, run):
+    *words, target = words
+    for more in ([], ["--dry-run"]):
+        answer = run(*words, "--json", *more, path, target)
+        assert (answer[0], error_of(answer)["kind"]) == (code, kind), more
 
 
 def test_split_says_what_it_replaces_and_deletes(path, run, tmp_path):
@@ -155,11 +173,14 @@ def test_split_keeps_tensors_that_are_not_selected(path, run, tmp_path):
     folder.mkdir()
     shutil.copy(path, folder / "model.safetensors")
     os.symlink("own", tmp_path / "link")
+    (tmp_path / "named").mkdir()
+    os.symlink("../own/model.safetensors", tmp_path / "named/own.safetensors")
     words = ("split", "--json", "--count", "1", "--select", "a")
     for target in ("own", "own/", "link", tmp_path / "own"):
         for more in ([], ["--dry-run"]):
-            code, out, _ = run(*words, *more, "own/model.safetensors", target)
-            assert code == 3 and "other tensors would be lost" in error_of((0, out))["message"]
+            for source in ("own/model.safetensors", "named", "named/own.safetensors"):
+                code, out, _ = run(*words, *more, source, target)
+                assert code == 3 and "other tensors would be lost" in error_of((0, out))["message"]
     assert load_file(folder).keys() == {"a", "b"}
     assert run(*words[:-1], "*", "own/model.safetensors", "other")[0] == 0
     assert run(*words[:2], "--count", "2", "own/model.safetensors", "own")[0] == 0

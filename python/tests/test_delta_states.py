@@ -86,10 +86,14 @@ def test_tensors_that_cannot_be_written(torch, base, delta):
     for wrong, words in (
             (base["w"].numpy().astype(">f4"), "w: .*byte order, not >f4"),
             (torch.zeros(1).expand(8), "w: several elements of the tensor have the same memory"),
-            (torch.zeros(9).as_strided((2, 4), (1, 1)), "w: several elements")):
+            (torch.zeros(9).as_strided((2, 4), (1, 1)), "w: several elements"),
+            (torch.zeros(100).as_strided((2, 2, 2), (3, 3, 20)), "w: several elements"),
+            (torch.zeros(9).as_strided((2, 2, 2), (1, 1, 5)), "w: several elements")):
         with pytest.raises(ValueError, match=words):
             delta.prepare({**good, "w": wrong})
-    delta.prepare({**good, "w": base["w"].clone().as_strided((2, 4), (4, 1))}).drop()
+    for shape, steps in (((2, 4), (4, 1)), ((2, 4), (3, 2))):  # the second one's rows interleave
+        room = torch.zeros(20).as_strided(shape, steps).copy_(base["w"].view(shape))
+        delta.prepare({**good, "w": room}).drop()
 
 
 def test_a_module_is_a_state(tmp_path, torch, old):

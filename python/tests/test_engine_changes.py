@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fastsafetensors import SafetensorError, _engine_weights, write_manifest  # noqa: E402
-from fastsafetensors._engine_weights import EngineOptions, iterate  # noqa: E402
+from fastsafetensors._engine_weights import EngineOptions, begun, iterate  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 
 LOGGER = logging.getLogger("test")
@@ -138,3 +138,20 @@ def test_the_first_load_reads_every_byte_once(path, monkeypatch):
     write_manifest(path)
     options = EngineOptions(verify=True, progress=False)
     assert len(list(iterate([str(path)], options, LOGGER, device="cpu"))) == COUNT
+
+
+def descriptors_of(path):
+    """Open descriptors of this process that name the file."""
+    names = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+    return [name for name in names if os.path.exists(name) and os.path.samefile(name, path)]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_an_iteration_that_is_left_early_can_be_closed(path, taken):
+    weights = begun(iterate([str(path)], EngineOptions(progress=False), LOGGER, device="cpu"))
+    for _ in range(taken):
+        next(weights)
+    assert descriptors_of(path)
+    weights.close()
+    assert not descriptors_of(path)
+    assert list(weights) == []

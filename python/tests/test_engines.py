@@ -109,7 +109,9 @@ def run_ranks(engine, scenarios, around, folder):
         "VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "SGLANG_USE_CPU_ENGINE": "1",
         "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(BUILD / "cache"),
+        "PYTHONPYCACHEPREFIX": str(BUILD / "bytecode"),
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of modules
     ranks = [subprocess.Popen(
         [sys.executable, ENGINES / f"{engine}_rank.py", str(rank), "2", f"tcp://127.0.0.1:{port}",
          listed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -7,11 +7,15 @@ import pickle
 import random
 import struct
 import subprocess
+import sys
+import types
 
+import numpy
 import pytest
 
-from fastsafetensors import SafetensorError, safe_open
-from fastsafetensors.numpy import load_file
+from fastsafetensors import SafetensorError, safe_open, sign_folder, write_manifest, write_sums
+from fastsafetensors._errors import add_location
+from fastsafetensors.numpy import load_file, save_file
 
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'
 
@@ -63,6 +67,41 @@ def test_system_errors_keep_their_kind(tmp_path):
             load_file(secret)
     finally:
         os.seteuid(user)
+
+
+def test_answers_of_the_command_have_the_same_classes(tmp_path):
+    """What the package asks the command for fails like what the library does itself."""
+    save_file({"a": numpy.zeros(4)}, tmp_path / "m.safetensors")
+    model = str(tmp_path / "m.safetensors")
+    for call in (lambda: write_manifest(model, f"{tmp_path}/./m.safetensors"),
+                 lambda: write_sums(model, f"{tmp_path}/./m.safetensors"),
+                 lambda: sign_folder(tmp_path, model), lambda: write_manifest("https://h/m")):
+        with pytest.raises(ValueError, match="overwrite a model|private key|local files only"):
+            call()
+    with pytest.raises(FileNotFoundError):
+        write_manifest(model, keep=tmp_path / "none")
+    (tmp_path / "m.safetensors.manifest").write_text("nonsense")
+    with pytest.raises(SafetensorError) as caught:
+        write_manifest(model, keep=f"{model}.manifest")
+    assert caught.value.tag == "InvalidManifest" and "m.safetensors.manifest" in caught.value.file
+
+
+@pytest.mark.parametrize("target, tag", [("none/m", "FileNotFound"), ("folder", "IoError")])
+def test_failed_saves_have_tags(tmp_path, target, tag):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SafetensorError) as caught:
+        save_file({"a": numpy.zeros(4)}, tmp_path / target)
+    assert caught.value.tag == tag and isinstance(caught.value, OSError)
+
+
+def test_the_place_of_an_error_is_added_once(monkeypatch):
+    ranks = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True,
+                                  get_world_size=lambda: 2, get_rank=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch.distributed", ranks)
+    error = SafetensorError("words")
+    add_location(error, "w")
+    add_location(error, "w")
+    assert str(error) == "words, tensor `w`, rank 1 of 2"
 
 
 def test_name_in_two_files(raw):

@@ -11,6 +11,8 @@ import sys
 import pytest
 from fake_gpu import ROOT, fakes_folder
 
+import fastsafetensors
+
 
 def bare_machine(tmp_path, *tools):
     """An environment that has only a PATH, with a compiler's tools and without pip."""
@@ -30,16 +32,17 @@ def bare_machine(tmp_path, *tools):
             "PIP_INDEX_URL": "http://127.0.0.1:9/", "GPU_CHECK_PYTHON": "/nonexistent"}
 
 
-def check(out, environment, *suite):
+def check(out, environment, *suite, package=None):
     """Run the check on the built tree; return its process and report.
 
     Of the suite with stand-ins one program: each is among the C tests as well.
     """
+    more = [] if package is None else ["--package", package]
     suite = ",".join(["device_test_gpu_isolation", *suite])
     done = subprocess.run(
         [sys.executable, ROOT / "tools/gpu_check.py", "--small", "--no-build", "--out", out,
          "--build", os.path.dirname(os.path.dirname(fakes_folder())),
-         "--suite", suite], env=environment, capture_output=True, text=True,
+         "--suite", suite, *more], env=environment, capture_output=True, text=True,
         timeout=600, check=False)
     return done, json.loads((out / "report.json").read_text())
 
@@ -48,7 +51,8 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
     """The report is complete without pip, network and virtual environment."""
     environment = {**bare_machine(tmp_path, "meson", "ninja"), "LD_LIBRARY_PATH": fakes_folder()}
     out = tmp_path / "out"
-    done, report = check(out, environment, "device_test_real_gpu")
+    shutil.copytree(os.path.dirname(fastsafetensors.__file__), tmp_path / "own/fastsafetensors")
+    done, report = check(out, environment, "device_test_real_gpu", package=tmp_path / "own")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "verdict: suite 0 failed" in done.stdout
     assert [row for row in report["steps"] if row["failed"]] == []

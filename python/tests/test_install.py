@@ -299,7 +299,7 @@ def test_layer_check_can_fail(tmp_path):
 
 
 def test_wheel_and_sdist_in_empty_environments(tmp_path):
-    """`make dist`: each installs into a new environment and passes a smoke test."""
+    """`make dist`: the wheel, built from the sdist, installs into a new environment and works."""
     import sys
     import zipfile
 
@@ -322,25 +322,20 @@ def test_wheel_and_sdist_in_empty_environments(tmp_path):
              "from fastsafetensors._core import Writer, Model, engines; assert engines(None); "
              "w = Writer('m.st', [('a', 'U8', (0,), None, 0)]); w.commit(); w.close(); "
              "assert Model('m.st').names() == ['a']")
-    for package in (wheel, next(dist.glob("*.tar.gz"))):
-        venv = tmp_path / f"venv-{package.suffix[1:]}"
-        subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", venv], check=True)
-        # An sdist is built with what this environment has; the wheel needs nothing.
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p),
-                           PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
-        target = tmp_path / f"target-{package.suffix[1:]}"
-        subprocess.run([venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps",
-                        "--no-build-isolation", "--target", target, package], check=True,
-                       env=environment, capture_output=True)
-        done = subprocess.run([target / "bin/fastsafetensors", "--version"], capture_output=True,
-                              text=True, check=True)
-        module = subprocess.run([venv / "bin/python", "-m", "fastsafetensors", "--version"],
-                                env={"PYTHONPATH": os.fspath(target)}, capture_output=True,
-                                text=True, check=True)
-        assert done.stdout == module.stdout and done.stdout.startswith("fastsafetensors ")
-        subprocess.run([venv / "bin/python", "-I", "-c",
-                        f"import sys; sys.path.insert(0, {os.fspath(target)!r}); {smoke}"],
-                       check=True, cwd=tmp_path)
+    assert len(list(dist.glob("*.tar.gz"))) == 1
+    venv, target = tmp_path / "venv", tmp_path / "target"
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", venv], check=True)
+    subprocess.run([venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--target",
+                    target, wheel], check=True, capture_output=True)
+    done = subprocess.run([target / "bin/fastsafetensors", "--version"], capture_output=True,
+                          text=True, check=True)
+    module = subprocess.run([venv / "bin/python", "-m", "fastsafetensors", "--version"],
+                            env={"PYTHONPATH": os.fspath(target)}, capture_output=True,
+                            text=True, check=True)
+    assert done.stdout == module.stdout and done.stdout.startswith("fastsafetensors ")
+    subprocess.run([venv / "bin/python", "-I", "-c",
+                    f"import sys; sys.path.insert(0, {os.fspath(target)!r}); {smoke}"],
+                   check=True, cwd=tmp_path)
 
 
 def test_a_short_soak():

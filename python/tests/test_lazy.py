@@ -270,7 +270,8 @@ def test_access_order_is_reused_by_the_next_load(path: Path) -> None:
 
 
 def test_memory_limit_is_kept(path: Path) -> None:
-    model = LazyModel(path, mode="load", memory=2 * ALL)
+    """Readahead and the tensor in use are within it."""
+    model = LazyModel(path, mode="load", memory=4 * ALL)
     for number in range(8):
         fill(model[f"layers.{number}.w"])
         reads = model._reads
@@ -278,7 +279,7 @@ def test_memory_limit_is_kept(path: Path) -> None:
         while window is not None:
             waiting += window.loader.stats()["bytes_requested"]
             window = window.before
-        assert waiting <= 2 * ALL
+        assert waiting + ALL <= 4 * ALL
 
 
 def test_python_attributes_are_kept(path: Path) -> None:

@@ -142,7 +142,7 @@ def test_parameters_have_one_order(torch):
 # Parameters that few programs need are keyword-only in every function.
 BY_KEYWORD = {"alignment", "allocator", "at_exit", "cache", "compress", "dtype", "durable",
               "engine", "gds", "memory", "mode", "names", "filter", "overlap", "pin_memory", "pool",
-              "progress", "stage", "strategy", "threads", "verify"}
+              "progress", "share", "share_grace", "stage", "strategy", "threads", "verify"}
 # StagingPool(memory) and verifying(verify) have no other parameter.
 POSITIONS = {("async_save.StagingPool.__init__", "memory"), (".verifying", "verify"),
              ("lazy.LazyTensor.__init__", "dtype"), (".safe_open.read_ahead", "threads")}
@@ -162,7 +162,7 @@ GROUPS = {
     "its form": ("dtype", "alignment", "compress", "encoding", "checksum", "dialect", "level",
                  "filename_pattern", "max_shard_size"),
     "memory": ("backend", "mode", "assign", "stage", "memory", "ready", "pool", "allocator",
-               "pin_memory"),
+               "pin_memory", "share", "share_grace"),
     "reads and writes": ("cache", "engine", "gds", "strategy", "threads", "copy_threads", "nice"),
     "safety": ("verify", "durable", "manifest"),
     "waiting": ("overlap", "at_exit", "timeout", "progress"),
@@ -204,7 +204,8 @@ ONE_TYPE = {"threads": {"int"}, "durable": {"bool"}, "cache": {"str"}, "engine":
             "alignment": {"int"}, "timeout": {"float | None", "float"},
             "memory": {"int | str", "int | str | None"}, "gds": {"str"},
             "names": {"Iterable[str] | None"}, "filter": {"Callable[[str], bool] | None"},
-            "max_shard_size": {"int | str"}, "allocator": {"str"}, "pin_memory": {"bool"}}
+            "max_shard_size": {"int | str"}, "allocator": {"str"}, "pin_memory": {"bool"},
+            "share": {"str"}, "share_grace": {"int"}}
 
 
 @pytest.mark.parametrize("parameter", ONE_TYPE)

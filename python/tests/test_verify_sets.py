@@ -19,7 +19,7 @@ from fastsafetensors import (
     write_sums,
 )
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._verify import Verify
+from fastsafetensors._verified_open import Verify
 
 INDEX = "model.safetensors.index.json"
 

@@ -23,6 +23,25 @@ static fst_status check_effects(const fst_load_options *options, fst_error *erro
     API_REQUIRE_SWITCH(options->map_read_only, "map_read_only", error);
     API_REQUIRE(options->stream == 0 || options->device.kind != FST_DEVICE_CPU, error,
                 "a stream has no effect on the CPU");
+    API_REQUIRE(options->share_grace_s == 0 || options->share == FST_SHARE_NODE, error,
+                "share_grace_s has no effect without FST_SHARE_NODE");
+    return FST_OK;
+}
+
+/// Shared memory is on the CPU, and the library's own.
+static fst_status check_share(const fst_load_options *options, fst_error *error) {
+    API_REQUIRE((unsigned)options->share < FST_SHARE_COUNT, error,
+                "unknown share %d; expected a value of fst_share", (int)options->share);
+    if (options->share == FST_SHARE_OFF) return FST_OK;
+    API_REQUIRE(options->device.kind == FST_DEVICE_CPU, error,
+                "shared memory is on the CPU. Load without a device, or without share");
+    API_REQUIRE(options->budget_bytes == 0, error,
+                "a budget has no effect on shared memory. Use one of them");
+    API_REQUIRE(options->allocator == NULL, error,
+                "an allocator together with shared memory: use one of them");
+    for (size_t i = 0; i < options->part_count; i++)
+        API_REQUIRE(options->parts[i].destination == NULL, error,
+                    "part %zu has a destination, which cannot be shared", i);
     return FST_OK;
 }
 
@@ -46,6 +65,7 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
         API_REQUIRE(options->globs[i] != NULL, error, "glob %zu is NULL", i);
     API_REQUIRE(options->parts == NULL || (options->glob_count == 0 && options->predicate == NULL),
                 error, "parts together with globs or a predicate: use one of them");
+    FST_TRY(check_share(options, error));
     return check_effects(options, error);
 }
 

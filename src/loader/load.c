@@ -124,10 +124,12 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
         choose_policy(loader);
         status = plan_load(loader, error);
     }
+    if (status == FST_OK) fsti_loader_open_share(loader);
     if (status == FST_OK)
         status = fsti_loader_find_methods(loader, &loader->plan, loader->mode == FST_MODE_MAP,
                                           &loader->methods, error);
     fsti_job job = fsti_loader_job(loader, &loader->plan, &loader->methods);
+    job.share = loader->share;
     if (status == FST_OK) status = fsti_pipeline_open(&job, &loader->pipeline, error);
     if (status != FST_OK) {
         fsti_loader_log_end(loader, status, error);
@@ -144,6 +146,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_loader_log_close(loader);
     fsti_loader_end_reads(loader);
     fsti_pipeline_close(loader->pipeline);
+    fsti_share_unref(loader->share);
     fsti_free(loader->methods.routes);
     drop_views(loader);
     fsti_plan_clear(&loader->plan);
@@ -193,7 +196,12 @@ fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *e
 /// Waits for an item. A view is ready at once, unless it is being read into the page cache.
 static fst_status wait_item(fst_loader *loader, const fsti_plan_item *item, int64_t timeout_ms,
                             fst_error *error) {
+    const fsti_plan_batch *batch = &loader->plan.batches[item->batch];
     if (item->size_bytes == 0) return FST_OK;
+    // A store to a shared tensor copies whole pages, so the bytes of its neighbours must be there.
+    // Batches share no pages.
+    if (loader->share != NULL)
+        return wait_chunks(loader, batch->chunk_first, batch->chunk_end, timeout_ms, error);
     return wait_chunks(loader, item->chunk_first, item->chunk_end, timeout_ms, error);
 }
 
@@ -288,6 +296,8 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
+    // Reading a shared item separately would read its bytes twice; all of them stay until the end.
+    if (loader->share != NULL) return stream_item(loader, index, timeout_ms, out, error);
     if (fsti_loader_needs_copy(loader, item))
         return copy_item(loader, index, timeout_ms, out, error);
     // Hold the buffer, so that its bytes stay valid if the stream releases the batch.

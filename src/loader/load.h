@@ -51,6 +51,8 @@ struct fst_loader {
     uint32_t next_batch;      ///< earlier batches were returned completely
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made on the first access by name
     uint64_t plan_ns, wait_ns;
+    fsti_share *share;       ///< NULL: the load has its own memory
+    char share_reason[192]; ///< why, if it was to be shared
     uint64_t begun_ns;
     bool pins_memory; ///< tensors are in pinned CPU memory
     bool is_cancelled;
@@ -97,6 +99,9 @@ fst_status fsti_loader_plan(const fst_loader *loader, const fsti_plan_want *want
                             bool is_view, fsti_plan *out, fst_error *error);
 /// The pipeline job of a plan; it points to all three arguments.
 fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_methods *methods);
+
+/// Opens loader->share if the request wants it and it is possible. (shared_load.c)
+void fsti_loader_open_share(fst_loader *loader);
 
 /// The rest of a timeout that started at `start_ns`. (wait_time.c)
 int64_t fsti_loader_time_left(int64_t timeout_ms, uint64_t start_ns);

@@ -44,6 +44,7 @@ static const fst_load_counter counters[] = {
     COUNTER(disk_cache_written),
     COUNTER(network_retry_wait_ns),
     COUNTER(network_first_byte_ns),
+    COUNTER(shared_bytes),
 };
 
 #define COUNTER_COUNT (sizeof counters / sizeof *counters)

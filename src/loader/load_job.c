@@ -57,6 +57,7 @@ fsti_job fsti_loader_job(fst_loader *loader, const fsti_plan *plan, const load_m
                       .numa = loader->tuning.numa,
                       .budget_bytes = loader->facts.budget_bytes,
                       .workspace_bytes = loader->workspaces.bytes,
+                      .share_is_writable = true,
                       .may_wait = true,
                       .guard_allowed = loader->tuning.keep_sigbus_handler == 0,
                       .progress = options->progress,

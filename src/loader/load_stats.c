@@ -70,6 +70,10 @@ fst_status fsti_loader_stats(fst_loader *loader, fst_load_stats *stats, fst_erro
     add_opening(loader, stats);
     add_cached(loader, stats);
     describe_cache(loader, stats->reason, sizeof stats->reason);
+    if (loader->share_reason[0] != '\0') {
+        fsti_append(stats->reason, sizeof stats->reason, "; ");
+        fsti_append(stats->reason, sizeof stats->reason, loader->share_reason);
+    }
     pthread_mutex_lock(&loader->lock);
     stats->wait_ns = loader->wait_ns;
     fsti_loader_add_read_counts(loader, stats);

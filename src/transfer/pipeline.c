@@ -21,6 +21,8 @@
 /// Whether the calling thread does the job: a very small one, or a small one that is cached.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
+    // Another process may read chunks of a segment that is not complete.
+    if (job->share != NULL) return fsti_share_is_complete(job->share);
     bool is_view_only = pipeline->sink->is_view && !job->verifies;
     fsti_executor_facts facts = {.bytes = job->plan->bytes_planned,
                                  .has_budget = job->budget_bytes != 0,

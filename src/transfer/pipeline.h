@@ -13,7 +13,12 @@
 typedef enum chunk_queue { QUEUE_RING, QUEUE_BLOCKING, QUEUE_COUNT } chunk_queue;
 
 /// The states of a chunk. Each change is one store, which waiting threads see without a lock.
-enum { CHUNK_PENDING, CHUNK_TAKEN, CHUNK_DONE };
+enum {
+    CHUNK_PENDING,
+    CHUNK_TAKEN,
+    CHUNK_DONE,
+    CHUNK_DEFERRED, ///< another process reads it into shared memory
+};
 
 typedef struct chunk_state {
     atomic_uchar step;
@@ -31,6 +36,8 @@ typedef struct batch_state {
     fsti_batch_step step;
     uint32_t chunks_left;
     fsti_buffer *buffer; ///< NULL if all its items have destinations
+    char *base;     ///< where bytes for the buffer are written: its data, or a shared mapping of it
+    bool is_shared; ///< the buffer maps a batch of the job's segment
 } batch_state;
 
 /// The list of counters, with their names in fst_load_stats.
@@ -64,7 +71,8 @@ typedef struct batch_state {
     X(disk_cache_bytes)                                                                            \
     X(disk_cache_written)                                                                          \
     X(network_retry_wait_ns)                                                                       \
-    X(network_first_byte_ns)
+    X(network_first_byte_ns)                                                                       \
+    X(shared_bytes)
 
 /// Counters of one worker, added to the pipeline's at the end.
 typedef struct worker_counts {
@@ -113,8 +121,14 @@ struct fsti_pipeline {
     uint32_t cursor[QUEUE_COUNT]; ///< no pending chunk of that queue is before it
     uint32_t populate_cursor;
     uint32_t chunks_done, chunks_taken, chunks_resident;
-    uint32_t item_chunk; ///< first chunk of the first incomplete item that is not done
-    size_t items_done;   ///< in delivery order
+    uint32_t chunks_deferred;    ///< neither pending nor taken
+    uint64_t deferred_polled_ns; ///< when they were last looked at
+    uint64_t deferred_tried_ns;  ///< when the first ones were last made pending
+    uint32_t deferred_try_from;  ///< earlier chunks had their turn
+    bool is_polling;             ///< an idle thread wakes up to look at them
+    char share_reason[96];       ///< why some batches are not in shared memory
+    uint32_t item_chunk;         ///< first chunk of the first incomplete item that is not done
+    size_t items_done;           ///< in delivery order
     uint64_t bytes_in_flight, bytes_peak, bytes_allocated, bytes_done;
     uint64_t started_ns, first_ns, finished_ns;
     bool has_failed, is_placed; ///< is_placed: memory has a NUMA policy
@@ -155,6 +169,15 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
 /// Takes absent chunks that follow a taken one in its extent: at most `bytes_max` together, and not
 /// more than this thread's share. Returns the end of the run.
 uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
+
+/// Puts off a taken chunk that another process reads into shared memory. It becomes pending again
+/// when it is done, or to try whether its reader has ended.
+void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
+/// How often deferred chunks are looked at.
+#define FSTI_DEFERRED_PAUSE_MS 2
+/// Makes deferred chunks pending that are done now. From time to time also the first others: the
+/// thread that takes one finds out whether its reader has ended. The lock must be held.
+void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline);
 
 /// Completes a taken chunk. Adds the worker's counts to the pipeline's and clears them, so that
 /// statistics are exact when the last chunk is done.

@@ -118,13 +118,17 @@ static bool is_remote_batch(const fsti_pipeline *pipeline, const fsti_plan_batch
     return fsti_file_is_object(pipeline->job.files[file].file);
 }
 
-/// *placed: the buffer has a NUMA policy.
-static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
-                              fsti_buffer **out, bool *placed, fst_error *error) {
+/// The memory of a batch.
+typedef struct batch_memory {
+    fsti_buffer *buffer;
+    char *base;     ///< batch_state.base
+    bool is_placed; ///< the buffer has a NUMA policy
+} batch_memory;
+
+static fst_status make_own_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                                  batch_memory *memory, fst_error *error) {
     const fsti_job *job = &pipeline->job;
-    *out = NULL;
-    *placed = false;
-    if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
+    fsti_buffer **out = &memory->buffer;
     switch (job->policy->memory) {
     case FSTI_MEMORY_CALLERS: return use_callers_memory(pipeline, batch, out, error);
     case FSTI_MEMORY_PINNED:
@@ -136,8 +140,21 @@ static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *ba
     FST_TRY(fsti_buffer_arena(batch->buffer_bytes, out, error));
     // Existing pages cannot be moved.
     if (!(*out)->is_fresh) return FST_OK;
-    *placed = fsti_numa_set_policy((*out)->data, (*out)->size_bytes, job->numa);
+    memory->is_placed = fsti_numa_set_policy((*out)->data, (*out)->size_bytes, job->numa);
     fsti_buffer_choose_pages(*out, !is_remote_batch(pipeline, batch));
+    return FST_OK;
+}
+
+static fst_status make_buffer(fsti_pipeline *pipeline, const fsti_plan_batch *batch,
+                              batch_memory *out, fst_error *error) {
+    *out = (batch_memory){.buffer = NULL};
+    if (batch->buffer_bytes == 0 || pipeline->sink->is_view) return FST_OK;
+    if (pipeline->job.share != NULL)
+        fsti_shared_batch(pipeline, (uint32_t)(batch - pipeline->job.plan->batches), &out->buffer,
+                          &out->base);
+    if (out->buffer != NULL) return FST_OK;
+    FST_TRY(make_own_buffer(pipeline, batch, out, error));
+    out->base = out->buffer->data;
     return FST_OK;
 }
 
@@ -175,8 +192,10 @@ static void count_items(fsti_pipeline *pipeline) {
 }
 
 /// Publishes a batch whose memory is allocated. The lock must be held.
-static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t resident_count) {
+static void publish_batch(fsti_pipeline *pipeline, const batch_memory *memory,
+                          uint32_t resident_count) {
     batch_state *state = &pipeline->batches[pipeline->batches_admitted];
+    fsti_buffer *buffer = memory->buffer;
     uint64_t bytes = buffer == NULL ? 0 : buffer->size_bytes;
     pipeline->bytes_allocated += bytes;
     pipeline->bytes_in_flight += bytes;
@@ -194,6 +213,8 @@ static void publish_batch(fsti_pipeline *pipeline, fsti_buffer *buffer, uint32_t
         state->chunks_left--;
     }
     state->buffer = buffer;
+    state->base = memory->base;
+    state->is_shared = buffer != NULL && memory->base != buffer->data;
     state->step = BATCH_ADMITTED;
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
     if (classifies_at_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;
@@ -239,11 +260,16 @@ static void note_memory_shortage(fsti_pipeline *pipeline, const fst_error *cause
     pthread_mutex_lock(&pipeline->lock);
 }
 
-/// Waits for a change; if memory is missing, only briefly. The lock must be held.
+/// Waits for a change. Only briefly if memory is missing, and one thread while another process
+/// reads chunks, because that process wakes nobody here. The lock must be held.
 static void wait_for_change(fsti_pipeline *pipeline) {
-    if (pipeline->lacks_memory) {
-        struct timespec until = fsti_deadline_after(MEMORY_PAUSE_MS);
+    bool polls = pipeline->chunks_deferred > 0 && !pipeline->is_polling;
+    if (pipeline->lacks_memory || polls) {
+        struct timespec until =
+            fsti_deadline_after(polls ? FSTI_DEFERRED_PAUSE_MS : MEMORY_PAUSE_MS);
+        pipeline->is_polling |= polls;
         pthread_cond_timedwait(&pipeline->work_changed, &pipeline->lock, &until);
+        if (polls) pipeline->is_polling = false;
     } else {
         pthread_cond_wait(&pipeline->work_changed, &pipeline->lock);
     }
@@ -260,12 +286,11 @@ static bool admit_batch(fsti_pipeline *pipeline) {
     bool is_first = pipeline->bytes_in_flight == 0;
     pipeline->is_admitting = true;
     pthread_mutex_unlock(&pipeline->lock);
-    fsti_buffer *buffer;
-    bool placed;
+    batch_memory memory;
     uint32_t resident_count = 0;
     fst_error error;
     fst_status status = is_first ? FST_OK : check_spare(pipeline, batch, &error);
-    if (status == FST_OK) status = make_buffer(pipeline, batch, &buffer, &placed, &error);
+    if (status == FST_OK) status = make_buffer(pipeline, batch, &memory, &error);
     for (uint32_t i = batch->chunk_first; classifies_at_once(pipeline) && i < batch->chunk_end; i++)
         resident_count += status == FST_OK && classify_chunk(pipeline, i);
     pthread_mutex_lock(&pipeline->lock);
@@ -276,8 +301,8 @@ static bool admit_batch(fsti_pipeline *pipeline) {
         return false;
     }
     pipeline->memory_missed_ns = 0;
-    pipeline->is_placed |= placed;
-    publish_batch(pipeline, buffer, resident_count);
+    pipeline->is_placed |= memory.is_placed;
+    publish_batch(pipeline, &memory, resident_count);
     return true;
 }
 
@@ -380,6 +405,7 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
     *populate = UINT32_MAX;
     pthread_mutex_lock(&pipeline->lock);
     while (!atomic_load(&pipeline->stop)) {
+        fsti_pipeline_poll_deferred(pipeline);
         classify_before(pipeline);
         // The lock was released, so the stop may have been signalled meanwhile.
         if (atomic_load(&pipeline->stop)) break;

@@ -56,7 +56,7 @@ struct fsti_sink {
     void (*explain)(fsti_pipeline *pipeline, char *text, size_t size);
 };
 
-extern const fsti_sink fsti_sink_host, fsti_sink_view, fsti_sink_device;
+extern const fsti_sink fsti_sink_host, fsti_sink_share, fsti_sink_view, fsti_sink_device;
 
 /// The sink for a job.
 const fsti_sink *fsti_sink_choose(const fsti_job *job);
@@ -76,6 +76,19 @@ void fsti_page_in_advise(fsti_pipeline *pipeline, uint32_t chunk, char *mapping)
 void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk);
 /// The methods used so far: "in huge pages", ...; "" if unused.
 const char *fsti_page_in_text(fsti_pipeline *pipeline);
+
+/// Finds the place of a chunk in CPU memory, for fsti_sink.prepare().
+fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                             worker_counts *counts, fst_error *error);
+/// Copies a block to its items in CPU memory, for fsti_sink.place().
+fst_status fsti_host_place(fsti_pipeline *pipeline, const sink_block *block, worker_counts *counts,
+                           fst_error *error);
+/// Appends how the bytes got into the page cache, for fsti_sink.explain().
+void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size);
+
+/// Maps a batch of the job's segment. *out is NULL if the segment has no memory for it; the batch
+/// is then this process's own. `base`: where its bytes are written. (shared_batch.c)
+void fsti_shared_batch(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out, char **base);
 
 /// For sinks that never wait.
 fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,

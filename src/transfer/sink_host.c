@@ -6,8 +6,8 @@
 
 #include "sink.h"
 
-static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
-                                worker_counts *counts, fst_error *error) {
+fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                             worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     if (fsti_pipeline_pages_in(pipeline, chunk))
@@ -15,7 +15,7 @@ static fst_status prepare_place(fsti_pipeline *pipeline, uint32_t chunk, sink_ta
     target->answer = SINK_READY;
     target->base = NULL;
     if (!extent->linear) return FST_OK;
-    target->base = pipeline->batches[extent->batch].buffer->data + extent->buffer_offset;
+    target->base = pipeline->batches[extent->batch].base + extent->buffer_offset;
     target->origin = extent->begin;
     return FST_OK;
 }
@@ -38,14 +38,13 @@ fst_status fsti_sink_copy(fsti_pipeline *pipeline, const sink_block *block,
 
 static void run_scatter(void *order) { fsti_scatter(order); }
 
-static fst_status scatter_block(fsti_pipeline *pipeline, const sink_block *block,
-                                worker_counts *counts, fst_error *error) {
+fst_status fsti_host_place(fsti_pipeline *pipeline, const sink_block *block, worker_counts *counts,
+                           fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[block->chunk].extent];
-    fsti_buffer *buffer = pipeline->batches[extent->batch].buffer;
     scatter_order order = {.plan = plan,
                            .extent = extent,
-                           .buffer = buffer == NULL ? NULL : buffer->data,
+                           .buffer = pipeline->batches[extent->batch].base,
                            .source = block->source,
                            .begin = block->begin,
                            .end = block->end,
@@ -74,17 +73,16 @@ fst_status fsti_sink_reap_none(fsti_pipeline *pipeline, bool *any, worker_counts
 
 void fsti_sink_wake_none(fsti_pipeline *pipeline) { (void)pipeline; }
 
-/// How the copied bytes got into the page cache.
-static void explain_cache(fsti_pipeline *pipeline, char *text, size_t size) {
+void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size) {
     const char *words = fsti_page_in_text(pipeline);
     snprintf(text, size, "%s%s", words[0] != '\0' ? ", " : "", words);
 }
 
 const fsti_sink fsti_sink_host = {
-    .prepare = prepare_place,
-    .place = scatter_block,
+    .prepare = fsti_host_prepare,
+    .place = fsti_host_place,
     .complete = fsti_sink_finish,
     .reap = fsti_sink_reap_none,
     .wake = fsti_sink_wake_none,
-    .explain = explain_cache,
+    .explain = fsti_host_explain,
 };

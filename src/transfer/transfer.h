@@ -11,6 +11,7 @@
 #include "io/io.h"
 #include "plan/plan.h"
 #include "route.h"
+#include "share/share.h"
 
 /// Files, plans and buffers must agree on the page size.
 _Static_assert(FSTI_IO_PAGE_BYTES == FSTI_PLAN_PAGE_BYTES, "reads and plans agree");
@@ -47,7 +48,9 @@ typedef struct fsti_job {
     fst_numa numa;
     uint64_t budget_bytes;    ///< limit for admitted and unreleased buffers; 0: unlimited
     uint64_t workspace_bytes; ///< extra memory per thread, for statistics
-    bool may_wait;            ///< the opening thread may wait for a small job's bytes
+    fsti_share *share; ///< NULL, or the segment that gives memory for the batches, on the CPU only
+    bool share_is_writable; ///< tensors in it may be written, which stays private
+    bool may_wait;          ///< the opening thread may wait for a small job's bytes
     bool guard_allowed;
     fst_progress_callback progress;
     void *progress_context;

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._core import Model, check_save, engines, error_class
 from .._memory import model_of_bytes
-from .._verify import open_files
+from .._verified_open import open_files
 from .st_types import Device, DType, converted
 
 __all__ = [

@@ -21,7 +21,7 @@ from .._load import load_from, open_load
 from .._options import check_count, check_switches
 from .._representation import format_contents, format_model, format_paths, shown_as
 from .._types import Paths
-from .._verify import open_files
+from .._verified_open import open_files
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, check_one_save, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The segments that this process has open, for what happens to all of them: fork() and exit().
+///
+/// A forked child closes their descriptors: the locks belong to the open file description, which
+/// the child inherits, and would outlive the parent. The child keeps its mappings, so tensors stay
+/// valid there. Programs often end without freeing their tensors, so the end of the process leaves
+/// the segments too; mappings stay until the process is gone.
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "share_private.h"
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static fsti_share *list;
+static pthread_once_t register_once = PTHREAD_ONCE_INIT;
+
+static void close_in_child(void) {
+    for (fsti_share *share = list; share != NULL; share = share->next) {
+        close(share->lock_fd);
+        close(share->data_fd);
+        close(share->folder_fd);
+        share->lock_fd = share->data_fd = share->folder_fd = -1;
+    }
+    list = NULL;
+}
+
+static void leave_at_exit(void) {
+    pthread_mutex_lock(&list_lock);
+    for (fsti_share *share = list; share != NULL; share = share->next) fsti_share_leave(share);
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void register_handlers(void) {
+    pthread_atfork(NULL, NULL, close_in_child);
+    (void)atexit(leave_at_exit); // if this fails, the next load removes what is left
+}
+
+void fsti_share_list_add(fsti_share *share) {
+    fsti_fork_lock(&list_lock);
+    pthread_once(&register_once, register_handlers);
+    pthread_mutex_lock(&list_lock);
+    share->next = list;
+    list = share;
+    pthread_mutex_unlock(&list_lock);
+}
+
+void fsti_share_list_remove(fsti_share *share) {
+    pthread_mutex_lock(&list_lock);
+    fsti_share **at = &list;
+    while (*at != NULL && *at != share) at = &(*at)->next;
+    if (*at != NULL) *at = share->next;
+    pthread_mutex_unlock(&list_lock);
+}
