@@ -140,7 +140,9 @@ typedef struct fst_save_options {
     void *progress_context;
 
     int replace_link; ///< 1: replace a `path` that is a symbolic link; 0: follow it
-    int others_write; ///< 1: other processes write tensors without data (fst_writer_join())
+    /// 1: other processes write tensors without data (fst_writer_join()). Without
+    /// fst_writer_hand_over() they can't, and a commit is FST_E_ARGUMENT if a byte is missing.
+    int others_write;
 } fst_save_options;
 
 /// What a save did, and why.

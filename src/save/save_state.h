@@ -70,6 +70,9 @@ fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
 /// Finishes the writer if it is open; FST_E_ARGUMENT if it has failed or was committed.
 fst_status fsti_writer_make_finished(fst_writer *writer, fst_error *error);
+/// Whether this process has written every byte of the tensors without data. FST_E_ARGUMENT with
+/// tensor and range if not.
+fst_status fsti_writer_check_complete(const fst_writer *writer, fst_error *error);
 
 /// Opens the stage of a file, which starts with the header.
 fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error);

@@ -206,6 +206,36 @@ TEST(other_ranks_write_parts_of_a_file)
     CHECK_INT(save_set_value("parts", 2), 'p');
 }
 
+TEST(missing_bytes_are_refused_unless_the_file_was_handed_over)
+{
+    fst_error error = {0};
+    fst_writer *writer;
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_64, NULL);
+    fst_save_options options = save_options_of();
+    const char *path = fixture_path("alone.safetensors");
+    char bytes[64] = {0};
+    options.others_write = 1;
+    CHECK_INT(fst_save(path, &tensor, 1, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "never written");
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 0, bytes, 32, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 32 to 64");
+    CHECK_INT(fst_writer_write(writer, 0, 32, bytes, 32, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "is committed");
+    fst_writer_close(writer);
+    // A finished file can still be handed over.
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_finish(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "never written");
+    CHECK_INT(fst_writer_hand_over(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    fst_writer_close(writer);
+}
+
 TEST(invalid_joins_are_refused)
 {
     fst_writer *part;
