@@ -149,6 +149,9 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
 /// The same for a file whose path must be free: *exists, and nothing happens, if it is not.
 fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error);
+/// The same for a manifest, list or signature, which may not replace a model: FST_E_FILE_CHANGED,
+/// and the model stays, if another process has put one at the path.
+fst_status fsti_output_place_beside(fsti_output *output, fst_error *error);
 /// Deletes the output from its path; an object only if it is still this output. If that is unknown,
 /// the object may belong to another save and is kept. That is an error if readers find other
 /// objects through it, because those must then be kept as well.
@@ -162,7 +165,9 @@ int fsti_output_is_placed(const fsti_output *output);
 fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error);
 /// Renames the file at a path to a temporary name. *kept is NULL if there was no file.
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error);
-/// Renames it back to `path`.
+/// Renames it back to `path`, if nothing is there; deletes it if another file is, which is newer.
+fst_status fsti_path_put_back(const char *path, const char *kept, fst_error *error);
+/// Renames it back to `path`, and replaces what is there.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
 /// Deletes a name or an object; a missing one is not an error.
 fst_status fsti_path_remove(const char *path, fst_error *error);

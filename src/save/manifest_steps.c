@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The steps of a commit that move old manifests and digests aside and publish the new manifest.
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "journal_steps.h"
 #include "store/store.h"
@@ -11,37 +8,11 @@
 
 #define DIGEST_ENDING ".digest"
 
-/// First words of files that this package writes next to a model and that describe its bytes.
-static const char *const first_words[] = {JOURNAL_MANIFEST_WORD, "fastsafetensors-digest "};
-#define FIRST_WORD_BYTES_MAX 32u
-
-/// Sets *describes if the file exists and describes a model. A file that cannot be opened or read
-/// is an error, at a point where nothing has been changed.
-static fst_status check_manifest_kind(const char *path, bool *describes, fst_error *error) {
-    char start[FIRST_WORD_BYTES_MAX];
-    *describes = false;
-    // A link is followed to look at the content; the link itself is what a save deletes.
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) {
-        bool is_none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENXIO ||
-                       errno == ENAMETOOLONG;
-        return is_none ? FST_OK
-                       : fsti_error_errno(error, errno, path, "examining the old manifest");
-    }
-    ssize_t got = read(fd, start, sizeof start);
-    for (size_t i = 0; i < sizeof first_words / sizeof *first_words; i++) {
-        size_t size = strlen(first_words[i]);
-        if (got >= (ssize_t)size && memcmp(start, first_words[i], size) == 0) *describes = true;
-    }
-    close(fd);
-    return FST_OK;
-}
-
 /// Adds the step that moves the file aside if it describes the model's bytes. Frees `path`.
 static fst_status add_file(fst_writer *writer, char *path, fst_error *error) {
     bool describes = false;
     if (path == NULL) return fsti_error_memory(error, 64);
-    fst_status status = check_manifest_kind(path, &describes, error);
+    fst_status status = fsti_save_describes_model(path, &describes, error);
     if (status == FST_OK && describes)
         status =
             fsti_journal_add_path(&writer->publication.journal, &fsti_step_hide_file, path, error);
