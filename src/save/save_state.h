@@ -115,6 +115,9 @@ bool fsti_save_is_shard(const char *name, size_t size, const char *stem);
 bool fsti_save_is_single(const char *name, size_t size, const char *stem);
 bool fsti_save_is_index(const char *name, size_t size, const char *stem);
 
+/// FST_E_ARGUMENT if a single file would get the name of an index.
+fst_status fsti_save_refuse_index_name(const char *path, fst_error *error);
+
 /// `path` and `ending`, from fsti_alloc(). NULL without memory.
 char *fsti_path_with_ending(const char *path, const char *ending);
 /// Sets the files' paths again.

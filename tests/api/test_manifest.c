@@ -377,6 +377,33 @@ TEST(no_text_replaces_an_index_or_what_it_cannot_examine)
     unlink(blob);
 }
 
+TEST(an_index_is_recognised_behind_other_content)
+{
+    static char text[80000];
+    char path[4096];
+    size_t size = 0;
+    snprintf(path, sizeof path, "%s", make_listed("before", FST_DIGEST_XXH3_128, 64u << 10));
+    fst_error error;
+    for (size_t before = 0; before < 40000; before = before * 2 + 1) {
+        size = (size_t)snprintf(text, sizeof text, "%s{\"metadata\": {\"x\": \"%*s\"}, %s}",
+                                before % 4 == 3 ? "\xef\xbb\xbf" : " \n", (int)before, "",
+                                "\"weight_map\": {\"a\": \"x.safetensors\"}");
+        const char *blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+        // Other JSON files are replaced.
+        memcpy(strstr(text, "weight_map"), "weight-map", 10);
+        blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_OK);
+    }
+    // The key lies across the blocks that are read.
+    for (int before = 16384 - 40; before < 16384; before++) {
+        size =
+            (size_t)snprintf(text, sizeof text, "{\"x\": \"%*s\", \"weight_map\": {}}", before, "");
+        const char *blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+    }
+}
+
 /// Otherwise a folder with the name of the scheme would be made, or expected.
 TEST(texts_are_written_to_files_only)
 {
