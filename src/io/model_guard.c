@@ -68,9 +68,8 @@ static bool has_model_bytes(const char *path) {
     if (fd < 0) return errno == EACCES || errno == EPERM;
     bool is_file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
     ssize_t got = is_file ? pread(fd, start, sizeof start, 0) : 0;
-    bool is_model =
-        got > 0 && (is_header(start, (size_t)got, (uint64_t)info.st_size) ||
-                    (is_object(start, (size_t)got) && has_weight_map(fd)));
+    bool is_model = got > 0 && (is_header(start, (size_t)got, (uint64_t)info.st_size) ||
+                                (is_object(start, (size_t)got) && has_weight_map(fd)));
     close(fd);
     return is_model;
 }

@@ -115,6 +115,9 @@ bool fsti_save_is_shard(const char *name, size_t size, const char *stem);
 bool fsti_save_is_single(const char *name, size_t size, const char *stem);
 bool fsti_save_is_index(const char *name, size_t size, const char *stem);
 
+/// The name by which an index or a manifest lists a file (or the index: `file` is the number of
+/// files), which for a URL is unescaped. From fsti_alloc(); NULL without memory.
+char *fsti_save_listed_name(const fst_writer *writer, uint32_t file);
 /// FST_E_ARGUMENT if a single file would get the name of an index.
 fst_status fsti_save_refuse_index_name(const char *path, fst_error *error);
 
