@@ -51,6 +51,43 @@ int fsti_hidden_create(const char *hidden) {
     return -1;
 }
 
+fst_status fsti_output_share(fsti_output *output, fst_error *error) {
+    struct stat info;
+    // Without lock support there is nothing to convert.
+    (void)flock(output->fd, LOCK_SH | LOCK_NB);
+    // Converting a lock may release it for a moment, in which the file can be deleted.
+    if (!output->has_hidden || fstat(output->fd, &info) != 0 || info.st_nlink > 0) return FST_OK;
+    return fsti_error_errno(error, ENOENT, output->hidden, "sharing the new file");
+}
+
+static fst_status refuse_join(const fsti_output *output, const char *why, fst_error *error) {
+    fsti_error_location location = {.file = output->hidden, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
+}
+
+fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error) {
+    struct stat info;
+    if (fstat(output->fd, &info) != 0)
+        return fsti_error_errno(error, errno, output->hidden, "examining the file");
+    if (info.st_nlink != 1)
+        return refuse_join(output,
+                           "the file has other hard links, which a file that was handed "
+                           "over has not",
+                           error);
+    if (flock(output->fd, LOCK_EX | LOCK_NB) == 0) {
+        (void)flock(output->fd, LOCK_UN);
+        return refuse_join(output,
+                           "no running save owns the file. The process that hands it over "
+                           "must keep its writer open",
+                           error);
+    }
+    if (errno != EWOULDBLOCK) return FST_OK; // without lock support the owner is unknown
+    if (flock(output->fd, LOCK_SH | LOCK_NB) != 0)
+        return refuse_join(output, "the file was not handed over with others_write", error);
+    (void)flock(output->fd, LOCK_UN);
+    return FST_OK;
+}
+
 /// Parses ".BASE.<16 hex digits>.tmp".
 static bool read_name(const char *name, fsti_leftover *out) {
     size_t size = strlen(name), tail = 1 + NUMBER_DIGITS + strlen(ENDING);

@@ -69,6 +69,12 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
 /// holds the lock of.
 fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,
                              fst_error *error);
+/// Lets other processes write to the file: its lock becomes a shared one, by which they recognise
+/// it. FST_E_NOT_FOUND if the file was deleted meanwhile.
+fst_status fsti_output_share(fsti_output *output, fst_error *error);
+/// FST_E_ARGUMENT unless an adopted file is one that a running process shares. Without lock support
+/// in the file system only the hard links are checked.
+fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error);
 /// Reserves this many bytes in total, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// Truncates the file: fewer bytes than reserved were written.
