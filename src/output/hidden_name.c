@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -65,6 +66,27 @@ static fst_status refuse_join(const fsti_output *output, const char *why, fst_er
     return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
 }
 
+/// Whether the file system is one of a single machine, so that all locks are visible. Network file
+/// systems may keep flock() to each machine.
+static bool shows_all_locks(int fd) {
+    static const unsigned long local_systems[] = {
+        0xef53,     // ext2 to ext4
+        0x58465342, // XFS
+        0x9123683e, // btrfs
+        0xf2f52010, // F2FS
+        0xca451a4e, // bcachefs
+        0x2fc12fc1, // ZFS
+        0x794c7630, // overlayfs
+        0x01021994, // tmpfs
+        0x858458f6, // ramfs
+    };
+    struct statfs info;
+    if (fstatfs(fd, &info) != 0) return false;
+    for (size_t i = 0; i < sizeof local_systems / sizeof *local_systems; i++)
+        if ((unsigned long)info.f_type == local_systems[i]) return true;
+    return false;
+}
+
 fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error) {
     struct stat info;
     if (fstat(output->fd, &info) != 0)
@@ -76,6 +98,7 @@ fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error)
                            error);
     if (flock(output->fd, LOCK_EX | LOCK_NB) == 0) {
         (void)flock(output->fd, LOCK_UN);
+        if (!shows_all_locks(output->fd)) return FST_OK; // the owner may run on another machine
         return refuse_join(output,
                            "no running save owns the file. The process that hands it over "
                            "must keep its writer open",

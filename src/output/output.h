@@ -72,8 +72,8 @@ fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti
 /// Lets other processes write to the file: its lock becomes a shared one, by which they recognise
 /// it. FST_E_NOT_FOUND if the file was deleted meanwhile.
 fst_status fsti_output_share(fsti_output *output, fst_error *error);
-/// FST_E_ARGUMENT unless an adopted file is one that a running process shares. Without lock support
-/// in the file system only the hard links are checked.
+/// FST_E_ARGUMENT unless an adopted file is one that a running process shares. On a file system
+/// that may not show the locks of other machines, or has none, a missing owner is not noticed.
 fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error);
 /// Reserves this many bytes in total, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);

@@ -49,12 +49,13 @@ FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t fi
 /// other hard links, if it was not handed over with others_write, and if its owner has ended or
 /// closed the writer; FST_E_UNSUPPORTED for a compressed file.
 ///
-/// Not checked, so that the processes are responsible for it: that every byte is written once, that
-/// nobody writes after the owner has committed, and that a file with such a name on which another
-/// program holds a shared flock() is not its own. File systems without flock() don't show the
-/// owner, and there only name and hard links are checked. fst_writer_finish() syncs if `options`
-/// (may be NULL; only promise and progress are used) say so. Closing the writer does not remove the
-/// file. On success *out is a writer.
+/// Not checked: that every byte is written once; that nobody writes after the owner has committed;
+/// that a file with such a name, on which another program holds a shared flock(), was handed over.
+/// Network and user-space file systems need not show the locks of other machines, so a file without
+/// a lock is accepted there.
+///
+/// fst_writer_finish() syncs if `options` (may be NULL; only promise and progress are used) say so.
+/// Closing the writer does not remove the file. On success *out is a writer.
 FST_API FST_NODISCARD fst_status fst_writer_join(const char *path, const fst_save_options *options,
                                                  fst_writer **out, fst_error *error);
 
