@@ -45,6 +45,9 @@ const char *fsti_path_name(const char *path);
 /// same folder (a parent without search permission, longer than PATH_MAX); fsti_anchor_check()
 /// guards those. Free *out with fsti_free().
 fst_status fsti_path_absolute(const char *path, char **out, fst_error *error);
+/// The path that a symbolic link leads to, which may be a link as well; NULL if it is not a link.
+/// Free *next with fsti_free().
+fst_status fsti_path_link(const char *path, char **next, fst_error *error);
 /// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its
 /// folders need not exist. `out` has PATH_MAX bytes. False if that is too short, or without memory.
 bool fsti_path_resolve(const char *path, bool follow_last, char *out);

@@ -39,6 +39,27 @@ static fst_status add_sidecars(fst_writer *writer, const char *path, fst_error *
     return add_file(writer, fsti_path_with_ending(path, DIGEST_ENDING), error);
 }
 
+/// As many as the kernel follows.
+#define LINK_COUNT_MAX 40
+
+/// Adds those of a file that is saved through links: of each link, and of the file.
+static fst_status add_linked_sidecars(fst_writer *writer, uint32_t file, fst_error *error) {
+    const char *end = writer->contents.files[file].target.path;
+    char *path = fsti_path_with_ending(writer->target.published[file], "");
+    if (path == NULL) return fsti_error_memory(error, 64);
+    fst_status status = FST_OK;
+    for (int depth = 0; depth < LINK_COUNT_MAX && path != NULL && strcmp(path, end) != 0; depth++) {
+        char *next = NULL;
+        status = add_sidecars(writer, path, error);
+        if (status == FST_OK) status = fsti_path_link(path, &next, error);
+        fsti_free(path);
+        path = next;
+        if (status != FST_OK) break;
+    }
+    fsti_free(path);
+    return status == FST_OK ? add_sidecars(writer, end, error) : status;
+}
+
 /// Adds the .digest file of the folder, which lies next to it.
 static fst_status add_folder_digests(fst_writer *writer, fst_error *error) {
     size_t size = strlen(writer->target.folder);
@@ -56,11 +77,9 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
     for (uint32_t f = 0; f <= writer->contents.file_count; f++) {
         const char *path = writer->target.published[f];
         if (path == NULL) continue;
-        FST_TRY(add_sidecars(writer, path, error));
-        // After following a link, the file's own name may have a manifest as well.
-        if (f < writer->contents.file_count &&
-            strcmp(path, writer->contents.files[f].target.path) != 0)
-            FST_TRY(add_sidecars(writer, writer->contents.files[f].target.path, error));
+        bool is_index = f == writer->contents.file_count;
+        FST_TRY(is_index ? add_sidecars(writer, path, error)
+                         : add_linked_sidecars(writer, f, error));
     }
     if (writer->target.folder != NULL) {
         FST_TRY(add_file(writer, fsti_save_manifest_usual(writer), error));

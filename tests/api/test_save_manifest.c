@@ -411,6 +411,24 @@ TEST(handed_over_files_get_no_manifest)
     free(data);
 }
 
+TEST(manifests_next_to_every_link_are_deleted)
+{
+    static const char *const links[] = {"chain-a.safetensors", "chain-b.safetensors",
+                                        "chain-c.safetensors"};
+    fst_save_tensor tensors[TENSORS];
+    uint8_t *data = make_data();
+    describe(tensors, data, 0);
+    CHECK_INT(fst_save(fixture_path(links[2]), tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(symlink(links[1], fixture_path(links[0])), 0);
+    CHECK_INT(symlink(links[2], fixture_path(links[1])), 0);
+    for (size_t i = 0; i < 3; i++)
+        CHECK_INT(fst_manifest_write(fixture_path(links[i]), NULL, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(fst_save(fixture_path(links[0]), tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    for (size_t i = 0; i < 3; i++) CHECK(access(manifest_of(fixture_path(links[i])), F_OK) != 0);
+    CHECK_INT(save_hidden_count("."), 0);
+    free(data);
+}
+
 TEST(no_manifest_replaces_another_model)
 {
     fst_save_tensor tensors[TENSORS];
