@@ -30,8 +30,8 @@ static char *sidecar_path(const char *path, const char *suffix) {
 }
 
 /// Creates a new file next to the target, with a temporary name as saves use it, and its lock.
-/// Existing files and links are never opened. The caller frees *fresh, the new name. Returns -1 with
-/// errno set on failure.
+/// Existing files and links are never opened. The caller frees *fresh, the new name. Returns -1
+/// with errno set on failure.
 static int make_fresh(const char *target, char **fresh) {
     const char *slash = strrchr(target, '/');
     int folder_size = slash == NULL ? 0 : (int)(slash - target) + 1;

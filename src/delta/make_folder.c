@@ -90,7 +90,7 @@ static fst_status look_into(const char *folder, fst_error *error) {
         const char *name = entry->d_name;
         bool is_model = fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".index.json");
         if ((is_model || is_temporary_name(name)) && !is_of_attempt(mark, fd, name))
-            why = "the folder holds files of a model; a delta needs a folder of its own";
+            why = "the folder holds files of a model. Choose another folder for the delta";
     }
     closedir(list);
     return why == NULL ? FST_OK : refuse_folder(folder, why, error);
@@ -103,9 +103,10 @@ static void remove_remains(const char *folder) {
     int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return;
     bool is_marked = read_mark(fd, mark);
-    for (struct dirent *entry; (entry = readdir(list)) != NULL;)
+    for (struct dirent *entry; fd >= 0 && (entry = readdir(list)) != NULL;)
         if (is_of_attempt(mark, fd, entry->d_name)) (void)unlinkat(fd, entry->d_name, 0);
-    if (is_marked && (mark[0] == '\0' || is_own_mark(mark))) (void)unlinkat(fd, MAKE_MARK, 0);
+    if (fd >= 0 && is_marked && (mark[0] == '\0' || is_own_mark(mark)))
+        (void)unlinkat(fd, MAKE_MARK, 0);
     closedir(list);
 }
 

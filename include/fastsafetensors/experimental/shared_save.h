@@ -49,8 +49,9 @@ FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t fi
 /// other hard links, if it was not handed over with others_write, and if its owner has ended or
 /// closed the writer; FST_E_UNSUPPORTED for a compressed file.
 ///
-/// Not checked: that every byte is written once; that nobody writes after the owner has committed;
-/// that a file with such a name, on which another program holds a shared flock(), was handed over.
+/// Not checked: that every byte is written once; that no process writes after the owner has
+/// committed; that a file with such a name, on which another program holds a shared flock(), was
+/// handed over.
 /// Network and user-space file systems need not show the locks of other machines, so a file without
 /// a lock is accepted there.
 ///
