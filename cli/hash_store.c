@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -28,19 +29,22 @@ static char *sidecar_path(const char *path, const char *suffix) {
     return result;
 }
 
-/// Creates a new file next to the target. Existing files and links are never opened. The caller
-/// frees *fresh, the new name. Returns -1 with errno set on failure.
-static int make_fresh(const char *path, char **fresh) {
+/// Creates a new file next to the target, with a temporary name as saves use it, and its lock.
+/// Existing files and links are never opened. The caller frees *fresh, the new name. Returns -1
+/// with errno set on failure.
+static int make_fresh(const char *target, char **fresh) {
+    const char *slash = strrchr(target, '/');
+    int folder_size = slash == NULL ? 0 : (int)(slash - target) + 1;
+    size_t capacity = strlen(target) + sizeof "..0123456789abcdef.tmp";
+    if ((*fresh = malloc(capacity)) == NULL) return -1;
     for (int attempt = 0; attempt < 16; attempt++) {
-        char suffix[48];
         uint64_t chance = 0;
         if (getrandom(&chance, sizeof chance, 0) != (ssize_t)sizeof chance) return -1;
-        snprintf(suffix, sizeof suffix, ".digest.%016" PRIx64, chance);
-        if ((*fresh = sidecar_path(path, suffix)) == NULL) return -1;
+        snprintf(*fresh, capacity, "%.*s.%.200s.%016" PRIx64 ".tmp", folder_size, target,
+                 target + folder_size, chance);
         int fd = open(*fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd >= 0) (void)flock(fd, LOCK_EX | LOCK_NB);
         if (fd >= 0 || errno != EEXIST) return fd;
-        free(*fresh);
-        *fresh = NULL;
     }
     return -1;
 }
@@ -59,7 +63,7 @@ static bool write_all(int fd, const char *text) {
 
 int hash_sidecar_write(const char *path, const char *text) {
     char *target = sidecar_path(path, ".digest"), *fresh = NULL;
-    int fd = target == NULL ? -1 : make_fresh(path, &fresh);
+    int fd = target == NULL ? -1 : make_fresh(target, &fresh);
     bool good = fd >= 0 && write_all(fd, text);
     if (fd >= 0 && close(fd) != 0) good = false;
     // The rename replaces a planted link, not its target.

@@ -39,7 +39,8 @@ BELOW = {
     "save": {"base", "codec", "digest", "dtype", "format", "http", "io", "location", "memory",
              "output", "plan", "store", "gpu", "model", "snapshot"},
     "delta": {"base", "codec", "digest", "dtype", "format", "io", "location", "output", "model"},
-    "verify": {"base", "digest", "dtype", "format", "io", "location", "memory", "model"},
+    "verify": {"base", "digest", "dtype", "format", "io", "location", "memory", "model",
+               "output"},
     "api": {"base", "cache", "delta", "digest", "dtype", "format", "gpu", "http", "io", "location",
             "memory", "store", "model", "loader", "save", "share", "snapshot", "verify"},
 }

@@ -105,8 +105,10 @@ typedef struct fst_manifest_stats {
 /// folder, except hidden ones and *.manifest, *.digest and *.sig, and the files that the index
 /// names. `options` and `stats` may be NULL; the digest is then XXH3-128. Errors are those of
 /// opening, FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without libcrypto, and FST_E_ARGUMENT if `target`
-/// is a model or an index, by its name or its content. A URL can be read (then `target` is
-/// required), but not written to: FST_E_UNSUPPORTED.
+/// is a model or an index, by its name or its content, or if a file's name is not UTF-8 (checksum
+/// lists may have any name). FST_E_FILE_CHANGED also if another process saves a model at `target`
+/// meanwhile, which stays. A URL can be read (then `target` is required), but not written to:
+/// FST_E_UNSUPPORTED.
 FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char *target,
                                                     const fst_manifest_options *options,
                                                     fst_manifest_stats *stats, fst_error *error);
@@ -153,7 +155,7 @@ typedef struct fst_bundle_files {
 /// SHA-256 of each file except .git, .github, .gitignore, .gitattributes and the bundle itself.
 /// Make the manifest first: it is signed with the rest, and loads can then be verified with the
 /// key. `stats` may be NULL. FST_E_UNSUPPORTED without libcrypto, FST_E_ARGUMENT if the bundle
-/// would overwrite a model, an index or the key.
+/// would overwrite a model, an index or the key, or if a file's name is not UTF-8.
 FST_API FST_NODISCARD fst_status fst_bundle_sign(const fst_bundle_files *files,
                                                  fst_manifest_stats *stats, fst_error *error);
 

@@ -95,7 +95,8 @@ typedef struct fst_save_options {
     const fst_metadata_entry *metadata; ///< sizes may be SIZE_MAX: NUL-terminated
     size_t metadata_count;
 
-    /// 0: `path` is a file. Otherwise `path` is a folder, created if missing, that gets this many
+    /// 0: `path` is a file, without the name of an index (FST_E_ARGUMENT for "*.index.json").
+    /// Otherwise `path` is a folder, created if missing, that gets this many
     /// files: "<stem>-00001-of-0000N.safetensors" and "<stem>.safetensors.index.json", or for one
     /// file "<stem>.safetensors" alone. The index is replaced last; then files of an older set of
     /// the same stem are removed.
@@ -140,7 +141,9 @@ typedef struct fst_save_options {
     void *progress_context;
 
     int replace_link; ///< 1: replace a `path` that is a symbolic link; 0: follow it
-    int others_write; ///< 1: other processes write tensors without data (fst_writer_join())
+    /// 1: other processes write tensors without data (fst_writer_join()). Without
+    /// fst_writer_hand_over() they can't, and a commit is FST_E_ARGUMENT if a byte is missing.
+    int others_write;
 } fst_save_options;
 
 /// What a save did, and why.

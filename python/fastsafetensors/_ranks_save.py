@@ -11,6 +11,7 @@ over ranks (DTensors) use fastsafetensors.checkpoint, which writes parts of comm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -39,6 +40,18 @@ def _check_unique(every: list[list[list[Any]]]) -> None:
             if name in seen:
                 raise ValueError(f"duplicate tensor {name!r} on ranks {seen[name]} and {rank}")
             seen[name] = rank
+
+
+def _missing_count(folder: pathlib.Path) -> int:
+    """Count the folders to make: the folder itself, and parents."""
+    return sum(not path.exists() for path in (folder, *folder.parents))
+
+
+def _remove_folders(folder: pathlib.Path, count: int) -> None:
+    """Remove folders that the save has made, if they are empty."""
+    with contextlib.suppress(OSError):
+        for path in (folder, *folder.parents)[:count]:
+            path.rmdir()
 
 
 class _Request(NamedTuple):
@@ -87,7 +100,7 @@ def save_on_ranks(
 
     Args:
         tensors: {name: tensor} of this rank.
-        folder: created if missing.
+        folder: created if missing; a failed save removes what it created.
         group: a torch.distributed group; None: a single process.
         metadata: of every file; {"format": "pt"} by default.
         durable: wait until files and folder are on the device.
@@ -132,12 +145,13 @@ def _save(
     name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
     mine: list[list[Any]] = []
     lines: list[str] = []
+    missing = 0
     try:
         if failure is not None:
             raise failure
         assert request is not None
         check_tensors(tensors, request.metadata)
-        request.folder.mkdir(parents=True, exist_ok=True)
+        missing = _missing_count(request.folder)
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
         lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}"]
     except Exception as error:
@@ -146,11 +160,16 @@ def _save(
     assert request is not None
     made = SetTarget(str(request.folder), "model", request.durable,
                      manifest=request.fixed_manifest)
-    every = [json.loads(text) for text in pg.exchange_texts(json.dumps(mine), "the names")]
+    every = [json.loads(text) for text in
+             pg.exchange_texts(json.dumps([mine, missing]), "the names")]
+    # What one rank has seen was there before.
+    missing = min(count for _, count in every)
     writers: dict[int, Writer] = {}
+    is_saved = False
     try:
         try:
-            _check_unique(every)
+            _check_unique([rows for rows, _ in every])
+            request.folder.mkdir(parents=True, exist_ok=True)
             rows, owners = make_rows(tensors, on_device=True)
             writers[rank] = Writer(
                 request.folder / f"{name}.safetensors", rows,
@@ -159,9 +178,13 @@ def _save(
         except Exception as error:
             failure = error
         publish_together(pg, agreement, writers, made, failure)
+        is_saved = True
     finally:
         for writer in writers.values():
             writer.close()
+        # The last rank that closes its file finds the folder empty.
+        if not is_saved:
+            _remove_folders(request.folder, missing)
     return "model.safetensors.index.json" if ranks > 1 else "model.safetensors"
 
 

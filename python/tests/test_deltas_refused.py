@@ -411,14 +411,35 @@ def test_remains_of_a_killed_make_are_removed(tmp_path, states):
     write_checkpoint(tmp_path / "old", states[0])
     made = tmp_path / "made"
     made.mkdir()
-    (made / "model-00003-of-00004.safetensors").write_bytes(b"old")
-    (made / "making.tmp").write_bytes(b"")
+    shard = made / "model-00003-of-00004.safetensors"
+    shard.write_bytes(b"old")
+    (made / "making.tmp").write_text(
+        f"fastsafetensors-making 1\nshard {shard.stat().st_ino} 3 {shard.name}\n")
     (made / "shard-00000.tmp").write_bytes(b"old")
     (made / "notes.txt").write_text("stays")
     deltas.make(tmp_path / "old", states[1], made, version="1", base_version="0", threads=1)
     assert sorted(os.listdir(made)) == [
         "model-00000-of-00001.safetensors", folders.INDEX, "notes.txt"]
     assert same(folders.apply_by_rules(states[0], made), states[1])
+
+
+@pytest.mark.parametrize("mark", [
+    b"", b"fastsafetensors-making 1\n", b"a text",
+    b"fastsafetensors-making 1\nshard 1 3 model-00001-of-00002.safetensors\n"])
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "shard-00000.tmp"])
+def test_files_that_no_killed_make_has_written_stay(tmp_path, states, mark, name):
+    """A file with the name of a shard is only removed if the mark lists it."""
+    write_checkpoint(tmp_path / "old", states[0])
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / name).write_bytes(b"mine")
+    (made / "making.tmp").write_bytes(mark)
+    if name.endswith(".tmp") and mark.startswith(b"fast"):
+        return  # such a file is not listed
+    with pytest.raises(ValueError, match="holds"):
+        deltas.make(tmp_path / "old", states[1], made, version="1", base_version="0")
+    assert (made / name).read_bytes() == b"mine"
+    assert (made / "making.tmp").read_bytes() == mark
 
 
 

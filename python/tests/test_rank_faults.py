@@ -267,6 +267,29 @@ SAVES = COMMON + textwrap.dedent("""
     else:
         raise AssertionError("no error")
     check()
+    # A failed save removes the folders that it has made, and no others.
+    def leaves_nothing(call, *words, **kinds):
+        fails(call, *words, **kinds)
+        dist.barrier()
+        assert not os.path.exists(f"{folder}/new")
+    new = f"{folder}/new/deep"
+    leaves_nothing(lambda: save_on_ranks({"x": 3} if mine else tensors(), new, WORLD),
+                   own=ValueError)
+    saving.Writer = full
+    leaves_nothing(lambda: save_on_ranks(tensors(), new, WORLD), "No space left", own=OSError)
+    if rank == 0:
+        os.mkdir(f"{folder}/empty")
+    dist.barrier()
+    fails(lambda: save_on_ranks(tensors(), f"{folder}/empty", WORLD), "No space left", own=OSError)
+    saving.Writer = real
+    dist.barrier()
+    assert os.listdir(f"{folder}/empty") == []
+    try:
+        save_on_ranks({"same": torch.ones(2)}, new, WORLD)
+    except ValueError:
+        dist.barrier()
+    assert not os.path.exists(f"{folder}/new")
+    dist.barrier()
     fails(lambda: save_on_ranks(tensors(5), target, WORLD, {"a": "1" if mine else "2"}), "metadata")
     check()
     fails(lambda: save_on_ranks(tensors(5), target, WORLD, manifest=mine), "manifest")

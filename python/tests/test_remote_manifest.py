@@ -240,3 +240,48 @@ def test_the_command(tmp_path: pathlib.Path, command: str, monkeypatch: pytest.M
         server.objects.pop(place + ".manifest")
         told = run("verify", "--manifest", "s3://box/m/model.safetensors")
         assert told.returncode == 2 and "manifest" in told.stderr
+
+
+ESCAPED = ("a%25b", "a%2Fb", "a%3Fb", "%C3%A9", "a%20b", "%6Dodel", "a%0Ab", "é", "a b")
+
+
+@pytest.mark.parametrize("name", ESCAPED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifest_of_a_file_whose_key_is_escaped(kind: str, name: str) -> None:
+    """The manifest lists the name that a load looks for."""
+    url = f"{kind}://box/m/{name}.safetensors"
+    with object_store() as server:
+        use_store(server, kind)
+        fst_numpy.save_file({"a": numpy.arange(5.0)}, url, manifest=True)
+        assert len(server.objects) == 2
+        assert fst_numpy.load_file(url, verify=True)["a"][4] == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_name_that_a_manifest_cannot_list(kind: str) -> None:
+    """A key that is not UTF-8 is refused before anything is uploaded."""
+    with object_store() as server:
+        use_store(server, kind)
+        with pytest.raises(ValueError, match="not UTF-8"):
+            fst_numpy.save_file({"a": numpy.zeros(5)}, f"{kind}://box/a%FF.safetensors",
+                                manifest=True)
+        assert not server.objects
+
+
+@pytest.mark.parametrize("stem", ["a b", "a%41", "100%", "é"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharded_model_whose_stem_is_escaped(kind: str, stem: str) -> None:
+    """Index and manifest list the names of the objects, not of the URLs."""
+    value = numpy.arange(100, dtype=numpy.uint8)
+    rows = [(f"t{i}", "U8", value.shape, value.ctypes.data, value.nbytes) for i in range(4)]
+    with object_store() as server:
+        use_store(server, kind)
+        for _ in range(2):
+            writer = Writer(f"{kind}://box/m", rows, None, file_of=[0, 0, 1, 1], file_count=2,
+                            stem=stem, manifest=b"")
+            try:
+                writer.commit()
+            finally:
+                writer.close()
+            loaded = fst_numpy.load_file(f"{kind}://box/m/", verify=True)
+            assert all((loaded[f"t{i}"] == value).all() for i in range(4))

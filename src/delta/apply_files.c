@@ -3,6 +3,7 @@
 /// span of the chain, and recovery after a kill or an error.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -127,21 +128,23 @@ static fst_status end_journal(const apply_job *job, const sync_folder *sync, con
 /// roll-back fails as well.
 static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *error) {
     const journal_head *head = job->journal.head;
-    fst_error own;
+    fst_error own = {0};
+    const char *outcome = "could not be rolled back and holds tensors of two versions";
     fst_status status = fsti_apply_settle(job, &own);
     // The direction changes only after the slots are settled, because it decides what a slot means.
     if (status == FST_OK) atomic_store(&job->journal.head->is_backward, 1);
     if (status == FST_OK) status = fsti_apply_backward(job, &own);
+    if (status == FST_OK) outcome = "has its old tensors again, but not the note of its version";
     // The undo values are no longer needed, and on a full disk the note needs their space.
     if (status == FST_OK && job->journal.undo_fd >= 0) (void)!ftruncate(job->journal.undo_fd, 0);
     const char *base = head->had_state ? fsti_journal_text(&job->journal, 0) : NULL;
     if (status == FST_OK) status = end_journal(job, sync, base, false, &own);
-    if (status != FST_OK) {
-        fsti_error_set(error, status, FSTI_NO_LOCATION,
-                       "%s. The checkpoint could not be rolled back and holds tensors of two "
-                       "versions: apply again, or run 'fastsafetensors delta recover'",
-                       own.message);
-        if (error != NULL) error->os_errno = own.os_errno;
+    if (status != FST_OK && error != NULL) {
+        size_t used = strlen(own.message);
+        snprintf(own.message + used, sizeof own.message - used,
+                 ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'",
+                 outcome);
+        *error = own;
     }
     return status;
 }
@@ -194,10 +197,15 @@ static fst_status apply_span(apply_job *job, const sync_folder *sync,
     if (job->makes_files) return replace_files(job, sync, version, durable, error);
     journal_plan plan = {job->delta,      job->span,         job->tensor_count,
                          hash_order(job), job->thread_count, had_state};
+    FST_TRY(fsti_apply_reserve(job, error));
     FST_TRY(fsti_journal_create(sync, &plan, &job->journal, error));
     // Until the new note is written, other programs find none and would copy the base.
     fst_status status = fsti_sync_remove(sync->state_path, error);
-    if (status != FST_OK) return status;
+    if (status != FST_OK) { // nothing is changed yet
+        (void)fsti_sync_remove(sync->journal_path, NULL);
+        (void)fsti_sync_remove(sync->undo_path, NULL);
+        return status;
+    }
     return run_journal(job, sync, durable, &rolled_back, error);
 }
 

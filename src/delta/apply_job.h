@@ -19,6 +19,8 @@ typedef struct apply_job {
     atomic_uint_least64_t bytes_read, bytes_written, bytes_hashed;
 } apply_job;
 
+/// Allocates the blocks of changed tensors in sparse files. FST_E_NO_SPACE if the disk is full.
+fst_status fsti_apply_reserve(const apply_job *job, fst_error *error);
 /// Makes all tensors new and verifies them; without a journal only verifies.
 fst_status fsti_apply_forward(apply_job *job, fst_error *error);
 /// Makes all changed blocks old again.

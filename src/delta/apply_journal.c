@@ -102,6 +102,7 @@ static fst_status map_fresh(const char *path, uint64_t size, char **map, fst_err
 
 static fst_status open_undo(const sync_folder *sync, int flags, apply_journal *journal,
                             fst_error *error) {
+    journal->undo_path = sync->undo_path;
     journal->undo_fd =
         open(sync->undo_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
     if (journal->undo_fd >= 0) return FST_OK;

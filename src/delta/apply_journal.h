@@ -42,6 +42,7 @@ typedef struct apply_journal {
     atomic_uint_least64_t *words; ///< one per cache line
     unsigned char *blocks;
     int undo_fd;
+    const char *undo_path; ///< borrowed from the folder
 } apply_journal;
 
 #define JOURNAL_WORD_STRIDE 8u ///< the words of two slots are this many words apart

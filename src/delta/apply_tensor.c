@@ -96,7 +96,7 @@ static fst_status save_undo(void *context, const void *values, size_t size, uint
         ssize_t put = pwrite(job->journal.undo_fd, bytes, size, (off_t)offset);
         if (put < 0 && errno == EINTR) continue;
         if (put <= 0)
-            return fsti_error_errno(error, put == 0 ? ENOSPC : errno, ".weight_sync/undo",
+            return fsti_error_errno(error, put == 0 ? ENOSPC : errno, job->journal.undo_path,
                                     "saving old values");
         bytes += put;
         offset += (uint64_t)put;
@@ -117,7 +117,7 @@ static fst_status load_undo(void *context, void *values, size_t size, uint64_t a
         ssize_t got = pread(job->journal.undo_fd, bytes, size, (off_t)offset);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
-            return fsti_error_errno(error, errno, ".weight_sync/undo", "reading old values");
+            return fsti_error_errno(error, errno, job->journal.undo_path, "reading old values");
         if (got == 0) return FST_OK;
         bytes += got;
         offset += (uint64_t)got;
@@ -265,6 +265,18 @@ fst_status fsti_apply_backward(apply_job *job, fst_error *error) {
     return fsti_pool_run(&pool, error);
 }
 
+/// Writes the old bytes of a block, unless it has them: a write that failed before it changed
+/// anything would fail again on a full disk.
+static fst_status restore_block(apply_job *job, const bound_tensor *tensor, uint64_t block,
+                                const unsigned char *old, fst_error *error) {
+    unsigned char *there = fsti_alloc(DELTA_BLOCK_BYTES);
+    if (there == NULL) return fsti_error_memory(error, DELTA_BLOCK_BYTES);
+    fst_status status = read_block(job, tensor, block, there, error);
+    bool is_old = status == FST_OK && memcmp(there, old, block_bytes(tensor, block)) == 0;
+    fsti_free(there);
+    return status != FST_OK || is_old ? status : write_block(job, tensor, block, old, error);
+}
+
 fst_status fsti_apply_settle(apply_job *job, fst_error *error) {
     const journal_head *head = job->journal.head;
     for (uint32_t i = 0; i < head->slot_count; i++) {
@@ -275,8 +287,8 @@ fst_status fsti_apply_settle(apply_job *job, fst_error *error) {
         if (number >= job->tensor_count || block > count_blocks(&job->tensors[number]))
             return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION, "the journal is damaged");
         if ((value & 1) != 0)
-            FST_TRY(write_block(job, &job->tensors[number], block,
-                                job->journal.blocks + i * DELTA_BLOCK_BYTES, error));
+            FST_TRY(restore_block(job, &job->tensors[number], block,
+                                  job->journal.blocks + i * DELTA_BLOCK_BYTES, error));
         journal_record *record = &job->journal.records[number];
         if (atomic_load(&job->journal.head->is_backward))
             record->undone = block;

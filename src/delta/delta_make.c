@@ -450,6 +450,7 @@ static fst_status publish(make_job *job, const char *folder, fst_error *error) {
         if (job->shards[i].entry_count == 0) continue;
         FST_TRY(fsti_shard_finish(&job->shards[i], durable, error));
         fsti_delta_shard_name(shard++, shard_count, name + 1);
+        FST_TRY(fsti_make_folder_list(folder, job->shards[i].fd, name + 1, durable, error));
         char *path = fsti_location_join(folder, name);
         if (path == NULL) return fsti_error_memory(error, strlen(folder));
         fst_status status = rename(job->shards[i].path, path) == 0

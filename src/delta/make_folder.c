@@ -9,14 +9,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "delta_private.h"
 #include "output/output.h"
 #include "shard_write.h"
 
-/// A file of the folder while a version is being made.
+/// A file of the folder while a version is being made: MARK_WORD, and a line for each shard that
+/// gets its name. Shards of a checkpoint have the same names, so other shards are never removed.
 #define MAKE_MARK "making.tmp"
+#define MARK_WORD "fastsafetensors-making 1\n"
+#define MARK_BYTES 8192u
 
 /// Whether a file of the folder has the name of a shard of a delta.
 static bool is_shard_name(const char *name) {
@@ -29,63 +33,111 @@ static bool is_shard_name(const char *name) {
 }
 
 static bool is_temporary_name(const char *name) {
-    return strncmp(name, "shard-", 6) == 0 && fsti_ends_with(name, ".tmp");
+    char own[FSTI_SHARD_TEMPORARY_BYTES];
+    if (strncmp(name, "shard-", 6) != 0) return false;
+    fsti_shard_temporary_name((uint32_t)strtoul(name + 6, NULL, 10), own);
+    return strcmp(name, own) == 0;
 }
 
-/// Looks for files and indexes of models. *is_begun: the mark of an earlier attempt is there, and
-/// what such an attempt makes is not counted as a model.
-static fst_status look_into(const char *folder, bool *is_begun, bool *has_models,
-                            fst_error *error) {
-    bool has_shards = false;
-    *is_begun = *has_models = false;
+/// Reads the mark. False if there is none; the text is "" if it is empty.
+static bool read_mark(int folder, char *text) {
+    int fd = openat(folder, MAKE_MARK, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    ssize_t got = fd < 0 ? 0 : read(fd, text, MARK_BYTES - 1);
+    text[got < 0 ? 0 : got] = '\0';
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+static bool is_own_mark(const char *text) {
+    return strncmp(text, MARK_WORD, strlen(MARK_WORD)) == 0;
+}
+
+/// The mark's line for a file.
+static void format_line(const struct stat *info, const char *name, char *line, size_t size) {
+    snprintf(line, size, "shard %llu %llu %s\n", (unsigned long long)info->st_ino,
+             (unsigned long long)info->st_size, name);
+}
+
+/// Whether the attempt whose mark this is has written the file.
+static bool is_of_attempt(const char *mark, int folder, const char *name) {
+    struct stat info;
+    char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
+    if (!is_own_mark(mark)) return false;
+    if (is_temporary_name(name)) return true;
+    if (!is_shard_name(name) || fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    format_line(&info, name, line, sizeof line);
+    return strstr(mark, line) != NULL;
+}
+
+static fst_status refuse_folder(const char *folder, const char *why, fst_error *error) {
+    fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, place, "%s", why);
+}
+
+/// FST_E_ARGUMENT if there are files or indexes of models that an earlier attempt has not made, or
+/// if the mark is a file of somebody else.
+static fst_status look_into(const char *folder, fst_error *error) {
+    char mark[MARK_BYTES];
+    const char *why = NULL;
     DIR *list = opendir(folder);
+    int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return fsti_error_errno(error, errno, folder, "listing the folder");
+    (void)read_mark(fd, mark);
+    if (mark[0] != '\0' && !is_own_mark(mark))
+        why = "the folder holds a file " MAKE_MARK " of something else. Choose another folder";
     for (struct dirent *entry; (entry = readdir(list)) != NULL;) {
-        if (strcmp(entry->d_name, MAKE_MARK) == 0) *is_begun = true;
-        if (is_shard_name(entry->d_name))
-            has_shards = true;
-        else if (fsti_ends_with(entry->d_name, ".safetensors") ||
-                 fsti_ends_with(entry->d_name, ".index.json"))
-            *has_models = true;
+        const char *name = entry->d_name;
+        bool is_model = fsti_ends_with(name, ".safetensors") || fsti_ends_with(name, ".index.json");
+        if ((is_model || is_temporary_name(name)) && !is_of_attempt(mark, fd, name))
+            why = "the folder holds files of a model. Choose another folder for the delta";
     }
     closedir(list);
-    if (has_shards && !*is_begun) *has_models = true;
-    return FST_OK;
+    return why == NULL ? FST_OK : refuse_folder(folder, why, error);
 }
 
 /// Removes the files of an attempt that did not end, and its mark last.
 static void remove_remains(const char *folder) {
+    char mark[MARK_BYTES];
     DIR *list = opendir(folder);
     int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return;
-    for (struct dirent *entry; fd >= 0 && (entry = readdir(list)) != NULL;) {
-        const char *name = entry->d_name;
-        if (strcmp(name, MAKE_MARK) != 0 && (is_shard_name(name) || is_temporary_name(name)))
-            (void)unlinkat(fd, name, 0);
-    }
-    if (fd >= 0) (void)unlinkat(fd, MAKE_MARK, 0);
+    bool is_marked = read_mark(fd, mark);
+    for (struct dirent *entry; fd >= 0 && (entry = readdir(list)) != NULL;)
+        if (is_of_attempt(mark, fd, entry->d_name)) (void)unlinkat(fd, entry->d_name, 0);
+    if (fd >= 0 && is_marked && (mark[0] == '\0' || is_own_mark(mark)))
+        (void)unlinkat(fd, MAKE_MARK, 0);
     closedir(list);
 }
 
-/// Marks the folder, so that the next attempt may remove what this one leaves. Shards of a
-/// checkpoint have the same names, so without the mark nothing is removed.
-static fst_status mark_folder(const char *folder, fst_error *error) {
-    bool is_begun, has_models;
-    FST_TRY(look_into(folder, &is_begun, &has_models, error));
-    if (has_models) {
-        fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "the folder holds files of a model; a delta needs a folder of its "
-                              "own");
-    }
-    if (is_begun) remove_remains(folder);
+static fst_status write_mark(const char *folder, int flags, const char *text, bool durable,
+                             fst_error *error) {
     char *path = fsti_location_join(folder, "/" MAKE_MARK);
     if (path == NULL) return fsti_error_memory(error, strlen(folder));
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    fst_status status = fd < 0 ? fsti_error_errno(error, errno, path, "making the mark") : FST_OK;
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
+    bool good = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) &&
+                (!durable || fsync(fd) == 0);
+    fst_status status = good ? FST_OK : fsti_error_errno(error, errno, path, "writing the mark");
     if (fd >= 0) close(fd);
     fsti_free(path);
     return status;
+}
+
+fst_status fsti_make_folder_list(const char *folder, int fd, const char *name, bool durable,
+                                 fst_error *error) {
+    struct stat info;
+    char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
+    if (fstat(fd, &info) != 0)
+        return fsti_error_errno(error, errno, folder, "examining a new shard");
+    format_line(&info, name, line, sizeof line);
+    return write_mark(folder, O_APPEND, line, durable, error);
+}
+
+/// Marks the folder, so that the next attempt may remove what this one leaves.
+static fst_status mark_folder(const char *folder, fst_error *error) {
+    FST_TRY(look_into(folder, error));
+    remove_remains(folder);
+    return write_mark(folder, O_CREAT | O_TRUNC, MARK_WORD, false, error);
 }
 
 /// Paths are relative to a descriptor, so this also works when no memory is left.
@@ -103,12 +155,11 @@ void fsti_make_folder_end(const char *folder, int lock, fst_status status) {
 static fst_status begin_in(const char *folder, fst_error *error) {
     char *index = fsti_location_join(folder, "/" DELTA_INDEX_NAME);
     if (index == NULL) return fsti_error_memory(error, strlen(folder));
-    fsti_error_location place = {.file = folder, .byte_offset = FST_NO_OFFSET};
     bool is_there = access(index, F_OK) == 0;
     fsti_free(index);
     if (is_there)
-        return fsti_error_set(error, FST_E_ARGUMENT, place,
-                              "the folder holds a version already; versions are not replaced");
+        return refuse_folder(
+            folder, "the folder holds a version already; versions are not replaced", error);
     return mark_folder(folder, error);
 }
 

@@ -27,14 +27,17 @@ uint64_t fsti_shard_header_room(fsti_name_at name_at, const void *context, size_
     return fsti_align_up(room, 8);
 }
 
+void fsti_shard_temporary_name(uint32_t number, char *out) {
+    snprintf(out, FSTI_SHARD_TEMPORARY_BYTES, "shard-%05u.tmp", number);
+}
+
 fst_status fsti_shard_open(const char *folder, uint32_t number, uint64_t header_bytes,
                            shard_writer *out, fst_error *error) {
-    char name[40];
+    char name[FSTI_SHARD_TEMPORARY_BYTES + 1] = "/";
     *out = (shard_writer){.fd = -1, .header_bytes = header_bytes};
-    snprintf(name, sizeof name, "/shard-%05u.tmp", number);
+    fsti_shard_temporary_name(number, name + 1);
     out->path = fsti_location_join(folder, name);
     if (out->path == NULL) return fsti_error_memory(error, strlen(folder));
-    (void)unlink(out->path);
     out->fd = open(out->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (out->fd < 0) return fsti_error_errno(error, errno, out->path, "making the shard");
     return FST_OK;

@@ -27,7 +27,11 @@ typedef struct shard_writer {
 
 /// The largest possible size in bytes of a header with all of these names.
 uint64_t fsti_shard_header_room(fsti_name_at name_at, const void *context, size_t count);
-/// Creates the temporary file of shard `number`. The caller closes *out, also after an error.
+/// The name of the temporary file of a shard.
+#define FSTI_SHARD_TEMPORARY_BYTES 24u
+void fsti_shard_temporary_name(uint32_t number, char *out);
+/// Creates the temporary file of shard `number`, which must not exist. The caller closes *out, also
+/// after an error.
 fst_status fsti_shard_open(const char *folder, uint32_t number, uint64_t header_bytes,
                            shard_writer *out, fst_error *error);
 /// Appends bytes. Passed to the frame encoder as its sink, with the writer as `context`.

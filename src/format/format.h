@@ -249,5 +249,8 @@ fst_status fsti_index_write(const fsti_index_row *rows, size_t row_count, uint64
 /// Whether it is well-formed UTF-8 (no surrogates, no overlong forms, at most U+10FFFF); if not,
 /// *fault_at is the first invalid byte.
 bool fsti_utf8_valid(const unsigned char *bytes, size_t size, size_t *fault_at);
+/// FST_E_ARGUMENT for a file name (of the file at `path`) that is not, which manifests and
+/// signatures cannot list.
+fst_status fsti_utf8_require_name(const char *name, const char *path, fst_error *error);
 
 #endif

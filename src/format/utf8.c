@@ -39,3 +39,12 @@ bool fsti_utf8_valid(const unsigned char *bytes, size_t size, size_t *fault_at) 
     }
     return true;
 }
+
+fst_status fsti_utf8_require_name(const char *name, const char *path, fst_error *error) {
+    size_t fault_at;
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (fsti_utf8_valid((const unsigned char *)name, strlen(name), &fault_at)) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "the file name is not UTF-8, so no manifest or signature can list it. "
+                          "Rename the file");
+}

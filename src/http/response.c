@@ -101,11 +101,18 @@ int64_t fsti_response_date(const char *text) {
     return (int64_t)timegm(&date);
 }
 
+static bool is_digits(const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if (text[i] < '0' || text[i] > '9') return false;
+    return size > 0;
+}
+
 static void read_retry_after(http_response *answer, const char *value, size_t size, int64_t now_s) {
     char text[64] = "";
     uint64_t seconds;
     keep_text(text, sizeof text, value, size);
-    if (read_number(value, size, &seconds)) {
+    if (is_digits(value, size)) {
+        if (!read_number(value, size, &seconds)) seconds = UINT64_MAX; // more than the type holds
         answer->retry_after_ms =
             (int64_t)fsti_min(seconds, (uint64_t)RETRY_AFTER_MS_MAX / 1000) * 1000;
         return;

@@ -312,5 +312,8 @@ void fsti_io_hide(unsigned features);
 /// exist yet) or because it begins like one or may not be read. No manifest, list or signature may
 /// replace it or have such a name. For a URL the name decides.
 bool fsti_path_is_model(const char *path);
+/// Whether a path or URL has the name of an index: NAME.index.json, or a variant such as
+/// NAME.safetensors.index.V.json.
+bool fsti_path_has_index_name(const char *path);
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "io/io.h"
@@ -49,6 +50,65 @@ int fsti_hidden_create(const char *hidden) {
     close(fd);
     errno = EAGAIN;
     return -1;
+}
+
+fst_status fsti_output_share(fsti_output *output, fst_error *error) {
+    struct stat info;
+    // Without lock support there is nothing to convert.
+    (void)flock(output->fd, LOCK_SH | LOCK_NB);
+    // Converting a lock may release it for a moment, in which the file can be deleted.
+    if (!output->has_hidden || fstat(output->fd, &info) != 0 || info.st_nlink > 0) return FST_OK;
+    return fsti_error_errno(error, ENOENT, output->hidden, "sharing the new file");
+}
+
+static fst_status refuse_join(const fsti_output *output, const char *why, fst_error *error) {
+    fsti_error_location location = {.file = output->hidden, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_ARGUMENT, location, "%s", why);
+}
+
+/// Whether the file system is one of a single machine, so that all locks are visible. Network file
+/// systems may keep flock() to each machine.
+static bool shows_all_locks(int fd) {
+    static const unsigned long local_systems[] = {
+        0xef53,     // ext2 to ext4
+        0x58465342, // XFS
+        0x9123683e, // btrfs
+        0xf2f52010, // F2FS
+        0xca451a4e, // bcachefs
+        0x2fc12fc1, // ZFS
+        0x794c7630, // overlayfs
+        0x01021994, // tmpfs
+        0x858458f6, // ramfs
+    };
+    struct statfs info;
+    if (fstatfs(fd, &info) != 0) return false;
+    for (size_t i = 0; i < sizeof local_systems / sizeof *local_systems; i++)
+        if ((unsigned long)info.f_type == local_systems[i]) return true;
+    return false;
+}
+
+fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error) {
+    struct stat info;
+    if (fstat(output->fd, &info) != 0)
+        return fsti_error_errno(error, errno, output->hidden, "examining the file");
+    if (info.st_nlink != 1)
+        return refuse_join(output,
+                           "the file has other hard links, which a file that was handed "
+                           "over has not",
+                           error);
+    if (flock(output->fd, LOCK_EX | LOCK_NB) == 0) {
+        (void)flock(output->fd, LOCK_UN);
+        if (!shows_all_locks(output->fd)) return FST_OK; // the owner may run on another machine
+        return refuse_join(output,
+                           "no running save owns the file. The process that hands it over "
+                           "must keep its writer open",
+                           error);
+    }
+    if (errno != EWOULDBLOCK) return FST_OK; // without lock support the owner is unknown
+    if (flock(output->fd, LOCK_SH | LOCK_NB) != 0)
+        return refuse_join(output, "the file was not handed over with others_write", error);
+    (void)flock(output->fd, LOCK_UN);
+    return FST_OK;
 }
 
 /// Parses ".BASE.<16 hex digits>.tmp".

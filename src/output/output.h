@@ -45,6 +45,9 @@ const char *fsti_path_name(const char *path);
 /// same folder (a parent without search permission, longer than PATH_MAX); fsti_anchor_check()
 /// guards those. Free *out with fsti_free().
 fst_status fsti_path_absolute(const char *path, char **out, fst_error *error);
+/// The path that a symbolic link leads to, which may be a link as well; NULL if it is not a link.
+/// Free *next with fsti_free().
+fst_status fsti_path_link(const char *path, char **next, fst_error *error);
 /// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its
 /// folders need not exist. `out` has PATH_MAX bytes. False if that is too short, or without memory.
 bool fsti_path_resolve(const char *path, bool follow_last, char *out);
@@ -69,6 +72,12 @@ fst_status fsti_output_open(const fsti_target *target, uint64_t size_bytes, bool
 /// holds the lock of.
 fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,
                              fst_error *error);
+/// Lets other processes write to the file: its lock becomes a shared one, by which they recognise
+/// it. FST_E_NOT_FOUND if the file was deleted meanwhile.
+fst_status fsti_output_share(fsti_output *output, fst_error *error);
+/// FST_E_ARGUMENT unless an adopted file is one that a running process shares. On a file system
+/// that may not show the locks of other machines, or has none, a missing owner is not noticed.
+fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error);
 /// Reserves this many bytes in total, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// Truncates the file: fewer bytes than reserved were written.
@@ -149,6 +158,9 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
 /// The same for a file whose path must be free: *exists, and nothing happens, if it is not.
 fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error);
+/// The same for a manifest, list or signature, which may not replace a model: FST_E_FILE_CHANGED,
+/// and the model stays, if another process has put one at the path.
+fst_status fsti_output_place_beside(fsti_output *output, fst_error *error);
 /// Deletes the output from its path; an object only if it is still this output. If that is unknown,
 /// the object may belong to another save and is kept. That is an error if readers find other
 /// objects through it, because those must then be kept as well.
@@ -162,7 +174,9 @@ int fsti_output_is_placed(const fsti_output *output);
 fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *error);
 /// Renames the file at a path to a temporary name. *kept is NULL if there was no file.
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error);
-/// Renames it back to `path`.
+/// Renames it back to `path`, if nothing is there; deletes it if another file is, which is newer.
+fst_status fsti_path_put_back(const char *path, const char *kept, fst_error *error);
+/// Renames it back to `path`, and replaces what is there.
 fst_status fsti_path_restore(const char *path, const char *kept, fst_error *error);
 /// Deletes a name or an object; a missing one is not an error.
 fst_status fsti_path_remove(const char *path, fst_error *error);

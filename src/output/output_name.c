@@ -128,19 +128,28 @@ fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *e
     return FST_OK;
 }
 
+int fsti_rename_new(const char *from, const char *path) {
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, path, RENAME_NOREPLACE) == 0) return 0;
+    if (errno == EEXIST) return -1;
+    // Some file systems cannot rename without replacing.
+    if (link(from, path) == 0) {
+        unlink(from);
+        return 0;
+    }
+    return has_no_links(errno) ? rename(from, path) : -1;
+}
+
 fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error) {
-    struct stat info;
     const char *path = output->target.path;
     *exists = false;
     if (!output->has_hidden && link_descriptor(output->fd, path) == 0) return FST_OK;
     FST_TRY(fsti_output_name(output, error));
-    if (renameat2(AT_FDCWD, output->hidden, AT_FDCWD, path, RENAME_NOREPLACE) == 0) {
+    if (fsti_rename_new(output->hidden, path) == 0) {
         output->has_hidden = false;
         return FST_OK;
     }
-    *exists = errno == EEXIST || lstat(path, &info) == 0;
-    // Some file systems cannot rename without replacing.
-    return *exists ? FST_OK : fsti_output_place(output, false, error);
+    *exists = errno == EEXIST;
+    return *exists ? FST_OK : fsti_error_errno(error, errno, path, "renaming the new file");
 }
 
 /// Whether a sticky folder prevents removing the file's name: a second name could not be removed
@@ -156,9 +165,7 @@ static bool is_in_sticky_folder(const char *path) {
     return stuck;
 }
 
-/// Locks the file at the path as in use by this save, so that its temporary name is not deleted as
-/// a leftover. -1 if it cannot be opened.
-static int lock_old(const char *path) {
+int fsti_lock_old(const char *path) {
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0)
         (void)flock(fd, LOCK_EX | LOCK_NB); // without lock support there are no leftover searches
@@ -187,7 +194,7 @@ fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *e
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
     int failure = is_in_sticky_folder(path) ? EPERM : 0;
     bool refused = failure != 0;
-    *lock = refused ? -1 : lock_old(path);
+    *lock = refused ? -1 : fsti_lock_old(path);
     if (!refused && link(path, *kept) == 0) return FST_OK;
     failure = refused ? failure : errno;
     forget_hidden(kept, lock);
@@ -198,7 +205,7 @@ fst_status fsti_path_keep(const char *path, char **kept, int *lock, fst_error *e
 fst_status fsti_path_hide(const char *path, char **kept, int *lock, fst_error *error) {
     *kept = make_hidden(path);
     if (*kept == NULL) return fsti_error_memory(error, strlen(path));
-    *lock = lock_old(path);
+    *lock = fsti_lock_old(path);
     if (rename(path, *kept) == 0) return FST_OK;
     int failure = errno;
     forget_hidden(kept, lock);

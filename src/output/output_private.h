@@ -36,6 +36,14 @@ uint64_t fsti_space_free(int fd);
 fst_status fsti_space_refuse(const char *path, uint64_t size_bytes, uint64_t available,
                              fst_error *error);
 
+/// Locks the file at the path as in use by this save, so that its temporary name is not deleted as
+/// a leftover. -1 if it cannot be opened.
+int fsti_lock_old(const char *path);
+
+/// Renames a file to a path that is free: EEXIST if it is not. Without support for that in the file
+/// system, a file that comes in between is replaced.
+int fsti_rename_new(const char *from, const char *path);
+
 /// Creates a file with the temporary path, locked by this process.
 int fsti_hidden_create(const char *hidden);
 

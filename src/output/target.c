@@ -81,17 +81,26 @@ static char *join_link(const char *path, const char *link) {
     return joined;
 }
 
+fst_status fsti_path_link(const char *path, char **next, fst_error *error) {
+    char link[PATH_MAX];
+    *next = NULL;
+    ssize_t size = readlink(path, link, sizeof link - 1);
+    if (size < 0) return FST_OK; // not a link, or missing; stat() reports which
+    link[size] = '\0';
+    *next = join_link(path, link);
+    return *next == NULL ? fsti_error_memory(error, sizeof link) : FST_OK;
+}
+
 /// Replaces *path by its target while it is a symbolic link.
 static fst_status follow_links(char **path, fst_error *error) {
-    char link[PATH_MAX];
     for (unsigned depth = 0;; depth++) {
-        ssize_t size = readlink(*path, link, sizeof link - 1);
-        if (size < 0) return FST_OK; // not a link, or missing; stat() reports which
-        if (depth == LINK_COUNT_MAX)
+        char *next;
+        FST_TRY(fsti_path_link(*path, &next, error));
+        if (next == NULL) return FST_OK;
+        if (depth == LINK_COUNT_MAX) {
+            fsti_free(next);
             return fsti_error_errno(error, ELOOP, *path, "following links");
-        link[size] = '\0';
-        char *next = join_link(*path, link);
-        if (next == NULL) return fsti_error_memory(error, sizeof link);
+        }
         fsti_free(*path);
         *path = next;
     }

@@ -4,20 +4,40 @@
 
 #include <string.h>
 
+static void free_names(char **names, uint32_t count) {
+    for (uint32_t f = 0; names != NULL && f < count; f++) fsti_free(names[f]);
+    fsti_free(names);
+}
+
+/// The names by which the index refers to the files, or NULL without memory.
+static char **name_files(const fst_writer *writer, bool hidden) {
+    uint32_t count = writer->contents.file_count;
+    char **names = fsti_alloc_zeroed(count, sizeof *names);
+    for (uint32_t f = 0; names != NULL && f < count; f++) {
+        const char *name = hidden ? fsti_output_hidden(writer->contents.files[f].output) : NULL;
+        names[f] = hidden ? fsti_string_copy(name, strlen(name)) : fsti_save_listed_name(writer, f);
+        if (names[f] != NULL) continue;
+        free_names(names, count);
+        return NULL;
+    }
+    return names;
+}
+
 static fst_status make_index_text(const fst_writer *writer, bool hidden, char **text, size_t *size,
                                   fst_error *error) {
     size_t count = writer->contents.tensor_count;
     uint64_t total_bytes = 0;
     fsti_index_row *rows = fsti_alloc((count + 1) * sizeof *rows);
-    if (rows == NULL) return fsti_error_memory(error, count * sizeof *rows);
-    for (size_t i = 0; i < count; i++) {
+    char **names = name_files(writer, hidden);
+    fst_status status = FST_OK;
+    if (rows == NULL || names == NULL) status = fsti_error_memory(error, count * sizeof *rows);
+    for (size_t i = 0; i < count && status == FST_OK; i++) {
         const save_tensor *tensor = &writer->contents.tensors[i];
-        const char *file = hidden ? fsti_output_hidden(writer->contents.files[tensor->file].output)
-                                  : fsti_path_name(writer->target.published[tensor->file]);
         total_bytes += tensor->size_bytes;
-        rows[i] = (fsti_index_row){tensor->name, tensor->name_size, file};
+        rows[i] = (fsti_index_row){tensor->name, tensor->name_size, names[tensor->file]};
     }
-    fst_status status = fsti_index_write(rows, count, total_bytes, text, size, error);
+    if (status == FST_OK) status = fsti_index_write(rows, count, total_bytes, text, size, error);
+    free_names(names, writer->contents.file_count);
     fsti_free(rows);
     return status;
 }

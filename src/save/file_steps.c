@@ -65,41 +65,10 @@ static fst_status place_file(save_journal *journal, journal_step *step, fst_erro
     return fsti_output_place(step->output, false, error);
 }
 
-/// How often the file of another save is moved away from a manifest's path.
-#define PLACE_TRIES 16
-
-/// Deletes the file of another save at a manifest's path, or puts it back if it is a model. It is
-/// examined under another name, where no other save can replace it.
-static fst_status clear_path(const char *path, fst_error *error) {
-    char *kept;
-    int lock;
-    fsti_error_location where = {.file = path, .byte_offset = FST_NO_OFFSET};
-    FST_TRY(fsti_path_hide(path, &kept, &lock, error));
-    if (kept == NULL) return FST_OK;
-    bool is_model = fsti_path_is_model(kept);
-    fst_status status =
-        is_model ? fsti_path_restore(path, kept, error) : fsti_path_remove(kept, error);
-    if (lock >= 0) close(lock);
-    fsti_free(kept);
-    if (status != FST_OK || !is_model) return status;
-    return fsti_error_set(error, FST_E_FILE_CHANGED, where,
-                          "another save has put a model there, which the manifest would overwrite. "
-                          "Choose another path");
-}
-
 /// The old manifest was moved aside, so what is there now is of another save.
 static fst_status place_manifest(save_journal *journal, journal_step *step, fst_error *error) {
-    const char *path = fsti_output_path(step->output);
-    fsti_error_location where = {.file = path, .byte_offset = FST_NO_OFFSET};
     (void)journal;
-    for (int turn = 0; turn < PLACE_TRIES; turn++) {
-        bool exists;
-        FST_TRY(fsti_output_place_new(step->output, &exists, error));
-        if (!exists) return FST_OK;
-        FST_TRY(clear_path(path, error));
-    }
-    return fsti_error_set(error, FST_E_FILE_CHANGED, where,
-                          "other saves keep putting a file there. Choose another path");
+    return fsti_output_place_beside(step->output, error);
 }
 
 /// Restores what was at the path, even if the step failed halfway.
@@ -120,16 +89,22 @@ static fst_status link_file(save_journal *journal, journal_step *step, fst_error
 
 // ---- files of an earlier save ----
 
-static fst_status hide_file(save_journal *journal, journal_step *step, fst_error *error) {
-    (void)journal;
-    return fsti_path_hide(step->path, &step->kept, &step->kept_lock, error);
-}
-
-/// Restores the file, even if the step failed halfway.
+/// Restores the file, even if the step failed halfway. A newer file of another save stays.
 static fst_status undo_hide(journal_step *step, fst_error *error) {
-    if (step->kept != NULL) return restore_kept(step, step->path, error);
+    if (step->kept != NULL) FST_TRY(fsti_path_put_back(step->path, step->kept, error));
     clear_kept(step);
     return FST_OK;
+}
+
+/// The file is examined again under its temporary name: another save may have put a model there
+/// since the commit was planned.
+static fst_status hide_file(save_journal *journal, journal_step *step, fst_error *error) {
+    bool describes = false;
+    (void)journal;
+    FST_TRY(fsti_path_hide(step->path, &step->kept, &step->kept_lock, error));
+    if (step->kept == NULL) return FST_OK;
+    FST_TRY(fsti_save_describes_model(step->kept, &describes, error));
+    return describes ? FST_OK : undo_hide(step, error);
 }
 
 static fst_status remove_file(save_journal *journal, journal_step *step, fst_error *error) {

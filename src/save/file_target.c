@@ -65,6 +65,7 @@ static fst_status find_targets(fst_writer *writer, fst_error *error) {
         // folder, and the link's target may be in a shared store.
         bool follow = !is_sharded && writer->options.replace_link == 0;
         FST_TRY(fsti_target_find(writer->target.published[f], follow, target, error));
+        if (!is_sharded) FST_TRY(fsti_save_refuse_index_name(target->path, error));
         // Users who could not read the old file must not read its tensors elsewhere.
         FST_TRY(find_rights(writer, target, error));
     }

@@ -21,8 +21,11 @@ fst_status fsti_writer_hand_over(fst_writer *writer, fst_error *error) {
                               "fst_publish_options.manifest");
     FST_TRY(fsti_writer_make_finished(writer, error));
     fst_status status = FST_OK;
-    for (uint32_t f = 0; f < writer->contents.file_count && status == FST_OK; f++)
-        status = fsti_output_name(writer->contents.files[f].output, error);
+    for (uint32_t f = 0; f < writer->contents.file_count && status == FST_OK; f++) {
+        fsti_output *output = writer->contents.files[f].output;
+        if (writer->options.others_write != 0) status = fsti_output_share(output, error);
+        if (status == FST_OK) status = fsti_output_name(output, error);
+    }
     if (status == FST_OK)
         writer->publication.role = ROLE_HANDED_OVER;
     else
@@ -131,6 +134,22 @@ static fst_status check_joinable(const char *path, const fst_model *model, fst_e
                           "parts of a compressed file can't be written");
 }
 
+static fst_status begin_joined(const char *path, const found_tensors *found,
+                               const fst_save_options *options, fst_writer **out,
+                               fst_error *error) {
+    fst_writer *writer;
+    FST_TRY(begin_existing(path, &path, found, options, &writer, error));
+    writer->publication.role = ROLE_JOINED; // closing it keeps the file
+    fst_status status = fsti_output_check_shared(writer->contents.files[0].output, error);
+    if (status != FST_OK) {
+        fsti_writer_close(writer);
+        return status;
+    }
+    copy_offsets(writer, found->models[0]);
+    *out = writer;
+    return FST_OK;
+}
+
 fst_status fsti_writer_join(const char *path, const fst_save_options *options, fst_writer **out,
                             fst_error *error) {
     fst_save_options save = {.struct_size = sizeof save,
@@ -142,11 +161,7 @@ fst_status fsti_writer_join(const char *path, const fst_save_options *options, f
     found_tensors found = {0};
     fst_status status = find_tensors(&found, &path, 1, error);
     if (status == FST_OK) status = check_joinable(path, found.models[0], error);
-    if (status == FST_OK) status = begin_existing(path, &path, &found, &save, out, error);
-    if (status == FST_OK) {
-        (*out)->publication.role = ROLE_JOINED;
-        copy_offsets(*out, found.models[0]);
-    }
+    if (status == FST_OK) status = begin_joined(path, &found, &save, out, error);
     clear_found(&found);
     return status;
 }

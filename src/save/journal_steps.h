@@ -45,6 +45,10 @@ extern const fsti_step_kind fsti_step_displace_index;
 /// The first word of manifests.
 #define JOURNAL_MANIFEST_WORD "fastsafetensors-manifest "
 
+/// Sets *describes if the file exists and describes the bytes of a model, as manifests do. A file
+/// that cannot be opened or read is an error.
+fst_status fsti_save_describes_model(const char *path, bool *describes, fst_error *error);
+
 /// FST_E_IO: the old file cannot be restored.
 fst_status fsti_step_refuse_undo(const journal_step *step, fst_error *error);
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The steps of a commit that move old manifests and digests aside and publish the new manifest.
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "journal_steps.h"
 #include "store/store.h"
@@ -11,37 +8,11 @@
 
 #define DIGEST_ENDING ".digest"
 
-/// First words of files that this package writes next to a model and that describe its bytes.
-static const char *const first_words[] = {JOURNAL_MANIFEST_WORD, "fastsafetensors-digest "};
-#define FIRST_WORD_BYTES_MAX 32u
-
-/// Sets *describes if the file exists and describes a model. A file that cannot be opened or read
-/// is an error, at a point where nothing has been changed.
-static fst_status check_manifest_kind(const char *path, bool *describes, fst_error *error) {
-    char start[FIRST_WORD_BYTES_MAX];
-    *describes = false;
-    // A link is followed to look at the content; the link itself is what a save deletes.
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) {
-        bool is_none = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENXIO ||
-                       errno == ENAMETOOLONG;
-        return is_none ? FST_OK
-                       : fsti_error_errno(error, errno, path, "examining the old manifest");
-    }
-    ssize_t got = read(fd, start, sizeof start);
-    for (size_t i = 0; i < sizeof first_words / sizeof *first_words; i++) {
-        size_t size = strlen(first_words[i]);
-        if (got >= (ssize_t)size && memcmp(start, first_words[i], size) == 0) *describes = true;
-    }
-    close(fd);
-    return FST_OK;
-}
-
 /// Adds the step that moves the file aside if it describes the model's bytes. Frees `path`.
 static fst_status add_file(fst_writer *writer, char *path, fst_error *error) {
     bool describes = false;
     if (path == NULL) return fsti_error_memory(error, 64);
-    fst_status status = check_manifest_kind(path, &describes, error);
+    fst_status status = fsti_save_describes_model(path, &describes, error);
     if (status == FST_OK && describes)
         status =
             fsti_journal_add_path(&writer->publication.journal, &fsti_step_hide_file, path, error);
@@ -68,6 +39,27 @@ static fst_status add_sidecars(fst_writer *writer, const char *path, fst_error *
     return add_file(writer, fsti_path_with_ending(path, DIGEST_ENDING), error);
 }
 
+/// As many as the kernel follows.
+#define LINK_COUNT_MAX 40
+
+/// Adds those of a file that is saved through links: of each link, and of the file.
+static fst_status add_linked_sidecars(fst_writer *writer, uint32_t file, fst_error *error) {
+    const char *end = writer->contents.files[file].target.path;
+    char *path = fsti_path_with_ending(writer->target.published[file], "");
+    if (path == NULL) return fsti_error_memory(error, 64);
+    fst_status status = FST_OK;
+    for (int depth = 0; depth < LINK_COUNT_MAX && path != NULL && strcmp(path, end) != 0; depth++) {
+        char *next = NULL;
+        status = add_sidecars(writer, path, error);
+        if (status == FST_OK) status = fsti_path_link(path, &next, error);
+        fsti_free(path);
+        path = next;
+        if (status != FST_OK) break;
+    }
+    fsti_free(path);
+    return status == FST_OK ? add_sidecars(writer, end, error) : status;
+}
+
 /// Adds the .digest file of the folder, which lies next to it.
 static fst_status add_folder_digests(fst_writer *writer, fst_error *error) {
     size_t size = strlen(writer->target.folder);
@@ -85,11 +77,9 @@ fst_status fsti_save_manifest_aside(fst_writer *writer, fst_error *error) {
     for (uint32_t f = 0; f <= writer->contents.file_count; f++) {
         const char *path = writer->target.published[f];
         if (path == NULL) continue;
-        FST_TRY(add_sidecars(writer, path, error));
-        // After following a link, the file's own name may have a manifest as well.
-        if (f < writer->contents.file_count &&
-            strcmp(path, writer->contents.files[f].target.path) != 0)
-            FST_TRY(add_sidecars(writer, writer->contents.files[f].target.path, error));
+        bool is_index = f == writer->contents.file_count;
+        FST_TRY(is_index ? add_sidecars(writer, path, error)
+                         : add_linked_sidecars(writer, f, error));
     }
     if (writer->target.folder != NULL) {
         FST_TRY(add_file(writer, fsti_save_manifest_usual(writer), error));

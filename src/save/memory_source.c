@@ -56,9 +56,7 @@ static fst_status put_tensors(fst_writer *writer, uint32_t file_index, fst_error
     return status;
 }
 
-/// Whether the caller has written every byte that it had to write.
-static fst_status check_complete(const fst_writer *writer, fst_error *error) {
-    if (writer->options.others_write != 0) return FST_OK;
+fst_status fsti_writer_check_complete(const fst_writer *writer, fst_error *error) {
     for (size_t i = 0; i < writer->contents.tensor_count; i++) {
         const save_tensor *tensor = &writer->contents.tensors[i];
         byte_range gap;
@@ -70,8 +68,13 @@ static fst_status check_complete(const fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
+/// Bytes that other processes write may come until the commit.
+static fst_status check_ready(const fst_writer *writer, fst_error *error) {
+    return writer->options.others_write != 0 ? FST_OK : fsti_writer_check_complete(writer, error);
+}
+
 static fst_status fill_file(fst_writer *writer, uint32_t file_index, fst_error *error) {
     return fsti_writer_fill_staged(writer, file_index, put_tensors, error);
 }
 
-const fsti_source_kind fsti_source_memory = {.fill = fill_file, .ready = check_complete};
+const fsti_source_kind fsti_source_memory = {.fill = fill_file, .ready = check_ready};

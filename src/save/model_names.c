@@ -69,6 +69,24 @@ static char *format_path(const fst_writer *writer, uint32_t file) {
     return path;
 }
 
+char *fsti_save_listed_name(const fst_writer *writer, uint32_t file) {
+    const char *path = writer->target.published[file];
+    size_t size = strlen(path) + 1;
+    char *text = fsti_alloc(size);
+    if (text == NULL) return NULL;
+    const char *name = fsti_location_name(path, text, size);
+    if (name != text) memmove(text, name, strlen(name) + 1);
+    return text;
+}
+
+fst_status fsti_save_refuse_index_name(const char *path, fst_error *error) {
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (!fsti_path_has_index_name(path)) return FST_OK;
+    return fsti_error_set(error, FST_E_ARGUMENT, location,
+                          "this is the name of an index, and one file would be saved there, which "
+                          "could not be opened. Choose another name");
+}
+
 /// The index of a sharded model gets a path too.
 fst_status fsti_writer_name_files(fst_writer *writer, const char *path, fst_error *error) {
     bool is_sharded = writer->target.folder != NULL;

@@ -6,8 +6,16 @@
 
 #include "save_state.h"
 
-/// Whether only this process has written the files.
+/// Whether only this process can have written the files.
 static bool is_own(const fst_writer *writer) { return writer->publication.role == ROLE_OWN; }
+
+/// Nobody else can write to files that were not handed over, even with others_write.
+static fst_status check_written(const fst_writer *writer, fst_error *error) {
+    int state = atomic_load(&writer->state);
+    bool is_uncommitted = state == WRITER_OPEN || state == WRITER_FINISHED;
+    if (!is_uncommitted || !is_own(writer) || writer->options.others_write == 0) return FST_OK;
+    return fsti_writer_check_complete(writer, error);
+}
 
 /// Syncs what other processes have written.
 static fst_status sync_shared(fst_writer *writer, fst_error *error) {
@@ -17,9 +25,11 @@ static fst_status sync_shared(fst_writer *writer, fst_error *error) {
     return FST_OK;
 }
 
-/// Digests files written by other processes, which this process has not seen.
+/// Digests files that were not digested while they were written: other processes wrote them, or
+/// might have.
 static fst_status digest_shared(fst_writer *writer, fst_error *error) {
-    if (is_own(writer) || writer->publication.manifest.kind == NULL) return FST_OK;
+    bool is_digested = is_own(writer) && writer->options.others_write == 0;
+    if (is_digested || writer->publication.manifest.kind == NULL) return FST_OK;
     for (uint32_t f = 0; f < writer->contents.file_count; f++)
         FST_TRY(fsti_save_manifest_end(writer, &writer->contents.files[f], error));
     return FST_OK;
@@ -66,6 +76,7 @@ fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
     if (writer->publication.role == ROLE_JOINED)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "the file belongs to another process: that commits");
+    FST_TRY(check_written(writer, error));
     FST_TRY(fsti_writer_make_finished(writer, error));
     int lock;
     fst_status status = writer->target.kind->lock(writer, &lock, error);

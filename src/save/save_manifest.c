@@ -90,9 +90,21 @@ static fst_status find_target(fst_writer *writer, const char *path, bool is_usua
     return FST_OK;
 }
 
+static fst_status check_listed_names(const fst_writer *writer, fst_error *error) {
+    for (uint32_t f = 0; f < writer->contents.file_count; f++) {
+        char *name = fsti_save_listed_name(writer, f);
+        if (name == NULL) return fsti_error_memory(error, 64);
+        fst_status status = fsti_utf8_require_name(name, writer->target.published[f], error);
+        fsti_free(name);
+        FST_TRY(status);
+    }
+    return FST_OK;
+}
+
 fst_status fsti_save_manifest_open(fst_writer *writer, fst_error *error) {
     const fst_save_options *options = &writer->options;
     if (options->manifest == NULL) return FST_OK;
+    FST_TRY(check_listed_names(writer, error));
     const fsti_digest_kind *kind = fsti_digest_get(options->digest);
     FST_TRY(kind->ready(error));
     char *usual = options->manifest[0] == '\0' ? fsti_save_manifest_usual(writer) : NULL;
@@ -187,16 +199,30 @@ static int compare_rows(const void *a, const void *b) {
     return strcmp(one->name, other->name);
 }
 
+static void name_row(const fst_writer *writer, uint32_t file, fsti_manifest_file *row) {
+    row->name = fsti_save_listed_name(writer, file);
+    row->name_size = row->name == NULL ? 0 : strlen(row->name);
+}
+
 static fsti_manifest_file make_row(const fst_writer *writer, uint32_t file) {
     const file_digests *digests = &writer->contents.files[file].digests;
-    const char *name = fsti_path_name(writer->target.published[file]);
-    fsti_manifest_file row = {.name = name,
-                              .name_size = strlen(name),
-                              .size_bytes = fsti_chunk_digests_file_bytes(digests->chunks),
+    fsti_manifest_file row = {.size_bytes = fsti_chunk_digests_file_bytes(digests->chunks),
                               .header_bytes = digests->header_bytes,
                               .digests = fsti_chunk_digests_list(digests->chunks)};
     memcpy(row.header, digests->header, sizeof row.header);
+    name_row(writer, file, &row);
     return row;
+}
+
+static bool has_names(const fsti_manifest_file *rows, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].name == NULL) return false;
+    return true;
+}
+
+static void free_rows(fsti_manifest_file *rows, size_t count) {
+    for (size_t i = 0; i < count; i++) fsti_free((char *)(uintptr_t)rows[i].name);
+    fsti_free(rows);
 }
 
 /// The index of a sharded model, and its digests.
@@ -219,19 +245,21 @@ static fst_status make_text(const fst_writer *writer, const set_index *index, ch
     if (rows == NULL) return fsti_error_memory(error, count * sizeof *rows);
     for (uint32_t f = 0; f < writer->contents.file_count; f++) rows[f] = make_row(writer, f);
     if (index->text != NULL) {
-        const char *name = fsti_path_name(writer->target.published[writer->contents.file_count]);
-        rows[count - 1] = (fsti_manifest_file){.name = name,
-                                               .name_size = strlen(name),
-                                               .size_bytes = index->size_bytes,
+        rows[count - 1] = (fsti_manifest_file){.size_bytes = index->size_bytes,
                                                .digests = fsti_chunk_digests_list(index->chunks)};
+        name_row(writer, writer->contents.file_count, &rows[count - 1]);
     }
-    qsort(rows, count, sizeof *rows, compare_rows);
-    fsti_manifest_draft draft = {.kind = writer->publication.manifest.kind,
-                                 .chunk_bytes = SAVE_CHUNK_BYTES,
-                                 .files = rows,
-                                 .file_count = count};
-    fst_status status = fsti_manifest_write(&draft, text, size, error);
-    fsti_free(rows);
+    fst_status status = FST_OK;
+    if (!has_names(rows, count)) status = fsti_error_memory(error, count);
+    if (status == FST_OK) {
+        qsort(rows, count, sizeof *rows, compare_rows);
+        fsti_manifest_draft draft = {.kind = writer->publication.manifest.kind,
+                                     .chunk_bytes = SAVE_CHUNK_BYTES,
+                                     .files = rows,
+                                     .file_count = count};
+        status = fsti_manifest_write(&draft, text, size, error);
+    }
+    free_rows(rows, count);
     return status;
 }
 

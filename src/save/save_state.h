@@ -70,6 +70,9 @@ fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
 /// Finishes the writer if it is open; FST_E_ARGUMENT if it has failed or was committed.
 fst_status fsti_writer_make_finished(fst_writer *writer, fst_error *error);
+/// Whether this process has written every byte of the tensors without data. FST_E_ARGUMENT with
+/// tensor and range if not.
+fst_status fsti_writer_check_complete(const fst_writer *writer, fst_error *error);
 
 /// Opens the stage of a file, which starts with the header.
 fst_status fsti_writer_open_stage(fst_writer *writer, save_file *file, fst_error *error);
@@ -111,6 +114,12 @@ fst_status fsti_writer_create(fst_writer *writer, const char *const *hidden, fst
 bool fsti_save_is_shard(const char *name, size_t size, const char *stem);
 bool fsti_save_is_single(const char *name, size_t size, const char *stem);
 bool fsti_save_is_index(const char *name, size_t size, const char *stem);
+
+/// The name by which an index or a manifest lists a file (or the index: `file` is the number of
+/// files), which for a URL is unescaped. From fsti_alloc(); NULL without memory.
+char *fsti_save_listed_name(const fst_writer *writer, uint32_t file);
+/// FST_E_ARGUMENT if a single file would get the name of an index.
+fst_status fsti_save_refuse_index_name(const char *path, fst_error *error);
 
 /// `path` and `ending`, from fsti_alloc(). NULL without memory.
 char *fsti_path_with_ending(const char *path, const char *ending);

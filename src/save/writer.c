@@ -59,6 +59,7 @@ static fst_status make_stream(fst_writer *writer, fst_error *error) {
 static fst_status plan_at(fst_writer *writer, const char *path, const save_request *request,
                           fst_error *error) {
     const save_source *source = &writer->source;
+    if (request->options->file_count == 0) FST_TRY(fsti_save_refuse_index_name(path, error));
     contents_request wanted = {.tensors = request->tensors,
                                .tensor_count = request->tensor_count,
                                .options = request->options,

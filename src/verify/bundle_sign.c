@@ -31,12 +31,15 @@ static fst_status read_private_key(const char *path, fsti_key **out, fst_error *
     return status;
 }
 
-/// The subject's name, which is the folder's.
+/// The subject's name, which is the folder's, without bytes that are not UTF-8 and what follows.
 static const char *subject_of(const char *folder, char *text, size_t size) {
     char real[PATH_MAX];
     const char *path = realpath(folder, real) == NULL ? folder : real;
     const char *slash = strrchr(path, '/');
     snprintf(text, size, "%.250s", slash == NULL || slash[1] == '\0' ? path : slash + 1);
+    size_t fault_at;
+    if (!fsti_utf8_valid((const unsigned char *)text, strlen(text), &fault_at))
+        snprintf(text + fault_at, size - fault_at, "%s", fault_at == 0 ? "model" : "");
     return text;
 }
 
@@ -97,6 +100,15 @@ static fst_status hash_tree(file_tree *tree, const fsti_bundle_paths *paths, con
     return status;
 }
 
+static fst_status check_names(const file_tree *tree, fst_error *error) {
+    for (size_t i = 0; i < tree->count; i++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s%s", tree->folder, tree->files[i].name);
+        FST_TRY(fsti_utf8_require_name(tree->files[i].name, path, error));
+    }
+    return FST_OK;
+}
+
 static uint64_t count_kept(const file_tree *tree) {
     uint64_t count = 0;
     for (size_t i = 0; i < tree->count; i++) count += tree->files[i].is_kept;
@@ -119,6 +131,7 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     fst_status status =
         fsti_file_tree_list(paths->folder, ignores_name,
                             fsti_file_tree_name_inside(paths->folder, target), &tree, error);
+    if (status == FST_OK) status = check_names(&tree, error);
     if (status == FST_OK) status = hash_tree(&tree, paths, key, error);
     if (status == FST_OK) status = sign_tree(&tree, paths, key, target, error);
     stats->file_count = tree.count;

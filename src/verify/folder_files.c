@@ -28,6 +28,17 @@ char *fsti_folder_join(const folder_files *files, const char *name) {
     return path;
 }
 
+fst_status fsti_folder_files_check_names(const folder_files *files, fst_error *error) {
+    for (size_t i = 0; i < files->count; i++) {
+        char *path = fsti_folder_join(files, files->names[i]);
+        if (path == NULL) return fsti_error_memory(error, strlen(files->names[i]));
+        fst_status status = fsti_utf8_require_name(files->names[i], path, error);
+        fsti_free(path);
+        FST_TRY(status);
+    }
+    return FST_OK;
+}
+
 static fst_status push_name(folder_files *out, const char *name, fst_error *error) {
     char *copy = fsti_string_copy(name, strlen(name));
     if (copy == NULL || !fsti_array_reserve((void **)&out->names, &out->capacity, out->count,

@@ -17,6 +17,8 @@ fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *err
 /// The same for a search for unlisted models: all files of a folder that is not a model, or whose
 /// index is invalid; none if the path does not exist.
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error);
+/// FST_E_ARGUMENT if a manifest cannot list a file because its name is not UTF-8.
+fst_status fsti_folder_files_check_names(const folder_files *files, fst_error *error);
 void fsti_folder_files_clear(folder_files *files);
 /// Whether a file name is one of a model file.
 bool fsti_verify_is_model(const char *name);

@@ -1,44 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Writes small texts atomically, by renaming a temporary file.
+/// Writes small texts atomically: they replace older texts, never a model.
 #include "manifest_text.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "location/location.h"
 #include "io/io.h"
-
-/// Creates a temporary file next to the target. Existing files and links are not opened.
-static int make_fresh(const char *path, char *fresh, size_t size) {
-    const char *slash = strrchr(path, '/');
-    int folder_size = slash == NULL ? 0 : (int)(slash - path) + 1;
-    for (int attempt = 0; attempt < 16; attempt++) {
-        uint64_t chance = 0;
-        if (getrandom(&chance, sizeof chance, 0) != (ssize_t)sizeof chance) return -1;
-        snprintf(fresh, size, "%.*s.%s.%016llx", folder_size, path, path + folder_size,
-                 (unsigned long long)chance);
-        int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST) return fd;
-    }
-    return -1;
-}
-
-static bool write_all(int fd, const char *bytes, size_t size) {
-    while (size > 0) {
-        ssize_t written = write(fd, bytes, size);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return false;
-        bytes += written;
-        size -= (size_t)written;
-    }
-    return true;
-}
+#include "output/output.h"
 
 fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error) {
     struct stat target, other;
@@ -62,22 +30,16 @@ fst_status fsti_text_check_target(const char *path, const char *source, fst_erro
 }
 
 fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error) {
+    fsti_target target;
+    fsti_output *output = NULL;
     FST_TRY(fsti_text_check_target(path, NULL, error)); // also paths that were chosen here
-    size_t room = strlen(path) + 32;
-    char *fresh = fsti_alloc(room);
-    if (fresh == NULL) return fsti_error_memory(error, room);
-    int fd = make_fresh(path, fresh, room);
-    bool good = fd >= 0 && write_all(fd, bytes, size) && fsync(fd) == 0;
-    int os_errno = errno;
-    if (fd >= 0 && close(fd) != 0 && good) {
-        os_errno = errno;
-        good = false;
-    }
-    if (good && rename(fresh, path) != 0) {
-        os_errno = errno;
-        good = false;
-    }
-    if (fd >= 0 && !good) unlink(fresh);
-    fsti_free(fresh);
-    return good ? FST_OK : fsti_error_errno(error, os_errno, path, "writing");
+    FST_TRY(fsti_target_find(path, false, &target, error));
+    fst_status status = fsti_output_open(&target, size, true, &output, error);
+    if (status == FST_OK) status = fsti_output_write(output, bytes, size, 0, error);
+    if (status == FST_OK) status = fsti_output_sync(output, error);
+    // A model may be saved there since the path was checked.
+    if (status == FST_OK) status = fsti_output_place_beside(output, error);
+    fsti_output_close(output);
+    fsti_target_clear(&target);
+    return status;
 }

@@ -9,7 +9,8 @@
 /// model or a key; NULL: no such file). FST_E_NOT_REGULAR if it is a folder, device or FIFO. NULL
 /// for `path`: nothing to check.
 fst_status fsti_text_check_target(const char *path, const char *source, fst_error *error);
-/// Writes a text to `path` atomically, and syncs it. FST_E_ARGUMENT if a model is there.
+/// Writes a text to `path` atomically, and syncs it. FST_E_ARGUMENT if a model is there,
+/// FST_E_FILE_CHANGED if one is saved there meanwhile.
 fst_status fsti_text_publish(const char *path, const char *bytes, size_t size, fst_error *error);
 
 #endif

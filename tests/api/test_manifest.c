@@ -377,6 +377,76 @@ TEST(no_text_replaces_an_index_or_what_it_cannot_examine)
     unlink(blob);
 }
 
+TEST(an_index_is_recognised_behind_other_content)
+{
+    static char text[80000];
+    char path[4096];
+    size_t size = 0;
+    snprintf(path, sizeof path, "%s", make_listed("before", FST_DIGEST_XXH3_128, 64u << 10));
+    fst_error error;
+    for (size_t before = 0; before < 40000; before = before * 2 + 1) {
+        size = (size_t)snprintf(text, sizeof text, "%s{\"metadata\": {\"x\": \"%*s\"}, %s}",
+                                before % 4 == 3 ? "\xef\xbb\xbf" : " \n", (int)before, "",
+                                "\"weight_map\": {\"a\": \"x.safetensors\"}");
+        const char *blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+        // Other JSON files are replaced.
+        memcpy(strstr(text, "weight_map"), "weight-map", 10);
+        blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_OK);
+    }
+    // The key lies across the blocks that are read.
+    for (int before = 16384 - 40; before < 16384; before++) {
+        size =
+            (size_t)snprintf(text, sizeof text, "{\"x\": \"%*s\", \"weight_map\": {}}", before, "");
+        const char *blob = fixture_file("blob", text, size);
+        CHECK_INT(fst_manifest_write(path, blob, NULL, NULL, &error), FST_E_ARGUMENT);
+    }
+}
+
+TEST(file_names_that_are_not_utf8_are_refused)
+{
+    char folder[4096], path[4096], text[4200], command[12400];
+    snprintf(folder, sizeof folder, "%s", fixture_path("odd"));
+    snprintf(path, sizeof path, "%s", fixture_path("odd/x\xff.safetensors"));
+    CHECK_INT(mkdir(folder, 0700), 0);
+    CHECK_INT(rename(fixture_tensors("plain", 1, 100), path), 0);
+    fst_manifest_options sums = FST_STRUCT_INIT(fst_manifest_options);
+    fst_error error = {0};
+    const char *const sources[] = {folder, path};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_INT(fst_manifest_write(sources[i], NULL, NULL, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "safetensors: the file name is not UTF-8");
+    }
+    // A save refuses before it writes.
+    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+    options.manifest = "";
+    snprintf(text, sizeof text, "%s", fixture_path("odd/y\xff.safetensors"));
+    CHECK_INT(fst_save(text, NULL, 0, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "not UTF-8");
+    CHECK(access(text, F_OK) != 0);
+    // Lists as sha256sum writes them may have any name.
+    sums.flags = FST_MANIFEST_SUMS;
+    sums.digest = FST_DIGEST_SHA256;
+    fst_status status = fst_manifest_write(folder, NULL, &sums, NULL, &error);
+    CHECK(status == FST_OK || status == FST_E_UNSUPPORTED); // without libcrypto
+    fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
+    files.folder = folder;
+    files.key = text;
+    snprintf(text, sizeof text, "%s.key", folder);
+    snprintf(command, sizeof command,
+             "openssl ecparam -name prime256v1 -genkey -noout -out '%s' 2>/dev/null", text);
+    if (status != FST_OK || system(command) != 0) SKIP("no libcrypto or no openssl command");
+    CHECK_INT(fst_bundle_sign(&files, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "safetensors: the file name is not UTF-8");
+    CHECK(access(fixture_path("odd/model.sig"), F_OK) != 0);
+    // The subject is the folder's name, which is cut where it is not UTF-8.
+    CHECK_INT(rename(path, fixture_path("odd/x.safetensors")), 0);
+    CHECK_INT(rename(folder, fixture_path("f\xff")), 0);
+    snprintf(folder, sizeof folder, "%s", fixture_path("f\xff"));
+    CHECK_INT(fst_bundle_sign(&files, NULL, &error), FST_OK);
+}
+
 /// Otherwise a folder with the name of the scheme would be made, or expected.
 TEST(texts_are_written_to_files_only)
 {

@@ -325,6 +325,28 @@ TEST(files_of_other_ranks_are_read_for_the_manifest)
     free(data);
 }
 
+TEST(files_never_handed_over_have_a_manifest_with_others_write)
+{
+    uint8_t *data = make_data();
+    fst_save_tensor tensors[TENSORS];
+    fst_save_options options = save_options_of();
+    fst_writer *writer;
+    fst_error error = {0};
+    const char *path = fixture_path("unshared.safetensors");
+    describe(tensors, data, 0);
+    options.manifest = "";
+    options.others_write = 1;
+    CHECK_INT(fst_save(path, tensors, TENSORS, &options, NULL, &error), FST_OK);
+    CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
+    tensors[1].data = NULL;
+    CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 1, 0, data + TENSOR_BYTES, TENSOR_BYTES, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    fst_writer_close(writer);
+    CHECK(is_right(path, manifest_of(path), FST_DIGEST_XXH3_128));
+    free(data);
+}
+
 /// Writes one file of a sharded model, with half of the tensors, and hands it over.
 static fst_writer *hand_over(const char *name, fst_save_tensor *tensors) {
     fst_writer *writer;
@@ -385,6 +407,24 @@ TEST(handed_over_files_get_no_manifest)
     fst_writer_close(writer);
     options.digest = FST_DIGEST_XXH3_64;
     CHECK_INT(fst_writer_open(path, tensors, TENSORS, &options, &writer, &error), FST_E_ARGUMENT);
+    CHECK_INT(save_hidden_count("."), 0);
+    free(data);
+}
+
+TEST(manifests_next_to_every_link_are_deleted)
+{
+    static const char *const links[] = {"chain-a.safetensors", "chain-b.safetensors",
+                                        "chain-c.safetensors"};
+    fst_save_tensor tensors[TENSORS];
+    uint8_t *data = make_data();
+    describe(tensors, data, 0);
+    CHECK_INT(fst_save(fixture_path(links[2]), tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(symlink(links[1], fixture_path(links[0])), 0);
+    CHECK_INT(symlink(links[2], fixture_path(links[1])), 0);
+    for (size_t i = 0; i < 3; i++)
+        CHECK_INT(fst_manifest_write(fixture_path(links[i]), NULL, NULL, NULL, NULL), FST_OK);
+    CHECK_INT(fst_save(fixture_path(links[0]), tensors, TENSORS, NULL, NULL, NULL), FST_OK);
+    for (size_t i = 0; i < 3; i++) CHECK(access(manifest_of(fixture_path(links[i])), F_OK) != 0);
     CHECK_INT(save_hidden_count("."), 0);
     free(data);
 }

@@ -456,6 +456,38 @@ TEST(permissions_are_kept_and_links_followed)
     CHECK_INT(save_and_check("loop", NULL, NULL), FST_E_IO);
 }
 
+TEST(one_file_never_gets_the_name_of_an_index)
+{
+    static const char *const names[] = {"set/model.safetensors.index.json", "x.index.json",
+                                        "x.safetensors.index.fp16.json", "leads-to-index"};
+    fst_save_tensor tensors[] = {save_tensor_of("a", FST_DTYPE_U8, NULL, "1"),
+                                 save_tensor_of("b", FST_DTYPE_U8, NULL, "1")};
+    fst_save_options options = save_options_of();
+    fst_error error;
+    options.file_count = 2;
+    tensors[1].file_index = 1;
+    CHECK_INT(fst_save(fixture_path("set"), tensors, 2, &options, NULL, NULL), FST_OK);
+    CHECK_INT(symlink(names[0], fixture_path("leads-to-index")), 0);
+    char plain[4096];
+    snprintf(plain, sizeof plain, "%s", fixture_tensors("plain", 1, 10));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *path = fixture_path(names[i]);
+        CHECK_INT(fst_save(path, tensors, 1, NULL, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, "name of an index");
+        CHECK_INT(fst_header_edit(plain, path, NULL, NULL, NULL), FST_E_ARGUMENT);
+        CHECK_INT(fst_file_decompress(plain, path, NULL, NULL, NULL), FST_E_ARGUMENT);
+        fst_async_options background = FST_STRUCT_INIT(fst_async_options);
+        fst_async_save *save = NULL;
+        fst_status status = fst_async_save_start(path, tensors, 1, &background, &save, NULL);
+        if (status == FST_OK) status = fst_async_save_wait(save, -1, NULL);
+        fst_async_save_close(save);
+        CHECK_INT(status, FST_E_ARGUMENT);
+    }
+    CHECK_INT(save_set_value("set", 2), '1');
+    CHECK_INT(fst_save("s3://box/x.index.json", tensors, 1, NULL, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "name of an index");
+}
+
 TEST(irregular_targets_are_refused)
 {
     fst_error error;

@@ -2,7 +2,10 @@
 /// Sets written by several processes: handed over, joined, published.
 /// tests/unit/save/test_publish_faults.c lets each call fail.
 #include <fastsafetensors.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -204,6 +207,94 @@ TEST(other_ranks_write_parts_of_a_file)
     fst_writer_close(make_parts("new", FST_SAVE_QUICK)); // another process gave up
     CHECK_INT(access(fixture_path("new"), F_OK), -1);
     CHECK_INT(save_set_value("parts", 2), 'p');
+}
+
+TEST(missing_bytes_are_refused_unless_the_file_was_handed_over)
+{
+    fst_error error = {0};
+    fst_writer *writer;
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_64, NULL);
+    fst_save_options options = save_options_of();
+    const char *path = fixture_path("alone.safetensors");
+    char bytes[64] = {0};
+    options.others_write = 1;
+    CHECK_INT(fst_save(path, &tensor, 1, &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "never written");
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_write(writer, 0, 0, bytes, 32, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "bytes 32 to 64");
+    CHECK_INT(fst_writer_write(writer, 0, 32, bytes, 32, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "is committed");
+    fst_writer_close(writer);
+    // A finished file can still be handed over.
+    CHECK_INT(fst_writer_open(path, &tensor, 1, &options, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_finish(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "never written");
+    CHECK_INT(fst_writer_hand_over(writer, &error), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, &error), FST_OK);
+    fst_writer_close(writer);
+}
+
+/// Hands a file over in a process that ends at once; its path is in `path`.
+static void hand_over_and_end(char *path, size_t size) {
+    int ends[2];
+    if (pipe(ends) != 0) abort();
+    pid_t child = fork();
+    if (child == 0) {
+        fst_writer *maker = make_parts("ended", FST_SAVE_QUICK);
+        const char *hidden = maker == NULL ? "" : fst_writer_hidden_path(maker, 0);
+        _exit(write(ends[1], hidden, strlen(hidden) + 1) > 1 ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (read(ends[0], path, size) <= 1) abort();
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void check_join(const char *path, const char *text) {
+    fst_writer *part;
+    fst_error error = {0};
+    CHECK_INT(fst_writer_join(path, NULL, &part, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, text);
+    CHECK(part == NULL && access(path, F_OK) == 0);
+}
+
+TEST(only_files_that_a_running_process_shares_are_joined)
+{
+    char copy[4096], ended[4096];
+    fst_writer *part, *writer, *maker = make_parts("shared", FST_SAVE_QUICK);
+    fst_error error;
+    snprintf(copy, sizeof copy, "%s", fixture_path("shared/.m.0123456789abcdef.tmp"));
+    CHECK_INT(rename(fixture_tensors("plain", 1, 64), copy), 0);
+    check_join(copy, "no running save owns the file");
+    int fd = open(copy, O_RDONLY | O_CLOEXEC);
+    CHECK_INT(flock(fd, LOCK_EX), 0);
+    check_join(copy, "not handed over with others_write");
+    close(fd);
+    unlink(copy);
+    CHECK_INT(link(fst_writer_hidden_path(maker, 0), copy), 0);
+    check_join(copy, "hard links");
+    unlink(copy);
+    CHECK_INT(fst_writer_join(fst_writer_hidden_path(maker, 0), NULL, &part, &error), FST_OK);
+    fst_writer_close(part);
+    fst_writer_close(maker);
+    fst_save_tensor tensor = save_tensor_of("a", FST_DTYPE_U8, shape_64, copy);
+    const char *path = fixture_path("unshared.safetensors");
+    CHECK_INT(fst_writer_open(path, &tensor, 1, NULL, &writer, &error), FST_OK);
+    CHECK_INT(fst_writer_hand_over(writer, &error), FST_OK);
+    check_join(fst_writer_hidden_path(writer, 0), "not handed over with others_write");
+    fst_writer_close(writer);
+    hand_over_and_end(ended, sizeof ended);
+    check_join(ended, "no running save owns the file");
+    size_t count;
+    uint64_t bytes;
+    CHECK_INT(fst_leftovers_remove(fixture_path("ended"), &count, &bytes, NULL), FST_OK);
+    CHECK_INT(count, 2);
 }
 
 TEST(invalid_joins_are_refused)

@@ -67,6 +67,9 @@ static bool fails(const char *name, const int *errors, unsigned error_count) {
     }
 
 WRAP(int, rename, (const char *from, const char *to), (from, to), EIO, ENOSPC, EPERM)
+WRAP(int, renameat2,
+     (int from_folder, const char *from, int to_folder, const char *to, unsigned flags),
+     (from_folder, from, to_folder, to, flags), EIO, EINVAL)
 WRAP(int, unlink, (const char *path), (path), EPERM, EIO)
 WRAP(int, unlinkat, (int folder, const char *path, int flags), (folder, path, flags), EPERM)
 WRAP(int, rmdir, (const char *path), (path), EIO)

@@ -45,9 +45,16 @@ FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t fi
 
 /// Opens a file that another process has handed over with others_write, to write parts of it with
 /// fst_writer_write() or fst_writer_map(). Tensors are numbered as fst_model_open() numbers those
-/// of `path`. The processes are responsible for writing every byte once; it is not checked.
-/// FST_E_ARGUMENT for another file than one of fst_writer_hidden_path(), FST_E_UNSUPPORTED for a
-/// compressed one.
+/// of `path`. FST_E_ARGUMENT if the name is not one of fst_writer_hidden_path(), if the file has
+/// other hard links, if it was not handed over with others_write, and if its owner has ended or
+/// closed the writer; FST_E_UNSUPPORTED for a compressed file.
+///
+/// Not checked: that every byte is written once; that no process writes after the owner has
+/// committed; that a file with such a name, on which another program holds a shared flock(), was
+/// handed over.
+/// Network and user-space file systems need not show the locks of other machines, so a file without
+/// a lock is accepted there.
+///
 /// fst_writer_finish() syncs if `options` (may be NULL; only promise and progress are used) say so.
 /// Closing the writer does not remove the file. On success *out is a writer.
 FST_API FST_NODISCARD fst_status fst_writer_join(const char *path, const fst_save_options *options,

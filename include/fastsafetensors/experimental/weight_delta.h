@@ -265,11 +265,11 @@ typedef struct fst_delta_make_options {
 /// files; a later call removes them.
 ///
 /// FST_E_ARGUMENT where `folder` holds an index or other files of a model; what a killed call left
-/// there (its mark is making.tmp) is removed. FST_E_VERSION where the note of `old` names another
-/// version than base_version (or than the delta's base), where an application to `old` was
-/// interrupted, or where it has all new values of an overwrite delta already. FST_E_UNSUPPORTED for
-/// tensors of 4 GiB or more with FST_DELTA_OVERWRITE, and for a delta of more than 16 versions.
-/// `stats` may be NULL.
+/// there, and has listed in its mark making.tmp, is removed. FST_E_VERSION where the note of `old`
+/// names another version than base_version (or than the delta's base), where an application to
+/// `old` was interrupted, or where it has all new values of an overwrite delta already.
+/// FST_E_UNSUPPORTED for tensors of 4 GiB or more with FST_DELTA_OVERWRITE, and for a delta of more
+/// than 16 versions. `stats` may be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_make(const char *old, const char *folder,
                                                 const fst_delta_make_options *options,
                                                 fst_delta_stats *stats, fst_error *error);

@@ -126,6 +126,30 @@ TEST(response_headers_are_parsed)
           answer.head_bytes <= RESPONSE_HEAD_BYTES_MAX);
 }
 
+TEST(a_long_retry_after_counts_as_the_longest)
+{
+    static const char *const values[] = {"9223372036854775807", "9223372036854775808",
+                                         "18446744073709551616",
+                                         "99999999999999999999999999999999999999999999999999999999"
+                                         "99999999999999999999999999"};
+    http_response longest =
+        read_head((const char *const[]){"HTTP/1.1 503 x\r\n", "Retry-After: 4294967296\r\n", NULL});
+    CHECK_INT(longest.retry_after_ms, 60000);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        char line[200];
+        snprintf(line, sizeof line, "Retry-After: %s\r\n", values[i]);
+        http_response answer = read_head((const char *const[]){"HTTP/1.1 503 x\r\n", line, NULL});
+        CHECK_INT(answer.retry_after_ms, longest.retry_after_ms);
+    }
+    static const char *const ignored[] = {"Retry-After: -1\r\n", "Retry-After: 1.5\r\n",
+                                          "Retry-After: \r\n", "Retry-After: soon\r\n"};
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) {
+        http_response answer =
+            read_head((const char *const[]){"HTTP/1.1 503 x\r\n", ignored[i], NULL});
+        CHECK_INT(answer.retry_after_ms, -1);
+    }
+}
+
 TEST(response_dates)
 {
     CHECK_INT(fsti_response_date("Sun, 06 Nov 1994 08:49:37 GMT"), 784111777);

@@ -116,10 +116,8 @@ static unsigned count_leftovers(void) {
     DIR *made = opendir(path);
     const struct dirent *entry;
     while (made != NULL && (entry = readdir(made)) != NULL)
-        if (entry->d_name[0] != '.' && strcmp(entry->d_name, "made") != 0) {
-            unlinkat(dirfd(made), entry->d_name, 0);
-            count++;
-        }
+        if (strcmp(entry->d_name, "made") != 0 && unlinkat(dirfd(made), entry->d_name, 0) == 0)
+            count++; // not the folder itself and its parent
     if (made != NULL) closedir(made);
     return count;
 }
