@@ -122,6 +122,8 @@ static int make_manifest(hash_request *request) {
          request->manifest.chunk_bytes != 0 ||
          (request->algorithm != NULL && strcmp(request->algorithm, "sha256") != 0)))
         return cli_usage("hash", "--sums writes the sha256 of files and accepts only --output");
+    if (request->algorithm != NULL && strcmp(request->algorithm, "xxh3") == 0)
+        return cli_usage("hash", "--manifest needs the algorithm xxh3-128, blake3 or sha256");
     request->manifest.algorithm = request->algorithm == NULL ? "xxh3" : request->algorithm;
     return manifest_make(request->path, &request->manifest);
 }

@@ -45,7 +45,7 @@ int manifest_make(const char *path, const manifest_request *request) {
 }
 
 typedef struct difference_list {
-    uint64_t count;
+    uint64_t count, unreadable; ///< unreadable: of files that are there and cannot be read
 } difference_list;
 
 static void report_difference(void *context, const fst_error *difference) {
@@ -60,6 +60,14 @@ static void report_difference(void *context, const fst_error *difference) {
         printf("%s\n", message);
     }
     list->count++;
+    if (difference->status != FST_E_NOT_FOUND && cli_code_of(difference->status) == EXIT_UNREADABLE)
+        list->unreadable++;
+}
+
+/// The exit code of a check: files that could not be read are not known to be invalid.
+static int code_of_check(fst_status status, const difference_list *list) {
+    if (list->count > 0 && list->unreadable == list->count) return EXIT_UNREADABLE;
+    return cli_code_of(status);
 }
 
 static void begin_answer(const char *path) {
@@ -73,7 +81,7 @@ static void begin_answer(const char *path) {
 typedef struct check_answer {
     const char *path, *words;
     fst_status status;
-    uint64_t difference_count;
+    const difference_list *differences;
     const fst_manifest_stats *stats;
     const fst_error *error;
     bool quiet;
@@ -86,20 +94,20 @@ static int finish_answer(const check_answer *answer) {
         if (good)
             printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, answer->stats->file_count,
                    answer->stats->bytes_read);
-        if (!good && answer->difference_count == 0) {
+        if (!good && answer->differences->count == 0) {
             printf(", \"error\": ");
             cli_print_error_json(answer->error);
         }
         printf("}\n");
-        return good ? EXIT_OK : cli_code_of(answer->status);
+        return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
     }
-    if (!good && answer->difference_count == 0) return fail(answer->error);
+    if (!good && answer->differences->count == 0) return fail(answer->error);
     if (good && !answer->quiet) {
         cli_print_path(answer->path);
         printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,
                cli_plural(answer->stats->file_count));
     }
-    return good ? EXIT_OK : cli_code_of(answer->status);
+    return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
 }
 
 int manifest_verify(const char *path, const char *manifest, bool quiet) {
@@ -117,7 +125,7 @@ int manifest_verify(const char *path, const char *manifest, bool quiet) {
     return finish_answer(&(check_answer){.path = path,
                                          .words = "matches its manifest",
                                          .status = status,
-                                         .difference_count = list.count,
+                                         .differences = &list,
                                          .stats = &stats,
                                          .error = &error,
                                          .quiet = quiet});
@@ -136,7 +144,7 @@ int signature_verify(fst_bundle_files *files, bool quiet) {
     return finish_answer(&(check_answer){.path = files->folder,
                                          .words = "matches its signature",
                                          .status = status,
-                                         .difference_count = list.count,
+                                         .differences = &list,
                                          .stats = &stats,
                                          .error = &error,
                                          .quiet = quiet});

@@ -9,19 +9,17 @@ int main(int argc, char **argv) {
     const uint64_t weight_shape[] = {2, 3}, bias_shape[] = {3};
     const fst_save_tensor tensors[] = {{.struct_size = sizeof tensors[0],
                                         .name = "layer.weight",
-                                        .name_size = SIZE_MAX,
                                         .dtype = FST_DTYPE_F32,
                                         .rank = 2,
                                         .shape = weight_shape,
                                         .data = weight},
                                        {.struct_size = sizeof tensors[0],
                                         .name = "layer.bias",
-                                        .name_size = SIZE_MAX,
                                         .dtype = FST_DTYPE_F32,
                                         .rank = 1,
                                         .shape = bias_shape,
                                         .data = bias}};
-    const fst_metadata_entry format = {"format", SIZE_MAX, "pt", SIZE_MAX};
+    const fst_metadata_entry format = {.key = "format", .value = "pt"};
     fst_save_options options = FST_STRUCT_INIT(fst_save_options);
     options.promise = FST_SAVE_DURABLE;
     options.metadata = &format;

@@ -6,7 +6,6 @@
 ///     float values[4] = {1, 2, 3, 4};
 ///     fst_save_tensor tensor = FST_STRUCT_INIT(fst_save_tensor);
 ///     tensor.name = "weight";
-///     tensor.name_size = SIZE_MAX;
 ///     tensor.dtype = FST_DTYPE_F32;
 ///     tensor.rank = 2;
 ///     tensor.shape = shape;
@@ -78,7 +77,7 @@ typedef enum fst_compress {
 typedef struct fst_save_tensor {
     size_t struct_size; ///< sizeof(fst_save_tensor)
     const char *name;   ///< UTF-8, unique, not "__metadata__"
-    size_t name_size;   ///< bytes; SIZE_MAX: NUL-terminated
+    size_t name_size;   ///< bytes; 0 or SIZE_MAX: the name is NUL-terminated
     fst_dtype dtype;
     uint32_t rank;         ///< number of dimensions; 0: a scalar
     const uint64_t *shape; ///< `rank` element counts; the tensor's bits must be whole bytes
@@ -92,7 +91,7 @@ typedef struct fst_save_tensor {
 typedef struct fst_save_options {
     size_t struct_size; ///< sizeof(fst_save_options)
     fst_save_promise promise;
-    const fst_metadata_entry *metadata; ///< sizes may be SIZE_MAX: NUL-terminated
+    const fst_metadata_entry *metadata; ///< sizes of 0 or SIZE_MAX: NUL-terminated
     size_t metadata_count;
 
     /// 0: `path` is a file, without the name of an index (FST_E_ARGUMENT for "*.index.json").
@@ -232,7 +231,7 @@ FST_API void fst_writer_close(fst_writer *writer);
 FST_API FST_NODISCARD fst_status fst_writer_stats_get(const fst_writer *writer,
                                                       fst_save_stats *stats, fst_error *error);
 
-/// A new name for a tensor. Sizes may be SIZE_MAX: NUL-terminated. This struct never changes.
+/// A new name for a tensor. Sizes of 0 or SIZE_MAX: NUL-terminated. This struct never changes.
 typedef struct fst_tensor_rename {
     const char *from;
     size_t from_size;

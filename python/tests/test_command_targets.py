@@ -197,3 +197,19 @@ def test_answers_to_odd_words(path, run):
     for words in (["bogus", "--json"], ["help", "bogus", "--json"], ["--json", "bogus"]):
         code, out, _ = run(*words)
         assert code == 3 and "unknown command 'bogus'" in error_of((0, out))["message"]
+
+
+def test_files_that_cannot_be_read_are_not_called_invalid(path, command, run, tmp_path):
+    user = as_other_user(tmp_path / "fixed")
+    shutil.copy(path, tmp_path / "fixed/m.safetensors")
+    assert run("hash", "--manifest", "fixed/m.safetensors")[0] == 0
+    for mode, code in ((0o444, 0), (0, 2)):
+        (tmp_path / "fixed/m.safetensors").chmod(mode)
+        for more in ([], ["--json"]):
+            done = subprocess.run([command, "verify", "--manifest", *more, "fixed/m.safetensors"],
+                                  capture_output=True, text=True, cwd=tmp_path, **user)
+            assert done.returncode == code, done.stdout
+    (tmp_path / "fixed/m.safetensors").unlink()
+    assert run("verify", "--manifest", "fixed/m.safetensors")[0] == 1  # a file is missing
+    code, _, errors = run("hash", "--manifest", "--algorithm", "xxh3", path)
+    assert code == 3 and "xxh3-128, blake3 or sha256" in errors

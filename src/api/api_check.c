@@ -60,6 +60,10 @@ fst_status fsti_api_check_device(fst_device device, fst_error *error) {
     return FST_OK;
 }
 
+size_t fsti_api_text_size(const char *text, size_t size) {
+    return size == 0 || size == SIZE_MAX ? strlen(text) : size;
+}
+
 fst_status fsti_api_check_stem(const char *stem, fst_error *error) {
     size_t fault_at;
     if (stem == NULL) return FST_OK;

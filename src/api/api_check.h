@@ -49,6 +49,8 @@ fst_status fsti_api_check_device(fst_device device, fst_error *error);
 /// Whether a sharded model may have that file name stem; NULL: the default.
 fst_status fsti_api_check_stem(const char *stem, fst_error *error);
 
+/// The size of a text in a struct of the caller: 0 (the default) or SIZE_MAX: it is NUL-terminated.
+size_t fsti_api_text_size(const char *text, size_t size);
 /// Copies element `index` of a caller's array of structs that begin with struct_size to `size`
 /// bytes, as fsti_api_copy_struct() does. The first element has the size of all.
 fst_status fsti_api_copy_element(void *target, size_t size, const void *elements, size_t index,

@@ -65,8 +65,8 @@ static fst_status copy_metadata(api_save_request *request, fst_error *error) {
         fst_metadata_entry entry = request->options.metadata[i];
         API_REQUIRE(entry.key != NULL && entry.value != NULL, error,
                     "metadata entry %zu lacks key or value", i);
-        if (entry.key_size == SIZE_MAX) entry.key_size = strlen(entry.key);
-        if (entry.value_size == SIZE_MAX) entry.value_size = strlen(entry.value);
+        entry.key_size = fsti_api_text_size(entry.key, entry.key_size);
+        entry.value_size = fsti_api_text_size(entry.value, entry.value_size);
         request->metadata[i] = entry;
     }
     request->options.metadata = request->metadata;
@@ -91,7 +91,7 @@ static fst_status copy_tensors(api_save_request *request, const fst_save_tensor 
         API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
         API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
                     tensor.file_index, file_count);
-        if (tensor.name_size == SIZE_MAX) tensor.name_size = strlen(tensor.name);
+        tensor.name_size = fsti_api_text_size(tensor.name, tensor.name_size);
         API_REQUIRE(tensor.name_size <= INT32_MAX, error, "tensor %zu: its name is too long", i);
         request->tensors[i] = tensor;
     }
@@ -266,16 +266,16 @@ static fst_status copy_changes(fst_edit_options *options, fst_metadata_entry *me
     for (size_t i = 0; i < options->metadata_count; i++) {
         metadata[i] = options->metadata[i];
         API_REQUIRE(metadata[i].key != NULL, error, "metadata entry %zu lacks its key", i);
-        if (metadata[i].key_size == SIZE_MAX) metadata[i].key_size = strlen(metadata[i].key);
-        if (metadata[i].value != NULL && metadata[i].value_size == SIZE_MAX)
-            metadata[i].value_size = strlen(metadata[i].value);
+        metadata[i].key_size = fsti_api_text_size(metadata[i].key, metadata[i].key_size);
+        if (metadata[i].value != NULL)
+            metadata[i].value_size = fsti_api_text_size(metadata[i].value, metadata[i].value_size);
     }
     for (size_t i = 0; i < options->rename_count; i++) {
         renames[i] = options->renames[i];
         API_REQUIRE(renames[i].from != NULL && renames[i].to != NULL, error,
                     "rename %zu lacks a name", i);
-        if (renames[i].from_size == SIZE_MAX) renames[i].from_size = strlen(renames[i].from);
-        if (renames[i].to_size == SIZE_MAX) renames[i].to_size = strlen(renames[i].to);
+        renames[i].from_size = fsti_api_text_size(renames[i].from, renames[i].from_size);
+        renames[i].to_size = fsti_api_text_size(renames[i].to, renames[i].to_size);
     }
     options->metadata = metadata;
     options->renames = renames;

@@ -488,6 +488,29 @@ TEST(one_file_never_gets_the_name_of_an_index)
     CHECK_CONTAINS(error.message, "name of an index");
 }
 
+TEST(sizes_of_zero_mean_terminated_texts)
+{
+    const char *path = fixture_path("sizes");
+    const uint64_t shape[] = {4};
+    fst_save_tensor tensor = save_tensor_of("weight", FST_DTYPE_U8, shape, "abcd");
+    const fst_metadata_entry entry = {.key = "format", .value = "pt"};
+    fst_save_options options = save_options_of();
+    fst_model *model = NULL;
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    fst_metadata_entry found;
+    tensor.name_size = 0;
+    options.metadata = &entry;
+    options.metadata_count = 1;
+    CHECK_INT(fst_save(path, &tensor, 1, &options, NULL, NULL), FST_OK);
+    CHECK_INT(fst_model_open(path, NULL, &model, NULL), FST_OK);
+    CHECK_INT(fst_model_tensor_info(model, 0, &info, NULL), FST_OK);
+    CHECK_TEXT(info.name, "weight");
+    CHECK_INT(fst_model_metadata(model, 0, 0, &found, NULL), FST_OK);
+    CHECK_TEXT(found.key, "format");
+    CHECK_TEXT(found.value, "pt");
+    fst_model_close(model);
+}
+
 TEST(irregular_targets_are_refused)
 {
     fst_error error;
