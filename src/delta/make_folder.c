@@ -41,7 +41,8 @@ static bool is_temporary_name(const char *name) {
 
 /// Reads the mark. False if there is none; the text is "" if it is empty.
 static bool read_mark(int folder, char *text) {
-    int fd = openat(folder, MAKE_MARK, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    int fd = folder < 0 ? -1 : openat(folder, MAKE_MARK, flags);
     ssize_t got = fd < 0 ? 0 : read(fd, text, MARK_BYTES - 1);
     text[got < 0 ? 0 : got] = '\0';
     if (fd >= 0) close(fd);
