@@ -63,7 +63,7 @@ static void format_line(const struct stat *info, const char *name, char *line, s
 static bool is_of_attempt(const char *mark, int folder, const char *name) {
     struct stat info;
     char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
-    if (!is_own_mark(mark)) return false;
+    if (folder < 0 || !is_own_mark(mark)) return false;
     if (is_temporary_name(name)) return true;
     if (!is_shard_name(name) || fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
