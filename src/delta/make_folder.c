@@ -41,7 +41,8 @@ static bool is_temporary_name(const char *name) {
 
 /// Reads the mark. False if there is none; the text is "" if it is empty.
 static bool read_mark(int folder, char *text) {
-    int fd = openat(folder, MAKE_MARK, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    int fd = folder < 0 ? -1 : openat(folder, MAKE_MARK, flags);
     ssize_t got = fd < 0 ? 0 : read(fd, text, MARK_BYTES - 1);
     text[got < 0 ? 0 : got] = '\0';
     if (fd >= 0) close(fd);
@@ -62,7 +63,7 @@ static void format_line(const struct stat *info, const char *name, char *line, s
 static bool is_of_attempt(const char *mark, int folder, const char *name) {
     struct stat info;
     char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
-    if (!is_own_mark(mark)) return false;
+    if (folder < 0 || !is_own_mark(mark)) return false;
     if (is_temporary_name(name)) return true;
     if (!is_shard_name(name) || fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
