@@ -121,12 +121,15 @@ static int show_delta(const fst_delta *delta, fst_error *error) {
 }
 
 /// The version note of a checkpoint folder. False where there is no note, unless `may_lack`.
-static bool show_note(const char *path, bool may_lack) {
+/// *code: the exit code.
+static bool show_note(const char *path, bool may_lack, int *code) {
     char version[FST_DELTA_VERSION_BYTES];
     int is_interrupted;
-    if (fst_delta_version(path, version, &is_interrupted, NULL) != FST_OK ||
-        (version[0] == '\0' && !is_interrupted && !may_lack))
-        return false;
+    fst_error error;
+    fst_status status = fst_delta_version(path, version, &is_interrupted, &error);
+    *code = status == FST_E_FILE_CHANGED ? cli_fail(&error) : EXIT_OK;
+    if (*code != EXIT_OK) return true;
+    if (status != FST_OK || (version[0] == '\0' && !is_interrupted && !may_lack)) return false;
     if (cli_wants_json()) {
         printf("{\"version\": ");
         cli_print_json(version, strlen(version));
@@ -195,14 +198,14 @@ static int run_opened(delta_request *request, const char *action, char **words, 
                          is_convert ? "CHECKPOINT DELTA... FOLDER"
                          : is_show  ? "a folder"
                                     : "CHECKPOINT DELTA...");
-    if (is_show && count == 1 && show_note(words[0], false)) return EXIT_OK;
+    int code;
+    if (is_show && count == 1 && show_note(words[0], false, &code)) return code;
     fst_status status =
         fst_delta_open((const char *const *)words + first, (size_t)(end - first), &delta, &error);
     // A full version is a checkpoint to which no delta was applied yet.
-    if (status == FST_E_ARGUMENT && is_show && count == 1 && show_note(words[0], true))
-        return EXIT_OK;
+    if (status == FST_E_ARGUMENT && is_show && count == 1 && show_note(words[0], true, &code))
+        return code;
     if (status != FST_OK) return cli_fail(&error);
-    int code;
     if (is_show) {
         code = show_delta(delta, &error);
     } else if (is_convert) {

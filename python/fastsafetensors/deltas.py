@@ -393,7 +393,12 @@ def recover(
 
 
 def version_of(checkpoint: Path) -> VersionNote:
-    """Read which version a checkpoint folder has."""
+    """Read which version a checkpoint folder has.
+
+    Raises:
+        SafetensorError: `tag` "FileChanged" if a file has another size or time than the application
+            of that version gave it: the checkpoint was saved again, or copied without its times.
+    """
     version, interrupted = _core.delta_version(_encode("checkpoint", checkpoint))
     return VersionNote(version or None, interrupted)
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -199,6 +200,25 @@ def test_make_and_readers_look_at_the_note(tmp_path, states, local):
     for call in calls:
         assert "interrupted" in expect("VersionMismatch", call)
     assert not made.exists()
+
+
+@pytest.mark.parametrize("how", ["saved again", "copied"])
+def test_a_note_of_other_files_is_an_error(tmp_path, states, local, command, how):
+    """The files were saved again, or copied without their times."""
+    chain = write_chain(tmp_path, states)
+    deltas.apply(local, chain[0])
+    if how == "copied":
+        shutil.copytree(local, tmp_path / "copy", copy_function=shutil.copyfile)
+        local = tmp_path / "copy"
+    else:
+        for path in local.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes())
+    for call in (lambda: deltas.version_of(local), lambda: deltas.pull(local, tmp_path),
+                 lambda: deltas.pending(local, tmp_path),
+                 lambda: deltas.reading(local).__enter__()):
+        assert "saved again, or copied without its times" in expect("FileChanged", call)
+    shown = subprocess.run([command, "delta", "show", local], capture_output=True, text=True)
+    assert shown.returncode == 2 and "copied without its times" in shown.stderr
 
 
 def test_a_base_that_has_the_new_values_is_refused(tmp_path, states):

@@ -456,6 +456,9 @@ fst_status fsti_delta_version(const char *checkpoint, char *version, int *is_int
     *is_interrupted = status == FST_OK && (access(sync.journal_path, F_OK) == 0 ||
                                            access(sync.renames_path, F_OK) == 0);
     if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
+    // A checkpoint that was saved again has another version than the note says.
+    if (status == FST_OK && state.version != NULL && !*is_interrupted)
+        status = fsti_sync_check_files(&sync, &state, error);
     if (status == FST_OK && state.version != NULL) {
         strncpy(version, state.version, FST_DELTA_VERSION_BYTES - 1);
         version[FST_DELTA_VERSION_BYTES - 1] = '\0';

@@ -141,7 +141,8 @@ fst_status fsti_sync_check_files(const sync_folder *sync, const fsti_delta_state
             fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
             status = fsti_error_set(
                 error, FST_E_FILE_CHANGED, place,
-                "the file changed since version %s was applied. Copy the checkpoint again, or "
+                "the file changed since version %s was applied: it was saved again, or copied "
+                "without its times, which cp -a and rsync -t keep. Copy the checkpoint again, or "
                 "delete .weight_sync/state.json if the file is known to be that version",
                 state->version);
         }

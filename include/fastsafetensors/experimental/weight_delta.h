@@ -133,7 +133,8 @@ typedef struct fst_delta_stats {
 /// Reads which version a checkpoint folder has, from .weight_sync/state.json;
 /// `version` is "" if it is unknown, and while an application is interrupted. *is_interrupted: an
 /// application was killed, and its files are of two versions until fst_delta_recover() or
-/// fst_delta_apply() finishes it.
+/// fst_delta_apply() finishes it. FST_E_FILE_CHANGED if a file has another size or time than the
+/// application gave it: the checkpoint was saved again, or copied without its times.
 FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
                                                    char version[FST_DELTA_VERSION_BYTES],
                                                    int *is_interrupted, fst_error *error);
