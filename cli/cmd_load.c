@@ -301,8 +301,7 @@ static const cli_option options[] = {
      "stream, with at most SIZE of tensors in memory (64M, 2GiB); I/O buffers are extra", 0},
     {'r', "repeat", "N", NULL, "load N times", 0},
     {'v', "verify", NULL, NULL,
-     "verify all bytes while loading, against the manifest or checksums of the model",
-     0},
+     "verify all bytes while loading, against the manifest or checksums of the model", 0},
     CLI_LENIENT_OPTION(0),
     {0},
 };

@@ -156,9 +156,8 @@ static int read_words(const request_words *words, fst_load_options *options,
         {"numa policy", numas, FST_NUMA_COUNT},  {"gds", gds_ways, FST_GDS_COUNT},
         {"unified", unified, FST_UNIFIED_COUNT}, {"cache", caches, FST_CACHE_COUNT},
         {"share", shares, FST_SHARE_COUNT}};
-    const char *given[] = {words->mode, words->engine, words->order,   words->ring,
-                           words->numa, words->gds,    words->unified, words->cache,
-                           words->share};
+    const char *given[] = {words->mode, words->engine,  words->order, words->ring, words->numa,
+                           words->gds,  words->unified, words->cache, words->share};
     int numbers[9];
     for (int i = 0; i < 9; i++) {
         numbers[i] = fstpy_find_word(given[i], lists[i].words, lists[i].count, lists[i].what);
@@ -292,10 +291,10 @@ static int read_device(const char *name, fst_load_options *options) {
 
 int fstpy_request_read(module_state *state, const fst_model *model, PyObject *args,
                        PyObject *kwargs, load_request *request) {
-    static char *names[] = {"items",     "mode",     "engine", "threads",   "order", "budget",
-                            "read_only", "populate", "dtype",  "ring",      "numa",  "device",
-                            "gds",       "unified",  "stream", "allocator", "cache", "share",
-                            "share_grace", NULL};
+    static char *names[] = {"items",     "mode",      "engine",   "threads",     "order",
+                            "budget",    "read_only", "populate", "dtype",       "ring",
+                            "numa",      "device",    "gds",      "unified",     "stream",
+                            "allocator", "cache",     "share",    "share_grace", NULL};
     PyObject *items = Py_None, *allocator = Py_None;
     request_words words = {.mode = "auto",
                            .engine = "auto",
@@ -314,12 +313,11 @@ int fstpy_request_read(module_state *state, const fst_model *model, PyObject *ar
                               .tuning = FST_STRUCT_INIT(fst_load_tuning)};
     request->options.tuning = &request->tuning;
     fst_load_options *options = &request->options;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$ssisLppzsssssKOssi:load", names, &items,
-                                     &words.mode, &words.engine, &threads, &words.order, &budget,
-                                     &options->map_read_only, &request->tuning.map_populate,
-                                     &words.dtype, &words.ring, &words.numa, &words.device,
-                                     &words.gds, &words.unified, &stream, &allocator, &words.cache,
-                                     &words.share, &share_grace))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "|O$ssisLppzsssssKOssi:load", names, &items, &words.mode, &words.engine,
+            &threads, &words.order, &budget, &options->map_read_only, &request->tuning.map_populate,
+            &words.dtype, &words.ring, &words.numa, &words.device, &words.gds, &words.unified,
+            &stream, &allocator, &words.cache, &words.share, &share_grace))
         return 0;
     // Unsigned format codes would turn -1 into the largest number.
     if (threads < 0 || budget < 0 || share_grace < 0) {
