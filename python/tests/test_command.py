@@ -363,8 +363,8 @@ def test_completion_offers_operands_and_values_behind_an_equal_sign(command, tmp
     """Completion works although bash makes '=' a separate word."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.safetensors").touch()
-    assert complete(command, "cache", "") == ["list", "prune", "clear"]
-    assert complete(command, "cache", "p") == ["prune"]
+    assert complete(command, "cache", "") == ["list", "prune", "clear", "pin", "unpin", "drop"]
+    assert complete(command, "cache", "pr") == ["prune"]
     digests = ["xxh3-128", "blake3", "sha256"]
     assert complete(command, "convert", "--manifest", "=") == digests
     assert complete(command, "convert", "--manifest", "=", "b") == ["blake3"]

@@ -51,7 +51,7 @@ struct fst_loader {
     uint32_t next_batch;      ///< earlier batches were returned completely
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made on the first access by name
     uint64_t plan_ns, wait_ns;
-    fsti_share *share;       ///< NULL: the load has its own memory
+    fsti_share *share;      ///< NULL: the load has its own memory
     char share_reason[192]; ///< why, if it was to be shared
     uint64_t begun_ns;
     bool pins_memory; ///< tensors are in pinned CPU memory

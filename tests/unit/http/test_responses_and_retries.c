@@ -128,10 +128,9 @@ TEST(response_headers_are_parsed)
 
 TEST(a_long_retry_after_counts_as_the_longest)
 {
-    static const char *const values[] = {"9223372036854775807", "9223372036854775808",
-                                         "18446744073709551616",
-                                         "99999999999999999999999999999999999999999999999999999999"
-                                         "99999999999999999999999999"};
+    static const char *const values[] = {
+        "9223372036854775807", "9223372036854775808", "18446744073709551616",
+        "99999999999999999999999999999999999999999999999999999999"};
     http_response longest =
         read_head((const char *const[]){"HTTP/1.1 503 x\r\n", "Retry-After: 4294967296\r\n", NULL});
     CHECK_INT(longest.retry_after_ms, 60000);

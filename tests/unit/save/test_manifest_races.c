@@ -101,5 +101,6 @@ TEST(model_saved_meanwhile_is_never_replaced)
     if (!make_folder()) SKIP("no openssl command that makes keys");
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
         for (int has_old = 0; has_old < 2; has_old++)
-            for (long nth = 1; !check_failed && meet_call(calls[c], has_old != 0, nth); nth++) {}
+            for (long nth = 1; !check_failed && meet_call(calls[c], has_old != 0, nth); nth++) {
+            }
 }
