@@ -39,7 +39,7 @@ static bool is_temporary_name(const char *name) {
     return strcmp(name, own) == 0;
 }
 
-/// Reads the mark. False if there is none; the text is "" if it is empty.
+/// Reads the mark. False if it does not exist; an empty mark gives the text "".
 static bool read_mark(int folder, char *text) {
     const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     int fd = folder < 0 ? -1 : openat(folder, MAKE_MARK, flags);
@@ -77,7 +77,7 @@ static fst_status refuse_folder(const char *folder, const char *why, fst_error *
 }
 
 /// FST_E_ARGUMENT if there are files or indexes of models that an earlier attempt has not made, or
-/// if the mark is a file of somebody else.
+/// if the mark was written by another program.
 static fst_status look_into(const char *folder, fst_error *error) {
     char mark[MARK_BYTES];
     const char *why = NULL;

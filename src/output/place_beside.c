@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Publishes files that lie beside models and may never replace one: manifests, checksum lists and
+/// Publishes files that lie next to models and may never replace one: manifests, checksum lists and
 /// signatures. Another process may save a model at the path at any moment, so a file that was there
-/// is examined after it was moved to a temporary name, where nobody replaces it.
+/// is examined after it was moved to a temporary name, where no other process replaces it.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -81,7 +81,7 @@ static fst_status remove_old(fsti_output *output, fst_error *error) {
 }
 
 /// Exchanges the output with the file at the path, so that there always is one. *done: whether it
-/// was; otherwise the file system cannot do this, or there is no file any more.
+/// was; otherwise the file system cannot do this, or the file has been removed.
 static fst_status exchange(fsti_output *output, bool *done, fst_error *error) {
     const char *path = output->target.path;
     int lock = fsti_lock_old(path);

@@ -28,7 +28,7 @@ typedef struct fsti_share_request {
     uint32_t grace_s; ///< the segment outlives its last user by this; 0: the environment's number
 } fsti_share_request;
 
-/// Opens the segment of a request, or makes it. Also removes segments that nobody uses and whose
+/// Opens the segment of a request, or makes it. Also removes segments without users whose
 /// grace period is over. Does no more than wait some seconds for other processes that do the same.
 /// NULL: *why says why the load has to use its own memory.
 fsti_share *fsti_share_open(const fsti_share_request *request, char *why, size_t why_size);

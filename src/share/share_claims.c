@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Filling a segment: memory for batches, claims of chunks, and what is done.
+/// Filling a segment: memory for batches, claims of chunks, and the marks of finished ones.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
