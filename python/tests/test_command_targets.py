@@ -135,7 +135,7 @@ def test_a_dry_run_refuses_what_the_command_refuses(path, command, run, tmp_path
     (["edit", "--set", "k=v", "s3://box/m"], 2, "Unsupported"),
     (["split", "--count", "2", "foo://h/m"], 2, "Unsupported"),
     (["split", "--count", "2", "--stem", "a/b", "new"], 3, "Usage"),
-    (["split", "--count", "2", "--stem", "..", "new"], 3, "Usage"),
+    (["split", "--count", "2", "--stem", ".hidden", "new"], 3, "Usage"),
 ])
 def test_a_dry_run_refuses_other_targets_than_files(words, code, kind, path, run):
     *words, target = words

@@ -201,7 +201,7 @@ typedef struct fsti_library_start {
 /// Calls start->run once, on a separate thread, and waits until it returns, at most `limit_ms`
 /// from the first call. False if it has not returned: a later call asks again and does not wait.
 /// Holds no lock meanwhile, and keeps `start`, which must live as long as the process. fork() waits
-/// in the same way. From any thread. (library_start.c)
+/// for a running start until the same limit. From any thread. (library_start.c)
 bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms);
 
 /// Called by fork()'s handlers of fork_locks.c.

@@ -20,7 +20,8 @@
 /// gets its name. Shards of a checkpoint have the same names, so other shards are never removed.
 #define MAKE_MARK "making.tmp"
 #define MARK_WORD "fastsafetensors-making 1\n"
-#define MARK_BYTES 8192u
+#define MARK_BLOCK_BYTES 4096u
+#define LINE_BYTES (FSTI_DELTA_SHARD_NAME_BYTES + 64)
 
 /// Whether a file of the folder has the name of a shard of a delta.
 static bool is_shard_name(const char *name) {
@@ -39,18 +40,42 @@ static bool is_temporary_name(const char *name) {
     return strcmp(name, own) == 0;
 }
 
-/// Reads the mark. False if it does not exist; an empty mark gives the text "".
-static bool read_mark(int folder, char *text) {
+typedef enum mark_kind { MARK_ABSENT, MARK_EMPTY, MARK_OWN, MARK_FOREIGN } mark_kind;
+
+static int open_mark(int folder) {
     const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    int fd = folder < 0 ? -1 : openat(folder, MAKE_MARK, flags);
-    ssize_t got = fd < 0 ? 0 : read(fd, text, MARK_BYTES - 1);
-    text[got < 0 ? 0 : got] = '\0';
-    if (fd >= 0) close(fd);
-    return fd >= 0;
+    return folder < 0 ? -1 : openat(folder, MAKE_MARK, flags);
 }
 
-static bool is_own_mark(const char *text) {
-    return strncmp(text, MARK_WORD, strlen(MARK_WORD)) == 0;
+static mark_kind kind_of_mark(int folder) {
+    char text[sizeof MARK_WORD] = "";
+    int fd = open_mark(folder);
+    if (fd < 0) return MARK_ABSENT;
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0) return MARK_EMPTY;
+    return strcmp(text, MARK_WORD) == 0 ? MARK_OWN : MARK_FOREIGN;
+}
+
+/// Whether the mark has a line. Read in blocks, so that it works without memory; the end of a block
+/// is kept, because the line may begin there.
+static bool mark_lists(int folder, const char *line) {
+    char text[LINE_BYTES + MARK_BLOCK_BYTES + 1];
+    size_t kept = 0, overlap = strlen(line) - 1;
+    bool is_found = false;
+    int fd = open_mark(folder);
+    ssize_t got = fd < 0 ? 0 : 1;
+    while (!is_found && got > 0) {
+        got = read(fd, text + kept, MARK_BLOCK_BYTES);
+        if (got <= 0) break;
+        size_t size = kept + (size_t)got;
+        text[size] = '\0';
+        is_found = strstr(text, line) != NULL;
+        kept = size < overlap ? size : overlap;
+        memmove(text, text + size - kept, kept);
+    }
+    if (fd >= 0) close(fd);
+    return is_found;
 }
 
 /// The mark's line for a file.
@@ -60,15 +85,15 @@ static void format_line(const struct stat *info, const char *name, char *line, s
 }
 
 /// Whether the attempt whose mark this is has written the file.
-static bool is_of_attempt(const char *mark, int folder, const char *name) {
+static bool is_of_attempt(mark_kind mark, int folder, const char *name) {
     struct stat info;
-    char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
-    if (folder < 0 || !is_own_mark(mark)) return false;
+    char line[LINE_BYTES];
+    if (folder < 0 || mark != MARK_OWN) return false;
     if (is_temporary_name(name)) return true;
     if (!is_shard_name(name) || fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
     format_line(&info, name, line, sizeof line);
-    return strstr(mark, line) != NULL;
+    return mark_lists(folder, line);
 }
 
 static fst_status refuse_folder(const char *folder, const char *why, fst_error *error) {
@@ -79,13 +104,12 @@ static fst_status refuse_folder(const char *folder, const char *why, fst_error *
 /// FST_E_ARGUMENT if there are files or indexes of models that an earlier attempt has not made, or
 /// if the mark was written by another program.
 static fst_status look_into(const char *folder, fst_error *error) {
-    char mark[MARK_BYTES];
     const char *why = NULL;
     DIR *list = opendir(folder);
     int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return fsti_error_errno(error, errno, folder, "listing the folder");
-    (void)read_mark(fd, mark);
-    if (mark[0] != '\0' && !is_own_mark(mark))
+    mark_kind mark = kind_of_mark(fd);
+    if (mark == MARK_FOREIGN)
         why = "the folder holds a file " MAKE_MARK " of something else. Choose another folder";
     for (struct dirent *entry; (entry = readdir(list)) != NULL;) {
         const char *name = entry->d_name;
@@ -99,15 +123,13 @@ static fst_status look_into(const char *folder, fst_error *error) {
 
 /// Removes the files of an attempt that did not end, and its mark last.
 static void remove_remains(const char *folder) {
-    char mark[MARK_BYTES];
     DIR *list = opendir(folder);
     int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return;
-    bool is_marked = read_mark(fd, mark);
+    mark_kind mark = kind_of_mark(fd);
     for (struct dirent *entry; fd >= 0 && (entry = readdir(list)) != NULL;)
         if (is_of_attempt(mark, fd, entry->d_name)) (void)unlinkat(fd, entry->d_name, 0);
-    if (fd >= 0 && is_marked && (mark[0] == '\0' || is_own_mark(mark)))
-        (void)unlinkat(fd, MAKE_MARK, 0);
+    if (mark == MARK_EMPTY || mark == MARK_OWN) (void)unlinkat(fd, MAKE_MARK, 0);
     closedir(list);
 }
 
@@ -127,7 +149,7 @@ static fst_status write_mark(const char *folder, int flags, const char *text, bo
 fst_status fsti_make_folder_list(const char *folder, int fd, const char *name, bool durable,
                                  fst_error *error) {
     struct stat info;
-    char line[FSTI_DELTA_SHARD_NAME_BYTES + 64];
+    char line[LINE_BYTES];
     if (fstat(fd, &info) != 0)
         return fsti_error_errno(error, errno, folder, "examining a new shard");
     format_line(&info, name, line, sizeof line);

@@ -9,7 +9,7 @@
 
 #include "share_private.h"
 
-/// The folder, open and locked. folder_fd is -1 if there is none.
+/// The folder, open and locked. folder_fd is -1 if the folder does not exist.
 typedef struct locked_folder {
     int folder_fd, lock_fd;
     share_settings settings;

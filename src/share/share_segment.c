@@ -55,9 +55,9 @@ static bool has_its_memory(const fsti_share *share) {
 /// locked, so the name is still that of the file.
 static bool map_control(fsti_share *share, uint64_t control_bytes) {
     share->data_fd = openat(share->folder_fd, share->name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (share->data_fd < 0 ||
-        fallocate(share->data_fd, 0, 0, (off_t)control_bytes) != 0) // else SIGBUS if there is none
-        return false;
+    if (share->data_fd < 0) return false;
+    // Touching a page that the full file system has no memory for would raise SIGBUS.
+    if (fallocate(share->data_fd, 0, 0, (off_t)control_bytes) != 0) return false;
     void *control =
         mmap(NULL, control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, share->data_fd, 0);
     share->control = control == MAP_FAILED ? NULL : control;

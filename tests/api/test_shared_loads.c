@@ -73,7 +73,7 @@ static void release_all(loaded *load) {
     for (size_t i = 0; i < COUNT; i++) fst_tensor_unref(load->tensors[i]);
 }
 
-/// What a child tells about its load.
+/// What a child reports about its load.
 typedef struct account {
     int failed_step;
     uint64_t bytes_read, shared_bytes, storage_bytes;

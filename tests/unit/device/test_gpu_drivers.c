@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Drivers and compilers that lack something: a function, a text for an error, a library in the
-/// usual place. Each case is a process of its own, because drivers are loaded once. The linker's
+/// usual place. Each case runs in a separate process, because drivers are loaded once. The linker's
 /// functions are replaced, so that names can be hidden:
 ///   HIDE_SYMBOL: dlsym() does not find it; HIDE_LIBRARY: dlopen() does not find that name
 ///   (any library whose name begins like it); HIP_INSIDE: the driver has the compiler's functions;

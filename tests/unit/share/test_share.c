@@ -391,7 +391,7 @@ TEST(files_that_others_can_open_are_not_used)
     CHECK_CONTAINS(why, "the shared segment cannot be used: Permission denied");
     CHECK_INT(chmod(path, 0600), 0);
     CHECK_INT(finds_whole(), 1);
-    // A second name could be in a folder of somebody else.
+    // A hard link could lie in a folder that another user can write to.
     snprintf(other, sizeof other, "%s/other", folder);
     CHECK_INT(link(path, other), 0);
     CHECK_INT(finds_whole(), 2);

@@ -302,7 +302,7 @@ TEST(a_stopped_process_is_waited_for_until_the_timeout_and_then_replaced)
     fsti_share_stall_time(1);
     size_t right = count_right(loader, &status, NULL);
     fsti_share_stall_time(0);
-    // What it still writes when it goes on is what is there.
+    // When the stopped process continues, it writes the same bytes again.
     kill(child, SIGCONT);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
