@@ -124,12 +124,14 @@ static fst_status look_into(const char *folder, fst_error *error) {
 /// Removes the files of an attempt that did not end, and its mark last.
 static void remove_remains(const char *folder) {
     DIR *list = opendir(folder);
-    int fd = list == NULL ? -1 : dirfd(list);
     if (list == NULL) return;
+    int fd = dirfd(list);
     mark_kind mark = kind_of_mark(fd);
-    for (struct dirent *entry; fd >= 0 && (entry = readdir(list)) != NULL;)
-        if (is_of_attempt(mark, fd, entry->d_name)) (void)unlinkat(fd, entry->d_name, 0);
-    if (mark == MARK_EMPTY || mark == MARK_OWN) (void)unlinkat(fd, MAKE_MARK, 0);
+    if (fd >= 0 && (mark == MARK_EMPTY || mark == MARK_OWN)) {
+        for (struct dirent *entry; (entry = readdir(list)) != NULL;)
+            if (is_of_attempt(mark, fd, entry->d_name)) (void)unlinkat(fd, entry->d_name, 0);
+        (void)unlinkat(fd, MAKE_MARK, 0);
+    }
     closedir(list);
 }
 
