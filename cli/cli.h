@@ -27,6 +27,9 @@ void cli_set_json(bool wanted);
 
 /// Prints an error to stderr: "FILE: what happened [Kind]".
 void cli_print_error(const fst_error *error);
+/// Ends an answer with the path of the file that was written: ", written to PATH", or the last key
+/// of a JSON object, "target".
+void cli_print_written(const char *path);
 /// Prints an error and returns its exit code: format violations are invalid, system errors
 /// unreadable.
 int cli_fail(const fst_error *error);
@@ -96,8 +99,6 @@ int cli_find_dtype(const char *name);
 /// True if the name matches one of the shell patterns, or there are no patterns.
 bool cli_name_matches(const fst_tensor_info *info, const char *const *globs, size_t glob_count);
 
-/// Parses a size such as "64MiB", "2G" or "1000". False if it is not a size.
-bool cli_parse_size(const char *text, uint64_t *size_bytes);
 /// Parses a whole number of at most `max`.
 bool cli_parse_count(const char *text, uint64_t max, uint64_t *out);
 double cli_seconds_now(void);

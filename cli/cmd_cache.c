@@ -103,7 +103,7 @@ static int take(void *context, int key, cli_value value) {
         return EXIT_OK;
     }
     request->has_max = true;
-    if (cli_parse_size(value.text, &request->bytes_max)) return EXIT_OK;
+    if (fst_size_parse(value.text, &request->bytes_max)) return EXIT_OK;
     return cli_usage("cache", "--max must be a size (20G, 500M), not '%s'", value.text);
 }
 

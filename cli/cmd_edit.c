@@ -255,10 +255,11 @@ const cli_command edit_command = {
     .name = "edit",
     .operands = "FILE [TARGET]",
     .summary = "change metadata and names of tensors",
-    .about = "Change metadata or tensor names without loading a tensor. The result is TARGET, or\n"
-             "atomically replaces FILE. If the file system can share blocks between files (btrfs,\n"
-             "XFS), only the header is written; otherwise the kernel copies the rest. Use - for\n"
-             "standard input or output.",
+    .about =
+        "Change metadata or tensor names without loading a tensor. The result is TARGET, or\n"
+        "atomically replaces FILE. If the file system can share blocks between files (btrfs,\n"
+        "XFS), only the header is written; otherwise the kernel copies the rest. An old\n"
+        "manifest and .digest file of the result are deleted. Use - for standard input or output.",
     .examples = "  fastsafetensors edit --set license=mit --unset training_note model.safetensors\n"
                 "  fastsafetensors edit --rename 'model.*=*' old.safetensors new.safetensors\n",
     .options = options,

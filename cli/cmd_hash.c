@@ -87,8 +87,13 @@ static int hash_model(const hash_request *request) {
     return code;
 }
 
+static bool is_chunk_size(uint64_t size_bytes) {
+    return size_bytes >= 64 << 10 && size_bytes <= 1 << 20 && (size_bytes & (size_bytes - 1)) == 0;
+}
+
 static int take(void *context, int key, cli_value value) {
     hash_request *request = context;
+    uint64_t chunk_bytes;
     switch (key) {
     case 'a': request->algorithm = value.text; break;
     case 'w': request->write = true; break;
@@ -100,9 +105,10 @@ static int take(void *context, int key, cli_value value) {
     case 'k': request->manifest.keep = value.text; break;
     case 'T': request->manifest.tensors = true; break;
     default:
-        if (!cli_parse_size(value.text, &request->manifest.chunk_bytes) ||
-            request->manifest.chunk_bytes > UINT32_MAX)
-            return cli_usage("hash", "--chunk must be a size, such as 1M");
+        if (!fst_size_parse(value.text, &chunk_bytes) || !is_chunk_size(chunk_bytes))
+            return cli_usage("hash", "--chunk must be a power of two from 64K to 1M, not '%s'",
+                             value.text);
+        request->manifest.chunk_bytes = (uint32_t)chunk_bytes;
     }
     return EXIT_OK;
 }

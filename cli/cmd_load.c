@@ -36,7 +36,7 @@ static int take_number(load_request *request, int key, const char *text) {
         options->thread_count = (uint32_t)number;
         return EXIT_OK;
     case 'b':
-        if (!cli_parse_size(text, &options->budget_bytes) || options->budget_bytes == 0)
+        if (!fst_size_parse(text, &options->budget_bytes) || options->budget_bytes == 0)
             return cli_usage("load", "--budget must be a size (64M, 2GiB), not '%s'", text);
         return EXIT_OK;
     case 'G':

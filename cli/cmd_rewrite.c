@@ -45,8 +45,8 @@ static int take_number(rewrite_request *request, int key, const char *text) {
         plan->save.alignment_bytes = number;
         return EXIT_OK;
     case 'z':
-        if (!cli_parse_size(text, &plan->file_bytes_max) || plan->file_bytes_max == 0)
-            return cli_usage(name, "--size must be a size (5G), not '%s'", text);
+        if (!fst_size_parse(text, &plan->file_bytes_max) || plan->file_bytes_max == 0)
+            return cli_usage(name, "--size must be a size (5G, 500MB), not '%s'", text);
         return EXIT_OK;
     default:
         if (!cli_parse_count(text, 99999, &number) || number == 0)
@@ -224,7 +224,7 @@ static int run(const cli_command *command, char **argv) {
 enum { CONVERT = 1, EXTRACT = 2, SPLIT = 4, MERGE = 8, RESCUE = 16 };
 
 static const cli_option options[] = {
-    {'z', "size", "SIZE", NULL, "write files of at most SIZE (5G is 5 GiB)", SPLIT},
+    {'z', "size", "SIZE", NULL, "write files of at most SIZE (5G, 500MB)", SPLIT},
     {'c', "count", "N", NULL, "write N files of about the same size", SPLIT},
     {'y', "by-layer", NULL, NULL, "write one file per layer, by the first number in the names",
      SPLIT},
@@ -257,9 +257,9 @@ static const cli_option options[] = {
     .take = take, .run = run
 
 #define IN_ONE_STEP                                                                                \
-    "The target is replaced atomically when the new file is complete. After an error or a\n"       \
-    "crash the old file is unchanged. TARGET may be SOURCE itself. Use - for standard input\n"     \
-    "or output."
+    "The target is replaced atomically when the new file is complete, and its old manifest\n"      \
+    "and .digest file are deleted. After an error or a crash the old file is unchanged.\n"         \
+    "TARGET may be SOURCE itself. Use - for standard input or output."
 
 const cli_command convert_command = {
     .name = "convert",

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// sign: signs a folder in the format of OpenSSF model signing.
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "commands.h"
 
@@ -10,6 +13,14 @@ static int take(void *context, int key, cli_value value) {
     if (key == 'o') files->bundle = value.text;
     if (key == 'K') files->keep = value.text;
     return EXIT_OK;
+}
+
+static void report_bundle(const fst_bundle_files *files) {
+    char path[PATH_MAX];
+    const char *folder = files->folder;
+    const char *slash = folder[0] != '\0' && folder[strlen(folder) - 1] == '/' ? "" : "/";
+    snprintf(path, sizeof path, "%s%smodel.sig", folder, slash);
+    cli_print_written(files->bundle != NULL ? files->bundle : path);
 }
 
 static int run(const cli_command *command, char **argv) {
@@ -31,11 +42,12 @@ static int run(const cli_command *command, char **argv) {
         return error.status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
     }
     if (cli_wants_json())
-        printf("{\"files\": %" PRIu64 ", \"files_kept\": %" PRIu64 ", \"bytes\": %" PRIu64 "}\n",
+        printf("{\"files\": %" PRIu64 ", \"files_kept\": %" PRIu64 ", \"bytes\": %" PRIu64,
                stats.file_count, stats.files_kept, stats.bytes_read);
     else
-        printf("signed %" PRIu64 " file%s, %" PRIu64 " reused\n", stats.file_count,
+        printf("signed %" PRIu64 " file%s, %" PRIu64 " reused", stats.file_count,
                cli_plural(stats.file_count), stats.files_kept);
+    report_bundle(&files);
     return EXIT_OK;
 }
 

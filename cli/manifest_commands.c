@@ -3,6 +3,7 @@
 #include "manifest_commands.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <string.h>
 
 static fst_digest digest_of(const char *algorithm) {
@@ -21,6 +22,9 @@ int manifest_make(const char *path, const manifest_request *request) {
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
     fst_error error;
+    char written[PATH_MAX];
+    options.written_path = written;
+    options.written_path_size = sizeof written;
     options.digest = request->sums ? FST_DIGEST_SHA256 : digest_of(request->algorithm);
     options.chunk_bytes = (uint32_t)request->chunk_bytes;
     options.keep = request->keep;
@@ -34,13 +38,14 @@ int manifest_make(const char *path, const manifest_request *request) {
     char size[16];
     if (cli_wants_json())
         printf("{\"algorithm\": \"%s\", \"files\": %" PRIu64 ", \"files_kept\": %" PRIu64
-               ", \"bytes_read\": %" PRIu64 ", \"bytes_hashed\": %" PRIu64 ", \"seconds\": %.6f}\n",
+               ", \"bytes_read\": %" PRIu64 ", \"bytes_hashed\": %" PRIu64 ", \"seconds\": %.6f",
                fst_digest_name(options.digest), stats.file_count, stats.files_kept,
                stats.bytes_read, stats.bytes_hashed, seconds);
     else
-        printf("%s: %" PRIu64 " file%s, %s read in %.2f s, %" PRIu64 " reused\n",
+        printf("%s: %" PRIu64 " file%s, %s read in %.2f s, %" PRIu64 " reused",
                fst_digest_name(options.digest), stats.file_count, cli_plural(stats.file_count),
                cli_size_text(stats.bytes_read, size), seconds, stats.files_kept);
+    cli_print_written(written);
     return EXIT_OK;
 }
 
@@ -74,7 +79,7 @@ static void begin_answer(const char *path) {
     if (!cli_wants_json()) return;
     printf("{\"path\": ");
     cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
-    printf(", \"differences\": [");
+    printf(", \"errors\": [");
 }
 
 /// The result of a finished check.
@@ -89,19 +94,20 @@ typedef struct check_answer {
 
 static int finish_answer(const check_answer *answer) {
     bool good = answer->status == FST_OK;
+    bool is_listed = good || answer->differences->count > 0;
     if (cli_wants_json()) {
         printf("], \"valid\": %s", good ? "true" : "false");
         if (good)
             printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, answer->stats->file_count,
                    answer->stats->bytes_read);
-        if (!good && answer->differences->count == 0) {
+        if (!is_listed) {
             printf(", \"error\": ");
             cli_print_error_json(answer->error);
         }
         printf("}\n");
         return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
     }
-    if (!good && answer->differences->count == 0) return fail(answer->error);
+    if (!is_listed) return fail(answer->error);
     if (good && !answer->quiet) {
         cli_print_path(answer->path);
         printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,

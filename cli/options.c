@@ -230,6 +230,9 @@ static int take_option(const cli_command *command, const cli_option *option, con
     return command->take(request, option->key, value);
 }
 
+/// The last option that was given without its optional value, for a hint.
+static const cli_option *without_value;
+
 /// Parses the option at words[*at], and its value if that is the next word.
 static int parse_option(const cli_command *command, char **words, int *at, void *request,
                         bool *help) {
@@ -254,6 +257,7 @@ static int parse_option(const cli_command *command, char **words, int *at, void 
         return cli_usage(command->name, "--%s does not take a value", option->name);
     // "[=...]": an optional value defaults to the first of its words, or to NULL without any.
     bool is_optional = option->value != NULL && option->value[0] == '[';
+    if (is_optional && text == NULL) without_value = option;
     if (is_optional && text == NULL && option->words != NULL) text = option->words[0];
     if (option->value != NULL && !is_optional && text == NULL && (text = words[++*at]) == NULL)
         return cli_usage(command->name, "--%s needs a value: %s", option->name, option->value);
@@ -282,6 +286,12 @@ static int check_operands(const cli_command *command, const void *request,
     int count = operands->count;
     if (count >= command->operand_min && count <= command->operand_max)
         return take_inputs(command, request, operands);
+    if (count > command->operand_max && without_value != NULL)
+        return cli_usage(command->name,
+                         "too many arguments (%d): %s takes %s. A value of --%s follows a '=': "
+                         "--%s%s",
+                         count, command->name, command->operands, without_value->name,
+                         without_value->name, without_value->value);
     if (count > command->operand_max)
         return cli_usage(command->name, "too many arguments (%d): %s takes %s", count,
                          command->name, command->operands);

@@ -28,8 +28,9 @@ static bool match(const tensor_rename *rename, const fst_tensor_info *info, char
     return true;
 }
 
-static int refuse_unmatched(const tensor_rename *rename) {
-    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches '%s'", rename->from);
+static int refuse_unmatched(const tensor_rename *rename, bool is_first) {
+    return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches '%s'%s", rename->from,
+                      is_first ? "" : ", except those that an earlier --rename matches");
 }
 
 int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, size_t rename_count,
@@ -57,7 +58,7 @@ int cli_rename_tensors(const fst_model *model, const tensor_rename *renames, siz
         }
     }
     for (size_t r = 0; r < rename_count && code == EXIT_OK; r++)
-        if (!is_used[r]) code = refuse_unmatched(&renames[r]);
+        if (!is_used[r]) code = refuse_unmatched(&renames[r], r == 0);
     free(is_used);
     return code;
 }

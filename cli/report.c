@@ -39,6 +39,18 @@ void cli_print_error_json(const fst_error *error) {
     printf("}");
 }
 
+void cli_print_written(const char *path) {
+    if (wants_json) {
+        printf(", \"target\": ");
+        cli_print_json(path, strlen(path));
+        printf("}\n");
+    } else {
+        printf(", written to ");
+        cli_print_path(path);
+        printf("\n");
+    }
+}
+
 void cli_print_error(const fst_error *error) {
     fprintf(stderr, "fastsafetensors: %s [%s]\n", error->message, fst_status_name(error->status));
 }

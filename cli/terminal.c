@@ -174,20 +174,6 @@ void cli_put_json(FILE *out, const char *text, size_t size) {
 
 void cli_print_json(const char *text, size_t size) { cli_put_json(stdout, text, size); }
 
-bool cli_parse_size(const char *text, uint64_t *size_bytes) {
-    static const char letters[] = "KMGT";
-    char *end;
-    if (text[0] < '0' || text[0] > '9') return false;
-    uint64_t value = strtoull(text, &end, 10);
-    const char *letter = end[0] == '\0' ? NULL : strchr(letters, end[0] & ~0x20);
-    unsigned shift = letter == NULL ? 0 : 10 * (unsigned)(letter - letters + 1);
-    if (letter != NULL) end++;
-    if (strcmp(end, "iB") == 0 || strcmp(end, "B") == 0) end = strchr(end, '\0');
-    if (*end != '\0' || (shift > 0 && value >> (64 - shift) != 0)) return false;
-    *size_bytes = value << shift;
-    return true;
-}
-
 bool cli_parse_count(const char *text, uint64_t max, uint64_t *out) {
     char *end;
     if (text[0] < '0' || text[0] > '9') return false;

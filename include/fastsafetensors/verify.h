@@ -87,6 +87,10 @@ typedef struct fst_manifest_options {
     const char *keep;
     fst_progress_callback progress; ///< called from threads of the work; must not call the library
     void *progress_context;
+    /// Receives the path of the written file, truncated to its size and NUL-terminated. May be
+    /// NULL.
+    char *written_path;
+    size_t written_path_size; ///< of `written_path`, in bytes
 } fst_manifest_options;
 
 /// What making or checking a manifest did.

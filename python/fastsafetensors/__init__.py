@@ -21,7 +21,8 @@ In modules (import fastsafetensors.NAME):
     deltas         weight deltas between versions of a checkpoint
     integrations   transformers, diffusers and others, unchanged
 
-Checks: verify= of every load, write_manifest(), check_manifest(), verify_file(), sign_folder().
+Checks: verify= of every load, write_manifest(), check_manifest(), verify_file(), sign_folder(),
+check_signature().
 Headers: read_header(), edit_header(). Programs for safetensors: fastsafetensors.compat.install().
 Programs for fastsafetensors 0.5 run unchanged; the names that exist for them say so in help().
 
@@ -63,6 +64,7 @@ _LAZY = {
     "TensorInfo": "_header",
     "changed_tensors": "_changed_tensors",
     "check_manifest": "_verify",
+    "check_signature": "_verify",
     "edit_header": "_header",
     "expert_parallel_filter": "v05.ep_slice",
     "expert_parallel_filter_from_env": "v05.ep_slice",
@@ -114,6 +116,7 @@ __all__ = [
     "__version__",
     "changed_tensors",
     "check_manifest",
+    "check_signature",
     "edit_header",
     "expert_parallel_filter",
     "expert_parallel_filter_from_env",
@@ -150,7 +153,14 @@ if TYPE_CHECKING:
     from ._header import Header, TensorInfo, edit_header, read_header
     from ._open import safe_open
     from ._verified_open import SignedBy, verifying
-    from ._verify import ManifestMade, check_manifest, sign_folder, write_manifest, write_sums
+    from ._verify import (
+        ManifestMade,
+        check_manifest,
+        check_signature,
+        sign_folder,
+        write_manifest,
+        write_sums,
+    )
     from .torch import (
         load_file,
         load_model,

@@ -17,9 +17,8 @@ from . import _core, _counters
 from ._core import log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
-from ._options import check_count, check_save_options, check_timeout
+from ._options import check_count, check_save_options, check_timeout, parse_size
 from ._representation import shown_as, with_plain_hints
-from ._saving import parse_size
 from ._types import Path
 
 _STAGES = ("copy", "lazy", "none")

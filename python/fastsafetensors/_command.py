@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sysconfig
-from typing import Any
+from typing import Any, NoReturn
 
 from ._errors import refuse
 
@@ -50,10 +50,14 @@ def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
         answer = {}
     if done.returncode in good:
         return answer
-    failure = answer.get("error") or {}
-    text = failure.get("message") or done.stderr.decode(errors="replace").strip()
+    raise_error(answer.get("error") or {},
+                done.stderr.decode(errors="replace").strip()
+                or f"the command ended with code {done.returncode}")
+
+
+def raise_error(failure: dict[str, Any], text: str = "") -> NoReturn:
+    """Raise the error that the command's JSON output describes; `text`: if it has no message."""
     number = failure.get("errno")
     if number:
         raise OSError(number, os.strerror(number), failure.get("file"))
-    refuse(text or f"the command ended with code {done.returncode}", failure.get("kind", ""),
-           failure.get("file", ""))
+    refuse(failure.get("message") or text, failure.get("kind", ""), failure.get("file", ""))

@@ -14,7 +14,8 @@ from typing import Any
 from ._checkpoint_shards import StoredPart, open_parts, size_of
 from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._saving import manifest_options, parse_size, refuse_address
+from ._options import parse_size
+from ._saving import manifest_options, refuse_address
 from ._state_codec import DESCRIPTION, described_tensors
 from ._torch_installed import torch
 from ._torch_state import torch_dtype, torch_shape

@@ -19,13 +19,12 @@ from ._core import error_class
 from ._errors import add_location
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._load import OpenLoad
+from ._options import parse_limit
 from ._progress import enable_tqdm
 from ._torch_installed import torch
 from ._verified_open import SignedBy, Verify
 from .lazy import LazyModel
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _CHOICES = {"mode": ("auto", "load", "map"), "plan": ("auto", "off"),
             "gds": ("auto", "off", "strict")}
 
@@ -63,21 +62,9 @@ class EngineOptions:
 _NAMES = {field.name for field in fields(EngineOptions)}
 
 
-def parse_bytes(text: Any) -> int:
-    """Parse a number of bytes, or text such as "2GiB". ValueError if it is neither."""
-    if type(text) is int and text >= 0:
-        return text
-    words = text if type(text) is str else ""
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", words)
-    if found is None or found.group(2).upper() not in _UNITS:
-        raise ValueError(f'memory must be a number of bytes or text such as "2GiB", not '
-                         f'{text!r}')
-    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
-
-
 def _check(name: str, value: Any) -> Any:
     if name == "memory":
-        return parse_bytes(value)
+        return parse_limit("memory", value)
     if name in _CHOICES:
         good = value in _CHOICES[name]
         expected = "one of " + ", ".join(_CHOICES[name])

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ._core import size_of_text
+
 _COUNT_MAX = 2**31 - 1
 _ALIGNMENT_MAX = 1 << 20
 
@@ -35,6 +37,30 @@ def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> 
     if not low <= number <= high:
         raise ValueError(f"{name} must be {low} to {high}, not {number}")
     return number
+
+
+def parse_size(name: str, size: int | str, low: int = 1) -> int:
+    """Convert the size `size` of parameter `name` to bytes: a number, or text such as "5GiB".
+
+    Units in text are as in GNU's commands: K, M, G, T and KiB, ... are powers of 1024, KB, MB, GB,
+    TB powers of 1000. ValueError for other values, and for sizes below `low` or from 2^63 bytes on.
+    """
+    given: Any = size
+    if hasattr(given, "__index__") and not isinstance(given, bool):
+        found: int | None = operator.index(given)
+    else:
+        found = size_of_text(given)
+    if found is None:
+        raise ValueError(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {size!r}")
+    if not low <= found < 2**63:
+        kind = "positive" if low else "0 or more"
+        raise ValueError(f"{name} must be {kind} and below 2^63 bytes, not {size!r}")
+    return found
+
+
+def parse_limit(name: str, size: int | str) -> int:
+    """Convert a size like parse_size(), where 0 means no limit."""
+    return parse_size(name, size, 0)
 
 
 def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:

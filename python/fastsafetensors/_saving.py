@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import operator
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -138,36 +137,3 @@ def file_options(
     """Options of save_rows() and start_rows() for the arguments that all save functions share."""
     return {"promise": promise_word(durable), "alignment": alignment, "engine": engine,
             "compress": compress_word(compress), **manifest_options(manifest)}
-
-
-def parse_limit(name: str, size: int | str) -> int:
-    """Parse the parameter `name` like parse_size(), where 0 means no limit."""
-    return 0 if size == 0 and size is not False else parse_size(name, size)
-
-
-def parse_size(name: str, size: int | str) -> int:
-    """Parse 5000, "5GB" (units of 10^9) or "5GiB" (2^30) to bytes.
-
-    ValueError, with the parameter's name, for anything else, 0, and sizes of 2^63 bytes and more.
-    """
-    given: Any = size
-    if hasattr(given, "__index__") and not isinstance(given, bool):
-        size = operator.index(given)
-        if not 1 <= size < 2**63:
-            raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size}")
-        return size
-    units = {
-        **{unit: 1000**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB"))},
-        **{unit: 1024**power for power, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))},
-    }
-    text = size.strip().upper() if isinstance(size, str) else ""
-    digits = text.rstrip("BIKMGT ")
-    unit = text[len(digits) :].strip()
-    try:
-        value = float(digits) * units[unit]
-    except (ValueError, KeyError):
-        raise ValueError(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not "
-                         f"{size!r}") from None
-    if not 1 <= value < 2**63:
-        raise ValueError(f"{name} must be positive and below 2^63 bytes, not {size!r}")
-    return int(value)

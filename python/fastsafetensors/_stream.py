@@ -11,9 +11,8 @@ from typing import Any
 from ._core import Loader, Tensor, error_class
 from ._load import close_load, open_load
 from ._open import check_path
-from ._options import check_load_options
+from ._options import check_load_options, parse_limit
 from ._request import choose_names
-from ._saving import parse_limit
 from ._types import Paths
 from ._verified_open import Verify, open_files
 
@@ -34,14 +33,18 @@ class TensorStream(Iterator[tuple[str, Any]]):
         *,
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
+        mode: str = "auto",
         memory: int | str = 0,
         verify: Verify | None = None,
         **options: Any,
     ) -> None:
         """Start to read; see open_stream(). options: of open_load()."""
         check_path(filename)
-        check_load_options(options)
+        check_load_options({"mode": mode, **options})
         limit = parse_limit("memory", memory)
+        if limit and mode == "map":
+            raise ValueError('mode="map" returns views of the file, which have no memory limit: '
+                             'use mode="load" with memory=')
         self._wrap = wrap
         self._stats: dict[str, Any] = {}
         self._loader: Loader | None = None
@@ -50,9 +53,9 @@ class TensorStream(Iterator[tuple[str, Any]]):
             self._count = len(model) if chosen is None else len(chosen)
             self._is_finished = self._count == 0
             if self._count:
-                mode = "load" if limit else "auto"
+                chosen_mode = "load" if limit else mode
                 self._loader = open_load(
-                    model, chosen, **{"mode": mode, "budget": limit, **options})
+                    model, chosen, **{"mode": chosen_mode, "budget": limit, **options})
 
     def __len__(self) -> int:
         """Return the number of tensors that the stream has in all."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,22 @@ _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 @dataclass(frozen=True)
 class ManifestMade:
-    """Result of writing a manifest: files listed, files not read again, bytes."""
+    """What was written: files listed, files not read again because of `keep`, bytes, and where.
+
+    `path` has U+FFFD for bytes that are not UTF-8.
+    """
 
     algorithm: str
     files: int
     files_kept: int
     bytes_read: int
     bytes_hashed: int
+    path: str
+
+
+def _made(row: dict[str, Any]) -> ManifestMade:
+    row.pop("seconds", None)
+    return ManifestMade(path=row.pop("target"), **row)
 
 
 def write_manifest(
@@ -75,8 +84,7 @@ def write_manifest(
             more += [option, _plain_path(value)]
     row = ask_command("hash", "--json", "--no-progress", "--manifest", "--algorithm", algorithm,
                       *more, "--", _plain_path(filename))
-    row.pop("seconds")
-    return ManifestMade(**row)
+    return _made(row)
 
 
 def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
@@ -102,13 +110,12 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
     more: list[Any] = [] if target is None else ["--output", _plain_path(target)]
     row = ask_command("hash", "--json", "--no-progress", "--sums", *more, "--",
                       _plain_path(filename))
-    row.pop("seconds")
-    return ManifestMade(**row)
+    return _made(row)
 
 
 def sign_folder(
     folder: Path, key: Path, bundle: Path | None = None, *, keep: Path | None = None
-) -> tuple[int, int]:
+) -> ManifestMade:
     """Sign all files of a folder: writes an OpenSSF model-signing bundle, as SignedBy() expects.
 
     Args:
@@ -118,7 +125,7 @@ def sign_folder(
         keep: an older bundle of the same key, whose digests are reused for unchanged files.
 
     Returns:
-        The number of signed files, and of bytes read.
+        Counts, sizes and the path of the bundle.
 
     Raises:
         ValueError: an invalid key, a bundle that is a model or an index, or a URL.
@@ -138,7 +145,46 @@ def sign_folder(
             more += [option, _plain_path(value)]
     row = ask_command("sign", "--json", "--key", _plain_path(key), *more, "--",
                       _plain_path(folder))
-    return row["files"], row["bytes"]
+    size = row.pop("bytes")
+    return _made({"algorithm": "sha256", "bytes_read": size, "bytes_hashed": size, **row})
+
+
+def _problems(answer: dict[str, Any]) -> list[Problem]:
+    from ._digests import Problem
+
+    return [Problem(row["kind"], row["message"], row.get("file", "")) for row in answer["errors"]]
+
+
+def check_signature(folder: Path, key: Path, bundle: Path | None = None) -> list[Problem]:
+    """Check the signature of a folder, then every file that it lists.
+
+    Args:
+        folder: as given to sign_folder().
+        key: path of the public key, PEM.
+        bundle: the signature; None for model.sig in the folder.
+
+    Returns:
+        The differences: changed, missing and additional files; an empty list if everything matches.
+
+    Raises:
+        SafetensorError: an invalid signature, or one by another key; no file was read then.
+        ValueError: an invalid key.
+        RuntimeError: a missing library.
+        OSError: the matching subclass, if a system call fails.
+        TypeError: an argument of another type.
+    """
+    from ._command import ask_command, raise_error
+    from ._digests import _plain_path
+
+    check_location("folder", folder)
+    check_location("key", key)
+    if bundle is None:
+        bundle = os.path.join(os.fsencode(folder), b"model.sig")
+    answer = ask_command("verify", "--json", "--no-progress", b"--signature=" + _plain_path(bundle),
+                         "--key", _plain_path(key), "--", _plain_path(folder), good=(0, 1))
+    if "error" in answer:
+        raise_error(answer["error"])
+    return _problems(answer)
 
 
 def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem]:
@@ -156,8 +202,8 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
         OSError: no manifest, or a failed system call.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command
-    from ._digests import Problem, _plain_path
+    from ._command import ask_command, raise_error
+    from ._digests import _plain_path
 
     check_location("filename", filename)
     chosen = b"--manifest" if manifest is None else b"--manifest=" + _plain_path(manifest)
@@ -165,6 +211,5 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
                          _plain_path(filename), good=(0, 1, 2))
     if "error" in answer:
         Model(filename, True, True if manifest is None else manifest).close()  # raises the error
-        raise OSError(json.dumps(answer["error"]))
-    return [Problem(row["kind"], row["message"], row.get("file", ""))
-            for row in answer["differences"]]
+        raise_error(answer["error"])
+    return _problems(answer)

@@ -52,10 +52,10 @@ from ._core import Model, Writer, assign_shards
 from ._kept_copies import CopyStore
 from ._load import OpenLoad
 from ._open import check_path
-from ._options import check_count, check_location
+from ._options import check_count, check_location, parse_size
 from ._paths import absolute_path, fixed_location
 from ._representation import format_paths
-from ._saving import fixed_manifest, manifest_options, parse_size, promise_word, refuse_address
+from ._saving import fixed_manifest, manifest_options, promise_word, refuse_address
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap

@@ -320,15 +320,15 @@ def make(
 
 
 def convert(
-    delta: Delta | Path, checkpoint: Path, folder: Path, *, version: str | None = None,
+    checkpoint: Path, delta: Delta | Path, folder: Path, *, version: str | None = None,
     base_version: str | None = None, encoding: str = "xor", checksum: str = "adler32",
     dialect: str = "sglang", level: int = 1, threads: int = 0, durable: bool = True,
 ) -> dict[str, Any]:
     """Write a delta, or a chain folded into one version, in another dialect or encoding.
 
     checkpoint: the base of the delta; it is only read, and needed because an XOR does not say what
-        the new bytes are. version, base_version: the delta's own by default. The other arguments
-        are those of make().
+        the new bytes are. delta: the folder of one version, or a Delta, for a chain. version,
+        base_version: the delta's own by default. The other arguments are those of make().
     """
     check_count("level", level, 1, 19)
     check_switch("durable", durable)
@@ -373,9 +373,14 @@ def apply(
         new_files=new_files, threads=threads)
 
 
-def verify(checkpoint: Path, *folders: Path, threads: int = 0) -> dict[str, Any]:
-    """Check a chain against a checkpoint folder and change nothing; errors are those of apply()."""
-    return Delta(*folders).verify(checkpoint, threads=threads)
+def verify(
+    checkpoint: Path, *folders: Path, version: str | None = None, threads: int = 0
+) -> dict[str, Any]:
+    """Check a chain against a checkpoint folder and change nothing. Arguments are those of apply().
+
+    The errors are those of apply(), too.
+    """
+    return Delta(*folders).verify(checkpoint, version=version, threads=threads)
 
 
 def recover(

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from ._core import Model, SafetensorError, assign_shards
 from ._load import load_from
 from ._open import check_device, check_path, is_meta
-from ._options import check_count, check_location, name_list
+from ._options import check_count, check_location, name_list, parse_size
 from ._progress import Progress
 from ._saving import (
     check_names,
     compress_word,
     manifest_options,
-    parse_size,
     promise_word,
     save_rows,
     ties_of,

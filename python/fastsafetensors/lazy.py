@@ -28,10 +28,9 @@ from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy_tensor import LazyTensor, make_lazy
 from ._load import close_load, open_load
 from ._open import _absolute, check_device, check_path
-from ._options import check_callable, check_load_options, check_switch
+from ._options import check_callable, check_load_options, check_switch, parse_limit
 from ._representation import format_contents, format_paths
 from ._request import choose_names
-from ._saving import parse_limit
 from ._torch_tensors import make_item
 from ._types import Paths
 from ._verified_open import Verify, chosen, open_files

@@ -178,6 +178,7 @@ def open_stream(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
+    mode: str = "auto",
     memory: int | str = 0,
     share: str = "off",
     share_grace: int = 0,
@@ -201,6 +202,8 @@ def open_stream(
         names: the tensors to load; nothing else is read.
         filter: name -> whether to load it.
         dtype: convert to this dtype while loading, as in load_file().
+        mode: "load" copies into owned memory; "map" returns views of the file, which `memory`
+            refuses; "auto" as above.
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
             largest tensor, with the pages around it, must fit. 0: no limit.
         share: "node" shares memory between processes, as in load_file(); not with `memory`.
@@ -220,8 +223,8 @@ def open_stream(
         TypeError: an argument of another type.
     """
     return TensorStream(
-        filename, wrap, memory=memory, names=names, filter=filter, verify=verify, engine=engine,
-        threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
+        filename, wrap, memory=memory, names=names, filter=filter, verify=verify, mode=mode,
+        engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
         share_grace=share_grace)
 
 

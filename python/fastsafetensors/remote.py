@@ -9,8 +9,7 @@ from typing import Any
 from ._core import cache_objects as _cache_objects
 from ._core import cache_prune as _cache_prune
 from ._core import configure_remote as _configure
-from ._options import check_count
-from ._saving import parse_limit
+from ._options import check_count, parse_limit
 
 _SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
 _COUNTS = ("connect_ms", "first_byte_ms", "stall_ms", "tries_max", "retry_base_ms",

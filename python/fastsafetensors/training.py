@@ -38,9 +38,8 @@ from ._checkpoint_folders import (
     make_folder,
     read_checkpoint,
 )
-from ._options import check_count, check_location, check_switch, check_switches
+from ._options import check_count, check_location, check_switch, check_switches, parse_size
 from ._paths import absolute_path
-from ._saving import parse_size
 from ._state_codec import encode_state
 from ._torch_installed import torch
 from .fast_loading import save_safetensors_sharded_async

@@ -46,7 +46,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 def check(folder: pathlib.Path, sums: pathlib.Path) -> tuple[int, list[str]]:
     """The exit code of a check, and the files that it reports."""
     done = run("verify", "--json", f"--manifest={sums}", folder)
-    return done.returncode, [row["file"] for row in json.loads(done.stdout)["differences"]]
+    return done.returncode, [row["file"] for row in json.loads(done.stdout)["errors"]]
 
 
 def test_sha256sum_reads_written_lists(folder: pathlib.Path) -> None:

@@ -157,7 +157,7 @@ def test_a_make_that_fails_leaves_nothing(tmp_path, states):
     write_checkpoint(tmp_path / "old", states[0])
     write_delta(tmp_path / "v2", states[1], states[2], "2", "1")
     expect("DigestMismatch", lambda: deltas.convert(
-        tmp_path / "v2", tmp_path / "old", tmp_path / "made"))
+        tmp_path / "old", tmp_path / "v2", tmp_path / "made"))
     assert os.listdir(tmp_path / "made") == []
 
 
@@ -192,7 +192,7 @@ def test_make_and_readers_look_at_the_note(tmp_path, states, local):
     made = tmp_path / "made"
     calls = [
         lambda: deltas.make(local, states[2], made, version="000006", base_version="000005"),
-        lambda: deltas.convert(chain[0], local, made),
+        lambda: deltas.convert(local, chain[0], made),
         lambda: list(deltas.Delta(chain[0]).patches(local, framework="numpy"))]
     for call in calls:
         assert "own note" in expect("VersionMismatch", call)
@@ -225,7 +225,7 @@ def test_a_base_that_has_the_new_values_is_refused(tmp_path, states):
     write_checkpoint(tmp_path / "new", states[1])
     folder = write_delta(tmp_path / "v", states[0], states[1], "1", "0", encoding="overwrite")
     assert "all new values" in expect("VersionMismatch", lambda: deltas.convert(
-        folder, tmp_path / "new", tmp_path / "made"))
+        tmp_path / "new", folder, tmp_path / "made"))
 
 
 @pytest.mark.parametrize(("base", "version"), [("9", "5"), ("7", "007"), ("", "a"), ("a", "")])
@@ -273,12 +273,12 @@ def test_invalid_arguments(tmp_path, states, local):
     delta = deltas.Delta(chain[0])
     for call in (lambda: delta.apply(local, threads=-1), lambda: delta.verify(local, threads=-1),
                  lambda: delta.prepare({}, threads=-1), lambda: deltas.recover(local, threads=-1),
-                 lambda: deltas.convert(delta, local, tmp_path / "m", threads=-1)):
+                 lambda: deltas.convert(local, delta, tmp_path / "m", threads=-1)):
         with pytest.raises((ValueError, KeyError), match="threads|not among"):
             call()
     for level in (0, 20):
         with pytest.raises(ValueError, match="level"):
-            deltas.convert(delta, local, tmp_path / "m", level=level)
+            deltas.convert(local, delta, tmp_path / "m", level=level)
     with pytest.raises(TypeError, match="list"):
         delta.prepare({name: [1, 2] for name in states[0]})
 

@@ -146,5 +146,5 @@ def test_an_empty_version_is_not_left_out(tmp_path, old, delta):
     for dialect in ("sglang", "modelexpress"):
         for name in ("version", "base_version"):
             with pytest.raises(ValueError, match="version"):
-                deltas.convert(delta, old, tmp_path / "converted", dialect=dialect, **{name: ""})
+                deltas.convert(old, delta, tmp_path / "converted", dialect=dialect, **{name: ""})
     assert not (tmp_path / "converted/model.safetensors.index.json").exists()

@@ -90,7 +90,7 @@ def test_an_unchanged_state_makes_an_empty_delta(tmp_path, states, local):
 def test_a_chain_is_folded_into_one_version(tmp_path, states, local, encoding):
     chain = write_chain(tmp_path, states)
     folded = tmp_path / "folded"
-    stats = deltas.convert(deltas.Delta(*chain), local, folded, encoding=encoding,
+    stats = deltas.convert(local, deltas.Delta(*chain), folded, encoding=encoding,
                            checksum="blake3")
     assert stats["bytes_read"] >= 1_000_008
     assert same(folders.apply_by_rules(states[0], folded), states[3])

@@ -461,7 +461,7 @@ def test_all_files_that_a_killed_make_has_written_are_removed(tmp_path, states):
 @pytest.mark.parametrize("checksum", ["adler32", "blake3"])
 def test_a_conversion_verifies_its_input(tmp_path, states, local, checksum):
     folder = write_delta(tmp_path / "v", states[1], states[2], "2", "1")
-    expect("DigestMismatch", lambda: deltas.convert(folder, local, tmp_path / "made",
+    expect("DigestMismatch", lambda: deltas.convert(local, folder, tmp_path / "made",
                                                     checksum=checksum))
     assert not (tmp_path / "made" / folders.INDEX).exists()
 
@@ -472,7 +472,7 @@ def test_long_chains_are_split_or_refused(tmp_path):
     write_checkpoint(local, many[0])
     chain = write_chain(tmp_path, many)
     with pytest.raises(RuntimeError, match="16"):
-        deltas.convert(deltas.Delta(*chain), local, tmp_path / "made")
+        deltas.convert(local, deltas.Delta(*chain), tmp_path / "made")
     with pytest.raises(RuntimeError, match="16"):
         deltas.Delta(*chain).prepare(dict(many[0]))
     with pytest.raises(RuntimeError, match="16"):

@@ -15,7 +15,6 @@ from fastsafetensors._engine_weights import (  # noqa: E402
     EngineOptions,
     expectation,
     iterate,
-    parse_bytes,
     split_options,
 )
 from fastsafetensors.lazy import LazyModel  # noqa: E402
@@ -29,12 +28,6 @@ def test_options_are_distinguished():
                                ("num_threads",))
     assert (ours.threads, ours.memory, rest) == (2, 2 << 30, {"num_threads": 3})
     assert split_options({}, ()) == (EngineOptions(), {})
-
-
-@pytest.mark.parametrize("text, size", [(0, 0), (5, 5), ("7", 7), ("1.5 KiB", 1536),
-                                        ("2gib", 2 << 30), ("3MB", 3_000_000)])
-def test_sizes(text, size):
-    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("given", [

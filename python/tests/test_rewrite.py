@@ -553,3 +553,33 @@ def test_rescue_without_intact_tensors_replaces_nothing(run, tmp_path, torch):
     (tmp_path / "cut").write_bytes(good[:-100])
     run("rescue", tmp_path / "cut", tmp_path / "good", code=1)
     assert (tmp_path / "good").read_bytes() == good
+
+
+def one_tensor(tmp_path, torch):
+    save_file({"a": torch.ones(9)}, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def test_renames_of_one_tensor_twice(tmp_path, run, torch):
+    path = one_tensor(tmp_path, torch)
+    _, err = run("edit", "--rename", "a=x", "--rename", "a=y", path, code=1)
+    assert err == ("fastsafetensors: no tensor name matches 'a', except those that an earlier "
+                   "--rename matches [NoMatch]\n")
+
+
+def test_a_value_of_an_option_that_needs_none(tmp_path, run, torch):
+    path = one_tensor(tmp_path, torch)
+    _, err = run("convert", "--compress", "all", path, tmp_path / "out", code=3)
+    assert "A value of --compress follows a '=': --compress[=WHICH]" in err
+    _, err = run("hash", "--manifest", "--chunk", "100000", path, code=3)
+    assert "--chunk must be a power of two from 64K to 1M, not '100000'" in err
+
+
+def test_the_written_file_is_named(tmp_path, run, torch):
+    path = one_tensor(tmp_path, torch)
+    for words, name in ((("--manifest",), f"{path}.manifest"), (("--sums",), f"{path}.sha256"),
+                        (("--sums", "--output", f"{path}.sums"), f"{path}.sums")):
+        out, _ = run("hash", *words, path)
+        assert out.endswith(f", written to {name}\n")
+        out, _ = run("hash", "--json", *words, path)
+        assert json.loads(out)["target"] == name

@@ -3,12 +3,13 @@
 
 import json
 import os
+import subprocess
 
 import pytest
 from conftest import sample_tensors
 
-from fastsafetensors import ParallelSaver, SafetensorError
-from fastsafetensors._saving import parse_size
+from fastsafetensors import ParallelSaver, SafetensorError, save_file
+from fastsafetensors._options import parse_size
 from fastsafetensors.fast_loading import (
     _STRUCTURE_KEY,
     load_embeddings_safetensors,
@@ -90,14 +91,30 @@ def test_old_shards_are_deleted_last(tmp_path, torch):
         assert returned.endswith(".json") == (count > 1)
 
 
-def test_sizes():
-    assert parse_size("size", "5GB") == 5 * 10**9
-    assert parse_size("size", "1.5 MiB") == 3 << 19
-    assert parse_size("size", "10kb") == 10_000
-    assert parse_size("size", 7) == 7
-    for bad in ("", "GB", "5XB", "-1", "0", 0, -3, True, "inf", "nan", None):
-        with pytest.raises(ValueError, match=r"size"):
-            parse_size("size", bad)
+SIZES = {"5GB": 5 * 10**9, "1.5 MiB": 3 << 19, "10kb": 10_000, 7: 7, "7": 7, "1G": 1 << 30,
+         "2m": 2 << 20, "0.5TiB": 1 << 39, "1.1KB": 1100, " 3 B ": 3, "1.99999999999k": 2047}
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_sizes(text):
+    assert parse_size("size", text) == SIZES[text]
+
+
+@pytest.mark.parametrize("bad", ["", "GB", "5XB", "-1", "0", 0, -3, True, "inf", "nan", None, "1e3",
+                                 "5 G B", ".5G", "5.G", "1\0GB", 2**63, "8388608T",
+                                 "99999999999999T", 1.5, "٣GB", b"5G"])
+def test_what_is_not_a_size(bad):
+    with pytest.raises(ValueError, match=r"^size must be"):
+        parse_size("size", bad)
+
+
+def test_the_command_reads_sizes_by_the_same_rule(tmp_path, command, torch):
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.zeros(1500, dtype=torch.uint8) for name in "ab"}, path)
+    for text, files in (("3KB", 1), ("2.9KB", 2), ("2.93k", 1), ("1.5KB", 2)):
+        folder = tmp_path / text
+        subprocess.run([command, "split", "--size", text, path, folder], check=True)
+        assert len(list(folder.glob("*.safetensors"))) == files, text
 
 
 def test_faults_of_a_sharded_folder(tmp_path, torch):

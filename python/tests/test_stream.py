@@ -92,6 +92,22 @@ def test_errors(path, torch):
         list(open_stream(path, verify=True))
 
 
+def test_modes(path):
+    from fastsafetensors import numpy, torch
+
+    for open_stream in (numpy.open_stream, torch.open_stream):
+        for mode, expected in (("load", "load"), ("map", "map"), ("auto", "map")):
+            with open_stream(path, mode=mode) as stream:
+                assert len(list(stream)) == len(stream)
+                assert stream.stats["mode"] == expected
+        with open_stream(path, mode="load", memory="64MiB") as stream:
+            assert len(list(stream)) == len(stream)
+        with pytest.raises(ValueError, match=r'mode="map" returns views .* no memory limit'):
+            open_stream(path, mode="map", memory="1GiB")
+        with pytest.raises(ValueError, match="unknown mode 'fast'; expected"):
+            open_stream(path, mode="fast")
+
+
 SHARED = """
 import sys, threading
 import numpy

@@ -13,6 +13,7 @@ import torch
 from fastsafetensors import (
     SafetensorError,
     SignedBy,
+    check_signature,
     safe_open,
     sign_folder,
     verifying,
@@ -200,13 +201,22 @@ def test_a_bundle_without_a_manifest(tmp_path) -> None:
     folder.mkdir()
     path = folder / "model.safetensors"
     fast_torch.save_file(WEIGHTS, path)
-    assert sign_folder(folder, private) == (1, os.path.getsize(path))
-    assert sign_folder(folder, private, keep=folder / "model.sig")[0] == 1
+    made = sign_folder(folder, private)
+    assert (made.files, made.bytes_read, made.path) == (
+        1, os.path.getsize(path), os.fspath(folder / "model.sig"))
+    assert sign_folder(folder, private, keep=folder / "model.sig").files == 1
     assert set(fast_torch.load_file(path, verify=SignedBy(public))) == set(WEIGHTS)
+    assert check_signature(folder, public) == []
     flip(path, 5000)
+    problem, = check_signature(folder, public, folder / "model.sig")
+    assert (problem.kind, problem.file) == ("DigestMismatch", path.name)
     with pytest.raises(SafetensorError, match="digest of the whole file"):
         fast_torch.load_file(path, verify=SignedBy(public))
     flip(path, 5000)
     flip(folder / "model.sig", 600)
+    with pytest.raises(SafetensorError):
+        check_signature(folder, public)
+    with pytest.raises(FileNotFoundError):
+        check_signature(folder, tmp_path / "no.pem")
     with pytest.raises(SafetensorError):
         fast_torch.load_file(path, verify=SignedBy(public))

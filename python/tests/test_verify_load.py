@@ -211,7 +211,7 @@ def test_the_command(model: pathlib.Path) -> None:
     found = ask("verify", "--manifest", "--json", model)
     assert found.returncode == 1
     answer = json.loads(found.stdout)
-    assert len(answer["differences"]) == 2 and answer["valid"] is False
+    assert len(answer["errors"]) == 2 and answer["valid"] is False
     assert ask("load", "--verify", model).returncode == 1
     os.remove(f"{model}.manifest")
     assert ask("verify", "--manifest", model).returncode == 2

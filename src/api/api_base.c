@@ -65,6 +65,10 @@ size_t fst_text_step(const char *text, size_t text_size, uint32_t *code, int *co
     return text == NULL || text_size == 0 ? 0 : fsti_text_step(text, text_size, code, columns);
 }
 
+int fst_size_parse(const char *text, uint64_t *size_bytes) {
+    return text != NULL && size_bytes != NULL && fsti_size_parse(text, size_bytes);
+}
+
 void fst_memory_keep(uint64_t size_bytes) { fsti_arena_keep_max(size_bytes); }
 
 uint64_t fst_memory_trim(void) { return fsti_staging_trim() + fsti_arena_trim(); }

@@ -62,6 +62,8 @@ size_t fsti_text_step(const char *text, size_t left, uint32_t *code, int *column
 /// Replaces each character that fst_text_step() rejects, and each byte that is not UTF-8, by '?' in
 /// place. All messages and log lines pass through here.
 void fsti_text_make_printable(char *text);
+/// Implements fst_size_parse().
+bool fsti_size_parse(const char *text, uint64_t *size_bytes);
 /// Appends as much of `words` as fits into a buffer of `size` bytes.
 void fsti_append(char *text, size_t size, const char *words);
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Settings of shared segments, from the environment.
-#include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,29 +9,13 @@
 
 #define GRACE_S_MAX ((uint64_t)366 * 86400)
 
-/// Reads a number with an optional suffix K, M, G or T (powers of 1024).
-static bool parse_size(const char *text, uint64_t *out) {
-    char *end = NULL;
-    if (!isdigit((unsigned char)text[0])) return false;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    static const char suffixes[] = "KMGT";
-    const char *suffix = *end != '\0' ? strchr(suffixes, toupper((unsigned char)*end)) : NULL;
-    uint64_t unit = 1;
-    if (suffix != NULL) {
-        unit = (uint64_t)1 << (10 * (suffix - suffixes + 1));
-        end++;
-    }
-    return errno == 0 && *end == '\0' && fsti_mul(number, unit, out);
-}
-
-/// A variable's number. False with words if it is not one.
+/// A variable's number or size. False with words if it is not one.
 static bool read_number(const char *name, uint64_t number_max, uint64_t *out, char *why,
                         size_t why_size) {
     const char *text = secure_getenv(name);
     if (text == NULL || text[0] == '\0') return true;
-    if (parse_size(text, out) && *out <= number_max) return true;
-    snprintf(why, why_size, "%s is not a number up to %llu", name, (unsigned long long)number_max);
+    if (fsti_size_parse(text, out) && *out <= number_max) return true;
+    snprintf(why, why_size, "%s must be a number up to %llu", name, (unsigned long long)number_max);
     return false;
 }
 

@@ -3,6 +3,7 @@
 #include "folder_files.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -147,4 +148,9 @@ bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safe
 
 bool fsti_verify_leads_to_model(const char *name) {
     return fsti_verify_is_model(name) || fsti_ends_with(name, ".safetensors.index.json");
+}
+
+void fsti_manifest_report_path(const fst_manifest_options *options, const char *path) {
+    if (options->written_path != NULL)
+        snprintf(options->written_path, options->written_path_size, "%s", path);
 }

@@ -4,6 +4,7 @@
 #define FSTI_FOLDER_FILES_H
 
 #include "base/primitives.h"
+#include "fastsafetensors/verify.h"
 
 typedef struct folder_files {
     char *folder; ///< with a final slash; "" is the current folder
@@ -26,5 +27,8 @@ bool fsti_verify_is_model(const char *name);
 bool fsti_verify_leads_to_model(const char *name);
 /// folder + name, from fsti_alloc().
 char *fsti_folder_join(const folder_files *files, const char *name);
+
+/// Copies the path of a written manifest or list to the caller's memory, if it wants it.
+void fsti_manifest_report_path(const fst_manifest_options *options, const char *path);
 
 #endif

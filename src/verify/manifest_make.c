@@ -287,6 +287,7 @@ static fst_status publish_manifest(manifest_job *job, const char *target, fst_er
         status = fsti_text_publish(target == NULL ? own : target, text, size, error);
         fsti_free(text);
     }
+    if (status == FST_OK) fsti_manifest_report_path(job->options, target == NULL ? own : target);
     fsti_free(own);
     return status;
 }

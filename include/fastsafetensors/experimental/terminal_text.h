@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Printing names from untrusted files on a terminal.
+/// Text at a terminal: printing names from untrusted files, and reading sizes that users type.
 ///
 ///     uint32_t code;
 ///     int columns;
@@ -27,6 +27,13 @@ extern "C" {
 /// zero-width characters (joiners included), and invalid bytes. Either pointer may be NULL. Error
 /// messages and log lines of the library have '?' in their place.
 FST_API size_t fst_text_step(const char *text, size_t text_size, uint32_t *code, int *columns);
+
+/// Parses a size: digits, an optional decimal fraction, and an optional unit in either case. Spaces
+/// around these are ignored. As in GNU's commands, K, M, G, T and KiB, MiB, GiB, TiB are powers of
+/// 1024, and KB, MB, GB, TB are powers of 1000. A fraction of a byte is dropped. Returns 1 and sets
+/// *size_bytes, or returns 0 if the text is not a size, or one of 2^64 bytes or more. The command,
+/// the Python package and the environment variables of this library use this rule.
+FST_API int fst_size_parse(const char *text, uint64_t *size_bytes);
 
 #ifdef __cplusplus
 }
