@@ -163,7 +163,7 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
 /// or no more. *populate: a chunk whose memory the caller should prefault instead, or UINT32_MAX.
 typedef struct chunk_request {
     chunk_queue preferred;
-    bool may_steal, block, may_populate;
+    bool may_steal, may_wait, may_populate;
 } chunk_request;
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint32_t *populate);
 /// Takes absent chunks that follow a taken one in its extent: at most `bytes_max` together, and not
