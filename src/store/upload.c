@@ -497,9 +497,9 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
         status = send_single(upload, error);
     } else {
         fst_error cause = {0};
-        status = fsti_upload_join(&upload->target, &is_unknown, &cause);
+        status = fsti_upload_complete(&upload->target, &is_unknown, &cause);
         if (status != FST_OK && drop_condition(&upload->target, upload->target.refusal))
-            status = fsti_upload_join(&upload->target, &is_unknown, &cause);
+            status = fsti_upload_complete(&upload->target, &is_unknown, &cause);
         if (status != FST_OK) status = report_change(upload, status, &cause);
         if (status != FST_OK && error != NULL) *error = cause;
         upload->is_committed = status == FST_OK ? 1 : is_unknown ? -1 : 0;
