@@ -426,8 +426,8 @@ def save_file_async(
         memory: the most staging memory that this save uses, bytes or "1GiB", at least 32 MiB. With
             less than the tensors take, copying waits for the disk: the call blocks for longer.
             None: the pool's limit.
-        pool: a StagingPool that provides the memory; None: a pool of the process, which grows to what the
-            largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
+        pool: a StagingPool that provides the memory; None: a pool of the process, which grows to
+            what the largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
         engine: as in save_file.
         copy_threads: threads that copy; 0: up to 4 for "copy", 1 for "lazy".
         nice: lowers the priority of the writing threads, 0 to 19.
