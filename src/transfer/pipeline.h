@@ -170,10 +170,10 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
 /// more than this thread's share. Returns the end of the run.
 uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
 
-/// Puts off a taken chunk that another process reads into shared memory. It becomes pending again
+/// Defers a taken chunk that another process reads into shared memory. It becomes pending again
 /// when it is done, or to try whether its reader has ended.
 void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
-/// How often deferred chunks are looked at.
+/// The interval at which deferred chunks are checked.
 #define FSTI_DEFERRED_PAUSE_MS 2
 /// Makes deferred chunks pending that are done now. From time to time also the first others: the
 /// thread that takes one finds out whether its reader has ended. The lock must be held.
