@@ -29,20 +29,21 @@ static char *sidecar_path(const char *path, const char *suffix) {
     return result;
 }
 
-/// Creates a new file next to the target, with a temporary name as saves use it, and its lock.
-/// Existing files and links are never opened. The caller frees *fresh, the new name. Returns -1
-/// with errno set on failure.
-static int make_fresh(const char *target, char **fresh) {
+/// Creates a temporary file next to the target, named and locked as those of saves are, so that
+/// their clean-up finds it. Existing files and links are never opened. The caller frees *temporary,
+/// the name. Returns -1 with errno set on failure.
+static int create_temporary(const char *target, char **temporary) {
     const char *slash = strrchr(target, '/');
     int folder_size = slash == NULL ? 0 : (int)(slash - target) + 1;
     size_t capacity = strlen(target) + sizeof "..0123456789abcdef.tmp";
-    if ((*fresh = malloc(capacity)) == NULL) return -1;
+    if ((*temporary = malloc(capacity)) == NULL) return -1;
     for (int attempt = 0; attempt < 16; attempt++) {
-        uint64_t chance = 0;
-        if (getrandom(&chance, sizeof chance, 0) != (ssize_t)sizeof chance) return -1;
-        snprintf(*fresh, capacity, "%.*s.%.200s.%016" PRIx64 ".tmp", folder_size, target,
-                 target + folder_size, chance);
-        int fd = open(*fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        uint64_t random_number = 0;
+        if (getrandom(&random_number, sizeof random_number, 0) != (ssize_t)sizeof random_number)
+            return -1;
+        snprintf(*temporary, capacity, "%.*s.%.200s.%016" PRIx64 ".tmp", folder_size, target,
+                 target + folder_size, random_number);
+        int fd = open(*temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (fd >= 0) (void)flock(fd, LOCK_EX | LOCK_NB);
         if (fd >= 0 || errno != EEXIST) return fd;
     }
@@ -62,27 +63,27 @@ static bool write_all(int fd, const char *text) {
 }
 
 int hash_sidecar_write(const char *path, const char *text) {
-    char *target = sidecar_path(path, ".digest"), *fresh = NULL;
-    int fd = target == NULL ? -1 : make_fresh(target, &fresh);
+    char *target = sidecar_path(path, ".digest"), *temporary = NULL;
+    int fd = target == NULL ? -1 : create_temporary(target, &temporary);
     bool good = fd >= 0 && write_all(fd, text);
     if (fd >= 0 && close(fd) != 0) good = false;
     // The rename replaces a planted link, not its target.
-    if (good && rename(fresh, target) != 0) good = false;
+    if (good && rename(temporary, target) != 0) good = false;
     if (!good) {
         cli_fail_errno("writing", target == NULL ? path : target);
-        if (fd >= 0) unlink(fresh);
+        if (fd >= 0) unlink(temporary);
     }
     free(target);
-    free(fresh);
+    free(temporary);
     return good ? EXIT_OK : EXIT_UNREADABLE;
 }
 
 int hash_sidecar_check(const char *path) {
-    // An existing .digest file is replaced whatever its mode, so a name that is not there is
-    // checked.
-    char *fresh = sidecar_path(path, ".digest.0");
-    int code = fresh == NULL ? cli_no_memory() : cli_check_file_target(fresh, false);
-    free(fresh);
+    // Checks a name that does not exist, because an existing .digest file is replaced even if it is
+    // read-only.
+    char *unused_name = sidecar_path(path, ".digest.0");
+    int code = unused_name == NULL ? cli_no_memory() : cli_check_file_target(unused_name, false);
+    free(unused_name);
     return code;
 }
 

@@ -331,7 +331,8 @@ static size_t count_converted(const rewrite_job *job) {
     return converted;
 }
 
-static int cut_outputs(rewrite_job *job) {
+/// Splits the outputs into pieces, in the order of their positions in the new files.
+static int split_outputs(rewrite_job *job) {
     size_t count = job->count;
     tensor_place *places = calloc(count + 1, sizeof *places);
     if (places == NULL) return cli_no_memory();
@@ -551,7 +552,7 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan) {
     if (code == EXIT_OK) code = fill_metadata(&job);
     if (code == EXIT_OK) code = assign_files(&job);
     if (code == EXIT_OK && cli_is_split(plan)) code = cli_check_one_file(plan, job.save.file_count);
-    if (code == EXIT_OK) code = cut_outputs(&job);
+    if (code == EXIT_OK) code = split_outputs(&job);
     if (code == EXIT_OK && plan->convert && count_converted(&job) == 0)
         cli_say_unconverted(plan->dtype);
     if (code == EXIT_OK && plan->dry_run)

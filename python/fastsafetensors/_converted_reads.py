@@ -23,10 +23,7 @@ from ._view_geometry import View
 
 
 class ConvertedReads:
-    """Reads for lazy tensors:
-
-    unchanged through the open model, converted through separate loads.
-    """
+    """Reads for lazy tensors: through the open model, or converted through separate loads."""
 
     device = torch.device("cpu")
     stays_lazy = False

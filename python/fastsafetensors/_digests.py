@@ -16,9 +16,9 @@ _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
 
 @dataclass(frozen=True)
 class Digests:
-    """Hexadecimal digests:
+    """Hexadecimal digests of tensors and of files, each by name.
 
-    of tensors by name, and of files by name; algorithm: the requested one.
+    algorithm: the requested one.
     """
 
     algorithm: str

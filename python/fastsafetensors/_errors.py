@@ -72,9 +72,9 @@ def _close_matches(name: str, names: list[str]) -> list[str]:
 
 
 def _describe_unknown(error: Any) -> str:
-    """The message with close matches, computed only when it is shown:
+    """Return the message with close matches.
 
-    programs that probe for names never need it.
+    Computed only when it is shown, because programs that probe for names never need it.
     """
     close = _close_matches(str(error.tensor), list(error._names))
     hint = f" (close matches: {', '.join(close)})" if close else ""

@@ -68,9 +68,9 @@ class LazyTensor(_torch.Tensor):  # type: ignore[misc]
     _reads: Reads
     _stored: Stored
     _view: View
-    # [the plain tensor once read, whether its memory is shared], and True if it has changed since
-    # (t_(), or half() of its module). The second is None if the memory is private and holds the
-    # whole stored tensor.
+    # 0: the plain tensor; None until it is read. 1: whether its memory is shared; None: it is
+    # private and holds the whole stored tensor. 2 exists, and is True, if the plain tensor no
+    # longer has the view's geometry or dtype: after t_(), or half() of its module.
     _cell: list[Any]
 
     def __new__(cls, data: Any = None, requires_grad: bool = True, **_: Any) -> Any:
@@ -237,7 +237,7 @@ def _is_whole(own: LazyTensor) -> bool:
 
 
 def _make_private_storage(own: LazyTensor) -> Any:
-    """The same in memory that may not be resizable."""
+    """Do as _make_private_stored(), but in storage that may not be resizable."""
     with own._stored.lock:
         data = read(own)
         has_all = _is_whole(own) and not own._cell[1] and _has_layout(own)
@@ -245,7 +245,7 @@ def _make_private_storage(own: LazyTensor) -> Any:
 
 
 def _replace_data(own: LazyTensor, data: Any, is_shared: bool | None) -> None:
-    """Continue with the same elements in other memory."""
+    """Replace the plain tensor by one with the same elements in other memory."""
     before = own._cell[0]
     if before.requires_grad and before.is_leaf:
         data = data.detach().requires_grad_(True)
@@ -586,7 +586,7 @@ _HANDLERS: dict[Any, _Handler] = {
     func: handler for names, handler in _TABLE for func in find_functions(names)
 }
 _HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_requires_grad  # noqa: B009
-# Once a tensor was read, torch handles these.
+# Once a tensor was read, torch handles these functions on the plain tensor.
 _VIEW_MAKERS = {
     handler for names, handler in _TABLE
     if handler not in (_attribute, _identity, _of_data, _set_gradient, _self_if_unchanged, _same,

@@ -35,7 +35,7 @@ def _dtypes(model: Model, items: Sequence[Any] | None) -> Iterator[tuple[str, st
 
 
 def open_load(model: Model, items: Sequence[Any] | None = None, **options: Any) -> Loader:
-    """Start a load. Takes options of Model.load(), and for a device:
+    """Start a load. Takes the options of Model.load(), and `memory` for loads to a device.
 
     memory: "own", or "torch" (its caching allocator, unless the device shares the CPU's memory).
     """

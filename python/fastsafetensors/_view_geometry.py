@@ -25,9 +25,9 @@ class View(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A part of a stored tensor:
+    """A part of a stored tensor: begin and end of each dimension, and a view within the part.
 
-    begin and end of each dimension, and a view within the packed part.
+    The view's strides count the elements of the part, packed.
     """
 
     begin: Sizes

@@ -256,7 +256,8 @@ def _expect(checkpoint: Path, version: str) -> None:
         what = ("the application of a delta was interrupted, so the files are of two versions; "
                 "run 'fastsafetensors delta recover' first")
     elif note.version is not None and _plain(note.version) != _plain(version):
-        what = f"the checkpoint has version {note.version} by its own note, not {version}"
+        what = (f"the checkpoint has version {note.version} according to its version note, "
+                f"not {version}")
     if what:
         refuse(f"{os.fsdecode(checkpoint)}: {what}", "VersionMismatch")
 

@@ -74,9 +74,9 @@ _PROBE_BYTES = 8 << 20
 
 
 class ShardedTensors(dict[str, Any]):
-    """{name:
+    """A dict of tensor names and this rank's parts.
 
-    this rank's part}; `stats`: bytes_read, bytes_sent, and the number of tensors by method.
+    `stats`: bytes_read, bytes_sent, and the number of tensors by method.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,9 @@ def _open_or_receive(files: Any, pg: Any, failure: Exception | None) -> tuple[An
         is_missing = failure is None and isinstance(error, FileNotFoundError)
         failure = error
     state = 1 if model is not None else 0 if is_missing else 2
-    has = pg.exchange(bytes([state]), "who has the files") if pg.size() > 1 else [bytes([state])]
+    has = [bytes([state])]
+    if pg.size() > 1:
+        has = pg.exchange(bytes([state]), "which ranks have the files")
     readers = [rank for rank, said in enumerate(has) if said[0] == 1]
     has_failed = any(said[0] == 2 for said in has)
     if failure is not None and (not readers or has_failed):
@@ -137,7 +139,7 @@ def _open_or_receive(files: Any, pg: Any, failure: Exception | None) -> tuple[An
         rows = []
         if model is not None and pg.rank() == readers[0]:
             rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
-        texts = pg.exchange_texts(json.dumps(rows), "what is in the files")
+        texts = pg.exchange_texts(json.dumps(rows), "the tensors of the files")
         if model is None:
             model = _Described(json.loads(texts[readers[0]]))
     return model, readers
@@ -294,7 +296,7 @@ class _Load:
                 close_load(loader)
         except Exception as error:
             failure = error
-        self.agreement.agree("reading what is sent", error=failure)
+        self.agreement.agree("reading tensors to send", error=failure)
         for name, owner in group:
             whole = own.pop(name, None)
             with named(f"{methods[name]} of {name!r} from rank {owner}"):
@@ -380,7 +382,7 @@ def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
     """torch's shape of a tensor to cut or send; ValueError if torch lacks the dtype."""
     dtype, shape, *_ = model.info(model.find(name))
     if ranks > 1 and torch_dtype(dtype) is None:
-        raise ValueError(f"{name}: this torch has no dtype for {dtype}: it can't go to ranks")
+        raise ValueError(f"{name}: this torch has no dtype for {dtype}, so ranks can't send it")
     return torch_shape(dtype, shape)
 
 

@@ -280,15 +280,15 @@ def save_safetensors_sharded_async(
 
     Args:
         state_dict: {name: tensor}.
-        output_dir: a folder, which is made, or a URL.
+        output_dir: a folder, created if missing, or a URL.
         max_shard_size: as in save_safetensors_sharded.
         metadata: of every file; without it, {"format": "pt"}.
         compress: as in save_safetensors_sharded.
         filename_pattern: as in save_safetensors_sharded.
         stage: "copy", "lazy" or "none", as in fastsafetensors.torch.save_file_async.
-        memory: as there, like the following.
-        pool: where the memory comes from.
-        threads: that write; 0: as many as the process may use.
+        memory: as in fastsafetensors.torch.save_file_async, like the next parameters.
+        pool: a StagingPool that provides the memory.
+        threads: threads that write; 0: one per CPU that the process may use.
         copy_threads: threads that copy.
         nice: lowers the priority of the writing threads.
         durable: files and folder are on the device when the save has ended.
@@ -525,7 +525,7 @@ def _rebuild(node: Any, tensors: dict[str, Any]) -> Any:
 
 
 def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
-    """Load what save_embeddings_safetensors saved, with its types and order.
+    """Load a structure saved by save_embeddings_safetensors, with its types and order.
 
     Args:
         path: the file. If it is missing and a file of the same name ending in .pt exists, that

@@ -54,9 +54,9 @@ _COLLECTED_SLICES = 8
 
 
 class _State:
-    """Process-wide state:
+    """The state of the process.
 
-    how many switches are on, replaced names, and whether a warning was issued.
+    How many switches are on, the replaced names, and whether a warning was issued.
     """
 
     def __init__(self) -> None:

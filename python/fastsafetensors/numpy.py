@@ -346,7 +346,7 @@ def save_file_async(
         stage: "copy" or "none". Arrays count no changes, so that "lazy" is refused, and "none" is a
             promise of the caller.
         memory: as in fastsafetensors.torch.save_file_async, like the following.
-        pool: where the memory comes from.
+        pool: a StagingPool that provides the memory.
         engine: as in save_file.
         copy_threads: threads that copy.
         nice: lowers the priority of the writing threads.

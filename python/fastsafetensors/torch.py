@@ -429,8 +429,8 @@ def save_file_async(
         memory: the most staging memory that this save uses, bytes or "1GiB", at least 32 MiB. With
             less than the tensors take, copying waits for the disk: the call blocks for longer.
             None: the pool's limit.
-        pool: where the memory comes from; None: a pool of the process, which grows to what the
-            largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
+        pool: a StagingPool that provides the memory; None: a pool of the process, which grows to
+            what the largest save needs and keeps it (fastsafetensors.async_save.release_staging()).
         engine: as in save_file.
         copy_threads: threads that copy; 0: up to 4 for "copy", 1 for "lazy".
         nice: lowers the priority of the writing threads, 0 to 19.
@@ -576,7 +576,7 @@ def save_model_async(
         compress: as in save_file.
         stage: as in save_file_async, like the following.
         memory: the most staging memory that this save uses.
-        pool: where the memory comes from.
+        pool: a StagingPool that provides the memory.
         engine: as in save_file.
         copy_threads: threads that copy.
         nice: lowers the priority of the writing threads.

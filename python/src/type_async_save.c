@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/// How often a wait looks for Ctrl-C.
+/// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 50
 
 // ---- StagingPool ----
@@ -13,7 +13,7 @@
 typedef struct pool_object {
     PyObject_HEAD fst_staging_pool *pool; ///< NULL: closed
     int uses;                             ///< saves that are being started without the GIL
-    int is_closed;                        ///< the last of these closes the pool
+    int is_closed;                        ///< closed by the program; freed when `uses` is 0
 } pool_object;
 
 static void close_unused_pool(pool_object *object) {
@@ -62,7 +62,7 @@ static void pool_dealloc(PyObject *self) {
 }
 
 static PyMethodDef pool_methods[] = {
-    {"close", pool_close, METH_NOARGS, "Give the memory back when the saves that use it end."},
+    {"close", pool_close, METH_NOARGS, "Free the memory when the saves that use it have ended."},
     {"nbytes", pool_nbytes, METH_NOARGS, "Bytes that the pool holds."},
     {NULL, NULL, 0, NULL},
 };
@@ -87,7 +87,7 @@ typedef struct async_object {
     int uses, is_closed;
 } async_object;
 
-/// Called by a thread of the library's without the GIL, once: asks the program.
+/// Called once, by a thread of the library without the GIL: calls the program's function.
 static int ask_unchanged(void *context) {
     const async_object *object = context;
     PyGILState_STATE gil = PyGILState_Ensure();
@@ -113,7 +113,7 @@ static void close_unused(async_object *object) {
     fst_async_save *save = object->save;
     if (!object->is_closed || object->uses > 0) return;
     object->save = NULL;
-    // Without the GIL: the tensors may still be asked for.
+    // Without the GIL, because closing may wait for a thread that needs it in ask_unchanged().
     Py_BEGIN_ALLOW_THREADS fst_async_save_close(save);
     Py_END_ALLOW_THREADS Py_CLEAR(object->owners);
     Py_CLEAR(object->is_unchanged);
@@ -166,7 +166,7 @@ static int start_save(PyTypeObject *type, async_object *object, PyObject *settin
     fst_async_options options = {.struct_size = sizeof options, .save = &request->options};
     fst_error error;
     fst_status status;
-    // What fails before the save has begun leaves nothing to close.
+    // Until the save has started, there is nothing to close.
     object->is_closed = 1;
     if (!read_settings(fstpy_state(type), settings, &options, object)) return 0;
     pool_object *pool = options.pool == NULL ? NULL : (pool_object *)PyTuple_GetItem(settings, 5);
@@ -182,7 +182,7 @@ static int start_save(PyTypeObject *type, async_object *object, PyObject *settin
     return status == FST_OK;
 }
 
-/// AsyncSave(settings, path, rows, metadata, ...): behind the settings Writer's arguments.
+/// AsyncSave(settings, path, rows, metadata, ...): the settings, then the arguments of Writer.
 static PyObject *async_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     module_state *state = fstpy_state(type);
     save_request request = {0};
@@ -263,7 +263,7 @@ static PyObject *async_wait_end(PyObject *self, PyObject *timeout) {
 
 static PyObject *async_stage(PyObject *self, PyObject *timeout) {
     PyObject *result = wait_for(self, timeout, fst_async_save_stage);
-    if (result == Py_True) { // nothing reads the tensors any more, or asks for them
+    if (result == Py_True) { // the save no longer reads the tensors or calls is_unchanged
         Py_CLEAR(((async_object *)self)->owners);
         Py_CLEAR(((async_object *)self)->is_unchanged);
     }
@@ -321,11 +321,12 @@ static PyObject *async_writer_stats(PyObject *self, PyObject *none) {
 
 static PyMethodDef async_methods[] = {
     {"stage", async_stage, METH_O, "Wait until nothing reads the tensors any more."},
-    {"wait", async_wait_end, METH_O, "Wait for the end; raises what went wrong."},
-    {"cancel", async_cancel, METH_NOARGS, "End soon, unless the files are in place."},
+    {"wait", async_wait_end, METH_O, "Wait for the end. Raises the save's error."},
+    {"cancel", async_cancel, METH_NOARGS,
+     "Stop the save soon, unless its files are already published."},
     {"stats", async_stats, METH_NOARGS, "Statistics of the save."},
     {"writer_stats", async_writer_stats, METH_NOARGS, "Statistics of its writer."},
-    {"close", async_close, METH_NOARGS, "Give the handle up; the save goes on."},
+    {"close", async_close, METH_NOARGS, "Release the handle; the save continues."},
     {NULL, NULL, 0, NULL},
 };
 

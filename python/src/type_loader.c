@@ -25,24 +25,24 @@ typedef struct loader_object {
     PyObject_HEAD fst_loader *loader;
     int uses;              ///< calls running without the GIL
     int is_iterating;      ///< one of them is next(), which may release memory of another next()
-    int is_closed;         ///< the last of these closes the loader
+    int is_closed;         ///< closed by the program; the load is freed when `uses` is 0
     caller_memory *memory; ///< caller memory, or NULL
     int has_destinations;  ///< some items have destinations
     int was_interrupted;   ///< Ctrl-C ended a wait, so nothing waits for its reads
-    int is_whole;          ///< the load is complete
-    unsigned born;         ///< fork_count when the load started
+    int is_complete;       ///< the load is complete
+    unsigned fork_count;   ///< value of forks_seen when the load started
     load_counts *counts;
 } loader_object;
 
 /// Number of forks since the first process. A forked child has no load threads to wait for.
-static atomic_uint fork_count;
+static atomic_uint forks_seen;
 static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
 
-static void count_fork(void) { atomic_fetch_add(&fork_count, 1); }
+static void count_fork(void) { atomic_fetch_add(&forks_seen, 1); }
 static void register_fork_handlers(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
 
 static int is_of_this_process(const loader_object *object) {
-    return object->born == atomic_load_explicit(&fork_count, memory_order_relaxed);
+    return object->fork_count == atomic_load_explicit(&forks_seen, memory_order_relaxed);
 }
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
@@ -174,8 +174,7 @@ static int has_destinations(const fst_load_options *options) {
     return 0;
 }
 
-/// Bytes of the file that an item needs: for a slice of rows only these, otherwise the whole
-/// tensor.
+/// Bytes of the file that an item needs: those of a slice of rows, or of the whole tensor.
 static uint64_t item_bytes(const fst_tensor_info *info, const fst_part *item) {
     if (item == NULL || item->begin == NULL || info->rank == 0 || info->shape[0] == 0)
         return info->size_bytes;
@@ -212,7 +211,7 @@ static int is_large(const fst_model *model, const fst_load_options *options) {
     return 0;
 }
 
-/// Opens the load; on a waited-for thread if that may take long. -1 with the exception of a signal
+/// Opens the load, on a helper thread if that may take long. -1 with the exception of a signal
 /// handler; the call then no longer belongs to the caller.
 static int open_load(start_call *start) {
     const fst_load_options *options = &start->request.options;
@@ -227,7 +226,7 @@ static int open_load(start_call *start) {
 /// Moves an open load and its data into a Loader.
 static void fill_loader(loader_object *object, start_call *start) {
     pthread_once(&fork_watch, register_fork_handlers);
-    object->born = atomic_load(&fork_count);
+    object->fork_count = atomic_load(&forks_seen);
     object->has_destinations = has_destinations(&start->request.options);
     object->loader = start->loader;
     object->counts = start->counts;
@@ -303,7 +302,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
     for (;;) {
         Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
         Py_END_ALLOW_THREADS if (status == FST_OK) {
-            object->is_whole = 1;
+            object->is_complete = 1;
             fstpy_memory_finish(object->memory);
             on_end(object->counts);
             return report_progress(object, progress);
@@ -370,7 +369,7 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     fst_error error;
     fst_tensor *tensor;
     fst_status status = FST_E_TIMEOUT;
-    if (((loader_object *)self)->is_whole)
+    if (((loader_object *)self)->is_complete)
         status = fst_loader_tensor_at(loader, index, 0, &tensor, &error);
     while (status == FST_E_TIMEOUT) {
         Py_BEGIN_ALLOW_THREADS status =
@@ -418,8 +417,8 @@ typedef struct export_kind {
 
 /// Takes over one reference of `tensor`.
 static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
-                            const export_kind *way) {
-    int by_capsule = (way->mask >> dtype & 1) != 0;
+                            const export_kind *kind) {
+    int by_capsule = (kind->mask >> dtype & 1) != 0;
     PyObject *shown =
         by_capsule ? fstpy_dlpack_capsule(tensor, 0) : fstpy_tensor_wrap(state_of(self), tensor);
     if (shown == NULL) return NULL;
@@ -428,13 +427,13 @@ static PyObject *make_value(PyObject *self, fst_tensor *tensor, fst_dtype dtype,
     // runs meanwhile and sees the collector disabled.
     int collects = by_capsule && PyGC_Disable();
     PyObject *value =
-        PyObject_CallFunctionObjArgs(by_capsule ? way->importer : way->fallback, shown, NULL);
+        PyObject_CallFunctionObjArgs(by_capsule ? kind->importer : kind->fallback, shown, NULL);
     if (collects) PyGC_Enable();
     Py_DECREF(shown);
     return value;
 }
 
-static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_kind *way,
+static int export_item(PyObject *self, fst_loader *loader, size_t index, const export_kind *kind,
                        PyObject *result) {
     fst_tensor *tensor = take_item(self, loader, index);
     fst_dtype dtype = FST_DTYPE_U8;
@@ -444,7 +443,7 @@ static int export_item(PyObject *self, fst_loader *loader, size_t index, const e
         fst_tensor_unref(tensor);
         return 0;
     }
-    PyObject *value = make_value(self, tensor, dtype, way);
+    PyObject *value = make_value(self, tensor, dtype, kind);
     int good = value != NULL && PyDict_SetItem(result, name, value) == 0;
     Py_XDECREF(value);
     Py_DECREF(name);
@@ -458,7 +457,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
         return NULL;
     }
     size_t index = PyLong_AsSize_t(args[0]);
-    export_kind way = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
+    export_kind kind = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
     if (PyErr_Occurred()) return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
@@ -467,7 +466,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
     PyObject *result = NULL;
     fst_error error;
     if (tensor != NULL && fst_tensor_view_get(tensor, &view, &error) == FST_OK) {
-        result = make_value(self, tensor, view.dtype, &way);
+        result = make_value(self, tensor, view.dtype, &kind);
     } else if (tensor != NULL) {
         fst_tensor_unref(tensor);
         fstpy_raise(state_of(self), &error);
@@ -477,14 +476,15 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
 }
 
 static PyObject *loader_export(PyObject *self, PyObject *args) {
-    export_kind way;
-    if (!PyArg_ParseTuple(args, "OOk:export", &way.importer, &way.fallback, &way.mask)) return NULL;
+    export_kind kind;
+    if (!PyArg_ParseTuple(args, "OOk:export", &kind.importer, &kind.fallback, &kind.mask))
+        return NULL;
     fst_loader *loader = begin_use(self);
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
     for (size_t i = 0; result != NULL && i < count; i++)
-        if (!export_item(self, loader, i, &way, result)) Py_CLEAR(result);
+        if (!export_item(self, loader, i, &kind, result)) Py_CLEAR(result);
     end_use(self);
     return result;
 }
@@ -567,7 +567,7 @@ static Py_ssize_t loader_length(PyObject *self) {
 static PyMethodDef loader_methods[] = {
     {"wait", loader_wait, METH_VARARGS,
      "wait(progress=None): waits for all bytes, without the GIL. progress(bytes done, "
-     "bytes in all, tensors done, tensors in all) is called ten times a second and at the end."},
+     "total bytes, tensors done, total tensors) is called ten times a second and at the end."},
     {"item", loader_item, METH_O, "Tensor `index` of the request. Waits for its bytes."},
     {"make", (PyCFunction)(void (*)(void))loader_make, METH_FASTCALL,
      "make(index, importer, fallback, mask): one tensor, as by export()."},

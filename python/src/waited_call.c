@@ -68,6 +68,7 @@ static void run_call(waited_call *call) {
     call->run(call);
     pthread_mutex_lock(&call->lock);
     call->is_done = 1;
+    // Read now: after the unlock the waiting thread may free a call that it has not abandoned.
     int is_abandoned = call->is_abandoned;
     pthread_cond_signal(&call->finished);
     pthread_mutex_unlock(&call->lock);
@@ -173,7 +174,7 @@ int fstpy_path_is_cached(const char *path) {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_CACHED};
     struct statx info = {0};
     char bytes[8];
-    struct iovec room = {bytes, sizeof bytes};
+    struct iovec target = {bytes, sizeof bytes};
     int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
     if (fd < 0) return 0;
     int flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
@@ -183,12 +184,13 @@ int fstpy_path_is_cached(const char *path) {
     fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
     uint64_t size = 0;
-    int is_there = preadv2(fd, &room, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
+    int is_there = preadv2(fd, &target, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
     memcpy(&size, bytes, is_there ? sizeof size : 0);
-    // Check the header's last page too; for other files this finds nothing.
-    room.iov_len = 1;
+    // Check the header's last page too. The length before the header is little-endian; for other
+    // files, and on big-endian machines, no such byte is found.
+    target.iov_len = 1;
     is_there = is_there && size > 0 && size < INT32_MAX &&
-               preadv2(fd, &room, 1, (off_t)(size + 7), RWF_NOWAIT) == 1;
+               preadv2(fd, &target, 1, (off_t)(size + 7), RWF_NOWAIT) == 1;
     close(fd);
     return is_there;
 }

@@ -155,9 +155,9 @@ def test_functions_that_read_copy_nothing(path: Path, mode: str) -> None:
         lambda t: functional.batch_norm(torch.ones(2, COLUMNS), t[0], t[1], training=False),
         lambda t: torch.stack([t, t]), lambda t: torch.einsum("ij,kj->ik", t, t)]
     for use in uses:
-        promise = model[W]
-        assert torch.equal(use(promise).float(), use(tensor(3)).float())
-        assert promise._cell[0] is None or promise._cell[1] is (mode != "load")
+        lazy = model[W]
+        assert torch.equal(use(lazy).float(), use(tensor(3)).float())
+        assert lazy._cell[0] is None or lazy._cell[1] is (mode != "load")
 
 
 def test_trained_parameters_are_plain(path: Path) -> None:
@@ -166,13 +166,13 @@ def test_trained_parameters_are_plain(path: Path) -> None:
     import pickle
 
     model = LazyModel(path)
-    promise = model[W]
+    lazy = model[W]
     linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
-    linear.load_state_dict({"weight": promise}, assign=True)
+    linear.load_state_dict({"weight": lazy}, assign=True)
     if hasattr(torch.utils, "swap_tensors"):
         assert type(linear.weight) is torch.nn.Parameter
     assert isinstance(linear.weight, torch.nn.Parameter) and linear.weight.is_leaf
-    assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(promise + 0, tensor(3))
+    assert torch.equal(linear.weight.data, tensor(3)) and torch.equal(lazy + 0, tensor(3))
     frozen = torch.nn.Parameter(model["layers.4.w"], requires_grad=False)
     frozen.loader = "mine"  # engines record the loader in this way
     assert isinstance(frozen, torch.nn.Parameter) and frozen._cell[0] is None
@@ -191,7 +191,7 @@ def test_trained_parameters_are_plain(path: Path) -> None:
     assert torch.equal(model["layers.4.w"].clone(), tensor(4))
 
 
-def test_ranks_train_what_was_assigned(path: Path) -> None:
+def test_data_parallel_training_of_assigned_tensors(path: Path) -> None:
     """torch's code for data parallel training uses parameters from C++."""
     program = f"""
 import torch, torch.distributed as dist
@@ -245,16 +245,16 @@ def test_lazy_tensors_are_saved(path: Path, mode: str, tmp_path: Path) -> None:
 
     expected = {f"layers.{i}.w": tensor(i) for i in range(LAYERS)}
     with LazyModel(path, mode=mode) as model:
-        promises = {**dict(model), "part": model[W][2:4]}
-        promises["layers.0.w"].sum()
-        del promises[W]  # the part's bytes are among these
-        promises["other"] = torch.ones(2)
-        save_safetensors(promises, str(tmp_path / "set"))
-        results = [load(save(promises)), load_file(tmp_path / "set")]
-        save_file(promises, path)
+        lazy_tensors = {**dict(model), "part": model[W][2:4]}
+        lazy_tensors["layers.0.w"].sum()
+        del lazy_tensors[W]  # the part's bytes are among these
+        lazy_tensors["other"] = torch.ones(2)
+        save_safetensors(lazy_tensors, str(tmp_path / "set"))
+        results = [load(save(lazy_tensors)), load_file(tmp_path / "set")]
+        save_file(lazy_tensors, path)
         results.append(load_file(path))
     for result in results:
-        assert result.keys() == promises.keys()
+        assert result.keys() == lazy_tensors.keys()
         assert torch.equal(result["part"], tensor(3)[2:4])
         assert all(torch.equal(result[n], t) for n, t in expected.items() if n != W)
 
@@ -371,7 +371,7 @@ def test_a_file_that_is_overwritten_is_an_error(
         load()
 
 
-def test_nothing_is_read_ahead_of_a_model_that_is_closed(path: Path) -> None:
+def test_closed_model_reads_nothing_ahead(path: Path) -> None:
     model = LazyModel(path, mode="load")
     kept = dict(model)
     for number in range(3):
@@ -450,7 +450,7 @@ def test_zero_limit_disables_readahead(path: Path) -> None:
     assert stats["boxes_ahead"] == 0 and stats["bytes_read"] == stats["bytes_needed"] == 8 * ALL
 
 
-# ---- what the page cache has ----
+# ---- resident tensors ----
 
 
 def is_cached(path: Path) -> bool:
@@ -461,7 +461,7 @@ def is_cached(path: Path) -> bool:
 
 def test_resident_tensors_are_not_read(path: Path) -> None:
     if not is_cached(path):
-        pytest.skip("the kernel does not tell what is cached")
+        pytest.skip("the kernel does not report residency")
     model, calls = LazyModel(path), 0
     target = torch.zeros(6, COLUMNS)
 
@@ -510,7 +510,7 @@ DTYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e8m
 def test_every_dtype(tmp_path: Path, name: str, mode: str) -> None:
     dtype = getattr(torch, name, None)
     if dtype is None:
-        pytest.skip("of a later torch")
+        pytest.skip("this torch lacks the dtype")
     generator = torch.Generator().manual_seed(1)
     raw = torch.randint(0, 2 if name == "bool" else 256, (6 * 4 * dtype.itemsize,),
                         dtype=torch.uint8, generator=generator)

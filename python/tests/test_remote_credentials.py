@@ -22,8 +22,8 @@ from fastsafetensors import numpy as fst_numpy
 from fastsafetensors import remote
 from fastsafetensors._core import Model
 
-ADDRESS = "s3://bucket/m.safetensors"
-PLACE = "/bucket/m.safetensors"
+MODEL_URL = "s3://bucket/m.safetensors"
+OBJECT_PATH = "/bucket/m.safetensors"
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,14 @@ def home(own_home: pathlib.Path) -> pathlib.Path:
 
 
 class Issuer:
-    """Issues keys. Those number n are KEYn and SECRETn; the store accepts number `good`."""
+    """Issues KEYn with SECRETn, n = 1, 2, ... `good`: {key: secret} that the store accepts."""
 
     def __init__(self) -> None:
         """Start without issued credentials."""
         self.count = 0
         self.good: dict[str, str] = {}
         self.life_s = 3600
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.refusals: list[str] = []
 
     def issue(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Issuer:
 
     def sts(self, request: Request, answer: Answer) -> Answer:
         """Answer requests to STS: a form, answered by XML. AssumeRole requests must be signed."""
-        self.asked.append(request)
+        self.requests.append(request)
         form = dict(urllib.parse.parse_qsl(request.body.decode()))
         keys = self.issue()
         if form["Action"] == "AssumeRole":
@@ -76,7 +76,7 @@ class Issuer:
 
     def machine(self, request: Request, answer: Answer) -> Answer:
         """Answer requests to IMDSv2 and to the containers' credential endpoint."""
-        self.asked.append(request)
+        self.requests.append(request)
         if request.method == "PUT":
             return Answer("200 OK", {}, b"SESSION")
         if request.path == "/container":
@@ -110,14 +110,14 @@ def store(service: Issuer, model: bytes) -> Iterator[ObjectStore]:
     """A store that accepts temporary credentials, with a model."""
     with object_store(keys=service.good) as server:
         service.good["OWNER"] = "OWNERSECRET"
-        server.objects[PLACE] = (model, mark(model))
+        server.objects[OBJECT_PATH] = (model, mark(model))
         remote.configure(endpoint=server.url, retry_base_ms=2)
         yield server
 
 
 def names() -> list[str]:
     """Return the names of the model's tensors."""
-    model = Model(ADDRESS)
+    model = Model(MODEL_URL)
     try:
         return sorted(model.names())
     finally:
@@ -137,7 +137,7 @@ def test_web_identity(
     with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         assert names() == ["a", "b"] and names() == ["a", "b"]
-        assert len(service.asked) == 1 and "authorization" not in service.asked[0].headers
+        assert len(service.requests) == 1 and "authorization" not in service.requests[0].headers
         assert store.log[-1].headers["x-amz-security-token"] == "T/+="
         monkeypatch.setenv("AWS_ROLE_SESSION_NAME", "another")
         (home / "token").write_text("WRONG SECRET TOKEN")
@@ -162,8 +162,8 @@ def test_a_role_of_a_profile(
     with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         assert names() == ["a", "b"]
-    assert "/eu-west-1/sts/aws4_request" in service.asked[0].headers["authorization"]
-    assert "ExternalId=e%3D1" in service.asked[0].body.decode()
+    assert "/eu-west-1/sts/aws4_request" in service.requests[0].headers["authorization"]
+    assert "ExternalId=e%3D1" in service.requests[0].body.decode()
     monkeypatch.setenv("AWS_PROFILE", "code")
     with pytest.raises(Exception, match="mfa_serial"):
         names()
@@ -198,18 +198,18 @@ def test_instance_metadata(
             names()
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
         assert names() == ["a", "b"]
-    assert [r.method for r in service.asked] == ["PUT", "GET", "GET"]
-    asked: list[Request] = []
+    assert [r.method for r in service.requests] == ["PUT", "GET", "GET"]
+    requests: list[Request] = []
 
     def silent(request: Request, answer: Answer) -> Answer:
-        asked.append(request)
+        requests.append(request)
         return Answer(end="silent", pause_within_s=300)
 
     with web_server(home, silent) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
         with pytest.raises(PermissionError, match="no credentials available"):
             names()
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_line_breaks_in_credentials(
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
         remote.configure(endpoint=store.url)
         with pytest.raises(PermissionError, match="no credentials|no role"):
-            Model(ADDRESS)
+            Model(MODEL_URL)
     assert not store.log
 
 
@@ -262,7 +262,7 @@ def test_line_breaks_in_sts_credentials(
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         remote.configure(endpoint=store.url)
         with pytest.raises(PermissionError, match="STS returned no credentials"):
-            Model(ADDRESS)
+            Model(MODEL_URL)
     assert not store.log
 
 
@@ -284,7 +284,7 @@ def test_credentials_expire_during_a_load(
     with web_server(home, service.sts) as sts:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
         store.refuse = refuse
-        loaded = fst_numpy.load_file(ADDRESS)
+        loaded = fst_numpy.load_file(MODEL_URL)
         assert len(loaded["b"]) == 9 << 20 and service.count == 2
         store.refuse = lambda request: failure("400 Bad Request", "ExpiredToken")
         with pytest.raises(OSError, match="ExpiredToken"):
@@ -372,25 +372,25 @@ def test_object_version(store: ObjectStore) -> None:
     """versionId is in every request for that object, and not in requests for other names."""
     remote.configure(endpoint=store.url, access_key="OWNER", secret_key="OWNERSECRET")
     store.log.clear()
-    fst_numpy.load_file(ADDRESS + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")
+    fst_numpy.load_file(MODEL_URL + "?versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY")
     assert len(store.log) > 2
     assert {r.query for r in store.log} == {"versionId=3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY"}
     with pytest.raises(ValueError, match="can't be overwritten"):
-        fst_numpy.save_file({"a": numpy.zeros(3)}, ADDRESS + "?versionId=1")
+        fst_numpy.save_file({"a": numpy.zeros(3)}, MODEL_URL + "?versionId=1")
     for query in ("?versionId=a&b=c", "?versionid=1", "?versionId="):
         with pytest.raises(ValueError, match="queries are not supported"):
-            Model(ADDRESS + query)
+            Model(MODEL_URL + query)
 
 
 def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Google's credentials: gcloud's user, a service account (with a check of its claim), and the
     machine."""
-    asked: list[dict[str, str]] = []
+    requests: list[dict[str, str]] = []
 
     def tokens(request: Request, answer: Answer) -> Answer:
         form = dict(urllib.parse.parse_qsl(request.body.decode()))
-        asked.append({**form, **request.headers})
-        token = {"access_token": f"ya29.{len(asked)}", "expires_in": 3599, "x": {"a": [1, "}"]}}
+        requests.append({**form, **request.headers})
+        token = {"access_token": f"ya29.{len(requests)}", "expires_in": 3599, "x": {"a": [1, "}"]}}
         return Answer("200 OK", {}, json.dumps(token).encode())
 
     with object_store() as server, web_server(home, tokens) as google:
@@ -409,7 +409,7 @@ def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         Model("gs://bucket/m.safetensors").close()
         assert server.log[-1].headers["authorization"] == "Bearer ya29.1"
-        assert asked[0]["refresh_token"] == "1//r" and asked[0]["client_secret"] == "s="
+        assert requests[0]["refresh_token"] == "1//r" and requests[0]["client_secret"] == "s="
         key = subprocess.run(["openssl", "genrsa", "2048"], capture_output=True, check=True).stdout
         (home / "key.pem").write_bytes(key)
         account = {
@@ -423,9 +423,9 @@ def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text(json.dumps(account))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         Model("gs://bucket/m.safetensors").close()
-        head, claims, sign = asked[1]["assertion"].split(".")
-        told = json.loads(base64.urlsafe_b64decode(claims + "=="))
-        assert told["iss"] == "me@x.iam" and told["exp"] - told["iat"] == 3600
+        head, claims, sign = requests[1]["assertion"].split(".")
+        payload = json.loads(base64.urlsafe_b64decode(claims + "=="))
+        assert payload["iss"] == "me@x.iam" and payload["exp"] - payload["iat"] == 3600
         (home / "sign").write_bytes(base64.urlsafe_b64decode(sign + "=="))
         (home / "text").write_text(f"{head}.{claims}")
         check = ["openssl", "dgst", "-sha256", "-prverify", "key.pem", "-signature", "sign", "text"]
@@ -433,7 +433,7 @@ def test_google(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
         monkeypatch.setenv("GCE_METADATA_HOST", google.url.removeprefix("http://").rstrip("/"))
         Model("gs://bucket/m.safetensors").close()
-        assert asked[2]["metadata-flavor"] == "Google"
+        assert requests[2]["metadata-flavor"] == "Google"
         (home / "bad.json").write_text('{"type": "external_account"}')
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(home / "bad.json"))
         with pytest.raises(Exception, match="unsupported type"):
@@ -462,9 +462,9 @@ def test_azure(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: dict[str, str] = {}
 
     def refuse(request: Request) -> Answer | None:
-        told = request.headers.get("authorization", "")
+        given = request.headers.get("authorization", "")
         good = wanted.get("bearer") or shared_key(request, "acct", key)
-        return None if told == good else failure("403 Forbidden", "AuthenticationFailed")
+        return None if given == good else failure("403 Forbidden", "AuthenticationFailed")
 
     with object_store() as server:
         server.refuse = refuse
@@ -484,11 +484,12 @@ def test_azure(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
         with pytest.raises(ValueError, match="base64"):
             remote.configure(endpoint=server.url, account="acct", account_key="not base64!")
-        asked: list[Request] = []
+        requests: list[Request] = []
 
         def identity(request: Request, answer: Answer) -> Answer:
-            asked.append(request)
-            token = {"access_token": f"az.{len(asked)}", "expires_on": str(int(time.time()) + 999)}
+            requests.append(request)
+            expiry = str(int(time.time()) + 999)
+            token = {"access_token": f"az.{len(requests)}", "expires_on": expiry}
             return Answer("200 OK", {}, json.dumps(token).encode())
 
         remote.configure(endpoint=server.url, account="acct")
@@ -497,8 +498,8 @@ def test_azure(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("IDENTITY_HEADER", "HEADER")
             wanted["bearer"] = "Bearer az.1"
             Model("az://box/dir x/model.safetensors").close()
-            assert asked[0].headers["x-identity-header"] == "HEADER"
-            assert "resource=https%3A%2F%2Fstorage.azure.com%2F" in asked[0].query
+            assert requests[0].headers["x-identity-header"] == "HEADER"
+            assert "resource=https%3A%2F%2Fstorage.azure.com%2F" in requests[0].query
             (home / "federated").write_text("JWT")
             monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(home / "federated"))
             monkeypatch.setenv("AZURE_TENANT_ID", "tenant")
@@ -506,5 +507,5 @@ def test_azure(home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("AZURE_AUTHORITY_HOST", machine.url)
             wanted["bearer"] = "Bearer az.2"
             Model("az://box/dir x/model.safetensors").close()
-            assert asked[1].path == "/tenant/oauth2/v2.0/token"
-            assert b"client_assertion=JWT" in asked[1].body
+            assert requests[1].path == "/tenant/oauth2/v2.0/token"
+            assert b"client_assertion=JWT" in requests[1].body

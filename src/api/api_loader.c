@@ -8,7 +8,7 @@
 #include "loader/load_handle.h"
 #include "model/open_model.h"
 
-/// A size without a destination is a destination that was forgotten.
+/// Refuses a part with destination_bytes but no destination: the caller forgot the pointer.
 static fst_status check_parts(const fst_load_options *options, fst_error *error) {
     for (size_t i = 0; i < options->part_count; i++)
         API_REQUIRE(options->parts[i].destination != NULL ||
@@ -17,7 +17,7 @@ static fst_status check_parts(const fst_load_options *options, fst_error *error)
     return FST_OK;
 }
 
-/// Refuses what would have no effect.
+/// Refuses options that would have no effect.
 static fst_status check_effects(const fst_load_options *options, fst_error *error) {
     API_REQUIRE_SWITCH(options->convert, "convert", error);
     API_REQUIRE_SWITCH(options->map_read_only, "map_read_only", error);
@@ -28,7 +28,7 @@ static fst_status check_effects(const fst_load_options *options, fst_error *erro
     return FST_OK;
 }
 
-/// Shared memory is on the CPU, and the library's own.
+/// Refuses options that contradict shared memory, which is on the CPU and allocated by the library.
 static fst_status check_share(const fst_load_options *options, fst_error *error) {
     API_REQUIRE((unsigned)options->share < FST_SHARE_COUNT, error,
                 "unknown share %d; expected a value of fst_share", (int)options->share);
@@ -69,7 +69,8 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
     return check_effects(options, error);
 }
 
-/// FST_MODE_MAP reads with none of the engines, and an engine either uses the page cache or not.
+/// Refuses an engine in FST_MODE_MAP, which uses none, and a cache option that contradicts the
+/// engine.
 static fst_status check_engine(const fst_load_options *options, const fst_load_tuning *tuning,
                                fst_error *error) {
     fst_engine engine = tuning->engine;
@@ -87,7 +88,7 @@ static fst_status check_engine(const fst_load_options *options, const fst_load_t
     return FST_OK;
 }
 
-/// Refuses what would have no effect with this mode or device.
+/// Refuses tuning options that would have no effect with this mode or device.
 static fst_status check_tuning(const fst_load_options *options, const fst_load_tuning *tuning,
                                fst_error *error) {
     bool is_map = options->mode == FST_MODE_MAP;
@@ -135,7 +136,8 @@ static fst_status read_allocator(const fst_allocator *given, fst_allocator *out,
     return FST_OK;
 }
 
-/// Makes parts of this version's size of the caller's. *copy is to be freed; NULL: not needed.
+/// Copies parts whose struct_size differs from this version's. The caller frees *copy (NULL: no
+/// copy was needed).
 static fst_status read_parts(fst_load_options *options, fst_part **copy, fst_error *error) {
     *copy = NULL;
     size_t count = options->part_count;
@@ -211,7 +213,8 @@ fst_status fst_loader_tensor_at(fst_loader *loader, size_t position, int64_t tim
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(loader != NULL, error, "loader is NULL");
-    API_REQUIRE(position < fsti_loader_tensor_count(loader), error, "position %zu of %zu", position,
+    API_REQUIRE(position < fsti_loader_tensor_count(loader), error,
+                "position %zu is out of range: there are %zu tensors", position,
                 fsti_loader_tensor_count(loader));
     return fsti_loader_item(loader, position, timeout_ms, out, error);
 }
@@ -240,7 +243,7 @@ fst_status fst_loader_stats_get(const fst_loader *loader, fst_load_stats *stats,
     API_DEFER_CANCEL;
     API_REQUIRE(loader != NULL && stats != NULL, error, "loader or stats is NULL");
     fst_load_stats full = {.struct_size = sizeof full};
-    // The handle is const for the caller; internal counting takes its lock.
+    // The handle is const for the caller, but reading the counters locks its mutex.
     FST_TRY(fsti_loader_stats((fst_loader *)(uintptr_t)loader, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }

@@ -89,7 +89,8 @@ static fst_status copy_tensors(api_save_request *request, const fst_save_tensor 
                     (int)tensor.dtype);
         FST_TRY(fsti_api_check_device(tensor.device, error));
         API_REQUIRE(tensor.shape != NULL || tensor.rank == 0, error, "tensor %zu has no shape", i);
-        API_REQUIRE(tensor.file_index < file_count, error, "tensor %zu: file %u of %u", i,
+        API_REQUIRE(tensor.file_index < file_count, error,
+                    "tensor %zu: file_index %u is out of range: there are %u files", i,
                     tensor.file_index, file_count);
         tensor.name_size = fsti_api_text_size(tensor.name, tensor.name_size);
         API_REQUIRE(tensor.name_size <= INT32_MAX, error, "tensor %zu: its name is too long", i);
@@ -199,7 +200,7 @@ fst_status fst_writer_stats_get(const fst_writer *writer, fst_save_stats *stats,
     API_DEFER_CANCEL;
     API_REQUIRE(writer != NULL && stats != NULL, error, "writer or stats is NULL");
     fst_save_stats full = {.struct_size = sizeof full};
-    // The handle is const for the caller; internal counting takes its lock.
+    // The handle is const for the caller, but reading the counters locks its mutex.
     FST_TRY(fsti_writer_stats((fst_writer *)(uintptr_t)writer, &full, error));
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
@@ -260,7 +261,8 @@ fst_status fst_file_decompress(const char *path, const char *target,
     return fsti_api_give_struct(stats, stats->struct_size, &full, sizeof full, error);
 }
 
-/// Sets the sizes of entries. A NULL value deletes the key.
+/// Copies the changes and measures strings that are given without a size. A NULL value deletes the
+/// key.
 static fst_status copy_changes(fst_edit_options *options, fst_metadata_entry *metadata,
                                fst_tensor_rename *renames, fst_error *error) {
     for (size_t i = 0; i < options->metadata_count; i++) {

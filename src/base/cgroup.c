@@ -64,7 +64,8 @@ static bool line_has_controller(const char *line, const char *controller, const 
     return false;
 }
 
-/// Finds the group of this process for `controller`, in version 2 or version 1.
+/// Finds the group of this process for `controller`, in version 2 or version 1. In a container the
+/// folder may be missing below the root; then only limits of the parents are found.
 static bool find_group(const char *controller, bool is_v1, group *out) {
     char list[16384]; // version 1 has about a dozen lines, each with a path
     if (!read_text(self_path, list, sizeof list)) return false;

@@ -5,6 +5,7 @@
 
 #include "primitives.h"
 
+/// More than the library has. A lock beyond the limit would not be registered.
 #define LOCK_COUNT_MAX 16
 #define LAST_LOCK_COUNT_MAX 4
 

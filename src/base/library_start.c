@@ -4,7 +4,7 @@
 
 #include "primitives.h"
 
-/// Waiting threads sleep this long between two looks, at first and at most. They do not wait on a
+/// Pause of waiting threads between two checks, at first and at most. They do not wait on a
 /// condition variable, because a child that is forked meanwhile would inherit its waiters.
 #define PAUSE_US_MIN 50u
 #define PAUSE_US_MAX 2000u

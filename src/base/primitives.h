@@ -37,7 +37,7 @@ typedef struct fsti_error_location {
 #define FSTI_NO_LOCATION ((fsti_error_location){.byte_offset = FST_NO_OFFSET})
 
 /// Fills `error` (may be NULL) with "FILE: message, tensor `x`, at byte N: errno's text"; fields
-/// that `place` lacks are left out. Returns `status`.
+/// that are unknown in `location` are left out. Returns `status`.
 __attribute__((format(printf, 4, 5))) fst_status fsti_error_set(fst_error *error, fst_status status,
                                                                 fsti_error_location location,
                                                                 const char *format, ...);
@@ -201,7 +201,7 @@ typedef struct fsti_library_start {
     uint64_t deadline_ns;
 } fsti_library_start;
 /// Calls start->run once, on a separate thread, and waits until it returns, at most `limit_ms`
-/// from the first call. False if it has not returned: a later call asks again and does not wait.
+/// from the first call. False if it has not returned: a later call checks again without waiting.
 /// Holds no lock meanwhile, and keeps `start`, which must live as long as the process. fork() waits
 /// for a running start until the same limit. From any thread. (library_start.c)
 bool fsti_library_start_within(fsti_library_start *start, uint32_t limit_ms);
@@ -218,12 +218,16 @@ typedef struct fsti_library_symbol {
     void *field;
 } fsti_library_symbol;
 
-/// Opens the first library of `names` (NULL-terminated) that has all symbols, for ever. On failure
-/// returns false; *missing is then a symbol that the last library lacks, or unchanged.
+/// Opens the first library of `names` (NULL-terminated) that has all symbols, and never closes it.
+/// On failure returns false; *missing is then a symbol that the last library lacks, or unchanged.
 bool fsti_library_bind(const char *const *names, const fsti_library_symbol *symbols,
                        const char **missing);
 
 // ---- reference counts ----
+//
+// A new reference is made from an existing one, so the increment needs no ordering. The decrement
+// is acquire and release: the thread that drops the last reference frees the object and must see
+// the other threads' accesses to it.
 
 typedef struct fsti_refcount {
     atomic_uint_fast32_t count;

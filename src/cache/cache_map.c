@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Maps: which blocks of an object are cached, and who fetches the others.
+/// The map of an object: which blocks are cached, and which process fetches each of the others.
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>

@@ -12,10 +12,11 @@
 #define REF_MAGIC "fst-cache-ref 1\n"
 /// A file that is deleted between lookup and lock is looked up again.
 #define OPEN_TRIES_MAX 8
-/// Processes wait at most this long for the one that resolves a URL, whose server may be slow. Then
-/// they send their own requests.
-#define TURN_TIMEOUT_NS ((uint64_t)3000000000)
-#define TURN_PAUSE_US 3000
+/// Processes wait at most this long for the one that resolves a URL, because the server may be
+/// slow. Then they send their own requests.
+#define RESOLVE_TIMEOUT_NS ((uint64_t)3000000000)
+/// Pause between attempts to lock the URL.
+#define RESOLVE_PAUSE_US 3000
 #define ADDRESS_BYTES_MAX 16384u
 
 /// The state of one open call.
@@ -66,9 +67,12 @@ static void read_ref(cache_opening *opening) {
         memcpy(opening->known, text + begin, size + 1);
 }
 
-/// Stores the URL's version. Without it, the next open sends one more request.
+/// Stores the URL's version. Without it, the next open sends one more request. Another thread of
+/// this process may write the same temporary file at the same time; a mixture of both fails the
+/// check of read_ref(). The check is in the CPU's byte order, so a machine with another order
+/// ignores the file.
 static void write_ref(const cache_opening *opening) {
-    char name[CACHE_FILE_NAME_BYTES], hidden[CACHE_FILE_NAME_BYTES + 16];
+    char name[CACHE_FILE_NAME_BYTES], temporary[CACHE_FILE_NAME_BYTES + 16];
     char text[sizeof REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES] = REF_MAGIC;
     if (strcmp(opening->known, opening->version) == 0) return;
     uint64_t check = ref_check(opening->version);
@@ -77,14 +81,14 @@ static void write_ref(const cache_opening *opening) {
     memcpy(text + size + sizeof check, opening->version, version_size);
     size += sizeof check + version_size;
     fsti_cache_file_name(name, opening->address, ".ref");
-    snprintf(hidden, sizeof hidden, "%s.%d.tmp", opening->address, (int)getpid());
-    unlinkat(opening->folder.fd, hidden, 0);
-    int fd = fsti_cache_file_open(&opening->folder, hidden, O_WRONLY | O_CREAT | O_EXCL);
+    snprintf(temporary, sizeof temporary, "%s.%d.tmp", opening->address, (int)getpid());
+    unlinkat(opening->folder.fd, temporary, 0);
+    int fd = fsti_cache_file_open(&opening->folder, temporary, O_WRONLY | O_CREAT | O_EXCL);
     if (fd < 0) return;
     bool is_written = fsti_cache_pwrite(fd, text, size, 0) == 0;
     close(fd);
-    if (!is_written || renameat(opening->folder.fd, hidden, opening->folder.fd, name) != 0)
-        unlinkat(opening->folder.fd, hidden, 0);
+    if (!is_written || renameat(opening->folder.fd, temporary, opening->folder.fd, name) != 0)
+        unlinkat(opening->folder.fd, temporary, 0);
 }
 
 // ---- files of a version ----
@@ -96,7 +100,8 @@ static bool fail(cache_opening *opening, const char *what, int failure) {
     return false;
 }
 
-/// Takes a shared lock, which prevents eviction. False if another process is evicting the file.
+/// Takes a shared lock, which prevents eviction. False if the file was deleted meanwhile, or has
+/// another size.
 static bool lock_shared(int fd, uint64_t size_bytes) {
     struct stat info;
     while (flock(fd, LOCK_SH) != 0 && errno == EINTR) {
@@ -367,24 +372,28 @@ static fst_status report_outcome(const cache_opening *opening, bool is_used, fst
 /// Processes that start together would all request the first bytes. For an unknown URL one process
 /// does, and the others wait until it has stored the result. Returns a locked descriptor, or -1 if
 /// no wait is needed or locks do not work.
-static int acquire_turn(cache_opening *opening) {
+///
+/// The lock is one byte of a file, at an offset derived from the URL's name. Two URLs with the same
+/// offset only wait for each other. It belongs to the open file, so it also excludes other threads
+/// of this process.
+static int lock_url(cache_opening *opening) {
     uint64_t begun_ns = fsti_now_ns(), lock_offset = 0;
     int fd = opening->known[0] != '\0' || fsti_http_is_offline()
                  ? -1
                  : fsti_cache_file_open(&opening->folder, "turns", O_RDWR | O_CREAT);
     memcpy(&lock_offset, opening->address, sizeof lock_offset);
     while (fd >= 0 && opening->known[0] == '\0') {
-        struct flock turn = {.l_type = F_WRLCK,
+        struct flock byte = {.l_type = F_WRLCK,
                              .l_whence = SEEK_SET,
                              .l_start = (off_t)(lock_offset & INT32_MAX),
                              .l_len = 1};
-        if (fcntl(fd, F_OFD_SETLK, &turn) == 0) {
+        if (fcntl(fd, F_OFD_SETLK, &byte) == 0) {
             read_ref(opening); // the previous process may have stored it
             return fd;
         }
         bool is_taken = errno == EAGAIN || errno == EACCES;
-        if (!is_taken || fsti_now_ns() - begun_ns > TURN_TIMEOUT_NS) break;
-        usleep(TURN_PAUSE_US);
+        if (!is_taken || fsti_now_ns() - begun_ns > RESOLVE_TIMEOUT_NS) break;
+        usleep(RESOLVE_PAUSE_US);
         read_ref(opening);
     }
     if (fd >= 0) close(fd);
@@ -392,7 +401,7 @@ static int acquire_turn(cache_opening *opening) {
 }
 
 /// Unlock explicitly: after a fork, the child's copy of the descriptor would keep the lock.
-static void release_turn(int fd) {
+static void unlock_url(int fd) {
     if (fd < 0) return;
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     (void)fcntl(fd, F_OFD_SETLK, &all);
@@ -405,12 +414,12 @@ static fst_status open_by_cache(cache_opening *opening, const char *url, fsti_ca
     out->object = opening->object;
     bool has_name = name_address(opening);
     if (has_name) read_ref(opening);
-    int turn = has_name ? acquire_turn(opening) : -1;
+    int lock_fd = has_name ? lock_url(opening) : -1;
     fst_status status =
         fsti_object_fetch_first(opening->object, has_name ? opening->known : NULL, error);
     if (!has_name) fail(opening, "its URL is too long", ENAMETOOLONG);
     bool is_used = status == FST_OK && has_name && use_cache(opening, out);
-    release_turn(turn);
+    unlock_url(lock_fd);
     return status == FST_OK ? report_outcome(opening, is_used, out, error) : status;
 }
 

@@ -39,8 +39,9 @@ typedef struct cache_job {
     cache_claim claim;
     bool is_fetching; ///< a finished request must be processed
     bool is_uncached; ///< bypasses the cache
-    uint64_t pause_ns, waiting_ns;
-    bool is_waiting; ///< counted in the entry's waiter_count
+    uint64_t pause_ns;
+    uint64_t waiting_ns; ///< when the wait without progress began; 0: not waiting
+    bool is_waiting;     ///< counted in the entry's waiter_count
     cache_stall stall;
     fsti_range_read fetch;
     fsti_range_edges edges;
@@ -133,11 +134,11 @@ static void copy_part(cache_job *job, uint64_t block) {
 }
 
 static void copy_run(cache_job *job, uint64_t first, uint64_t last) {
-    uint64_t whole_first = first, whole_last = last;
-    find_complete(job, &whole_first, &whole_last);
-    for (uint64_t i = first; i < whole_first; i++) copy_part(job, i);
-    copy_complete(job, whole_first, whole_last);
-    for (uint64_t i = whole_last; i < last; i++) copy_part(job, i);
+    uint64_t complete_first = first, complete_last = last;
+    find_complete(job, &complete_first, &complete_last);
+    for (uint64_t i = first; i < complete_first; i++) copy_part(job, i);
+    copy_complete(job, complete_first, complete_last);
+    for (uint64_t i = complete_last; i < last; i++) copy_part(job, i);
 }
 
 static bool is_absent(const cache_job *job, uint64_t block) {
@@ -221,22 +222,22 @@ static const char *fetched_block(cache_job *job, uint64_t block) {
 /// not match, and the block is fetched again.
 static int write_fetched(cache_job *job) {
     fsti_cache_entry *entry = job->entry;
-    uint64_t first = job->claim.first, last = job->claim.last, whole_first = first,
-             whole_last = last;
+    uint64_t first = job->claim.first, last = job->claim.last, complete_first = first,
+             complete_last = last;
     uint64_t digests[CACHE_READ_BLOCKS];
     int failed = 0;
-    find_complete(job, &whole_first, &whole_last);
+    find_complete(job, &complete_first, &complete_last);
     for (uint64_t i = first; i < last; i++) {
         const char *bytes = fetched_block(job, i);
         size_t size = (size_t)(block_end(entry, i) - block_begin(i));
         digests[i - first] = fsti_cache_digest(bytes, size);
-        bool is_whole = i >= whole_first && i < whole_last;
-        if (!is_whole && failed == 0)
+        bool is_complete = i >= complete_first && i < complete_last;
+        if (!is_complete && failed == 0)
             failed = fsti_cache_pwrite(entry->data_fd, bytes, size, block_begin(i));
     }
-    if (failed == 0 && whole_first < whole_last) {
-        uint64_t begin = block_begin(whole_first), end = block_end(entry, whole_last - 1);
-        failed = fsti_cache_pwrite(entry->data_fd, fetched_block(job, whole_first),
+    if (failed == 0 && complete_first < complete_last) {
+        uint64_t begin = block_begin(complete_first), end = block_end(entry, complete_last - 1);
+        failed = fsti_cache_pwrite(entry->data_fd, fetched_block(job, complete_first),
                                    (size_t)(end - begin), begin);
     }
     if (failed == 0) failed = fsti_cache_map_write(entry->map_fd, first, last - first, digests);

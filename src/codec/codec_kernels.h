@@ -36,8 +36,8 @@ typedef struct codec_kernels {
     void (*join_nibbles)(void *target, const unsigned char *const *planes, size_t count);
     uint32_t (*crc32c)(const void *bytes, size_t size_bytes);
     /// Decodes most of each stream, and leaves its end to the bounds-checked decoder.
-    void (*rush_streams)(const struct huffman_table *table, struct huffman_stream *streams,
-                         size_t count, huffman_ahead ahead);
+    void (*decode_streams)(const struct huffman_table *table, struct huffman_stream *streams,
+                           size_t count, huffman_ahead ahead);
 } codec_kernels;
 
 extern const codec_kernels fsti_codec_scalar;

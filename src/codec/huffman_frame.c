@@ -92,7 +92,7 @@ static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t c
         streams[i].target_end = i + 1 < count ? streams[i].target + each : parse->target + size;
         coded += bytes;
     }
-    parse->kernels->rush_streams(parse->table, streams, count, parse->table->ahead);
+    parse->kernels->decode_streams(parse->table, streams, count, parse->table->ahead);
     for (size_t i = 0; i < count; i++)
         if (!finish_stream(parse->table, &streams[i])) return false;
     parse->target += size;

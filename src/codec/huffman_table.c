@@ -132,8 +132,8 @@ static bool read_plain_weights(tree_weights *weights, const unsigned char *bytes
 }
 
 /// Computes the last symbol's weight, which completes the tree. Returns the longest code's bits, or
-/// 0. A weight w uses 2^(w-1) cells of the table, and a complete tree fills all of them. So what
-/// the last symbol uses must be a power of two.
+/// 0. A weight w uses 2^(w-1) cells of the table, and a complete tree fills all of them. So the
+/// cells that are left for the last symbol must be a power of two.
 static uint32_t complete_tree(tree_weights *weights) {
     uint32_t sum = 0;
     for (uint32_t i = 0; i < weights->count; i++) {

@@ -238,5 +238,5 @@ const codec_kernels NAMED(fsti_codec_, CODEC_NAME) = {
     .join_64 = join_64,
     .join_nibbles = join_nibbles,
     .crc32c = crc32c_of,
-    .rush_streams = rush_streams,
+    .decode_streams = decode_streams,
 };

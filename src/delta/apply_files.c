@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Applying a chain to a checkpoint's files: which version the folder has, one journal for each
-/// span of the chain, and recovery after a kill or an error.
+/// Applies a chain of deltas to a checkpoint's files: determines the folder's version, uses one
+/// journal for each span of the chain, and recovers after a kill or an error.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,8 +12,8 @@
 #include "new_files.h"
 
 static fst_status refuse_file(const char *path, const char *what, fst_error *error) {
-    fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_UNSUPPORTED, place, "%s", what);
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_UNSUPPORTED, location, "%s", what);
 }
 
 /// Opens a file of the checkpoint for changes in place. Refuses symbolic links, which lead to a
@@ -39,7 +39,7 @@ static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_
                            error);
     if (fd < 0) return fsti_error_errno(error, errno, path, "opening for changes");
     job->descriptors[file] = fd;
-    if (fstat(fd, &info) != 0) return fsti_error_errno(error, errno, path, "looking at the file");
+    if (fstat(fd, &info) != 0) return fsti_error_errno(error, errno, path, "examining the file");
     if (is_written && info.st_nlink > 1)
         return refuse_file(path,
                            "the file has several hard links, and a change in place would be "
@@ -184,7 +184,8 @@ static fst_status replace_files(apply_job *job, const sync_folder *sync, const c
     return status;
 }
 
-/// `had_state`: the folder has a version note, which is put back after a roll-back.
+/// Applies one span, in place with a journal or to copies of the files. `had_state`: the folder has
+/// a version note, which a roll-back restores.
 static fst_status apply_span(apply_job *job, const sync_folder *sync,
                              const fst_delta_options *options, bool had_state, fst_error *error) {
     bool durable = (options->flags & FST_DELTA_DURABLE) != 0, rolled_back;
@@ -233,9 +234,9 @@ static fst_status open_recorded(const apply_journal *journal, fst_delta **out, f
     for (size_t i = 0; i < head->version_count; i++) {
         const delta_version *version = &(*out)->versions[i];
         if (memcmp(version->index_digest, head->index_digests[i], 16) == 0) continue;
-        fsti_error_location place = {.file = version->index_path, .byte_offset = FST_NO_OFFSET};
+        fsti_error_location location = {.file = version->index_path, .byte_offset = FST_NO_OFFSET};
         fst_status status = fsti_error_set(
-            error, FST_E_FILE_CHANGED, place,
+            error, FST_E_FILE_CHANGED, location,
             "the delta was replaced while its application was interrupted; put the old one back, "
             "or copy the checkpoint again and delete .weight_sync");
         fsti_delta_close(*out);
@@ -251,11 +252,11 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal,
                          fst_error *error) {
     fst_delta *delta = NULL;
     fst_model *model = NULL;
-    model_request wish = {0};
-    bool rolled_back = false, goes_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
+    model_request request = {0};
+    bool rolled_back = false, rolls_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
     apply_job job = {.journal.undo_fd = -1};
     fst_status status = open_recorded(journal, &delta, error);
-    if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &wish, &model, error);
+    if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &request, &model, error);
     job.delta = delta;
     job.base = model;
     if (status == FST_OK) {
@@ -273,7 +274,7 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal,
             "the checkpoint's files are not those of the interrupted "
             "application; copy the checkpoint again and delete .weight_sync");
     if (status == FST_OK) status = fsti_apply_settle(&job, error);
-    if (status == FST_OK && goes_back) atomic_store(&job.journal.head->is_backward, 1);
+    if (status == FST_OK && rolls_back) atomic_store(&job.journal.head->is_backward, 1);
     if (status == FST_OK)
         status =
             run_journal(&job, sync, (options->flags & FST_DELTA_DURABLE) != 0, &rolled_back, error);
@@ -291,7 +292,7 @@ static fst_status find_start(const fst_delta *delta, const char *current, bool m
                              const char *checkpoint, size_t *first, fst_error *error) {
     const fsti_delta_text *start = &delta->versions[0].text;
     const fsti_delta_text *last = &delta->versions[delta->version_count - 1].text;
-    fsti_error_location place = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
     for (*first = 0; *first < delta->version_count; (*first)++)
         if (fsti_version_compare(delta->versions[*first].text.base, current) == FSTI_VERSION_SAME &&
             (*first == 0 || may_skip))
@@ -299,18 +300,18 @@ static fst_status find_start(const fst_delta *delta, const char *current, bool m
     fsti_version_order order = fsti_version_compare(last->version, current);
     if (order == FSTI_VERSION_SAME && may_skip) return FST_OK;
     if (order == FSTI_VERSION_SAME)
-        return fsti_error_set(error, FST_E_VERSION, place, "version %s was applied already",
+        return fsti_error_set(error, FST_E_VERSION, location, "version %s was applied already",
                               current);
     if (order == FSTI_VERSION_OLDER)
-        return fsti_error_set(error, FST_E_VERSION, place,
+        return fsti_error_set(error, FST_E_VERSION, location,
                               "version %s is older than version %s, which the checkpoint has",
                               last->version, current);
     if (fsti_version_compare(start->base, current) == FSTI_VERSION_NEWER)
-        return fsti_error_set(error, FST_E_VERSION, place,
+        return fsti_error_set(error, FST_E_VERSION, location,
                               "versions between %s, which the checkpoint has, and %s, which the "
                               "delta is based on, are missing",
                               current, start->base);
-    return fsti_error_set(error, FST_E_VERSION, place,
+    return fsti_error_set(error, FST_E_VERSION, location,
                           "the checkpoint has version %s, but the delta is based on %s", current,
                           start->base);
 }
@@ -331,9 +332,10 @@ static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
     fst_status status = fsti_sync_check_files(sync, &state, error);
     if (status == FST_OK && *had_state && options->version != NULL &&
         fsti_version_compare(options->version, current) != FSTI_VERSION_SAME)
-        status = fsti_error_set(error, FST_E_VERSION, FSTI_NO_LOCATION,
-                                "the checkpoint has version %s by its own note, not %s", current,
-                                options->version);
+        status =
+            fsti_error_set(error, FST_E_VERSION, FSTI_NO_LOCATION,
+                           "the checkpoint has version %s according to its version note, not %s",
+                           current, options->version);
     fsti_delta_state_clear(&state);
     return status;
 }
@@ -342,9 +344,9 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
                               const fst_delta_options *options, fst_delta_stats *stats,
                               fst_error *error) {
     fst_model *model;
-    model_request wish = {0};
+    model_request request = {0};
     fsti_delta_state state;
-    FST_TRY(fsti_model_open(sync->checkpoint, &wish, &model, error));
+    FST_TRY(fsti_model_open(sync->checkpoint, &request, &model, error));
     fst_status status = FST_OK;
     if ((options->flags & (FST_DELTA_CHECK_FIRST | FST_DELTA_CHECK_ONLY)) != 0)
         status = check_span(delta, (delta_span){first, delta->version_count}, model, options, stats,
@@ -364,7 +366,7 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
             fsti_new_files_remove(model);
         if (job.makes_files && status == FST_OK && first < delta->version_count) {
             fsti_model_unref(model); // the next span begins with the new files
-            status = fsti_model_open(sync->checkpoint, &wish, &model, error);
+            status = fsti_model_open(sync->checkpoint, &request, &model, error);
             if (status != FST_OK) return status;
         }
     }
@@ -390,8 +392,8 @@ static fst_status resume_any(const sync_folder *sync, const fst_delta_options *o
 /// Removes copies of a process that was killed before it listed them for renaming.
 static void remove_copies(const char *checkpoint) {
     fst_model *model;
-    model_request wish = {0};
-    if (fsti_model_open(checkpoint, &wish, &model, NULL) != FST_OK) return;
+    model_request request = {0};
+    if (fsti_model_open(checkpoint, &request, &model, NULL) != FST_OK) return;
     fsti_new_files_remove(model);
     fsti_model_unref(model);
 }
@@ -400,8 +402,8 @@ static void remove_copies(const char *checkpoint) {
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
     if (access(sync->journal_path, F_OK) != 0 && access(sync->renames_path, F_OK) != 0)
         return FST_OK;
-    fsti_error_location place = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_VERSION, place,
+    fsti_error_location location = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_VERSION, location,
                           "the application of a delta was interrupted, so the files are of two "
                           "versions; run 'fastsafetensors delta recover' first");
 }

@@ -80,12 +80,12 @@ static fst_status collect_texts(const journal_plan *plan, char **out, size_t *si
     return status;
 }
 
-/// Maps a new file with all its blocks allocated. A full disk is an error here, because a later
-/// store to the mapping would end the process (SIGBUS).
-static fst_status map_fresh(const char *path, uint64_t size, char **map, fst_error *error) {
+/// Creates and maps a file with all its blocks allocated. A full disk is an error here, because a
+/// later store to the mapping would end the process (SIGBUS).
+static fst_status map_new(const char *path, uint64_t size, char **map, fst_error *error) {
     (void)unlink(path);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0) return fsti_error_errno(error, errno, path, "making the journal");
+    if (fd < 0) return fsti_error_errno(error, errno, path, "creating the journal");
     int failure = posix_fallocate(fd, 0, (off_t)size);
     fst_status status =
         failure == 0 ? FST_OK : fsti_error_errno(error, failure, path, "reserving the journal");
@@ -129,9 +129,9 @@ fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan
     *out = (apply_journal){.undo_fd = -1};
     FST_TRY(collect_texts(plan, &text, &text_bytes, error));
     journal_layout layout = lay_out(text_bytes, plan->tensor_count, plan->slot_count);
-    char *fresh = fsti_location_join(sync->journal_path, ".tmp");
-    fst_status status = fresh == NULL ? fsti_error_memory(error, 64) : FST_OK;
-    if (status == FST_OK) status = map_fresh(fresh, layout.end, &map, error);
+    char *temporary = fsti_location_join(sync->journal_path, ".tmp");
+    fst_status status = temporary == NULL ? fsti_error_memory(error, 64) : FST_OK;
+    if (status == FST_OK) status = map_new(temporary, layout.end, &map, error);
     if (status == FST_OK) {
         point_into(out, map, &layout);
         memcpy(map + layout.text, text, text_bytes);
@@ -139,11 +139,11 @@ fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan
         out->head->text_bytes = text_bytes;
         fill_head(out->head, plan);
         status = open_undo(sync, O_TRUNC, out, error);
-        if (status == FST_OK && rename(fresh, sync->journal_path) != 0)
-            status = fsti_error_errno(error, errno, sync->journal_path, "naming the journal");
-        if (status != FST_OK && fresh != NULL) (void)unlink(fresh);
+        if (status == FST_OK && rename(temporary, sync->journal_path) != 0)
+            status = fsti_error_errno(error, errno, sync->journal_path, "renaming the journal");
+        if (status != FST_OK && temporary != NULL) (void)unlink(temporary);
     }
-    fsti_free(fresh);
+    fsti_free(temporary);
     fsti_free(text);
     if (status != FST_OK) fsti_journal_close(out);
     return status;
@@ -151,8 +151,8 @@ fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan
 
 static fst_status refuse_journal(const sync_folder *sync, fst_status status, const char *what,
                                  fst_error *error) {
-    fsti_error_location place = {.file = sync->journal_path, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, status, place, "%s", what);
+    fsti_error_location location = {.file = sync->journal_path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, status, location, "%s", what);
 }
 
 /// Whether the sizes in the head add up to the file's size, so that no access lies outside of the
@@ -205,7 +205,7 @@ fst_status fsti_journal_open(const sync_folder *sync, apply_journal *out, fst_er
     fst_status status = FST_OK;
     char *map = MAP_FAILED;
     if (fstat(fd, &info) != 0)
-        status = fsti_error_errno(error, errno, sync->journal_path, "looking at the journal");
+        status = fsti_error_errno(error, errno, sync->journal_path, "examining the journal");
     else if ((uint64_t)info.st_size < sizeof(journal_head))
         status = refuse_journal(sync, FST_E_CORRUPT, "the journal is cut off", error);
     else

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Threads that make the tensors of a checkpoint's files new, or old again, block by block.
+/// Writes the new bytes of a checkpoint's tensors, or restores the old ones: several threads, each
+/// block by block.
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -34,10 +35,10 @@ static fst_status fail_block(const apply_job *job, const bound_tensor *tensor, u
     int os_errno = errno;
     fst_status status = fsti_error_errno(error, os_errno,
                                          fsti_file_path(job->base->files[tensor->file].file), what);
-    fsti_error_location place = {.tensor = tensor->tensor->name,
-                                 .tensor_size = tensor->tensor->name_size,
-                                 .byte_offset = offset};
-    fsti_error_locate(error, &place);
+    fsti_error_location location = {.tensor = tensor->tensor->name,
+                                    .tensor_size = tensor->tensor->name_size,
+                                    .byte_offset = offset};
+    fsti_error_locate(error, &location);
     return status;
 }
 
@@ -51,10 +52,10 @@ static fst_status read_block(apply_job *job, const bound_tensor *tensor, uint64_
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return fail_block(job, tensor, offset, "reading", error);
         if (got == 0) {
-            fsti_error_location place = {.file =
-                                             fsti_file_path(job->base->files[tensor->file].file),
-                                         .byte_offset = offset + done};
-            return fsti_error_set(error, FST_E_SHORT_READ, place, "the file became shorter");
+            fsti_error_location location = {.file =
+                                                fsti_file_path(job->base->files[tensor->file].file),
+                                            .byte_offset = offset + done};
+            return fsti_error_set(error, FST_E_SHORT_READ, location, "the file became shorter");
         }
         done += (size_t)got;
     }
@@ -77,8 +78,9 @@ static fst_status write_block(apply_job *job, const bound_tensor *tensor, uint64
     return FST_OK;
 }
 
-/// Stores which block the slot holds. The release store precedes the write of the block, so after a
-/// kill the slot of a partly written block has its old bytes.
+/// Stores which block the slot holds. The release store follows the stores of the block's old bytes
+/// to the slot, and precedes the write of the block. So after a kill, the slot of a partly written
+/// block has its old bytes.
 static void set_word(const apply_worker *worker, uint64_t block, bool is_dirty) {
     if (worker->word != NULL)
         atomic_store_explicit(worker->word, journal_word(worker->number, block, is_dirty),
@@ -143,7 +145,7 @@ static fst_status begin_tensor(apply_worker *worker, size_t number, fst_error *e
     return FST_OK;
 }
 
-/// Makes one block new.
+/// Writes the new bytes of one block, if they differ.
 static fst_status change_block(apply_worker *worker, uint64_t block, fst_error *error) {
     apply_job *job = worker->job;
     size_t size = block_bytes(worker->tensor, block);
@@ -160,7 +162,7 @@ static fst_status change_blocks(apply_worker *worker, uint64_t changed, fst_erro
     uint64_t count = count_blocks(worker->tensor);
     for (uint64_t block = 0; block < count; block++) {
         size_t size = block_bytes(worker->tensor, block);
-        if (block < changed) { // a process that was killed has already made it new
+        if (block < changed) { // a killed process has already written the new bytes
             FST_TRY(read_block(worker->job, worker->tensor, block, worker->work, error));
             FST_TRY(fsti_fold_skip(worker->fold, size, error));
         } else {
@@ -192,6 +194,8 @@ static fst_status change_tensor(apply_worker *worker, size_t number, fst_error *
     if (record == NULL) return FST_OK;
     record->changed = count_blocks(worker->tensor);
     record->is_done = 1;
+    // Cleared last: after a kill before this store, fsti_apply_settle() ignores the word of a
+    // tensor that is done.
     atomic_store_explicit(worker->word, 0, memory_order_release);
     return FST_OK;
 }
@@ -294,6 +298,7 @@ fst_status fsti_apply_settle(apply_job *job, fst_error *error) {
             record->undone = block;
         else if (!record->is_done)
             record->changed = block;
+        // Cleared last: after a kill before this store, the next call does the same again.
         atomic_store(word, 0);
     }
     return FST_OK;

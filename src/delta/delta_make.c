@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Making a delta: threads compare old and new tensors block by block and compress what differs,
-/// each into a shard of its own, so that only blocks are kept in memory.
+/// Makes a delta: threads compare old and new tensors block by block and compress the differences.
+/// Each thread writes its own shard, so that only blocks are kept in memory.
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,15 +18,15 @@
 typedef struct make_task {
     fsti_name name;
     size_t old;  ///< index in the old model
-    size_t made; ///< index in the new one, or among the tensors in memory
+    size_t made; ///< index in the new model, the delta, or the tensors in memory
     uint64_t size_bytes;
-    const delta_tensor *tensor; ///< of a delta as the new state
+    const delta_tensor *tensor; ///< if the new state is a delta: its tensor
 } make_task;
 
 typedef struct make_job {
     const fst_delta_make_options *options;
     const fsti_digest_kind *kind;
-    fst_model *old, *made; ///< made: NULL unless the new state is a checkpoint
+    fst_model *old, *made; ///< the new model; NULL if the new state is not a checkpoint
     make_task *tasks;
     size_t task_count;
     shard_writer shards[MAKE_THREADS_MAX];
@@ -39,10 +39,10 @@ typedef struct make_worker {
     make_job *job;
     shard_writer *shard;
     fsti_frame_writer *writer;
-    delta_fold *fold;                       ///< of a delta as the new state
-    change_list list;                       ///< of overwrite
+    delta_fold *fold;                       ///< applies the delta that is the new state
+    change_list list;                       ///< the changes, for the overwrite encoding
     unsigned char *old, *made, *difference; ///< a block each
-    unsigned char *positions;               ///< of a block: four blocks long; of overwrite
+    unsigned char *positions; ///< for overwrite: of a block's changes, 4 bytes for each byte
     const make_task *task;
     delta_frames frames;
 } make_worker;
@@ -55,12 +55,12 @@ static fst_status read_bytes(const fst_model *model, size_t index, uint64_t at, 
     fsti_file *file = model->files[info.file_index].file;
     FST_TRY(fsti_file_read(file, target, size, info.file_offset + at, &got, error));
     if (got == size) return FST_OK;
-    fsti_error_location place = {.file = fsti_file_path(file),
-                                 .byte_offset = info.file_offset + at};
-    return fsti_error_set(error, FST_E_SHORT_READ, place, "the file became shorter");
+    fsti_error_location location = {.file = fsti_file_path(file),
+                                    .byte_offset = info.file_offset + at};
+    return fsti_error_set(error, FST_E_SHORT_READ, location, "the file became shorter");
 }
 
-/// Begins a pass over the tensor.
+/// Begins a pass over the tensor. If the new state is a delta, it is decoded from the beginning.
 static fst_status begin_pass(make_worker *worker, fst_error *error) {
     const fst_delta *delta = worker->job->options->delta;
     if (worker->task->tensor == NULL) return FST_OK;
@@ -69,9 +69,9 @@ static fst_status begin_pass(make_worker *worker, fst_error *error) {
     return fsti_fold_begin(worker->fold, &worker->frames, worker->task->size_bytes, NULL, error);
 }
 
-/// Brings both states of the block at `at`.
-static fst_status bring_block(make_worker *worker, uint64_t at, change_block *out,
-                              fst_error *error) {
+/// Reads the old and the new bytes of the block at `at`.
+static fst_status read_block(make_worker *worker, uint64_t at, change_block *out,
+                             fst_error *error) {
     make_job *job = worker->job;
     const make_task *task = worker->task;
     size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, task->size_bytes - at);
@@ -90,7 +90,7 @@ static fst_status bring_block(make_worker *worker, uint64_t at, change_block *ou
     return task->tensor == NULL ? FST_OK : fsti_fold_apply(worker->fold, worker->made, size, error);
 }
 
-/// Compresses zeros for the blocks before the first one that differs.
+/// Compresses zeros for the unchanged bytes before the first block that differs.
 static fst_status put_zeros(make_worker *worker, uint64_t size, fst_error *error) {
     memset(worker->difference, 0, DELTA_BLOCK_BYTES);
     for (; size > 0; size -= fsti_min(size, DELTA_BLOCK_BYTES))
@@ -151,7 +151,8 @@ static bool end_digests(make_digests *digests) {
            is_good;
 }
 
-/// The first pass: the checksums, and the whole frame of xor or the list of overwrite.
+/// The first pass: computes the checksums, and the frame of an xor delta or the list of changes of
+/// an overwrite delta.
 static fst_status first_pass(make_worker *worker, make_digests *digests, bool *is_changed,
                              fst_error *error) {
     make_job *job = worker->job;
@@ -164,7 +165,7 @@ static fst_status first_pass(make_worker *worker, make_digests *digests, bool *i
     for (uint64_t at = 0; at < worker->task->size_bytes && status == FST_OK;
          at += DELTA_BLOCK_BYTES) {
         change_block block;
-        status = bring_block(worker, at, &block, error);
+        status = read_block(worker, at, &block, error);
         if (status != FST_OK) break;
         if (!update_digests(digests, &block)) status = fsti_error_memory(error, block.size);
         atomic_fetch_add_explicit(&job->bytes_hashed, block.size, memory_order_relaxed);
@@ -176,13 +177,14 @@ static fst_status first_pass(make_worker *worker, make_digests *digests, bool *i
     return status;
 }
 
-/// The frame of a list that is too long to be kept: one more pass for positions, one for values.
+/// Writes a list of changes that is too long for memory: one more pass for positions, one for
+/// values.
 static fst_status put_long_list(make_worker *worker, fst_error *error) {
     for (int pass = 0; pass < 2; pass++) {
         FST_TRY(begin_pass(worker, error));
         for (uint64_t at = 0; at < worker->task->size_bytes; at += DELTA_BLOCK_BYTES) {
             change_block block;
-            FST_TRY(bring_block(worker, at, &block, error));
+            FST_TRY(read_block(worker, at, &block, error));
             size_t count = fsti_change_list_block(&block, pass == 0 ? worker->positions : NULL,
                                                   pass == 0 ? NULL : worker->difference);
             FST_TRY(pass == 0
@@ -196,6 +198,7 @@ static fst_status put_long_list(make_worker *worker, fst_error *error) {
 static fst_status put_overwrite(make_worker *worker, fst_error *error) {
     const change_list *list = &worker->list;
     fsti_frame_sink sink = {fsti_shard_put, worker->shard};
+    // Little-endian.
     unsigned char count[4] = {(unsigned char)list->count, (unsigned char)(list->count >> 8),
                               (unsigned char)(list->count >> 16),
                               (unsigned char)(list->count >> 24)};
@@ -264,9 +267,9 @@ static fst_status run_make(delta_pool *pool, uint32_t thread, fst_error *error) 
 
 static fst_status refuse_tensor(fsti_name name, fst_status status, const char *what,
                                 fst_error *error) {
-    fsti_error_location place = {
+    fsti_error_location location = {
         .tensor = name.bytes, .tensor_size = name.size, .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, status, place, "%s", what);
+    return fsti_error_set(error, status, location, "%s", what);
 }
 
 static fsti_name memory_name(const void *context, size_t at) {
@@ -281,7 +284,7 @@ static fsti_name delta_name(const void *context, size_t at) {
 
 #define SHAPE_TEXT_BYTES 200
 
-/// Prints as many dimensions as there is room for.
+/// Prints as many dimensions as fit.
 static void print_shape(const fst_tensor_info *info, char out[SHAPE_TEXT_BYTES]) {
     size_t at = (size_t)snprintf(out, SHAPE_TEXT_BYTES, "[");
     for (uint32_t i = 0; i < info->rank && at < SHAPE_TEXT_BYTES - 30; i++)
@@ -290,15 +293,15 @@ static void print_shape(const fst_tensor_info *info, char out[SHAPE_TEXT_BYTES])
     (void)snprintf(out + at, SHAPE_TEXT_BYTES - at, "]");
 }
 
-/// Dtype and shape must be the same: a delta says nothing of them.
+/// Refuses a changed dtype or shape, which a delta does not record.
 static fst_status compare_kinds(const fst_model *model, size_t index, const fst_tensor_info *made,
                                 fst_error *error) {
     fst_tensor_info old;
     fsti_model_tensor_info(model, index, &old);
-    fsti_error_location place = {
+    fsti_error_location location = {
         .tensor = old.name, .tensor_size = old.name_size, .byte_offset = FST_NO_OFFSET};
     if (old.dtype != made->dtype)
-        return fsti_error_set(error, FST_E_TENSOR_INVALID_INFO, place,
+        return fsti_error_set(error, FST_E_TENSOR_INVALID_INFO, location,
                               "the tensor is %s in the old checkpoint and %s in the new one; that "
                               "needs a full version",
                               fsti_dtype_name(old.dtype), fsti_dtype_name(made->dtype));
@@ -307,13 +310,13 @@ static fst_status compare_kinds(const fst_model *model, size_t index, const fst_
     char shapes[2][SHAPE_TEXT_BYTES];
     print_shape(&old, shapes[0]);
     print_shape(made, shapes[1]);
-    return fsti_error_set(error, FST_E_TENSOR_INVALID_INFO, place,
+    return fsti_error_set(error, FST_E_TENSOR_INVALID_INFO, location,
                           "the tensor has shape %s in the old checkpoint and %s in the new one; "
                           "that needs a full version",
                           shapes[0], shapes[1]);
 }
 
-/// The new state of one tensor: its index, and its size where the new state knows one.
+/// Finds the new state of a tensor, and refuses one that a delta cannot describe.
 static fst_status find_made(const make_job *job, const fsti_name_table *names, make_task *task,
                             fst_error *error) {
     const fst_delta_make_options *options = job->options;
@@ -351,7 +354,8 @@ static int compare_tasks(const void *a_pointer, const void *b_pointer) {
     return a->old < b->old ? -1 : a->old > b->old;
 }
 
-/// A task for each tensor; of a delta as the new state, only for those that it changes.
+/// Makes a task for each tensor, the largest first. If the new state is a delta, only for the
+/// tensors that it changes.
 static fst_status collect_tasks(make_job *job, fst_error *error) {
     const fst_delta_make_options *options = job->options;
     size_t count = fsti_model_tensor_count(job->old), others;
@@ -440,7 +444,8 @@ static fst_status put_index(const make_job *job, const char *folder, uint32_t sh
     return status;
 }
 
-/// Headers, then the shards' names, then the index.
+/// Writes the headers, renames the shards, and writes the index last: without it, readers find no
+/// delta.
 static fst_status publish(make_job *job, const char *folder, fst_error *error) {
     bool durable = (job->options->flags & FST_DELTA_DURABLE) != 0;
     uint32_t shard_count = 0, shard = 0;
@@ -455,7 +460,7 @@ static fst_status publish(make_job *job, const char *folder, fst_error *error) {
         if (path == NULL) return fsti_error_memory(error, strlen(folder));
         fst_status status = rename(job->shards[i].path, path) == 0
                                 ? FST_OK
-                                : fsti_error_errno(error, errno, path, "naming the shard");
+                                : fsti_error_errno(error, errno, path, "renaming the shard");
         fsti_free(path);
         FST_TRY(status);
     }
@@ -465,16 +470,17 @@ static fst_status publish(make_job *job, const char *folder, fst_error *error) {
 }
 
 static fst_status open_states(make_job *job, const char *old, fst_error *error) {
-    model_request wish = {0};
+    model_request request = {0};
     const fst_delta *delta = job->options->delta;
     FST_TRY(fsti_sync_expect(
         old, delta == NULL ? job->options->base_version : delta->versions[0].text.base, error));
-    FST_TRY(fsti_model_open(old, &wish, &job->old, error));
+    FST_TRY(fsti_model_open(old, &request, &job->old, error));
     if (job->options->checkpoint == NULL) return FST_OK;
-    return fsti_model_open(job->options->checkpoint, &wish, &job->made, error);
+    return fsti_model_open(job->options->checkpoint, &request, &job->made, error);
 }
 
-/// An overwrite delta names only values that differ: a base that has all of them is the wrong one.
+/// Refuses a base that already has all values of the delta that is the new state: a delta lists
+/// only values that change, so it was not made for this base.
 static fst_status refuse_nothing(const make_job *job, fst_error *error) {
     const fst_delta *delta = job->options->delta;
     if (delta == NULL || delta->version_count > 1 || job->task_count == 0) return FST_OK;
@@ -489,14 +495,15 @@ static fst_status refuse_nothing(const make_job *job, fst_error *error) {
 static fst_status make_shards(make_job *job, const char *folder, fst_error *error) {
     uint64_t room = fsti_shard_header_room(task_name, job, job->task_count);
     const fst_delta *delta = job->options->delta;
-    size_t decoders = 2; // the encoder, and blocks
+    // The memory of a thread, in decoders: two for the encoder and the blocks.
+    size_t decoders = 2;
     if (job->options->encoding == FST_DELTA_OVERWRITE)
         decoders += DELTA_LIST_BYTES / DELTA_DECODER_BYTES;
     if (delta != NULL)
         decoders += fsti_delta_decoders(delta, (delta_span){0, delta->version_count});
     job->thread_count = fsti_pool_threads(job->options->thread_count, decoders);
     job->thread_count = (uint32_t)fsti_min(job->thread_count, MAKE_THREADS_MAX);
-    // A delta that changes few tensors needs no more shards than these.
+    // Each thread writes a shard, so more threads than tensors would be useless.
     job->thread_count = (uint32_t)fsti_min(job->thread_count, fsti_max(job->task_count, 1));
     for (uint32_t i = 0; i < job->thread_count; i++)
         FST_TRY(fsti_shard_open(folder, i, room, &job->shards[i], error));

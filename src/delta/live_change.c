@@ -39,8 +39,8 @@ void fsti_delta_drop(fst_delta_change *change) {
     fsti_free(change);
 }
 
-/// How new bytes are made: `old` has `size` bytes, and take() gets each block of the new ones, in
-/// order, at byte `at`.
+/// The input and output of make_new(): `old` has `size` bytes, and take() receives the new bytes
+/// block by block, in order, from byte `at` on.
 typedef struct new_bytes {
     const unsigned char *old;
     size_t size;
@@ -49,7 +49,8 @@ typedef struct new_bytes {
     void *context;
 } new_bytes;
 
-/// Makes the new bytes of a tensor and verifies them.
+/// Computes the new bytes of a tensor. Their checksum is verified at the end, after take() has
+/// received all of them.
 static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta_tensor *tensor,
                            const new_bytes *bytes, fst_error *error) {
     unsigned char digest[FSTI_DIGEST_BYTES_MAX];
@@ -147,10 +148,10 @@ static fst_status find_targets(fst_delta_change *change, const fsti_delta_live *
         const delta_tensor *tensor = &delta->tensors[i];
         size_t at = fsti_name_table_find(&table, (fsti_name){tensor->name, tensor->name_size});
         if (at == SIZE_MAX) {
-            fsti_error_location place = {.tensor = tensor->name,
-                                         .tensor_size = tensor->name_size,
-                                         .byte_offset = FST_NO_OFFSET};
-            status = fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, place,
+            fsti_error_location location = {.tensor = tensor->name,
+                                            .tensor_size = tensor->name_size,
+                                            .byte_offset = FST_NO_OFFSET};
+            status = fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, location,
                                     "the delta changes a tensor that was not given");
             break;
         }
@@ -246,7 +247,8 @@ static uint64_t walk_changes(const fst_delta_patch_options *options, const unsig
     return found;
 }
 
-/// Like walk_changes(), for 2-byte elements: compares eight bytes at a time.
+/// Like walk_changes(), for 2-byte elements on little-endian CPUs: compares eight bytes at a time,
+/// whose first element is in the lowest 16 bits.
 static uint64_t walk_two_byte(const fst_delta_patch_options *options, const unsigned char *made,
                               const fst_delta_patch *patch) {
     const unsigned char *old = options->old;

@@ -52,7 +52,7 @@ static fst_status copy_bytes(int from, int to, const char *path, fst_error *erro
 
 static fst_status fill_copy(int from, int to, const char *path, fst_error *error) {
     struct stat info;
-    if (fstat(from, &info) != 0) return fsti_error_errno(error, errno, path, "looking at the file");
+    if (fstat(from, &info) != 0) return fsti_error_errno(error, errno, path, "examining the file");
     (void)fchmod(to, info.st_mode & 07777);
     if (ioctl(to, FICLONE, from) == 0) return FST_OK;
     int failure = posix_fallocate(to, 0, info.st_size);

@@ -169,9 +169,10 @@ fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_err
     if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
     if (status == FST_OK && state.version != NULL &&
         fsti_version_compare(state.version, version) != FSTI_VERSION_SAME)
-        status = fsti_error_set(error, FST_E_VERSION, place,
-                                "the checkpoint has version %s by its own note, not %s",
-                                state.version, version);
+        status =
+            fsti_error_set(error, FST_E_VERSION, place,
+                           "the checkpoint has version %s according to its version note, not %s",
+                           state.version, version);
     fsti_delta_state_clear(&state);
     fsti_sync_close(&sync);
     return status;

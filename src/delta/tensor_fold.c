@@ -72,9 +72,9 @@ static fst_status pull_stored(void *context, void *target, size_t size, uint64_t
     size_t got = 0;
     FST_TRY(fsti_file_read(frame->file, target, size, frame->offset + offset, &got, error));
     if (got == size) return FST_OK;
-    fsti_error_location place = {.file = fsti_file_path(frame->file),
-                                 .byte_offset = frame->offset + offset + got};
-    return fsti_error_set(error, FST_E_SHORT_READ, place, "the shard became shorter");
+    fsti_error_location location = {.file = fsti_file_path(frame->file),
+                                    .byte_offset = frame->offset + offset + got};
+    return fsti_error_set(error, FST_E_SHORT_READ, location, "the shard became shorter");
 }
 
 static fst_status begin_reader(fsti_frame_reader **reader, const delta_frame *frame,
@@ -212,6 +212,8 @@ static fst_status walk_list(delta_fold *fold, size_t at, unsigned char *block, u
         if (position >= end) break;
         const unsigned char *values =
             list->kept != NULL ? list->kept + list->count * POSITION_BYTES : list->values;
+        // Positions ascend, and earlier blocks have consumed those below `begin`. So `position`
+        // lies in the block, and `count` stays below its size.
         if (step == STEP_APPLY) {
             fold->old_values[count] = block[position - begin];
             block[position - begin] = values[list->taken - list->chunk_begin];
@@ -288,13 +290,13 @@ void fsti_fold_locate(const delta_fold *fold, const delta_frames *frames,
                       const delta_tensor *tensor, fst_error *error) {
     if (error == NULL || error->status != FST_E_CORRUPT || frames->count == 0) return;
     size_t frame = fold->current < frames->count ? fold->current : 0;
-    fsti_error_location place = {.file = fsti_file_path(frames->frames[frame].file),
-                                 .tensor = tensor->name,
-                                 .tensor_size = tensor->name_size,
-                                 .byte_offset = FST_NO_OFFSET};
+    fsti_error_location location = {.file = fsti_file_path(frames->frames[frame].file),
+                                    .tensor = tensor->name,
+                                    .tensor_size = tensor->name_size,
+                                    .byte_offset = FST_NO_OFFSET};
     fst_error found = *error;
     if (found.file[0] == '\0')
-        (void)!fsti_error_set(error, found.status, place, "%s", found.message);
+        (void)!fsti_error_set(error, found.status, location, "%s", found.message);
     else
-        fsti_error_locate(error, &place);
+        fsti_error_locate(error, &location);
 }

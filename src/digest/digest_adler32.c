@@ -30,7 +30,8 @@ __attribute__((target("avx2"))) static uint32_t add_lanes(__m256i lanes) {
 }
 
 /// A multiple of 32 bytes, at most RUN_BYTES. Byte i of a block counts 32 - i times in the second
-/// sum, and the first sum before each block counts 32 times.
+/// sum, and the first sum before each block counts 32 times. The 16-bit sums of maddubs do not
+/// saturate: 255 * (32 + 31) is below 2^15.
 __attribute__((target("avx2"))) static void sum_avx2(adler32_state *state,
                                                      const unsigned char *bytes, size_t size) {
     const __m256i weights =

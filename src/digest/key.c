@@ -17,7 +17,7 @@ struct fsti_key {
     const void *hash; ///< the hash that belongs to the curve
 };
 
-/// Refuses to ask for a password.
+/// The password callback of libcrypto: without it, libcrypto would ask on the terminal.
 static int no_password(char *text, int size, int is_writing, void *context) {
     (void)text;
     (void)size;
@@ -130,7 +130,7 @@ fst_status fsti_rsa_sign(const char *pem, const char *bytes, size_t size_bytes,
     bool is_rsa = rsa.key != NULL && rsa.crypto->EVP_PKEY_get_base_id(rsa.key) == KEY_IS_RSA;
     fst_status status = is_rsa ? fsti_key_sign(&rsa, bytes, size_bytes, signature, error)
                                : fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                                                "not a PEM key of RSA without a password");
+                                                "not a PEM private RSA key without a password");
     if (rsa.key != NULL) rsa.crypto->EVP_PKEY_free(rsa.key);
     return status;
 }

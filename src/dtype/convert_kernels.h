@@ -207,7 +207,8 @@ static inline uint32_t encode_small(small_format format, float value) {
     return (is_nan ? 0 : sign) | (is_nan || is_huge || rounded > all ? all : rounded);
 }
 
-/// The nearest power of two to |value|. A tie rounds up unless that would leave exponent 0.
+/// The nearest power of two to |value|. A tie rounds up. With exponent 0 the tie is 2^-127 itself,
+/// which is code 0.
 static inline uint32_t encode_e8m0(float value) {
     uint32_t bits = bits_of(value), exponent = bits >> 23 & 0xff;
     uint32_t guard = bits >> 22 & 1, sticky = (bits & 0x3fffff) != 0;
@@ -251,6 +252,7 @@ static void encode_bfloat(const float *source, uint8_t *target, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = bits_of(source[i]);
         uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+        // Rounding could turn a NaN into infinity or zero. The result is 0x7fc0, as in torch.
         bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
         uint16_t value = (uint16_t)(is_nan ? NAN_BITS >> 16 : rounded);
         memcpy(target + 2 * i, &value, 2);

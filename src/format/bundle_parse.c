@@ -34,7 +34,7 @@ static bool read_array(json_reader *reader, bool (*element)(void *, json_reader 
     return json_expect(reader, ']', "expected ',' or ']'");
 }
 
-/// Reads a string and decodes it in place.
+/// Reads a string and decodes it in place: escapes are longer than the bytes that they stand for.
 static bool read_text(json_reader *reader, char *bytes, const char **text, size_t *size) {
     json_string string;
     if (!fsti_json_read_string(reader, &string)) return false;

@@ -30,11 +30,12 @@ static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fs
         location.tensor = fsti_header_name(parse->source->header, entry);
         location.tensor_size = entry->name_size;
     }
-    return fsti_error_set(parse->error, status, location, "the compressed file is damaged: %s",
-                          why);
+    return fsti_error_set(parse->error, status, location, "the compressed file %s%s",
+                          status == FST_E_UNSUPPORTED ? "" : "is damaged: ", why);
 }
 
-/// The next pair from *index on that is not the mark of a compressed file, or NULL.
+/// The next metadata pair from *index on, except the one that marks a compressed file; NULL at the
+/// end.
 static const fsti_metadata_pair *next_user_pair(const fsti_header *header, size_t *index) {
     size_t size = strlen(FSTI_PACKED_KEY);
     while (*index < header->metadata_count) {
@@ -127,9 +128,11 @@ static fst_status read_head(packed_parse *parse) {
     if (parse->entry_bytes < FSTI_PACKED_HEAD_BYTES || memcmp(head, FSTI_PACKED_MAGIC, 8) != 0)
         return refuse(parse, NULL, FST_E_CORRUPT, "its directory has no valid magic number");
     if (load_number(head + 8, 4) != FSTI_PACKED_VERSION || load_number(head + 12, 4) != 0)
-        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or its version is unknown");
+        return refuse(parse, NULL, FST_E_UNSUPPORTED,
+                      "has a version that this library does not support");
     if (load_number(head + 28, 4) != 0)
-        return refuse(parse, NULL, FST_E_UNSUPPORTED, "or its coder is unknown");
+        return refuse(parse, NULL, FST_E_UNSUPPORTED,
+                      "has a coder that this library does not support");
     if (load_number(head + 60, 4) != 0)
         return refuse(parse, NULL, FST_E_CORRUPT, "a reserved field is not zero");
     if (load_number(head + 56, 4) != directory_crc(parse->packed->bytes, parse->entry_bytes))
@@ -154,7 +157,8 @@ static fst_status read_original(packed_parse *parse) {
     return fsti_header_parse(text, size, &rules, &packed->header, parse->error);
 }
 
-/// The original tensor with that name, which must not have been used before.
+/// Finds the original tensor with that name, which must not have been used before. A used tensor
+/// has a stored_end above 0, even an empty one, because the header precedes the data.
 static fst_status find_original(packed_parse *parse, const fsti_tensor *entry, size_t prefix,
                                 size_t *out) {
     fsti_packed *packed = parse->packed;
@@ -210,7 +214,8 @@ static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
     fsti_packed_tensor *tensor = &packed->tensors[index];
     uint64_t true_bytes = original->end - original->begin;
     if (record[1] >= FSTI_LAYOUT_COUNT || record[2] != FSTI_CODER_ZSTD)
-        return refuse(parse, entry, FST_E_UNSUPPORTED, "or its layout or coder is unknown");
+        return refuse(parse, entry, FST_E_UNSUPPORTED,
+                      "has a layout or coder that this library does not support");
     if (record[0] != original->dtype ||
         record[1] != fsti_codec_layout_of((fst_dtype)original->dtype) ||
         load_number(record + 8, 8) != true_bytes || true_bytes == 0)
@@ -254,9 +259,8 @@ static fst_status read_entries(packed_parse *parse) {
     if (packed->tensors == NULL || packed->chunks == NULL)
         return fsti_error_memory(parse->error, parse->chunk_count * sizeof *packed->chunks);
     if (parse->source->cut && stored->tensor_count - 1 < count)
-        return refuse(
-            parse, NULL, FST_E_UNSUPPORTED,
-            "it is truncated, and tensors of a truncated compressed file can't be located");
+        return refuse(parse, NULL, FST_E_UNSUPPORTED,
+                      "is truncated, and tensors of a truncated compressed file can't be located");
     if (!has_same_metadata(stored, packed->header))
         return refuse(parse, NULL, FST_E_CORRUPT,
                       "its metadata differs from the original header's");

@@ -142,17 +142,17 @@ fst_device fsti_device_id(const fsti_device *device) {
 
 bool fsti_device_unified(const fsti_device *device) { return device != NULL && device->unified; }
 
-/// The state of a thread before it entered a device. Entries form a stack.
-typedef struct visit {
+/// The state of a thread before it entered a device. The entries of a thread form a stack.
+typedef struct device_entry {
     int hip_device, capture_mode, last_error;
-} visit;
-#define VISIT_COUNT_MAX 8
-static _Thread_local visit visits[VISIT_COUNT_MAX];
-static _Thread_local uint32_t visit_count;
+} device_entry;
+#define ENTRY_COUNT_MAX 8
+static _Thread_local device_entry entries[ENTRY_COUNT_MAX];
+static _Thread_local uint32_t entry_count;
 
 /// CUDA has a stack of contexts. HIP's functions of the same name do not restore the device when a
 /// context is popped (clr's hip_context.cpp), so the current device is saved and restored.
-static void select_device(const fsti_device *device, visit *before, fsti_gpu_calls *calls) {
+static void select_device(const fsti_device *device, device_entry *before, fsti_gpu_calls *calls) {
     if (calls->api->kind == FST_DEVICE_CUDA) {
         FSTI_GPU_CALL(calls, context_push, device->context);
         return;
@@ -164,8 +164,8 @@ static void select_device(const fsti_device *device, visit *before, fsti_gpu_cal
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     const fsti_gpu_api *api = device->api;
     FST_TRY(check_fork(api, error));
-    assert(visit_count < VISIT_COUNT_MAX);
-    visit *before = &visits[visit_count];
+    assert(entry_count < ENTRY_COUNT_MAX);
+    device_entry *before = &entries[entry_count];
     before->last_error = fsti_gpu_errors_begin(api);
     fsti_gpu_calls calls = {.api = api};
     select_device(device, before, &calls);
@@ -177,7 +177,7 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     // the default mode would invalidate that capture.
     before->capture_mode = GPU_CAPTURE_RELAXED;
     if (api->capture_exchange != NULL) api->capture_exchange(&before->capture_mode);
-    visit_count++;
+    entry_count++;
     return FST_OK;
 }
 
@@ -190,7 +190,7 @@ bool fsti_device_enter_once_more(const fsti_device *device) {
 
 void fsti_device_leave(const fsti_device *device) {
     const fsti_gpu_api *api = device->api;
-    visit *before = &visits[--visit_count];
+    device_entry *before = &entries[--entry_count];
     void *context;
     if (api->capture_exchange != NULL) api->capture_exchange(&before->capture_mode);
     if (api->kind == FST_DEVICE_CUDA)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/// HIP's runtime compiler (hiprtc): where it is, and the kernel compiled by it. Distributions
-/// build it into the driver's library, ROCm has a separate library, and torch and AMD's Python
-/// packages have one next to their copy of the driver.
+/// Finds HIP's runtime compiler (hiprtc) and compiles the kernel with it. Distributions build it
+/// into the driver's library, ROCm has a separate library, and torch and AMD's Python packages have
+/// one next to their copy of the driver.
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static const char *path_of(void *handle, const char *name) {
     return map->l_name;
 }
 
-/// Takes the functions of a library. `place` says in words where it was looked for.
+/// Takes the functions of a library. `place` describes where it was found, for the log.
 static bool take_functions(void *handle, const char *name, const char *place,
                            fsti_hip_compiler *out) {
     void *addresses[FUNCTION_COUNT];

@@ -20,6 +20,8 @@
 /// Any fixed number: checksums of all processes must agree.
 #define CHECKSUM_KEY ((uint64_t)0x6673746b65726e31)
 
+/// The head of a file, in the CPU's byte order. With another order the sizes do not match, and the
+/// kernel is compiled again.
 typedef struct file_head {
     char magic[8];
     uint64_t key_size, code_size;
@@ -36,16 +38,16 @@ static void name_of(const char *key, char *name, size_t size) {
              (unsigned long long)fsti_hash(key, strlen(key), CHECKSUM_KEY));
 }
 
-/// The folder of the cache, and how much of its path must exist: a home is not created.
-typedef struct cache_place {
+/// The folder of the cache.
+typedef struct cache_folder {
     char path[PATH_BYTES_MAX];
-    size_t given_size;
-} cache_place;
+    size_t given_size; ///< leading bytes of the path, $HOME, which are not created
+} cache_folder;
 
 /// False without a folder: the cache is off.
-static bool find_folder(cache_place *out) {
+static bool find_folder(cache_folder *out) {
     const char *base = secure_getenv("FASTSAFETENSORS_KERNEL_CACHE_DIR"), *rest = NULL;
-    *out = (cache_place){.given_size = 0};
+    *out = (cache_folder){.given_size = 0};
     if (base != NULL && base[0] != '\0') {
         rest = ""; // "off" is among the texts that are not an absolute path
     } else if ((base = secure_getenv("XDG_CACHE_HOME")) != NULL && base[0] == '/') {
@@ -59,9 +61,9 @@ static bool find_folder(cache_place *out) {
     return used > 0 && (size_t)used < sizeof out->path;
 }
 
-/// Creates the folder and its parents, for this user only. Errors show when it is opened.
-static void make_folders(cache_place *place) {
-    char *path = place->path, *slash = strchr(path + place->given_size + 1, '/');
+/// Creates the folder and its parents, for this user only. Opening the folder reports the errors.
+static void make_folders(cache_folder *folder) {
+    char *path = folder->path, *slash = strchr(path + folder->given_size + 1, '/');
     for (; slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         (void)mkdir(path, 0700);
@@ -71,19 +73,19 @@ static void make_folders(cache_place *place) {
 }
 
 /// The folder's descriptor, or -1 with the reason in `note`.
-static int open_folder(bool makes, char *note, size_t size) {
-    cache_place place;
+static int open_folder(bool may_create, char *note, size_t size) {
+    cache_folder folder;
     struct stat info;
-    if (!find_folder(&place)) {
+    if (!find_folder(&folder)) {
         snprintf(note, size, "switched off, or neither XDG_CACHE_HOME nor HOME is set");
         return -1;
     }
-    if (makes) make_folders(&place);
-    int fd = open(place.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (may_create) make_folders(&folder);
+    int fd = open(folder.path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &info) != 0) {
-        snprintf(note, size, "%s: %s", place.path, strerror(errno));
+        snprintf(note, size, "%s: %s", folder.path, strerror(errno));
     } else if (info.st_uid != geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        snprintf(note, size, "%s: %s. It is not used", place.path,
+        snprintf(note, size, "%s: %s. It is not used", folder.path,
                  info.st_uid != geteuid() ? "the folder belongs to another user"
                                           : "other users can write to the folder");
     } else {
@@ -130,7 +132,7 @@ static bool read_body(int fd, const char *key, const file_head *head, fsti_kerne
     return false;
 }
 
-/// Reads a file that is whole, of this user, and has no second name.
+/// Reads a file that is complete, belongs to this user and has no other hard link.
 static bool read_file(int fd, const char *key, fsti_kernel_code *out) {
     struct stat info;
     file_head head;
@@ -152,19 +154,23 @@ bool fsti_kernel_cache_read(const char *key, fsti_kernel_code *out, char *note, 
     int folder = open_folder(false, note, size);
     if (folder < 0) return false;
     name_of(key, name, sizeof name);
-    // Without O_NONBLOCK, a pipe of that name would stop the load.
+    // Without O_NONBLOCK, opening a FIFO of that name would block the load.
     int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     bool good = fd >= 0 && read_file(fd, key, out);
     if (good)
         snprintf(note, size, "%s", name);
     else
-        snprintf(note, size, fd < 0 ? "no file yet" : "%s is damaged or not ours", name);
+        snprintf(note, size,
+                 fd < 0 ? "no file yet"
+                        : "%s is damaged, is for another kernel or belongs to another user",
+                 name);
     if (fd >= 0) close(fd);
     close(folder);
     return good;
 }
 
-/// Deletes what killed processes left, and the oldest of more than FILE_COUNT_MAX files.
+/// Deletes temporary files of killed processes and, if there are more than FILE_COUNT_MAX kernels,
+/// the oldest one.
 static void limit_folder(int folder) {
     char oldest[sizeof(((struct dirent *)NULL)->d_name)] = "";
     struct timespec oldest_time = {0};
@@ -192,7 +198,7 @@ static void limit_folder(int folder) {
     if (count > FILE_COUNT_MAX) (void)unlinkat(folder, oldest, 0);
 }
 
-/// Writes a new file and gives it its name when it is whole.
+/// Writes a temporary file and renames it when it is complete.
 static bool write_file(int folder, const char *key, const fsti_kernel_code *code) {
     char name[32], temporary[64];
     file_head head = {.key_size = strlen(key), .code_size = code->size};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The memory that the CPU and a device share, by address. The CPU reads it itself: a copy by the
-/// driver would be slower, and some drivers refuse the address as the source of a copy.
+/// A list of the memory that the CPU and a device share. The library reads such memory with the
+/// CPU: a copy by the driver would be slower, and some drivers refuse the address as a source.
 #include "gpu_private.h"
 
-/// Buffers of more loads than this are read through the driver.
+/// Maximum number of ranges. Buffers beyond it are read through the driver.
 #define RANGE_COUNT_MAX ((size_t)1 << 20)
 
 typedef struct shared_range {
@@ -24,7 +24,7 @@ void fsti_shared_memory_add(const void *begin, uint64_t size) {
     pthread_once(&shared_once, register_lock);
     pthread_mutex_lock(&shared.lock);
     void *ranges = shared.ranges;
-    // Without memory for the row, the driver copies.
+    // If the list cannot grow, the driver copies from the range.
     if (fsti_array_reserve(&ranges, &shared.capacity, shared.count, sizeof *shared.ranges,
                            RANGE_COUNT_MAX)) {
         shared.ranges = ranges;

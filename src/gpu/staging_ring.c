@@ -10,7 +10,8 @@
 #define RING_BYTES (FSTI_STAGING_SLOT_COUNT_MAX * SLOT_STRIDE)
 /// Two streams: one copies while the kernel of the other runs.
 #define STREAM_COUNT 2u
-/// Maximum number of cached rings. More concurrent loads on a device allocate and free theirs.
+/// Maximum number of cached rings per device. More concurrent loads allocate a ring each and free
+/// it at their end.
 #define IDLE_COUNT_MAX 4u
 /// Copying a slot takes about 40 us, as does sleeping until an interrupt. So a thread polls this
 /// long before it sleeps.
@@ -286,6 +287,8 @@ fst_status fsti_staging_send(fsti_staging_ring *ring, uint32_t slot_index,
     return fsti_gpu_error(&calls, "copying to the device", error);
 }
 
+/// Without the ring's lock, as fsti_staging_fetch(): driver calls are thread-safe, and a single
+/// copy has no kernel that must follow it in the stream.
 fst_status fsti_staging_copy(fsti_staging_ring *ring, uint32_t slot_index, uint64_t target,
                              const void *source, uint64_t size, fst_error *error) {
     fsti_gpu_calls calls = {.api = ring->device->api};

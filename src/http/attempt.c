@@ -14,10 +14,10 @@
 #define BUFFER_BYTES 262144L
 
 /// The required version: the resource's, or that of this request's first valid response.
-static const resource_version *pin_of(const http_request *request) {
+static const resource_version *required_version(const http_request *request) {
     if (request->resource == NULL) return NULL;
-    const resource_version *pin = &request->resource->version;
-    return pin->is_set ? pin : &request->pin;
+    const resource_version *version = &request->resource->version;
+    return version->is_set ? version : &request->first_version;
 }
 
 static response_expectation expectation_of(const http_attempt *attempt) {
@@ -26,7 +26,7 @@ static response_expectation expectation_of(const http_attempt *attempt) {
                                   .is_first = request->is_first,
                                   .begin = attempt->begin,
                                   .end = request->end,
-                                  .pin = pin_of(request),
+                                  .required = required_version(request),
                                   .known = request->known};
 }
 
@@ -38,9 +38,9 @@ void fsti_attempt_evaluate(http_attempt *attempt) {
     if (expected.is_first && answer->status == 200) answer->total_bytes = answer->length_bytes;
     attempt->verdict = fsti_response_evaluate(answer, &expected, &attempt->why);
     // A retry or a hedged attempt must continue with the same version.
-    resource_version *pin = &attempt->request->pin;
-    if (expected.is_first && attempt->verdict == HTTP_OK && !pin->is_set)
-        fsti_version_set(pin, answer);
+    resource_version *version = &attempt->request->first_version;
+    if (expected.is_first && attempt->verdict == HTTP_OK && !version->is_set)
+        fsti_version_set(version, answer);
 }
 
 static size_t receive_header(char *line, size_t unit, size_t count, void *context) {
@@ -57,7 +57,7 @@ static size_t receive_header(char *line, size_t unit, size_t count, void *contex
     return 0;
 }
 
-/// Appends to a text of at most `most` bytes; false above that.
+/// Appends to a text of at most `size_max` bytes. False if it would be longer, or without memory.
 static bool keep_text(http_attempt *attempt, const char *bytes, size_t size, size_t size_max) {
     if (size > size_max - attempt->text_bytes) return false;
     size_t wanted = attempt->text_bytes + size + 1;
@@ -99,7 +99,7 @@ void fsti_request_put(const http_request *request, uint64_t at, const char *byte
     }
 }
 
-/// Stores body bytes at their place in the caller's buffer. A hedged request has two attempts,
+/// Stores body bytes at their position in the caller's buffer. A hedged request has two attempts,
 /// which may store the same bytes: each response's version is checked first, and both run on the
 /// event loop's thread.
 static size_t store_range(http_attempt *attempt, const char *bytes, size_t size) {
@@ -123,8 +123,8 @@ static size_t receive_body(char *bytes, size_t unit, size_t count, void *context
     request->counts.bytes += size;
     if (attempt->verdict == HTTP_WRONG || attempt->verdict == HTTP_CHANGED) return 0;
     if (attempt->verdict != HTTP_OK) {
-        // The beginning of an error text is enough, and reading the body to its end keeps the
-        // connection usable.
+        // An error text is read to its end, which keeps the connection usable. A longer one ends
+        // the transfer.
         size_t size_max =
             ERROR_BODY_BYTES_MAX - fsti_min(ERROR_BODY_BYTES_MAX, attempt->text_bytes);
         if (size > size_max) return 0;
@@ -138,12 +138,12 @@ static size_t receive_body(char *bytes, size_t unit, size_t count, void *context
 /// The required version as an If-Match value, if the host can know it.
 static const char *match_of(const http_attempt *attempt) {
     const http_request *request = attempt->request;
-    const resource_version *pin = pin_of(request);
+    const resource_version *version = required_version(request);
     // A version reported by a redirect's target is unknown to the redirecting host.
     bool host_knows_version =
-        pin != NULL && pin->is_set && fsti_version_is_strong(pin) &&
+        version != NULL && version->is_set && fsti_version_is_strong(version) &&
         (attempt->is_redirected || !atomic_load(&request->resource->redirects));
-    return host_knows_version ? pin->etag : NULL;
+    return host_knows_version ? version->etag : NULL;
 }
 
 /// Adds all headers except the signature.

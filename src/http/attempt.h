@@ -45,9 +45,9 @@ void fsti_attempt_evaluate(http_attempt *attempt);
 
 /// The next step of a request after an attempt ended with `result` (CURLcode).
 typedef enum request_step { REQUEST_DONE, REQUEST_RETRY, REQUEST_CONTINUES } request_step;
-/// *slower: the host asks for fewer parallel requests.
+/// *is_throttled: the host asks for fewer parallel requests.
 request_step fsti_request_finish(http_request *request, http_attempt *attempt, int result,
-                                 bool *slower);
+                                 bool *is_throttled);
 
 // ---- redirects to private addresses (redirect_guard.c) ----
 

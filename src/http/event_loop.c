@@ -19,7 +19,8 @@
 #define IDLE_MS 60000
 /// A timer that fires this much late means that the thread was not scheduled.
 #define STALLED_NS ((uint64_t)500000000)
-/// A request is late after this many times the median, but at least LATE_NS_MIN.
+/// A request is late after this many times the median, but at least LATE_NS_MIN. It is then sent a
+/// second time, and the faster response is used.
 #define LATE_FACTOR 3u
 #define LATE_NS_MIN ((uint64_t)300000000)
 /// A connection below this rate, over twice the stall timeout, counts as dead.
@@ -52,14 +53,14 @@ static struct {
     pid_t owner;
     uint32_t count, next;
     event_loop *loops[LOOP_COUNT_MAX];
-} all;
-static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+} pool;
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // ---- hosts ----
 
 /// The number of loops in use: at most one per allowed connection to a host.
 static uint32_t used_count(void) {
-    return (uint32_t)fsti_min(all.count, fsti_http_limits().connections_max);
+    return (uint32_t)fsti_min(pool.count, fsti_http_limits().connections_max);
 }
 
 static uint32_t connections_share(void) {
@@ -243,7 +244,9 @@ static bool is_dead(const http_attempt *attempt, uint64_t now_ns) {
         return silent_ms >=
                fsti_max(silence_ms_max, fsti_max(limits.connect_ms, limits.first_byte_ms));
     if (silent_ms >= fsti_max(limits.stall_ms, silence_ms_max)) return true;
-    if (silence_ms_max > 0) return false; // the server sends blanks until it is done
+    // The server sends blanks while it works (S3's CompleteMultipartUpload), so the rate says
+    // nothing.
+    if (silence_ms_max > 0) return false;
     uint64_t bytes = attempt->at - attempt->begin + attempt->text_bytes;
     return age_ms >= 2 * (uint64_t)limits.stall_ms && bytes < age_ms * RATE_MIN_BYTES_S / 1000;
 }
@@ -268,9 +271,9 @@ static bool waits_for_keys(const http_request *request) {
 /// Whether a request must end now (cancelled or timed out). Sets its status.
 static bool must_end(http_request *request, uint64_t now_ns) {
     bool is_stopped = request->stop != NULL && atomic_load(request->stop);
-    bool is_over =
+    bool is_expired =
         request->bound_ms > 0 && now_ns - request->begun_ns > request->bound_ms * (uint64_t)1000000;
-    if (!is_stopped && !is_over) return false;
+    if (!is_stopped && !is_expired) return false;
     fsti_error_location location = {.file = request->name, .byte_offset = FST_NO_OFFSET};
     request->status =
         is_stopped ? fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION,
@@ -358,6 +361,7 @@ static void drain_after_pause(event_loop *loop, uint64_t lost_ns, uint64_t now_n
     finish_completed(loop);
 }
 
+/// The loop's thread: handles arrived requests, timers and transfers until the process ends.
 static void *run_event_loop(void *context) {
     event_loop *loop = context;
     uint64_t due_ns = UINT64_MAX;
@@ -410,26 +414,26 @@ static event_loop *make_event_loop(const curl_library *curl, int *failure) {
 
 /// Any running loop, or NULL. The lock must be held.
 static event_loop *running_event_loop(void) {
-    for (uint32_t i = 0; i < all.count; i++)
-        if (all.loops[i] != NULL) return all.loops[i];
+    for (uint32_t i = 0; i < pool.count; i++)
+        if (pool.loops[i] != NULL) return pool.loops[i];
     return NULL;
 }
 
 /// The next loop in rotation, or a running one if it cannot be started. NULL: no loop, with the
 /// reason in *failure.
 static event_loop *choose_event_loop(const curl_library *curl, int *failure) {
-    fsti_fork_lock(&all_lock);
-    pthread_mutex_lock(&all_lock);
-    if (all.owner != getpid()) { // first use, or after a fork
-        memset(&all, 0, sizeof all);
-        all.owner = getpid();
+    fsti_fork_lock(&pool_lock);
+    pthread_mutex_lock(&pool_lock);
+    if (pool.owner != getpid()) { // first use, or after a fork
+        memset(&pool, 0, sizeof pool);
+        pool.owner = getpid();
         uint64_t wanted = fsti_max(fsti_cpu_count() / 2, 2);
-        all.count = (uint32_t)fsti_min(wanted, LOOP_COUNT_MAX);
+        pool.count = (uint32_t)fsti_min(wanted, LOOP_COUNT_MAX);
     }
-    event_loop **entry = &all.loops[all.next++ % used_count()];
+    event_loop **entry = &pool.loops[pool.next++ % used_count()];
     if (*entry == NULL) *entry = make_event_loop(curl, failure);
     event_loop *loop = *entry != NULL ? *entry : running_event_loop();
-    pthread_mutex_unlock(&all_lock);
+    pthread_mutex_unlock(&pool_lock);
     return loop;
 }
 

@@ -92,11 +92,11 @@ struct http_request {
     char *target; ///< target of redirects, or NULL
     uint32_t tries, redirects;
     bool was_sent;
-    uint32_t remedies;       ///< that were tried; see http_remedy
-    uint64_t silent_ns;      ///< since when the host has sent nothing; 0: it has sent something
-    resource_version pin;    ///< version of the first valid response, if the resource has none
-    uint64_t wake_ns;        ///< not sent before this time
-    uint64_t retry_since_ns; ///< start of the wait before a retry; 0: not waiting
+    uint32_t remedies;  ///< that were tried; see http_remedy
+    uint64_t silent_ns; ///< since when the host has sent nothing; 0: it has sent something
+    resource_version first_version; ///< of the first valid response, if the resource has none
+    uint64_t wake_ns;               ///< not sent before this time
+    uint64_t retry_since_ns;        ///< start of the wait before a retry; 0: not waiting
     uint64_t begun_ns;
     http_request *next;
 };

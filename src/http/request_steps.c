@@ -123,10 +123,10 @@ static request_step fail_transfer(http_request *request, int result) {
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = request->name;
     describe_failure(request, result, what, sizeof what);
-    bool has_words = result != CURL_OK && fsti_curl_open(&curl, NULL) == FST_OK;
+    bool has_text = result != CURL_OK && fsti_curl_open(&curl, NULL) == FST_OK;
     request->status =
         fsti_error_set(&request->error, FST_E_IO, location, "%s (%s%s%u %s)", what,
-                       has_words ? curl->curl_easy_strerror(result) : "", has_words ? "; " : "",
+                       has_text ? curl->curl_easy_strerror(result) : "", has_text ? "; " : "",
                        request->tries + 1, request->tries == 0 ? "try" : "tries");
     request->error.os_errno = result == CURL_TIMED_OUT ? ETIMEDOUT : EIO;
     return REQUEST_DONE;
@@ -230,7 +230,7 @@ static request_step follow_redirect(http_request *request, http_attempt *attempt
     if (from != request->target) fsti_secret_text_free(from);
     if (why == NULL && fsti_redirect_is_refused(request, to)) why = private_redirect;
     if (why == NULL && request->stays) why = "the server redirects, which is not allowed here";
-    // Otherwise another host would receive the model, without a signature.
+    // Another host would receive the model's bytes, in a request that is not signed for it.
     if (why == NULL && is_change(request) && !fsti_url_host_is(request->url, to))
         why = "the server redirects a write to another host, which is not allowed";
     if (why == NULL && ++request->redirects > REDIRECT_COUNT_MAX) why = "too many redirects";
@@ -366,7 +366,7 @@ static void fail_private(http_request *request, const http_attempt *attempt) {
     request->error.os_errno = EACCES;
 }
 
-/// Whether an attempt failed for a reason that no retry can change.
+/// Whether an attempt failed for a reason that no retry can change. Sets the request's error.
 static bool fail_for_good(http_request *request, http_attempt *attempt, int result) {
     if (request->stop != NULL && atomic_load(request->stop)) {
         request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION,
@@ -404,15 +404,15 @@ static bool may_follow(const http_request *request, const http_attempt *attempt)
 }
 
 request_step fsti_request_finish(http_request *request, http_attempt *attempt, int result,
-                                 bool *slower) {
-    *slower = false;
+                                 bool *is_throttled) {
+    *is_throttled = false;
     if (attempt->answer.status != 0) fsti_host_note_response(attempt->host_key);
     if (fail_for_good(request, attempt, result)) return REQUEST_DONE;
     if (result == CURL_OK) fsti_attempt_evaluate(attempt);
     if (attempt->text != NULL && attempt->verdict != HTTP_OK)
         fsti_response_read_code(&attempt->answer, attempt->text, attempt->text_bytes);
     if (!attempt->is_evaluated || attempt->is_late) return try_again(request, attempt, result);
-    *slower = attempt->verdict == HTTP_SLOWER;
+    *is_throttled = attempt->verdict == HTTP_SLOWER;
     switch (attempt->verdict) {
     case HTTP_OK: return finish_success(request, attempt, result);
     case HTTP_UNCHANGED: return finish_unchanged(request, attempt);

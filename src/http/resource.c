@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What all requests for one URL share: the target of its redirects, and its retries.
+/// The state that all requests for one URL share: the target of its redirects, and counts of
+/// retries.
 #include "resource.h"
 
 #include <string.h>
@@ -24,7 +25,7 @@ void fsti_resource_redirect(http_resource *resource, const char *target) {
     char *copy = target == NULL ? NULL : fsti_string_copy(target, strlen(target));
     pthread_mutex_lock(&resource->lock);
     fsti_secret_text_free(resource->target);
-    resource->target = copy; // without memory it is found again
+    resource->target = copy; // NULL without memory: the next request is redirected again
     atomic_store(&resource->redirects, true);
     pthread_mutex_unlock(&resource->lock);
 }

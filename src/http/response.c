@@ -52,6 +52,7 @@ static bool read_range(http_response *answer, const char *value, size_t size) {
     return last >= answer->range_begin;
 }
 
+/// Copies a header value if it fits and has no control characters; else nothing.
 static void keep_text(char *field, size_t field_size, const char *value, size_t size) {
     bool fits = size < field_size;
     // An ETag is sent back in a header, so it must not contain line breaks.
@@ -61,7 +62,7 @@ static void keep_text(char *field, size_t field_size, const char *value, size_t 
 }
 
 /// Copies a request ID or error code if its characters are harmless everywhere; else nothing.
-static void keep_etag(char *field, size_t field_size, const char *value, size_t size) {
+static void keep_code(char *field, size_t field_size, const char *value, size_t size) {
     keep_text(field, field_size, value, size);
     for (const char *at = field; *at != '\0'; at++)
         if (!((*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') ||
@@ -144,7 +145,7 @@ static void read_field(http_response *answer, const char *line, size_t name_size
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (is_name(line, name_size, texts[i].name))
             (texts[i].field == answer->request_id || texts[i].field == answer->code
-                 ? keep_etag
+                 ? keep_code
                  : keep_text)(texts[i].field, texts[i].field_size, value, size);
     if (is_name(line, name_size, "content-range") && !read_range(answer, value, size))
         fail_line(answer, "its Content-Range is invalid");
@@ -196,31 +197,32 @@ void fsti_response_read_code(http_response *answer, const char *body, size_t siz
     if (begin == NULL || answer->code[0] != '\0') return;
     begin += 6;
     const char *end = memmem(begin, (size_t)(body + size - begin), "</Code>", 7);
-    if (end != NULL) keep_etag(answer->code, sizeof answer->code, begin, (size_t)(end - begin));
+    if (end != NULL) keep_code(answer->code, sizeof answer->code, begin, (size_t)(end - begin));
 }
 
 // ---- versions ----
 
-bool fsti_version_is_strong(const resource_version *pin) {
-    return pin->etag[0] == '"' && strlen(pin->etag) > 2;
+bool fsti_version_is_strong(const resource_version *version) {
+    return version->etag[0] == '"' && strlen(version->etag) > 2;
 }
 
-void fsti_version_set(resource_version *pin, const http_response *answer) {
-    *pin = (resource_version){.is_set = true, .total_bytes = answer->total_bytes};
-    memcpy(pin->etag, answer->etag, sizeof pin->etag);
-    memcpy(pin->modified, answer->modified, sizeof pin->modified);
-    memcpy(pin->generation, answer->generation, sizeof pin->generation);
+void fsti_version_set(resource_version *version, const http_response *answer) {
+    *version = (resource_version){.is_set = true, .total_bytes = answer->total_bytes};
+    memcpy(version->etag, answer->etag, sizeof version->etag);
+    memcpy(version->modified, answer->modified, sizeof version->modified);
+    memcpy(version->generation, answer->generation, sizeof version->generation);
 }
 
 /// Returns NULL if the response has the required version; else the difference.
-static const char *find_difference(const resource_version *pin, const http_response *answer) {
-    if (answer->total_bytes != pin->total_bytes) return "its size changed";
-    if (strcmp(pin->generation, answer->generation) != 0) return "its generation changed";
+static const char *find_difference(const resource_version *version, const http_response *answer) {
+    if (answer->total_bytes != version->total_bytes) return "its size changed";
+    if (strcmp(version->generation, answer->generation) != 0) return "its generation changed";
     // Equal weak ETags prove nothing, but different ones prove a change.
-    bool has_etag = pin->etag[0] != '\0';
-    if (has_etag && strcmp(pin->etag, answer->etag) != 0) return "its ETag changed";
-    if (has_etag && fsti_version_is_strong(pin)) return NULL;
-    return strcmp(pin->modified, answer->modified) == 0 ? NULL : "its modification date changed";
+    bool has_etag = version->etag[0] != '\0';
+    if (has_etag && strcmp(version->etag, answer->etag) != 0) return "its ETag changed";
+    if (has_etag && fsti_version_is_strong(version)) return NULL;
+    return strcmp(version->modified, answer->modified) == 0 ? NULL
+                                                            : "its modification date changed";
 }
 
 // ---- evaluation ----
@@ -235,8 +237,8 @@ static http_verdict evaluate_body(const http_response *answer, const response_ex
     if (!answer->has_range) return HTTP_WRONG;
     *why = "the response does not give the object's size";
     if (answer->total_bytes == RESPONSE_UNKNOWN) return HTTP_WRONG;
-    if (expected->pin != NULL && expected->pin->is_set) {
-        *why = find_difference(expected->pin, answer);
+    if (expected->required != NULL && expected->required->is_set) {
+        *why = find_difference(expected->required, answer);
         if (*why != NULL) return HTTP_CHANGED;
     }
     uint64_t end = fsti_min(expected->end, answer->total_bytes);
@@ -259,8 +261,8 @@ static http_verdict evaluate_complete(const http_response *answer,
                     !answer->is_multipart;
     if (!is_whole) return HTTP_WRONG;
     *why = NULL;
-    if (expected->pin != NULL && expected->pin->is_set)
-        *why = find_difference(expected->pin, answer);
+    if (expected->required != NULL && expected->required->is_set)
+        *why = find_difference(expected->required, answer);
     return *why == NULL ? HTTP_OK : HTTP_CHANGED;
 }
 
@@ -269,8 +271,9 @@ static http_verdict evaluate_unchanged(const http_response *answer,
                                        const response_expectation *expected, const char **why) {
     *why = "the response is 304 (not modified) for a different version than requested";
     if (expected->known == NULL) return HTTP_REFUSED;
-    bool is_it = answer->etag[0] == '\0' || strcmp(answer->etag, expected->known->etag) == 0;
-    return is_it ? HTTP_UNCHANGED : HTTP_WRONG;
+    bool is_same_version =
+        answer->etag[0] == '\0' || strcmp(answer->etag, expected->known->etag) == 0;
+    return is_same_version ? HTTP_UNCHANGED : HTTP_WRONG;
 }
 
 http_verdict fsti_response_evaluate(const http_response *answer,
@@ -297,7 +300,8 @@ http_verdict fsti_response_evaluate(const http_response *answer,
     case 412: *why = "the object was replaced (status 412)"; return HTTP_CHANGED;
     case 416:
         *why = "the object became smaller (status 416)";
-        return expected->pin != NULL && expected->pin->is_set ? HTTP_CHANGED : HTTP_REFUSED;
+        return expected->required != NULL && expected->required->is_set ? HTTP_CHANGED
+                                                                        : HTTP_REFUSED;
     case 429:
     case 503: return HTTP_SLOWER;
     case 408:

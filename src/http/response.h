@@ -48,8 +48,8 @@ typedef struct resource_version {
     char generation[32];
 } resource_version;
 /// Whether the ETag alone identifies the version and can be used in conditions.
-bool fsti_version_is_strong(const resource_version *pin);
-void fsti_version_set(resource_version *pin, const http_response *answer);
+bool fsti_version_is_strong(const resource_version *version);
+void fsti_version_set(resource_version *version, const http_response *answer);
 
 /// The meaning of a response to a request for [begin, end).
 typedef enum http_verdict {
@@ -69,8 +69,8 @@ typedef struct response_expectation {
     bool is_range;
     bool is_first; ///< the size is unknown, so [begin, end) may exceed it
     uint64_t begin, end;
-    const resource_version *pin;   ///< NULL: no required version
-    const resource_version *known; ///< NULL, or a version that needs no body
+    const resource_version *required; ///< the required version; NULL: none
+    const resource_version *known;    ///< NULL, or a version that needs no body
 } response_expectation;
 /// *why (may be left unchanged): text for errors.
 http_verdict fsti_response_evaluate(const http_response *answer,

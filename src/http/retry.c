@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// When to retry, and how many requests to send in parallel.
+/// Waits before retries, the number of parallel requests to a host (its window), and the median
+/// response time.
 #include "retry.h"
 
 #include <stdlib.h>

@@ -25,9 +25,10 @@ typedef struct uring_lane {
     unsigned *submit_array;
     unsigned submit_mask, complete_mask;
     struct io_uring_cqe *completions;
-    unsigned unsubmitted, in_flight;
-    unsigned
-        repeat_count; ///< consecutive EAGAIN or EBUSY results while the kernel has no operation
+    unsigned unsubmitted; ///< queued, not yet accepted by the kernel
+    unsigned in_flight;   ///< not yet reaped; includes the unsubmitted ones
+    /// Consecutive EAGAIN or EBUSY results while the kernel has no operation.
+    unsigned repeat_count;
 } uring_lane;
 
 static int ring_setup(unsigned depth, struct io_uring_params *params) {
@@ -113,6 +114,7 @@ static void close_lane(void *lane_pointer) {
 
 static void submit_op(void *lane_pointer, fsti_io_op *op) {
     uring_lane *lane = lane_pointer;
+    // Relaxed: only this thread writes the tail.
     unsigned tail = atomic_load_explicit(lane->submit_tail, memory_order_relaxed);
     unsigned slot = tail & lane->submit_mask;
     struct io_uring_sqe *entry = &lane->entries[slot];

@@ -70,6 +70,8 @@ void fsti_io_guard_install(void) {
     // SA_NODEFER: the handler leaves by siglongjmp() without restoring a signal mask.
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
+    // Another thread's SIGBUS may arrive before sigaction() has filled previous_action. It then
+    // finds zeros, which mean the default action.
     handler_installed = sigaction(SIGBUS, &action, &previous_action) == 0;
 }
 
@@ -80,7 +82,8 @@ bool fsti_io_guard_ready(void) {
            (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle_bus_error;
 }
 
-/// Runs the work. False if a page of the range could not be read.
+/// Runs the work. False if a page of the range could not be read. Must not be nested: the inner
+/// call would end the outer guard.
 static bool work_in_range(void (*work)(void *context), void *context, guarded_range *range) {
     if (sigsetjmp(range->resume, 0) != 0) {
         current_range = NULL;

@@ -7,6 +7,7 @@ static _Atomic(fsti_io_fault_hook) fault_hook;
 void fsti_io_fault_hook_set(fsti_io_fault_hook hook) { atomic_store(&fault_hook, hook); }
 
 void fsti_io_finish(fsti_io_op *read) {
+    // Relaxed, because tests set the hook before they start reads.
     fsti_io_fault_hook hook = atomic_load_explicit(&fault_hook, memory_order_relaxed);
     if (hook != NULL) hook(read);
 }

@@ -194,8 +194,8 @@ fst_status fsti_stream_read(fsti_file_stream *stream, uint64_t begin, uint64_t e
 
 // ---- mappings ----
 
-/// The call is unavailable (older kernel, system call filter, or memory being changed
-/// concurrently). A read detects the same errors.
+/// Whether to read the range instead: MADV_POPULATE_READ is unavailable (older kernel, system call
+/// filter) or interfered with another change of the mappings. A read detects the same I/O errors.
 static bool can_read_instead(int failure) {
     return failure == EINVAL || failure == EAGAIN || failure == ENOSYS || failure == EPERM ||
            failure == EBUSY || failure == ENOMEM;

@@ -20,16 +20,16 @@ static uint64_t count_elements(const fst_loader *loader, const fsti_plan_want *w
                                bool *is_contiguous) {
     const fsti_header *header = loader->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    const uint64_t *whole = fsti_header_shape(header, tensor);
+    const uint64_t *full_shape = fsti_header_shape(header, tensor);
     uint64_t count = 1;
     *is_contiguous = true;
     for (uint32_t d = 0; d < tensor->rank; d++) {
-        uint64_t span = whole[d];
+        uint64_t span = full_shape[d];
         // The plan will refuse invalid ranges and overflows.
         if (want->slice_begin != NULL)
             span = want->slice_end[d] - fsti_min(want->slice_begin[d], want->slice_end[d]);
         // Incomplete rows are separate pieces, unless there is only one.
-        if (span < whole[d] && count > 1) *is_contiguous = false;
+        if (span < full_shape[d] && count > 1) *is_contiguous = false;
         if (!fsti_mul(count, span, &count)) return UINT64_MAX;
     }
     return count;
@@ -79,7 +79,7 @@ static bool asks_servers(const fst_loader *loader) {
     return false;
 }
 
-/// Whether no file is a system file, or derived from one.
+/// Whether the page cache holds none of the files: servers or the program supply their bytes.
 static bool lacks_cache(const fst_loader *loader) {
     for (size_t i = 0; i < loader->model->file_count; i++)
         if (fsti_file_identity(loader->files[i].file) >= 0) return false;

@@ -195,10 +195,10 @@ static void abandon_if_too_many(fst_loader *loader, item_read *read) {
 }
 
 /// The caller stops waiting. The last caller frees a read that has ended.
-static void leave_read(fst_loader *loader, item_read *read, bool is_over) {
+static void leave_read(fst_loader *loader, item_read *read, bool has_ended) {
     pthread_mutex_lock(&loader->lock);
     bool is_last = --read->waiter_count == 0;
-    if (is_last && is_over) {
+    if (is_last && has_ended) {
         unlist(loader, read);
         fsti_pipeline_add_counts(read->pipeline, &loader->read_counts);
     } else if (is_last) {
@@ -206,7 +206,7 @@ static void leave_read(fst_loader *loader, item_read *read, bool is_over) {
         abandon_if_too_many(loader, read);
     }
     pthread_mutex_unlock(&loader->lock);
-    if (is_last && is_over) end_read(read);
+    if (is_last && has_ended) end_read(read);
 }
 
 /// Makes the tensor of a finished read.

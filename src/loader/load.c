@@ -14,7 +14,7 @@ static fst_status choose_device(fst_loader *loader, fst_error *error) {
     bool is_pinned = options->device.kind == FST_DEVICE_PINNED;
     if (!is_pinned) loader->device_id = fsti_device_id(loader->device);
     loader->device_id.index = loader->device_id.index < 0 ? 0 : loader->device_id.index;
-    // Caller memory is filled according to its kind, so it is not pinned.
+    // The library does not pin memory that the caller or its allocator provides.
     loader->pins_memory = options->allocator == NULL && !fsti_loader_has_destinations(loader) &&
                           (is_pinned || shares_memory);
     if (is_pinned && !loader->pins_memory) loader->device = NULL;
@@ -59,7 +59,7 @@ static fst_status list_files(fst_loader *loader, fst_error *error) {
 static fst_status make_views(fst_loader *loader, fst_error *error) {
     if (loader->mode != FST_MODE_MAP) return FST_OK;
     bool writable = loader->options.map_read_only == 0;
-    // Reads of views for the program are guarded too (fst_tensor_read).
+    // Needed by fst_tensor_read(), which copies from views.
     if (loader->tuning.keep_sigbus_handler == 0) (void)fsti_io_guard_ready();
     for (size_t i = 0; i < loader->plan.extent_count; i++) {
         uint32_t index = loader->plan.extents[i].file;

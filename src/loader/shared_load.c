@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Loads into memory that the processes of a node share: what identifies their bytes, and when it
-/// is possible.
+/// Loads into memory that the processes of a node share: makes the key that identifies the bytes of
+/// a segment, and decides whether a load can use one.
 #include <stdio.h>
 #include <string.h>
 
 #include "load.h"
 
-/// The key: everything that determines the bytes of a segment and their places. It grows with the
-/// request, about 100 bytes a tensor.
+/// The key: everything that determines the bytes of a segment and their positions. It has about 100
+/// bytes per tensor. Numbers are in the CPU's byte order, because all users run on one node.
 typedef struct key_text {
     char *bytes;
     size_t size, capacity;
@@ -53,7 +53,7 @@ static bool add_file(key_text *key, const fsti_job_file *file) {
     return true;
 }
 
-/// Adds the tensors with their places in the batches.
+/// Adds the tensors with their positions in the batches.
 static void add_items(key_text *key, const fst_loader *loader) {
     const fsti_plan *plan = &loader->plan;
     for (size_t i = 0; i < plan->item_count; i++) {
@@ -90,7 +90,7 @@ static void add_chunks(key_text *key, const fsti_plan *plan) {
     }
 }
 
-/// False with words if the load cannot be identified.
+/// False, with the reason in `why`, if the load cannot be identified.
 static bool make_key(const fst_loader *loader, key_text *key, char *why, size_t why_size) {
     static const char layout[] = "fastsafetensors segment 1";
     const fsti_plan *plan = &loader->plan;
@@ -115,7 +115,8 @@ static void open_segment(fst_loader *loader, const key_text *key, char *why, siz
     const fsti_plan *plan = &loader->plan;
     char label[512];
     const char *path = fsti_file_path(loader->files[0].file);
-    // People see it, and other processes of the user: without the secrets of a URL.
+    // The label is printed, and other processes of the user can read it, so a URL's secrets are
+    // removed.
     if (fsti_url_scheme(path) != FSTI_SCHEME_NONE)
         fsti_url_redact(path, label, sizeof label);
     else

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a path names, and its parts, for files and objects alike.
+/// Paths and URLs: which kind of file or object one names, and its folder, name and query.
 #include "location.h"
 
 #include <stdio.h>
@@ -13,8 +13,8 @@ fsti_location_kind fsti_location_kind_of(const char *path) {
         [FSTI_SCHEME_AZ] = FSTI_LOCATION_AZURE,  [FSTI_SCHEME_HF] = FSTI_LOCATION_HUB};
     fsti_scheme scheme = fsti_url_scheme(path);
     const char *colon = path + strcspn(path, ":");
-    bool is_whole = scheme != FSTI_SCHEME_NONE && strncmp(colon, "://", 3) == 0;
-    return is_whole ? kinds[scheme] : FSTI_LOCATION_FILE;
+    bool has_slashes = scheme != FSTI_SCHEME_NONE && strncmp(colon, "://", 3) == 0;
+    return has_slashes ? kinds[scheme] : FSTI_LOCATION_FILE;
 }
 
 bool fsti_location_is_url(const char *path) {

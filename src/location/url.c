@@ -73,7 +73,8 @@ static const char *parse_authority(const char *at, const char *end, url_parts *o
         out->host = (url_part){at, (size_t)(host_end - at)};
     }
     if (out->host.size == 0) return "it has no host";
-    // As a bucket it would be a step in the endpoint's path.
+    // A bucket name becomes a component of the endpoint's path, where these two would name another
+    // folder.
     if (fsti_url_part_is(out->host, ".") || fsti_url_part_is(out->host, ".."))
         return "its host or bucket name is invalid";
     for (size_t i = 0; i < out->host.size; i++) {
@@ -112,7 +113,8 @@ const char *fsti_url_parse(const char *text, url_parts *out) {
     return NULL;
 }
 
-static bool is_plain(char byte) {
+/// The unreserved characters of RFC 3986, 2.3.
+static bool is_unreserved(char byte) {
     return is_letter(byte) || is_digit(byte) || byte == '-' || byte == '.' || byte == '_' ||
            byte == '~';
 }
@@ -122,7 +124,7 @@ bool fsti_url_escape(url_part text, bool keeps_slash, char *out, size_t size) {
     size_t used = 0;
     for (size_t i = 0; i < text.size; i++) {
         unsigned char byte = (unsigned char)text.at[i];
-        bool is_kept = is_plain((char)byte) || (keeps_slash && byte == '/');
+        bool is_kept = is_unreserved((char)byte) || (keeps_slash && byte == '/');
         if (used + (is_kept ? 1 : 3) >= size) return false;
         if (is_kept) {
             out[used++] = (char)byte;
@@ -169,6 +171,7 @@ static const struct {
 
 bool fsti_url_key(const url_parts *url, char *out, size_t size) {
     size_t used = 0;
+    // The key begins after the path's slash.
     for (size_t i = url->path.size > 0; i < url->path.size; i++) {
         char byte = url->path.at[i];
         for (size_t e = 0; e < KEY_ESCAPE_COUNT && url->path.size - i >= 3; e++)
@@ -204,14 +207,14 @@ char *fsti_url_sibling(const char *base, const char *name) {
     const char *query = base + length;
     size_t query_size = strlen(query);
     while (length > 0 && base[length - 1] != '/') length--;
-    size_t name_size = strlen(name), room = length + 3 * name_size + query_size + 1;
-    char *text = fsti_alloc(room);
+    size_t name_size = strlen(name), capacity = length + 3 * name_size + query_size + 1;
+    char *text = fsti_alloc(capacity);
     if (text == NULL) return NULL;
     memcpy(text, base, length);
     bool is_web = fsti_url_scheme(base) == FSTI_SCHEME_HTTP; // keys of stores are not escaped
     if (!is_web) query_size = 0;                             // a version belongs to one object
     if (is_web)
-        (void)fsti_url_escape((url_part){name, name_size}, true, text + length, room - length);
+        (void)fsti_url_escape((url_part){name, name_size}, true, text + length, capacity - length);
     else
         escape_key(name, text + length);
     size_t end = length + strlen(text + length);

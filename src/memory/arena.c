@@ -39,8 +39,8 @@ uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes) {
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 static void register_pool(void) { fsti_fork_lock(&pool.lock); }
 
-/// The smallest cached arena that fits without wasting as much again. data is NULL if there is no
-/// such arena.
+/// Takes the smallest cached arena that fits and is at most about twice as large. data is NULL if
+/// there is no such arena.
 static cached_arena take_cached(uint64_t size_bytes) {
     cached_arena taken = {0};
     pthread_mutex_lock(&pool.lock);
@@ -207,6 +207,7 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     }
     (*out)->is_fresh = arena.reserved_bytes == arena.size_bytes;
     atomic_init(&(*out)->reserved_bytes, arena.reserved_bytes);
+    // Counted after the check, so two loads that start at the same moment may both pass it.
     atomic_fetch_add(&reserved_bytes, arena.reserved_bytes);
     return FST_OK;
 }

@@ -98,7 +98,8 @@ static void return_workspace(decode_workspace *workspace) {
     pthread_mutex_unlock(&workspaces_lock);
 }
 
-/// Use huge pages: disks split reads into small pages, at half the speed.
+/// Makes sure that `stored` has `size` bytes. In huge pages, because disks split reads into small
+/// pages, at half the speed.
 static fst_status grow_stored(decode_workspace *workspace, uint64_t size, fst_error *error) {
     if (workspace->stored != NULL && size <= workspace->memory->size_bytes) return FST_OK;
     fsti_buffer_unref(workspace->memory);
@@ -111,7 +112,7 @@ static fst_status grow_stored(decode_workspace *workspace, uint64_t size, fst_er
     return FST_OK;
 }
 
-/// Size of a workspace.
+/// The memory that one workspace may use.
 static uint64_t workspace_bytes(const packed_file *file) {
     uint64_t group = GROUP_BYTES;
     if (file->digests.kind != NULL) group += 2 * (uint64_t)file->digests.chunk_bytes;

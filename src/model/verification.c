@@ -98,8 +98,8 @@ static bool resolve_folder(const char *path, char *out) {
     return realpath(folder, out) != NULL;
 }
 
-/// The part of a path below a folder. Compares the folders along the path as written, because a
-/// linked folder keeps its name in lists. NULL: not below.
+/// The part of a path below a folder; NULL: not below. Compares each folder along the path as
+/// written, because lists contain the names of links to folders, not of their targets.
 static const char *part_below(const char *path, const struct stat *folder) {
     char above[PATH_MAX];
     size_t size = strlen(path);
@@ -117,7 +117,7 @@ static const char *part_below(const char *path, const struct stat *folder) {
     return NULL;
 }
 
-/// The same for a remote bundle.
+/// signed_name() for a remote bundle.
 static const char *signed_below(const char *path, const char *bundle, char *text) {
     char folder[PATH_MAX];
     fsti_url_redact(bundle, folder, sizeof folder);
@@ -157,7 +157,7 @@ static fst_status check_signed(const model_verification *verification, const mod
     char text[2 * PATH_MAX];
     const char *name = signed_name(verification->path, request->signature, text);
     bool found = false;
-    if (name == NULL) { // a separately stored bundle only knows names
+    if (name == NULL) { // a bundle in another folder lists names without a path
         name = strrchr(verification->path, '/');
         name = name == NULL ? verification->path : name + 1;
     }
@@ -215,7 +215,7 @@ static fst_status read_manifest(model_verification *verification, const model_re
     return status;
 }
 
-/// Determines where to look and what exists, without reading it.
+/// Finds the manifest or other digests, without reading them.
 static fst_status find_manifest(const char *path, const model_request *request,
                                 model_verification *made, fst_error *error) {
     path_kind found_kind;
@@ -247,7 +247,8 @@ static fst_status find_manifest(const char *path, const model_request *request,
     return status == FST_OK && made->path == NULL ? fsti_error_memory(error, strlen(path)) : status;
 }
 
-/// Loads cut chunks at the same offsets, so the sizes must match.
+/// All manifests of a load must have one chunk size, because a load divides all files at the same
+/// offsets.
 static fst_status check_chunks(const model_verification *made, const model_verification *before,
                                fst_error *error) {
     if (before == NULL || before->manifest.chunk_bytes == made->manifest.chunk_bytes) return FST_OK;

@@ -82,9 +82,9 @@ static mode_t restrict_mode(mode_t mode, bool has_owner, bool has_group) {
     return has_owner && has_group ? mode : bits;
 }
 
-/// Copies the old file's access list, if there is one and it may be kept; removes a default one
-/// from the folder. False if losing or keeping a list could widen access; then the mode must only
-/// allow the owner.
+/// Copies the old file's access control list, if there is one and it may be kept; otherwise removes
+/// the list that the new file inherited from the folder. False if losing or keeping a list could
+/// widen access; then the mode must only allow the owner.
 static bool copy_access_list(const char *from, int to, bool may_keep) {
     char list[4096];
     ssize_t size = getxattr(from, ACCESS_LIST, list, sizeof list);
@@ -160,7 +160,7 @@ static fst_status reserve_space(fsti_output *output, fst_error *error) {
     if (fsti_space_free(output->fd) < output->size_bytes - fsti_min(own, output->size_bytes))
         return no_space(output, error);
     int failure = output->size_bytes > 0 ? EINTR : 0;
-    // On tmpfs an interrupted call is rolled back, so a fast timer could repeat it forever.
+    // On tmpfs an interrupted call is rolled back, so frequent signals could make it fail forever.
     for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
         failure = fallocate(output->fd, 0, 0, (off_t)output->size_bytes) == 0 ? 0 : errno;
     if (failure == 0) return FST_OK;

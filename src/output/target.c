@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Resolves paths to write.
+/// Resolves the path of a file to be written: makes it absolute, follows links, and records the
+/// permissions of an existing file.
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -195,13 +196,13 @@ fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst
     return status;
 }
 
-fst_status fsti_target_object(const char *address, fsti_target *out, fst_error *error) {
+fst_status fsti_target_object(const char *url, fsti_target *out, fst_error *error) {
     *out = (fsti_target){.is_object = true};
-    out->path = fsti_string_copy(address, strlen(address));
-    out->folder = folder_of(address);
+    out->path = fsti_string_copy(url, strlen(url));
+    out->folder = folder_of(url);
     if (out->path != NULL && out->folder != NULL) return FST_OK;
     fsti_target_clear(out);
-    return fsti_error_memory(error, strlen(address));
+    return fsti_error_memory(error, strlen(url));
 }
 
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Items from requests; N-dimensional slices as runs of bytes in the file.
+/// Resolves the requested tensors and slices to items, and N-dimensional slices to runs of bytes in
+/// the file.
 #include <inttypes.h>
 
 #include "plan_build.h"
@@ -131,14 +132,13 @@ static fst_status push_rows(plan_build *build, const fsti_plan_segment *rows) {
     return FST_OK;
 }
 
-/// The shape of a slice in bytes: dimensions from `cut` on form one run; `pitch[d]` is the distance
-/// between neighbours in an outer dimension d.
+/// The shape of a slice in bytes: dimensions from `cut` on form one contiguous run.
 typedef struct slice_geometry {
     uint32_t cut;
     uint64_t run_bytes, first_offset;
 } slice_geometry;
 
-/// Bits between neighbours in dimension `dimension` of the full_shape tensor.
+/// Bits between neighbours along `dimension` in the full tensor.
 static uint64_t pitch_bits(const fsti_tensor *tensor, const uint64_t *full_shape,
                            uint32_t dimension) {
     uint64_t bits = fsti_dtype_bits((fst_dtype)tensor->dtype);
@@ -225,7 +225,7 @@ static fst_status check_pieces(const plan_build *build, const fsti_plan_want *wa
     if (build->plan->segment_count - first <= PIECE_COUNT_MAX) return FST_OK;
     return refuse_want(build, want, FST_E_ARGUMENT,
                        "the slice has more than 4194304 pieces. Slice fewer dimensions, or read "
-                       "the full_shape tensor");
+                       "the full tensor");
 }
 
 static fst_status append_slice(plan_build *build, uint32_t item_index, fsti_plan_segment segment) {

@@ -85,7 +85,8 @@ static void clear_found(found_tensors *found) {
     fsti_free(found->tensors);
 }
 
-/// The bytes of these files are written by several processes, piece by piece or through mappings.
+/// The source of files that several processes write, with fst_writer_write() or through mappings:
+/// only ends this process's mapping.
 static fst_status end_mapping(fst_writer *writer, uint32_t file_index, fst_error *error) {
     (void)error;
     fsti_output_unmap(writer->contents.files[file_index].output);
@@ -109,7 +110,7 @@ static fst_status begin_existing(const char *path, const char *const *hidden,
 
 // ---- joining ----
 
-/// Take offsets from the existing file's header, which may differ from a new layout.
+/// Takes the offsets from the existing file's header, which may differ from a new layout.
 static void copy_offsets(fst_writer *writer, const fst_model *model) {
     fst_file_info file;
     fsti_model_file_info(model, 0, &file);
@@ -193,7 +194,8 @@ static int compare_names(const void *one, const void *other) {
                   fsti_path_name(*(const char *const *)other));
 }
 
-/// All files are of one folder, so equal names are the same file.
+/// Refuses a file that is given twice. All files are in one folder, so equal names mean the same
+/// file.
 static fst_status check_given_once(const char *const *paths, size_t path_count, fst_error *error) {
     const char **sorted = fsti_alloc_zeroed(path_count, sizeof *sorted);
     if (sorted == NULL) return fsti_error_memory(error, path_count * sizeof *sorted);

@@ -132,6 +132,8 @@ static fsti_header_entry make_padding(fst_layout *layout, size_t number, uint64_
                                .end = size_bytes};
 }
 
+/// Assigns offsets in the order of `order`, and inserts padding tensors. placed: the resulting
+/// order.
 static fst_status place_entries(fst_layout *layout, uint64_t alignment, uint32_t *placed,
                                 fst_error *error) {
     uint64_t at = 0;

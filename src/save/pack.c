@@ -13,13 +13,13 @@
 #define TRIAL_CHUNKS 64u
 #define COPY_BYTES ((uint64_t)1 << 20)
 /// Disk space is reserved ahead in steps of this, or a sixteenth of the file.
-#define ROOM_STEP_BYTES ((uint64_t)1 << 20)
-#define ROOM_STEP_PART 16u
+#define RESERVE_STEP_BYTES ((uint64_t)1 << 20)
+#define RESERVE_STEP_PART 16u
 
 static bool is_candidate(const pack_job *job, const fsti_tensor *tensor) {
-    bool is_meant =
+    bool is_selected =
         job->request->compress == FST_COMPRESS_ALL || fsti_codec_is_float((fst_dtype)tensor->dtype);
-    return is_meant && size_of(tensor) > SAVING_BYTES_MIN;
+    return is_selected && size_of(tensor) > SAVING_BYTES_MIN;
 }
 
 static fst_status check_names(const pack_job *job) {
@@ -86,7 +86,7 @@ static fst_status read_original(pack_job *job) {
 }
 
 /// Reserves space for the longest possible header and directory.
-static fst_status make_room(pack_job *job) {
+static fst_status reserve_front(pack_job *job) {
     char *draft = NULL;
     size_t draft_bytes = 0;
     size_t count = job->request->header->tensor_count;
@@ -110,16 +110,17 @@ static fst_status report_no_space(const pack_job *job, uint64_t end, const fst_e
                           end, job->bytes_done, job->true_bytes, cause->message);
 }
 
-/// Reserves space up to `end`, and more to call the system rarely; if that fails, only up to `end`.
-static fst_status grow_room(pack_job *job, uint64_t end) {
-    if (end <= job->workspace_bytes) return FST_OK;
+/// Reserves space for the output up to `end`, and some more, so that the system is called rarely.
+/// If that fails, only up to `end`.
+static fst_status grow_output(pack_job *job, uint64_t end) {
+    if (end <= job->reserved_bytes) return FST_OK;
     fst_error cause;
-    uint64_t wished = end + fsti_max(end / ROOM_STEP_PART, ROOM_STEP_BYTES);
-    fst_status status = fsti_output_reserve(job->output, wished, &cause);
-    job->workspace_bytes = wished;
+    uint64_t wanted_bytes = end + fsti_max(end / RESERVE_STEP_PART, RESERVE_STEP_BYTES);
+    fst_status status = fsti_output_reserve(job->output, wanted_bytes, &cause);
+    job->reserved_bytes = wanted_bytes;
     if (status == FST_E_NO_SPACE) {
         status = fsti_output_reserve(job->output, end, &cause);
-        job->workspace_bytes = end;
+        job->reserved_bytes = end;
     }
     if (status == FST_E_NO_SPACE) return report_no_space(job, end, &cause);
     if (status != FST_OK && job->error != NULL) *job->error = cause;
@@ -128,7 +129,7 @@ static fst_status grow_room(pack_job *job, uint64_t end) {
 
 static fst_status write_bytes(pack_job *job, const void *data, size_t size, uint64_t offset) {
     fst_error cause;
-    FST_TRY(grow_room(job, offset + size));
+    FST_TRY(grow_output(job, offset + size));
     fst_status status = fsti_output_write(job->output, data, size, offset, &cause);
     if (status == FST_E_NO_SPACE) return report_no_space(job, offset + size, &cause);
     if (status != FST_OK && job->error != NULL) *job->error = cause;
@@ -284,7 +285,7 @@ fst_status fsti_pack(const pack_request *request, fsti_output *output, uint64_t 
     fst_status status = check_names(&job);
     if (status == FST_OK) status = read_original(&job);
     if (status == FST_OK) status = choose_items(&job);
-    if (status == FST_OK) status = make_room(&job);
+    if (status == FST_OK) status = reserve_front(&job);
     if (status == FST_OK) status = write_all(&job, block);
     if (status == FST_OK) status = fsti_file_check(request->file, error);
     if (status == FST_OK) status = fsti_output_trim(output, job.at, error);

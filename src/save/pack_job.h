@@ -25,7 +25,7 @@ typedef struct pack_job {
     bool *is_packed;                    ///< by original index
     uint64_t header_bytes, entry_bytes; ///< space for the header; size of the directory's entry
     uint64_t at;                        ///< end of the written bytes
-    uint64_t workspace_bytes;           ///< space reserved for the output
+    uint64_t reserved_bytes;            ///< space reserved for the output
     uint64_t bytes_done;                ///< of tensors that were tried
 } pack_job;
 

@@ -44,7 +44,8 @@ static bool is_same_target(const fsti_target *one, const fsti_target *other) {
            a.st_ino == b.st_ino;
 }
 
-/// The saved file may lie behind a link that led nowhere until now.
+/// Whether the manifest would overwrite a file of the save, also one that a link names whose target
+/// does not exist yet.
 static bool is_target_of_save(const fst_writer *writer) {
     for (uint32_t f = 0; f < writer->contents.file_count; f++)
         if (!writer->contents.files[f].target.is_object &&
@@ -74,8 +75,8 @@ static fst_status find_target(fst_writer *writer, const char *path, bool is_usua
         static const fsti_precondition nothing = {.kind = FSTI_PRECONDITION_ABSENT};
         FST_TRY(fsti_target_object(path, &manifest->target, error));
         manifest->target.watch = &writer->target.store.watch;
-        // The old one is deleted first, so what is there then belongs to another save, or is the
-        // model itself under another address.
+        // The old manifest is deleted first, so an object that exists then belongs to another save,
+        // or is the model itself under another URL.
         if (writer->target.folder != NULL || !is_usual)
             manifest->target.expected_version = &nothing;
         return FST_OK;

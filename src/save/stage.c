@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stages: see stage.h.
+/// Writes the bytes of one file, directly from aligned slots or through the page cache. See
+/// stage.h.
 ///
 /// Invariants: the kernel owns the memory of a write in flight until it is reaped, so close() reaps
 /// all of them. At most one slot is open (being filled), and `cursor` is the next file offset that

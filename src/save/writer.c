@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The start of a save: layouts, targets, outputs; and its end.
+/// Opens and closes writers: layouts, targets and outputs.
 #include "store/store.h"
 #include "save_state.h"
 
@@ -55,7 +55,7 @@ static fst_status make_stream(fst_writer *writer, fst_error *error) {
     return writer->stream.coverage == NULL ? fsti_error_memory(error, count) : FST_OK;
 }
 
-/// The part of opening that needs no disk: names, layouts, paths.
+/// The part of opening that does not write: names, layouts, paths.
 static fst_status plan_at(fst_writer *writer, const char *path, const save_request *request,
                           fst_error *error) {
     const save_source *source = &writer->source;

@@ -114,7 +114,7 @@ typedef struct space_search {
     int folder_fd;
     int64_t now_s;
     uint64_t bytes;                ///< of all segments that stay
-    char oldest[SHARE_NAME_BYTES]; ///< the unused one that was used first, or ""
+    char oldest[SHARE_NAME_BYTES]; ///< the least recently used one without a user, or ""
     int64_t oldest_s;
     uint64_t oldest_bytes;
 } space_search;
@@ -129,7 +129,7 @@ static void look_at(void *context, const share_file *file) {
         fsti_share_folder_remove(search->folder_fd, file->name);
         return;
     }
-    // What is not there yet will be: its users go on to fill it.
+    // A segment in use counts with its full size, because its users go on to fill it.
     uint64_t bytes = file->in_use && file->is_valid
                          ? file->head.control_bytes + file->head.data_bytes
                          : fsti_share_memory_of(&file->stamp);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Listing, pinning and dropping segments for people.
+/// Lists, pins and deletes segments, for the command and the public API.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -96,7 +96,8 @@ static fst_status list_segments(const locked_folder *folder, const char *name, s
     return FST_OK;
 }
 
-/// Opens the folder and lists it; on success the caller ends both.
+/// Locks the folder and lists its segments. On success the caller frees out->files and unlocks the
+/// folder.
 static fst_status find_segments(const char *path, const char *name, locked_folder *folder,
                                 segment_list *out, fst_error *error) {
     FST_TRY(lock_folder(path, folder, error));
@@ -115,7 +116,7 @@ fst_status fsti_share_visit(const char *folder_path, fst_segment_visitor visit, 
     locked_folder folder;
     segment_list list;
     FST_TRY(find_segments(folder_path, NULL, &folder, &list, error));
-    // The visitor may load.
+    // Unlocked first, because the visitor may start a load, which locks the folder.
     unlock_folder(&folder);
     for (size_t i = 0; i < list.count; i++) {
         const share_file *file = &list.files[i];

@@ -77,13 +77,13 @@ typedef struct share_settings {
     uint32_t grace_s;
     uint64_t bytes_max; ///< of all segments together
 } share_settings;
-/// `folder`: NULL for the configured one. False with words about a setting that is not usable.
+/// `folder`: NULL for the configured one. False, with the reason in `why`, if a setting is invalid.
 bool fsti_share_settings(const char *folder, share_settings *out, char *why, size_t why_size);
 
 // ---- the folder (share_folder.c) ----
 
-/// Opens the folder, and makes it if `is_wanted`. Returns -1 with errno and words if it does not
-/// exist or is not a folder of this user alone.
+/// Opens the folder, and creates it if `is_wanted`. Returns -1, with errno and the reason in `why`,
+/// if it does not exist or other users can access it.
 int fsti_share_folder_open(const char *path, bool is_wanted, char *why, size_t why_size);
 /// Locks the folder against other processes and loads. Returns the lock's descriptor, to be closed,
 /// or -1 after some seconds.
@@ -95,7 +95,7 @@ typedef struct share_file {
     int fd;
     struct stat stamp;
     share_header head;   ///< a copy
-    bool is_valid;       ///< the header is one
+    bool is_valid;       ///< the header is valid
     bool in_use;         ///< a process uses it
     uint64_t done_count; ///< chunks; counted only by fsti_share_visit()
 } share_file;
@@ -107,8 +107,8 @@ void fsti_share_folder_remove(int folder_fd, const char *name);
 /// Opens a segment by name, if it is a regular file of this user alone. False with errno.
 bool fsti_share_file_open(int folder_fd, const char *name, share_file *out);
 uint64_t fsti_share_memory_of(const struct stat *stamp);
-/// Removes segments that are over, then unused ones while all take more than `bytes_max` together
-/// with `bytes` of a new one. False if they still do.
+/// Deletes unused segments after their grace period, then other unused ones, least recently used
+/// first, until all segments and `bytes` of a new one fit in `bytes_max`. False if they do not fit.
 bool fsti_share_make_space(int folder_fd, uint64_t bytes, uint64_t bytes_max);
 
 // ---- locks and headers (share_lock.c) ----

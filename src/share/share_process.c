@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The segments that this process has open, for what happens to all of them: fork() and exit().
+/// The list of segments that this process has open, for its handlers of fork() and exit().
 ///
 /// A forked child closes their descriptors: the locks belong to the open file description, which
 /// the child inherits, and would outlive the parent. The child keeps its mappings, so tensors stay
@@ -14,6 +14,7 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static fsti_share *list;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
+/// The list is consistent, because fork() took its lock before the copy (fsti_fork_lock()).
 static void close_in_child(void) {
     for (fsti_share *share = list; share != NULL; share = share->next) {
         close(share->lock_fd);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Opening, making and closing segments.
+/// Opens, creates and closes segments of shared memory.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -40,14 +40,15 @@ static bool lay_out(fsti_share *share, const fsti_share_request *request, share_
            request->batch_count <= SHARE_CHUNK_COUNT_MAX;
 }
 
-/// Whether the memory that a segment has reserved is there. A file that was cut and made longer
-/// again has holes, which would read as zeros.
+/// Whether the file still has memory for all reserved batches. A file that was truncated and
+/// extended again has holes, which read as zeros.
 static bool has_its_memory(const fsti_share *share) {
     uint64_t bytes = 0;
     struct stat stamp;
     for (uint32_t i = 0; i < share->batch_count; i++)
         if (fsti_share_is_reserved(share, i)) bytes += share->batch_at[i + 1] - share->batch_at[i];
-    // Only now: its users go on to reserve memory.
+    // After the sum, because other processes go on reserving: the file may have more memory than
+    // was summed up, but not less.
     return fstat(share->data_fd, &stamp) == 0 && fsti_share_memory_of(&stamp) >= bytes;
 }
 
@@ -75,7 +76,7 @@ static void close_file(fsti_share *share) {
     errno = failure;
 }
 
-/// The same, and removes it.
+/// Deletes and closes a file that could not be used or made. Keeps errno.
 static void discard_file(fsti_share *share) {
     int failure = errno;
     fsti_share_folder_remove(share->folder_fd, share->name);
@@ -83,14 +84,14 @@ static void discard_file(fsti_share *share) {
     close_file(share);
 }
 
-/// What was found under a segment's name.
+/// The result of opening the file with a segment's name.
 typedef enum found_file {
-    FILE_ABSENT,  ///< nothing, or something damaged, which was removed
+    FILE_ABSENT,  ///< no file exists, or a damaged one has been deleted
     FILE_OPEN,    ///< the segment
-    FILE_REFUSED, ///< a file that this process cannot use, see errno. It may be good for others
+    FILE_REFUSED, ///< this process cannot use the file, see errno; others may be able to
 } found_file;
 
-static bool is_wanted(const share_file *file, const share_header *head) {
+static bool matches_request(const share_file *file, const share_header *head) {
     return file->is_valid && file->head.control_bytes == head->control_bytes &&
            file->head.data_bytes == head->data_bytes &&
            file->head.chunk_count == head->chunk_count &&
@@ -102,7 +103,7 @@ static found_file use_file(fsti_share *share, const share_header *head) {
     if (!fsti_share_file_open(share->folder_fd, share->name, &file))
         return errno == ENOENT ? FILE_ABSENT : FILE_REFUSED;
     share->lock_fd = file.fd;
-    bool is_good = is_wanted(&file, head);
+    bool is_good = matches_request(&file, head);
     if (is_good && (!fsti_share_set_lock(file.fd, F_RDLCK, SHARE_USERS_AT, 1) ||
                     !map_control(share, head->control_bytes))) {
         close_file(share);
@@ -120,7 +121,7 @@ static bool is_allowed(uint64_t file_bytes) {
            file_bytes <= limit.rlim_cur;
 }
 
-/// Makes the file with its header. The data gets memory batch by batch.
+/// Creates the file with its header. Memory for the data is reserved batch by batch.
 static bool make_file(fsti_share *share, const share_header *head) {
     if (!is_allowed(share->file_bytes)) {
         errno = EFBIG;
@@ -139,7 +140,7 @@ static bool make_file(fsti_share *share, const share_header *head) {
     return false;
 }
 
-/// Opens or makes the file. The folder is locked.
+/// Opens or creates the file. The folder must be locked.
 static bool find_file(fsti_share *share, const share_header *head, uint64_t bytes_max, char *why,
                       size_t why_size) {
     found_file found = use_file(share, head);
@@ -147,7 +148,7 @@ static bool find_file(fsti_share *share, const share_header *head, uint64_t byte
         snprintf(why, why_size, "the shared segment cannot be used: %s", strerror(errno));
         return false;
     }
-    // Segments that are over leave whether there is space or not.
+    // Also if no space is needed, because this deletes unused segments after their grace period.
     uint64_t bytes = found == FILE_OPEN ? 0 : share->file_bytes;
     bool has_space = fsti_share_make_space(share->folder_fd, bytes, bytes_max);
     if (found == FILE_OPEN) return true;
@@ -164,7 +165,7 @@ static bool find_file(fsti_share *share, const share_header *head, uint64_t byte
 
 static void free_share(fsti_share *share) {
     if (share->control != NULL) munmap(share->control, share->batch_at[0]);
-    if (share->shared != NULL) // of a forked child
+    if (share->shared != NULL) // only in a forked child; the owner has unmapped it
         munmap(share->shared, share->file_bytes - share->batch_at[0]);
     if (share->lock_fd >= 0) close(share->lock_fd);
     if (share->data_fd >= 0) close(share->data_fd);

@@ -14,7 +14,8 @@ static bool is_on_device(const fsti_extent *extent) {
     return extent->device.kind == FST_DEVICE_CUDA || extent->device.kind == FST_DEVICE_HIP;
 }
 
-/// Set once process_vm_readv() has failed: seccomp forbids it, or the kernel lacks it.
+/// Set once process_vm_readv() has failed: seccomp forbids it, or the kernel lacks it. From then on
+/// copies are not guarded.
 static atomic_bool reads_refused;
 
 static fst_status refuse_gone(fst_error *error) {

@@ -39,7 +39,7 @@ struct fsti_snapshot {
     fsti_snapshot_stats stats;
 };
 
-// ---- made and closed ----
+// ---- opening and closing ----
 
 static uint64_t data_begin(const fsti_snapshot_file *file) {
     return file->extent_count == 0 ? 0 : file->extents[0].begin;
@@ -155,7 +155,8 @@ void fsti_snapshot_close(fsti_snapshot *snapshot) {
 
 // ---- copying ----
 
-/// Waits for a change; false when the deadline has passed. The lock must be held.
+/// Waits for a change; false when the deadline has passed. The deadline is on the monotonic clock,
+/// as the pool's condition variable is. The lock must be held.
 static bool await_change(fst_staging_pool *pool, uint64_t deadline_ns) {
     if (deadline_ns == UINT64_MAX) {
         pthread_cond_wait(&pool->changed, &pool->lock);

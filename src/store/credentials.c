@@ -38,7 +38,7 @@ static bool read_setting(const char *path, const char *section, const char *name
                 strcmp(trim(text), name) == 0 && fsti_http_setting(value, size, trim(equals + 1));
         }
     }
-    explicit_bzero(line, sizeof line);
+    explicit_bzero(line, sizeof line); // may contain a secret key
     fclose(file);
     return is_found;
 }
@@ -203,7 +203,7 @@ static fst_status fetch_container_keys(object_store *store, const char *name, fs
 
 /// *found: this is an instance with a role. No response means that it is not an instance.
 static fst_status fetch_instance_keys(object_store *store, bool *found, fst_error *error) {
-    static atomic_bool is_missing;
+    static atomic_bool is_missing; // asked once per process, because no response takes a second
     const char *off = fsti_http_environment("AWS_EC2_METADATA_DISABLED");
     const char *endpoint = fsti_http_environment("AWS_EC2_METADATA_SERVICE_ENDPOINT");
     provider_config source;

@@ -60,10 +60,11 @@ static void keep_first(fsti_object *object, size_t size) {
 }
 
 /// Reads a version from text. False if it cannot be used in a conditional request.
-static bool read_version(const char *text, resource_version *pin) {
-    char *fields[] = {pin->etag, pin->modified, pin->generation};
-    const size_t sizes[] = {sizeof pin->etag, sizeof pin->modified, sizeof pin->generation};
-    *pin = (resource_version){.is_set = true};
+static bool read_version(const char *text, resource_version *version) {
+    char *fields[] = {version->etag, version->modified, version->generation};
+    const size_t sizes[] = {sizeof version->etag, sizeof version->modified,
+                            sizeof version->generation};
+    *version = (resource_version){.is_set = true};
     for (size_t i = 0; i < 3; i++) {
         size_t size = strcspn(text, "\n");
         if (size >= sizes[i] || text[size] != '\n') return false;
@@ -71,19 +72,20 @@ static bool read_version(const char *text, resource_version *pin) {
         text += size + 1;
     }
     char *end;
-    pin->total_bytes = strtoull(text, &end, 10);
-    return end != text && *end == '\n' && pin->total_bytes <= INT64_MAX;
+    version->total_bytes = strtoull(text, &end, 10);
+    return end != text && *end == '\n' && version->total_bytes <= INT64_MAX;
 }
 
 bool fsti_object_has_version(const fsti_object *object) {
-    const resource_version *pin = &object->resource.version;
-    return fsti_version_is_strong(pin) || pin->modified[0] != '\0' || pin->generation[0] != '\0';
+    const resource_version *version = &object->resource.version;
+    return fsti_version_is_strong(version) || version->modified[0] != '\0' ||
+           version->generation[0] != '\0';
 }
 
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size) {
-    const resource_version *pin = &object->resource.version;
-    int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", pin->etag, pin->modified,
-                        pin->generation, pin->total_bytes);
+    const resource_version *version = &object->resource.version;
+    int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", version->etag, version->modified,
+                        version->generation, version->total_bytes);
     return used > 0 && (size_t)used < size;
 }
 
@@ -116,7 +118,7 @@ static fst_status request_first(fsti_object *object, const resource_version *kno
         keep_first(object, 0);
         return FST_OK;
     }
-    // A range of an empty object is always refused; its size is all there is to know.
+    // A range of an empty object is always refused, and the response has its size.
     bool is_empty =
         request.status != FST_OK && request.answer.status == 416 && request.answer.total_bytes == 0;
     if (request.status != FST_OK && !is_empty) {
@@ -138,15 +140,15 @@ static fst_status request_redirected(fsti_object *object, const resource_version
 }
 
 fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_error *error) {
-    resource_version pin;
-    bool has_version = known != NULL && read_version(known, &pin);
+    resource_version version;
+    bool has_version = known != NULL && read_version(known, &version);
     if (has_version && fsti_http_is_offline()) {
-        object->resource.version = pin;
+        object->resource.version = version;
         keep_first(object, 0);
         return FST_OK;
     }
-    has_version = has_version && fsti_version_is_strong(&pin);
-    return request_first(object, has_version ? &pin : NULL, true, error);
+    has_version = has_version && fsti_version_is_strong(&version);
+    return request_first(object, has_version ? &version : NULL, true, error);
 }
 
 fst_status fsti_object_open(const char *url, fsti_object **out, fst_error *error) {

@@ -86,7 +86,8 @@ static fst_status read_google_file(const provider_config *source, char *text, go
                         : find(text, "client_email", out->email, sizeof out->email) &&
                               find(text, "private_key", out->key, sizeof out->key);
     if (!is_user) (void)find(text, "private_key_id", out->key_id, sizeof out->key_id);
-    return good ? FST_OK : fsti_provider_fail("the Google credentials file lacks some", error);
+    return good ? FST_OK
+                : fsti_provider_fail("the Google credentials file lacks a required field", error);
 }
 
 static fst_status sign_claim(const char *key, const char *text, fsti_octets *signature,

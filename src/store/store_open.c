@@ -54,7 +54,7 @@ static bool begins_with(const char *text, const char *start) {
 }
 
 /// Drops credentials that the caller configured for other stores.
-static void keep_own(object_store *store, bool anonymous) {
+static void drop_foreign_credentials(object_store *store, bool anonymous) {
     bool is_s3 = store->kind == FSTI_LOCATION_S3, is_gcs = store->kind == FSTI_LOCATION_GCS;
     bool is_google_key = begins_with(store->access_key, "GOOG");
     // Google Cloud Storage can also be used through its S3-compatible API, if the endpoint names
@@ -77,7 +77,7 @@ static void keep_own(object_store *store, bool anonymous) {
 static fst_status find_settings(object_store *store, const char *name, bool anonymous,
                                 fst_error *error) {
     store->source = anonymous ? "none (anonymous)" : "none";
-    keep_own(store, anonymous);
+    drop_foreign_credentials(store, anonymous);
     switch (store->kind) {
     case FSTI_LOCATION_S3:
         FILL(store->endpoint, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL");
@@ -270,9 +270,10 @@ fst_status fsti_store_check_target(const object_store *store, const char *url, f
     fsti_url_redact(url, name, sizeof name);
     location.file = name;
     if (store->kind == FSTI_LOCATION_WEB || store->kind == FSTI_LOCATION_HUB)
-        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
-                              "web servers and the Hub take no files here: save to s3://, gs:// or "
-                              "az://, or to a file");
+        return fsti_error_set(
+            error, FST_E_UNSUPPORTED, location,
+            "files can't be saved to web servers or the Hub. Save to s3://, gs:// or "
+            "az://, or to a local file");
     url_parts parsed;
     if (strchr(url, '?') != NULL)
         return fsti_error_set(error, FST_E_ARGUMENT, location,

@@ -2,13 +2,13 @@
 /// Uploads: parts are collected in memory, sent while later ones are collected, and completed at
 /// the end. An object of one part is sent by one request at the end.
 ///
-/// The lock protects slots and counters and is released during requests. A slot goes round:
+/// The lock protects slots and counters and is released during requests. The states of a slot:
 ///
 ///   SLOT_FREE     -> SLOT_FILLING  a byte of a part without a slot arrives (use_slot)
 ///   SLOT_FILLING  -> SLOT_SENDING  the last byte of its part has arrived (end_part), or commit
 ///                                  sends the whole object (try_single)
-///   SLOT_SENDING  -> SLOT_FREE     the request has ended (finish_part) or cannot start
-///   (fail_unsent)
+///   SLOT_SENDING  -> SLOT_FREE     the request has ended (finish_part) or cannot be sent
+///                                  (fail_unsent)
 ///
 /// The memory of a slot must not change in SLOT_SENDING. After the first failure no further part is
 /// sent.
@@ -66,7 +66,7 @@ struct fsti_upload {
     fsti_http_counts counts;
     int is_committed;      ///< -1: unknown
     bool has_same_content; ///< with create_only: the existing object has the same content
-    bool is_first_answer;  ///< of the only request for the whole object
+    bool is_first_answer;  ///< the request for the whole object was sent only once
     bool is_unclear;   ///< the response for the whole object says 200, but not that it was stored
     fst_status status; ///< of the last failed part, with its error
     fst_error error;
@@ -230,7 +230,7 @@ static void finish_part(http_request *request) {
     pthread_mutex_unlock(&upload->lock);
 }
 
-/// A part that cannot even be sent.
+/// Fails the upload because there is no memory to send a part.
 static fst_status fail_unsent(fsti_upload *upload, upload_slot *slot, fst_error *error) {
     pthread_mutex_lock(&upload->lock);
     slot->state = SLOT_FREE;
@@ -269,15 +269,15 @@ static fst_status send_part(fsti_upload *upload, upload_slot *slot, bool is_whol
 /// The slot that collects a part, or a free one, preferably one that has memory already. NULL: no
 /// slot is free. The lock must be held.
 static upload_slot *find_slot(fsti_upload *upload, uint32_t part, bool *is_any_sent) {
-    upload_slot *free = NULL;
+    upload_slot *idle = NULL;
     *is_any_sent = false;
     for (uint32_t i = 0; i < upload->slot_count; i++) {
         upload_slot *slot = &upload->slots[i];
         if (slot->state == SLOT_FILLING && slot->part == part) return slot;
-        if (slot->state == SLOT_FREE && (free == NULL || slot->memory != NULL)) free = slot;
+        if (slot->state == SLOT_FREE && (idle == NULL || slot->memory != NULL)) idle = slot;
         *is_any_sent = *is_any_sent || slot->state == SLOT_SENDING;
     }
-    return free;
+    return idle;
 }
 
 static fst_status use_slot(fsti_upload *upload, upload_slot *slot, uint32_t part,
@@ -404,7 +404,7 @@ static void end_parts(fsti_upload *upload) {
     fsti_http_watch watch = upload->watch;
     atomic_store(&upload->stop, true);
     pthread_mutex_lock(&upload->lock);
-    upload->watch.ask = NULL;
+    upload->watch.ask = NULL; // the callback could end the wait
     (void)!wait_for_parts(upload, NULL);
     upload->watch = watch;
     pthread_mutex_unlock(&upload->lock);
@@ -497,9 +497,9 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
         status = send_single(upload, error);
     } else {
         fst_error cause = {0};
-        status = fsti_upload_join(&upload->target, &is_unknown, &cause);
+        status = fsti_upload_complete(&upload->target, &is_unknown, &cause);
         if (status != FST_OK && drop_condition(&upload->target, upload->target.refusal))
-            status = fsti_upload_join(&upload->target, &is_unknown, &cause);
+            status = fsti_upload_complete(&upload->target, &is_unknown, &cause);
         if (status != FST_OK) status = report_change(upload, status, &cause);
         if (status != FST_OK && error != NULL) *error = cause;
         upload->is_committed = status == FST_OK ? 1 : is_unknown ? -1 : 0;

@@ -46,7 +46,7 @@ char *fsti_upload_part_url(const upload_target *target, uint32_t part);
 /// Stores the ETag of an accepted part. False if it is missing or unusable.
 bool fsti_upload_keep_etag(upload_target *target, uint32_t part, const char *etag);
 /// Completes the multipart upload. *unknown: it failed, but the object may exist.
-fst_status fsti_upload_join(upload_target *target, bool *unknown, fst_error *error);
+fst_status fsti_upload_complete(upload_target *target, bool *unknown, fst_error *error);
 /// Whether the existing object has these bytes: 1, 0, or -1 if unknown.
 int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size);
 /// Aborts the upload at the store. Failures are only logged.

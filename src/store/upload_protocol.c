@@ -11,8 +11,8 @@
 #include "sha256.h"
 
 #define ANSWER_BYTES_MAX ((size_t)65536)
-/// Stores assemble large objects while they send blanks, or nothing.
-#define JOIN_PATIENCE_MS 120000u
+/// The stall timeout of completing: stores send blanks or nothing while they assemble the parts.
+#define COMPLETE_SILENCE_MS_MAX 120000u
 /// Size of a part's entry in the list, without its ETag.
 #define ENTRY_BYTES 80u
 #define BLOCK_ID_BYTES 17u
@@ -62,8 +62,8 @@ typedef struct small_call {
 } small_call;
 
 /// Sends a request about an upload, and waits. The caller frees request->text.
-static fst_status ask(upload_target *target, const small_call *call, http_request *request,
-                      fst_error *error) {
+static fst_status send_call(upload_target *target, const small_call *call, http_request *request,
+                            fst_error *error) {
     char hex[SHA256_HEX_BYTES];
     char *url = fsti_upload_query(target->url, call->query);
     if (url == NULL) return fsti_error_memory(error, strlen(target->url));
@@ -177,10 +177,10 @@ static fst_status read_result(const upload_target *target, const http_request *r
                     error);
     http_response answer = {.status = 200};
     fsti_response_read_code(&answer, body, size);
-    static const char *const passing[] = {"InternalError", "SlowDown", "ServiceUnavailable",
-                                          "RequestTimeout"};
-    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
-        *again = *again || strcmp(answer.code, passing[i]) == 0;
+    static const char *const temporary[] = {"InternalError", "SlowDown", "ServiceUnavailable",
+                                            "RequestTimeout"};
+    for (size_t i = 0; i < sizeof temporary / sizeof *temporary; i++)
+        *again = *again || strcmp(answer.code, temporary[i]) == 0;
     bool has_code = answer.code[0] != '\0' && !fsti_store_has_secret(target->store, answer.code);
     snprintf(code, sizeof code, "%s", has_code ? answer.code : "no code");
     snprintf(text, sizeof text,
@@ -201,10 +201,11 @@ static bool exists(upload_target *target) {
     fsti_http_count(&target->counts, &request.counts);
     fsti_free(request.text);
     int64_t made_s = fsti_response_date(request.answer.modified);
-    bool is_it = request.status == FST_OK && request.answer.length_bytes == target->size_bytes &&
-                 target->begun_s >= 0 && made_s >= target->begun_s;
-    if (is_it) fsti_precondition_read(target->store->kind, &request.answer, &target->put);
-    return is_it;
+    bool is_this_one = request.status == FST_OK &&
+                       request.answer.length_bytes == target->size_bytes && target->begun_s >= 0 &&
+                       made_s >= target->begun_s;
+    if (is_this_one) fsti_precondition_read(target->store->kind, &request.answer, &target->put);
+    return is_this_one;
 }
 
 int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size) {
@@ -218,7 +219,7 @@ int fsti_upload_is_same(upload_target *target, const char *bytes, size_t size) {
     bool is_same = request.status == FST_OK && request.text_bytes == size &&
                    (size == 0 || (request.text != NULL && memcmp(request.text, bytes, size) == 0));
     bool is_reported = request.status == FST_OK || request.status == FST_E_NOT_FOUND ||
-                       request.answer.status == 200; // and longer
+                       request.answer.status == 200; // 200: it is longer
     fsti_free(request.text);
     if (is_same) fsti_precondition_read(target->store->kind, &request.answer, &target->put);
     return is_same ? 1 : is_reported ? 0 : -1;
@@ -245,10 +246,10 @@ static bool pause_before_retry(upload_target *target, uint32_t tries) {
         struct timespec slice = {0, (long)slice_ms * 1000000};
         nanosleep(&slice, NULL);
         left_ms -= slice_ms;
-        bool is_over =
+        bool is_cancelled =
             watch != NULL && watch->ask != NULL && watch->ask(watch->context, 0, NULL) != FST_OK;
-        if (is_over) atomic_store(&target->is_cancelled, true);
-        if (is_over || (target->stop != NULL && atomic_load(target->stop))) return false;
+        if (is_cancelled) atomic_store(&target->is_cancelled, true);
+        if (is_cancelled || (target->stop != NULL && atomic_load(target->stop))) return false;
     }
     return true;
 }
@@ -262,14 +263,14 @@ static bool may_complete(const upload_target *target, const http_request *reques
 }
 
 /// *unknown: the store has not confirmed whether the parts are assembled.
-static fst_status try_join(upload_target *target, const small_call *call, uint32_t tries,
-                           bool *again, bool *unknown, fst_error *error) {
+static fst_status try_complete(upload_target *target, const small_call *call, uint32_t tries,
+                               bool *again, bool *unknown, fst_error *error) {
     http_request request = {0};
     *again = false;
-    fst_status status = ask(target, call, &request, error);
+    fst_status status = send_call(target, call, &request, error);
     target->refusal = request.answer.status;
     if (status == FST_OK) {
-        // Without a clear response, or after a failure, it may have been done.
+        // Without a clear result, or after an earlier attempt, the parts may be assembled.
         bool is_reported = true;
         status = read_result(target, &request, again, &is_reported, error);
         *unknown = status != FST_OK && (tries > 0 || *again || !is_reported);
@@ -279,15 +280,15 @@ static fst_status try_join(upload_target *target, const small_call *call, uint32
         status = FST_OK;
     } else {
         bool is_first = tries == 0 && request.counts.requests == 1;
-        // Also if there was no memory for the response. A second attempt says nothing about the
-        // first.
+        // Unknown unless the only attempt was refused: a response to a second attempt says nothing
+        // about the first one, and without memory a response may have been lost.
         *unknown =
             request.counts.requests > 0 && !(is_first && fsti_upload_is_refusal(target->refusal));
     }
     return status;
 }
 
-fst_status fsti_upload_join(upload_target *target, bool *unknown, fst_error *error) {
+fst_status fsti_upload_complete(upload_target *target, bool *unknown, fst_error *error) {
     char query[UPLOAD_ID_BYTES + 16];
     snprintf(query, sizeof query, "uploadId=%s", target->id);
     char *list = write_list(target);
@@ -297,12 +298,12 @@ fst_status fsti_upload_join(upload_target *target, bool *unknown, fst_error *err
                              .query = is_azure(target->store) ? "comp=blocklist" : query,
                              .body = list,
                              .lines = target->lines,
-                             .silence_ms_max = JOIN_PATIENCE_MS,
+                             .silence_ms_max = COMPLETE_SILENCE_MS_MAX,
                              .is_fresh = target->precondition.kind != FSTI_PRECONDITION_NONE};
     bool again = true;
     fst_status status = FST_OK;
     for (uint32_t i = 0; again; i++) {
-        status = try_join(target, &call, i, &again, unknown, error);
+        status = try_complete(target, &call, i, &again, unknown, error);
         again = again && i + 1 < fsti_http_limits().tries_max && pause_before_retry(target, i);
     }
     fsti_free(list);
@@ -319,7 +320,7 @@ void fsti_upload_abort(upload_target *target) {
     const small_call call = {.method = "DELETE",
                              .query = query,
                              .bound_ms = atomic_load(&target->is_cancelled) ? UPLOAD_END_MS : 0};
-    fst_status status = ask(target, &call, &request, &error);
+    fst_status status = send_call(target, &call, &request, &error);
     if (status == FST_OK) fsti_free(request.text);
     if (status != FST_OK && status != FST_E_NOT_FOUND)
         fsti_log(FST_LOG_WARNING, "the parts of an upload could not be deleted from the store: %s",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Chunks that another process reads into shared memory, while it does.
+/// Deferred chunks: those that another process is reading into shared memory.
 #include "pipeline.h"
 
 /// How often deferred chunks are tried, and how many of them, because their reader may have ended.

@@ -119,7 +119,7 @@ static page_range whole_pages(const fsti_plan_chunk *chunk) {
                         fsti_align_down(chunk->end, FSTI_IO_PAGE_BYTES)};
 }
 
-/// Reads them. Returns the bytes read and the last result (0: end of file).
+/// Reads the whole pages of a chunk. Returns the bytes read. *os_errno: of the last read, or 0.
 static uint64_t read_pages(fsti_pipeline *pipeline, uint32_t chunk, void *engine_lane,
                            worker_counts *counts, int *os_errno) {
     const fsti_plan *plan = pipeline->job.plan;

@@ -34,7 +34,7 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file].file;
         uint64_t bytes;
-        // The chunk of a view was examined as well as possible.
+        // Chunks of views are classified already, also where the kernel reports no residency.
         bool is_resident = is_view_only && pipeline->chunks[i].is_resident;
         if (fsti_file_resident(file, chunk->begin, chunk->end, &bytes))
             is_resident = bytes == chunk->end - chunk->begin;

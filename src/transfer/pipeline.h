@@ -163,17 +163,17 @@ bool fsti_pipeline_demote(fsti_pipeline *pipeline, uint32_t file, fsti_route fai
 /// or no more. *populate: a chunk whose memory the caller should prefault instead, or UINT32_MAX.
 typedef struct chunk_request {
     chunk_queue preferred;
-    bool may_steal, block, may_populate;
+    bool may_steal, may_wait, may_populate;
 } chunk_request;
 uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint32_t *populate);
 /// Takes absent chunks that follow a taken one in its extent: at most `bytes_max` together, and not
 /// more than this thread's share. Returns the end of the run.
 uint32_t fsti_pipeline_take_run(fsti_pipeline *pipeline, uint32_t chunk, uint64_t bytes_max);
 
-/// Puts off a taken chunk that another process reads into shared memory. It becomes pending again
+/// Defers a taken chunk that another process reads into shared memory. It becomes pending again
 /// when it is done, or to try whether its reader has ended.
 void fsti_pipeline_defer(fsti_pipeline *pipeline, uint32_t chunk);
-/// How often deferred chunks are looked at.
+/// The interval at which deferred chunks are checked.
 #define FSTI_DEFERRED_PAUSE_MS 2
 /// Makes deferred chunks pending that are done now. From time to time also the first others: the
 /// thread that takes one finds out whether its reader has ended. The lock must be held.

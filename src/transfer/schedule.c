@@ -15,9 +15,10 @@
 
 /// For a device: classify more chunks when fewer than this many are classified and not taken.
 #define CLASSIFY_AHEAD_CHUNKS 4u
-#define SAMPLE_STEP_CHUNKS 4u
+/// For a device: chunks that are classified at a time.
+#define CLASSIFY_STEP_CHUNKS 4u
 
-/// If the kernel reports no residency, this many bytes of a chunk are tried.
+/// If the kernel reports no residency, this many single bytes of a chunk are read to probe it.
 #define SAMPLE_COUNT 4u
 
 /// Whether all chunks of a batch are classified when it is admitted.
@@ -310,7 +311,7 @@ static bool admit_batch(fsti_pipeline *pipeline) {
 /// system calls.
 static bool classify_next(fsti_pipeline *pipeline) {
     uint32_t first = pipeline->chunks_known;
-    uint32_t end = (uint32_t)fsti_min(first + SAMPLE_STEP_CHUNKS, pipeline->chunk_limit);
+    uint32_t end = (uint32_t)fsti_min(first + CLASSIFY_STEP_CHUNKS, pipeline->chunk_limit);
     if (pipeline->is_admitting || first == end) return false;
     uint32_t resident_count = 0;
     pipeline->is_admitting = true;
@@ -331,7 +332,8 @@ static bool classify_ahead(fsti_pipeline *pipeline) {
     return classify_next(pipeline) || admit_batch(pipeline);
 }
 
-/// The next pending chunk of a queue in admitted batches, or UINT32_MAX. The lock must be held.
+/// The next pending chunk of a queue in admitted batches, or UINT32_MAX. The lock must be held; it
+/// orders the accesses to `step`, so relaxed loads suffice. Only CHUNK_DONE is loaded without it.
 static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
     uint32_t *cursor = &pipeline->cursor[queue];
     for (; *cursor < pipeline->chunks_known; ++*cursor) {
@@ -346,7 +348,7 @@ static uint32_t find_pending(fsti_pipeline *pipeline, chunk_queue queue) {
 /// Whether reads leave their memory untouched for a while: remote reads wait for the server, so
 /// prefaulting in parallel pays off. Disk reads write at once, and the kernel faults pages as
 /// needed.
-static bool is_read_late(const fsti_pipeline *pipeline, uint32_t chunk) {
+static bool leaves_memory_idle(const fsti_pipeline *pipeline, uint32_t chunk) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t file = plan->extents[plan->chunks[chunk].extent].file;
     return fsti_file_is_object(pipeline->job.files[file].file) &&
@@ -358,7 +360,7 @@ static uint32_t find_unpopulated(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
     uint32_t *cursor = &pipeline->populate_cursor;
     uint32_t reads_at = pipeline->cursor[QUEUE_RING];
-    while (*cursor < reads_at && !is_read_late(pipeline, *cursor)) ++*cursor;
+    while (*cursor < reads_at && !leaves_memory_idle(pipeline, *cursor)) ++*cursor;
     uint32_t limit = (uint32_t)fsti_min(pipeline->chunks_known, reads_at + POPULATE_AHEAD_CHUNKS);
     while (*cursor < limit) {
         uint32_t index = (*cursor)++;
@@ -413,7 +415,7 @@ uint32_t fsti_pipeline_take(fsti_pipeline *pipeline, chunk_request request, uint
         if (chunk != UINT32_MAX) break;
         if (classify_ahead(pipeline)) continue;
         if (request.may_populate) *populate = find_unpopulated(pipeline);
-        if (*populate != UINT32_MAX || !request.block) break;
+        if (*populate != UINT32_MAX || !request.may_wait) break;
         if (pipeline->chunks_taken == pipeline->job.plan->chunk_count) break;
         wait_for_change(pipeline);
     }

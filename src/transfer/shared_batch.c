@@ -12,7 +12,7 @@ static void release_mapping(fsti_buffer *buffer) {
     fsti_share_unref(buffer->allocator.context);
 }
 
-/// Notes why a batch is this process's own.
+/// Records why a batch is in private memory of this process.
 static void note_own_batch(fsti_pipeline *pipeline, const char *words) {
     pthread_mutex_lock(&pipeline->lock);
     if (pipeline->share_reason[0] == '\0')

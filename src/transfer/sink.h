@@ -77,7 +77,7 @@ void fsti_page_in_measure(fsti_pipeline *pipeline, uint32_t chunk);
 /// The methods used so far: "in huge pages", ...; "" if unused.
 const char *fsti_page_in_text(fsti_pipeline *pipeline);
 
-/// Finds the place of a chunk in CPU memory, for fsti_sink.prepare().
+/// Finds the position of a chunk in CPU memory, for fsti_sink.prepare().
 fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                              worker_counts *counts, fst_error *error);
 /// Copies a block to its items in CPU memory, for fsti_sink.place().

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The sink for memory that the processes of a node share. A chunk is claimed before it is read. If
-/// another process has it, it is put off until that process has read it, or has ended.
+/// another process has claimed it, it is deferred until that process has read it or ended.
 #include "sink.h"
 
 static bool is_shared(const fsti_pipeline *pipeline, uint32_t chunk) {
@@ -29,7 +29,7 @@ static fst_status complete_shared(fsti_pipeline *pipeline, uint32_t chunk, worke
     return fsti_sink_finish(pipeline, chunk, counts, error);
 }
 
-/// All threads have ended: what they claimed is free for other processes.
+/// All threads have ended, so their remaining claims are released for other processes.
 static void close_shared(fsti_pipeline *pipeline) { fsti_share_end_writes(pipeline->job.share); }
 
 static void explain_shared(fsti_pipeline *pipeline, char *text, size_t size) {

@@ -160,7 +160,8 @@ static void measure_method(worker *self, uint32_t chunk) {
 
 static uint64_t slot_size(const io_lane *lane) { return lane->slots->size_bytes / lane->depth; }
 
-/// `target`: the target; NULL: the block's slot.
+/// Starts the read of a block into the chunk's target, or into the block's slot if `target` is
+/// NULL.
 static void submit_block(worker *self, io_lane *lane, io_block *block, const sink_target *target) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_extent *extent = chunk_extent(pipeline, block->chunk);
@@ -170,7 +171,7 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
         end = fsti_align_up(end, FSTI_IO_PAGE_BYTES);
     }
     block->read_begin = begin;
-    // The page boundary may be before the origin; the sum wraps back.
+    // A page boundary before the origin makes the unsigned difference wrap; the cast undoes that.
     block->target = target == NULL ? block->slot : target->base + (int64_t)(begin - target->origin);
     if (target == NULL && lane->slots != NULL && !block->has_slot_pages) {
         // Memory with pages is no longer a reservation; otherwise it would count twice.
@@ -194,11 +195,11 @@ static void submit_block(worker *self, io_lane *lane, io_block *block, const sin
 
 /// The address of the block's first requested byte.
 static const char *block_source(const io_lane *lane, const io_block *block) {
-    // After several attempts the read has moved on; its original start is the start of the block.
-    const char *whole = lane->engine->is_mapped ? (const char *)block->read.data -
-                                                      (block->read.offset - block->read_begin)
-                                                : block->target;
-    return whole + (block->begin - block->read_begin);
+    // After a short read, offset and data have advanced, so compute where the first attempt began.
+    const char *read_start = lane->engine->is_mapped ? (const char *)block->read.data -
+                                                           (block->read.offset - block->read_begin)
+                                                     : block->target;
+    return read_start + (block->begin - block->read_begin);
 }
 
 /// Whether a block was read through the page cache and stays there.
@@ -496,8 +497,7 @@ static void populate_target(worker *self, uint32_t chunk) {
     fsti_pipeline *pipeline = self->pipeline;
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = chunk_extent(pipeline, chunk);
-    uint64_t shift =
-        extent->buffer_offset - extent->begin; // wraps if negative, and so does the sum
+    uint64_t shift = extent->buffer_offset - extent->begin; // may wrap; the sums wrap back
     uint64_t start_ns = fsti_now_ns();
     fsti_buffer *buffer;
     // The batch may be completed, returned and released meanwhile, so hold its memory.
@@ -512,11 +512,11 @@ static void populate_target(worker *self, uint32_t chunk) {
 
 /// Lanes prefer absent chunks and then help copying. Copiers leave absent chunks to the lanes,
 /// whose rings are full, and prefault memory ahead of them. Without lanes all threads do both.
-static chunk_request request_for(const worker *self, bool block) {
+static chunk_request request_for(const worker *self, bool may_wait) {
     bool has_lanes = self->pipeline->lane_count > 0;
     return (chunk_request){.preferred = self->is_lane_worker ? QUEUE_RING : QUEUE_BLOCKING,
                            .may_steal = self->is_lane_worker || !has_lanes,
-                           .block = block,
+                           .may_wait = may_wait,
                            .may_populate = has_lanes && !self->is_lane_worker};
 }
 

@@ -32,7 +32,7 @@ typedef struct manifest_job {
     folder_files list;
     made_file *files;
     fsti_manifest_file *rows;
-    size_t first_file; ///< of the open ones
+    size_t first_file; ///< index of the first file of the open group
     scan_file scans[FSTI_SCAN_FILES_MAX];
     fsti_manifest old; ///< the old manifest with reusable digests
     struct timespec begun;
@@ -64,11 +64,12 @@ static fst_status read_old(manifest_job *job, fst_error *error) {
     FST_TRY(fsti_verification_open(path, &request, &old, error));
     if (old->expected != NULL) {
         fsti_verification_close(old);
-        return fsti_error_set(error, FST_E_MANIFEST, (fsti_error_location){.file = path},
+        return fsti_error_set(error, FST_E_MANIFEST,
+                              (fsti_error_location){.file = path, .byte_offset = FST_NO_OFFSET},
                               "a checksum list, not a manifest");
     }
     bool same = old->manifest.kind == job->kind && old->manifest.chunk_bytes == job->chunk_bytes;
-    fsti_error_location location = {.file = path};
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     fst_status status = FST_OK;
     if (!same)
         status = fsti_error_set(

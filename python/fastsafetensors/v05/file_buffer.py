@@ -314,9 +314,9 @@ class FilesBufferOnDevice:
         return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
 
     def _part(self, name: str, dim: int) -> TensorBase:
-        """Return this rank's block of ceil(size / ranks) along a dimension; -1:
+        """Return this rank's block of ceil(size / ranks) along a dimension.
 
-        the whole tensor.
+        Dimension -1: return the whole tensor.
         """
         what = f"get_sharded({name!r}, {dim})"
         if dim == -1 or self.pg.size() == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SafeTensorsFileLoader in both its forms, and fastsafe_open.
+"""SafeTensorsFileLoader, for paths or for a process group, and fastsafe_open.
 
 For programs written for fastsafetensors 0.5.
 """

@@ -159,7 +159,7 @@ TEST(response_dates)
 static http_verdict judge(const char *const *lines, const resource_version *pin) {
     http_response answer = read_head(lines);
     const char *why;
-    response_expectation expected = {.is_range = true, .begin = 10, .end = 20, .pin = pin};
+    response_expectation expected = {.is_range = true, .begin = 10, .end = 20, .required = pin};
     return fsti_response_evaluate(&answer, &expected, &why);
 }
 

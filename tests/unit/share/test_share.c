@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Segments: claims of several processes, owners that die, files that are not what they should be,
-/// limits, grace periods, and the list for people.
+/// Shared segments: claims of several processes, killed owners, damaged and foreign files, limits,
+/// grace periods, and listing.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -22,7 +22,7 @@
 static const uint64_t batch_bytes[BATCH_COUNT] = {BATCH_BYTES, BATCH_BYTES, BATCH_BYTES};
 static char why[160];
 
-/// A folder of its own for each test.
+/// Sets an empty folder for the segments of a test.
 static const char *use_folder(const char *name) {
     const char *path = fixture_path(name);
     setenv("FASTSAFETENSORS_SHARE_DIR", path, 1);
@@ -55,22 +55,22 @@ static void fill(fsti_share *share) {
         if (fsti_share_claim(share, i) == FSTI_SHARE_CLAIMED) fsti_share_finish(share, i);
 }
 
-typedef struct seen {
+typedef struct visited_segments {
     size_t count;
     fst_segment last;
     char name[SHARE_NAME_BYTES];
-} seen;
+} visited_segments;
 
-static void see(void *context, const fst_segment *segment) {
-    seen *all = context;
+static void add_segment(void *context, const fst_segment *segment) {
+    visited_segments *all = context;
     all->count++;
     all->last = *segment;
     snprintf(all->name, sizeof all->name, "%s", segment->name);
 }
 
-static seen list_all(void) {
-    seen all = {.count = 0};
-    if (fsti_share_visit(NULL, see, &all, NULL) != FST_OK) abort();
+static visited_segments list_all(void) {
+    visited_segments all = {.count = 0};
+    if (fsti_share_visit(NULL, add_segment, &all, NULL) != FST_OK) abort();
     return all;
 }
 
@@ -117,7 +117,7 @@ TEST(claims_exclude_other_loads_until_the_chunk_is_done)
     fsti_share_finish(first, 2);
     CHECK_INT(fsti_share_claim(second, 2), FSTI_SHARE_DONE);
     CHECK(!fsti_share_is_complete(first));
-    // What a load does not finish is free when it ends its writes.
+    // Claims of unfinished chunks are released when a load ends its writes.
     fsti_share_end_writes(second);
     CHECK_INT(fsti_share_claim(first, 3), FSTI_SHARE_CLAIMED);
     fsti_share_unref(first);
@@ -215,7 +215,7 @@ TEST(a_forked_child_that_frees_its_reference_changes_nothing_for_the_parent)
     CHECK(share != NULL);
     fill(share);
     CHECK_INT(in_child(use_inherited), 0);
-    seen all = list_all();
+    visited_segments all = list_all();
     CHECK_INT(all.count, 1);
     CHECK(all.last.in_use && all.last.is_complete);
     fsti_share_unref(share);
@@ -239,7 +239,7 @@ TEST(the_last_user_removes_the_segment_unless_there_is_a_grace_period)
     second = open_with_grace("a", 100);
     CHECK(second != NULL && fsti_share_is_complete(second));
     fsti_share_unref(second);
-    // The variable gives the same, and incomplete segments are of no use to anybody.
+    // The variable has the same effect. An incomplete segment is deleted in spite of it.
     setenv("FASTSAFETENSORS_SHARE_GRACE", "100", 1);
     first = open_share("b");
     CHECK(first != NULL);
@@ -309,7 +309,8 @@ TEST(a_folder_that_is_not_the_users_alone_is_refused)
     CHECK_INT(mkdir(folder, 0755), 0);
     CHECK(open_share("a") == NULL);
     CHECK_CONTAINS(why, "open to other users");
-    CHECK_INT(fsti_share_visit(NULL, see, &(seen){0}, &error), FST_E_PERMISSION);
+    CHECK_INT(fsti_share_visit(NULL, add_segment, &(visited_segments){0}, &error),
+              FST_E_PERMISSION);
     CHECK_INT(chmod(folder, 0700), 0);
     fsti_share *share = open_share("a");
     CHECK(share != NULL);
@@ -327,7 +328,7 @@ TEST(a_folder_that_is_not_the_users_alone_is_refused)
     CHECK_CONTAINS(why, "another user owns it");
 }
 
-/// Makes a whole segment that stays, and opens its file.
+/// Makes a complete segment that outlives its user, and opens its file.
 static int make_kept(const char *folder, char path[SHARE_PATH_BYTES]) {
     fsti_share *share = open_with_grace("a", 100);
     if (share == NULL) abort();
@@ -337,7 +338,7 @@ static int make_kept(const char *folder, char path[SHARE_PATH_BYTES]) {
     return open(path, O_RDWR);
 }
 
-/// Whether opening the segment finds it whole; 2: it cannot be opened at all.
+/// Whether opening the segment finds it complete; 2: it cannot be opened.
 static int finds_whole(void) {
     fsti_share *share = open_with_grace("a", 100);
     if (share == NULL) return 2;
@@ -364,7 +365,7 @@ TEST(damaged_segments_are_replaced)
     CHECK_INT(ftruncate(fd, stamp.st_size), 0);
     CHECK_INT(finds_whole(), 0);
     close(fd);
-    // A header that says something else.
+    // A changed header.
     for (size_t at = 0; at < offsetof(share_header, is_pinned); at += 7) {
         char byte;
         fd = make_kept(folder, path);
@@ -374,7 +375,7 @@ TEST(damaged_segments_are_replaced)
         CHECK_INT(finds_whole(), 0);
         close(fd);
     }
-    // An empty file, as a process leaves that was killed while it made one.
+    // An empty file, left by a process that was killed while it created the segment.
     fd = make_kept(folder, path);
     CHECK_INT(ftruncate(fd, 0), 0);
     CHECK_INT(finds_whole(), 0);
@@ -440,7 +441,7 @@ TEST(dropping_and_pinning_find_segments_by_the_beginning_of_their_names)
     CHECK(list_all().last.is_pinned);
     CHECK_INT(fsti_share_pin(NULL, name, false, NULL), FST_OK);
     CHECK(!list_all().last.is_pinned);
-    // Its user keeps it, and does not remove the next one of that name.
+    // The process that uses it keeps it, and does not delete a later segment with the same name.
     CHECK_INT(fsti_share_drop(NULL, name, &dropped, NULL), FST_OK);
     CHECK_INT(dropped.count, 1);
     CHECK(dropped.memory_bytes >= BATCH_COUNT * BATCH_BYTES);
@@ -450,7 +451,7 @@ TEST(dropping_and_pinning_find_segments_by_the_beginning_of_their_names)
     CHECK(fsti_share_is_complete(used));
     fsti_share_unref(used);
     CHECK_INT(list_all().count, 1);
-    // Two segments, and a name that does not say which.
+    // A prefix that matches several segments.
     fsti_share *more[20];
     char key[2] = "a";
     for (size_t i = 0; i < 20; i++, key[0]++) CHECK((more[i] = open_share(key)) != NULL);
@@ -492,14 +493,15 @@ TEST(a_folder_that_cannot_be_used_says_why)
     CHECK_INT(mkdir(path, 0700), 0);
     CHECK(open_share("a") == NULL);
     CHECK_CONTAINS(why, "cannot be locked: Is a directory");
-    CHECK_INT(fsti_share_visit(NULL, see, &(seen){0}, &error), FST_E_NOT_REGULAR);
+    CHECK_INT(fsti_share_visit(NULL, add_segment, &(visited_segments){0}, &error),
+              FST_E_NOT_REGULAR);
     CHECK_CONTAINS(error.message, "locking the folder of segments");
     memset(path, 'x', sizeof path - 1);
     path[sizeof path - 1] = '\0';
     setenv("FASTSAFETENSORS_SHARE_DIR", path, 1);
     CHECK(open_share("a") == NULL);
     CHECK_CONTAINS(why, "the name of the folder for shared segments is too long");
-    CHECK_INT(fsti_share_visit(NULL, see, &(seen){0}, &error), FST_E_ARGUMENT);
+    CHECK_INT(fsti_share_visit(NULL, add_segment, &(visited_segments){0}, &error), FST_E_ARGUMENT);
     setenv("FASTSAFETENSORS_SHARE_DIR", fixture_path("no/such/folder"), 1);
     CHECK(open_share("a") == NULL);
     CHECK_CONTAINS(why, "cannot be opened: No such file");

@@ -123,7 +123,7 @@ static fst_load_options chosen_options(uint64_t seed) {
     return options;
 }
 
-TEST(loads_and_streams)
+TEST(loads_with_random_faults)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     size_t good = 0, failed = 0, refused = 0;
@@ -186,7 +186,7 @@ static fst_status save_copy(fst_model *model, const char *path, uint64_t seed) {
     return status;
 }
 
-TEST(saves_and_copies)
+TEST(saves_with_random_faults)
 {
     const char *path = fixture_tensors("sweep", COUNT, BYTES);
     char copy[256];
@@ -241,7 +241,7 @@ static void disturb(const char *path, uint64_t seed) {
 static atomic_bool is_disturbed;
 static atomic_long reads_held;
 
-/// In every other load, no read ends before the file was changed.
+/// Delays each read until the file has been changed.
 static void hold_until_disturbed(fsti_io_op *op) {
     if (op->engine == FST_ENGINE_AUTO) return; // of a header
     atomic_fetch_add(&reads_held, 1);

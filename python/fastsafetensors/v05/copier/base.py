@@ -97,7 +97,7 @@ class CopierInterface(ABC):
         raise NotImplementedError(f"{type(self).__name__} only reads whole files")
 
     def finish_io(self) -> None:  # noqa: B027 - may be left out
-        """Called when all tensors were taken."""
+        """Clean up. Called after all tensors were returned."""
 
     def enable_tensor_readiness(self) -> bool:
         """Tell whether wait_tensor() can give tensors one by one."""

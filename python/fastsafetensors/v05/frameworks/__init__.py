@@ -51,7 +51,7 @@ class TensorBase(ABC):
 
     @abstractmethod
     def contiguous(self) -> TensorBase:
-        """Return it packed."""
+        """Return it in contiguous memory."""
 
     @abstractmethod
     def reshape(self, shape: list[int]) -> TensorBase:
@@ -83,7 +83,7 @@ class ProcessGroupBase(ABC):
 
     @abstractmethod
     def rank(self) -> int:
-        """Return the own rank."""
+        """Return this process's rank."""
 
     def limit_waits(self) -> None:  # noqa: B027 - groups without a timeout have nothing to do
         """From now on the timeout is for all waits together, not for each."""

@@ -87,7 +87,7 @@ class PaddleTensor(TensorBase):
         return self._again(self.real_tensor.detach())
 
     def contiguous(self) -> PaddleTensor:
-        """Return it packed."""
+        """Return it in contiguous memory."""
         return self._again(self.real_tensor.contiguous())
 
     def reshape(self, shape: list[int]) -> PaddleTensor:
@@ -123,7 +123,7 @@ class PaddleProcessGroup(ProcessGroupBase):
         return int(self.real_pg.nranks)
 
     def rank(self) -> int:
-        """Return the own rank."""
+        """Return this process's rank."""
         return int(self.real_pg.rank)
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:

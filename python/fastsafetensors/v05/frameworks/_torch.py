@@ -33,14 +33,14 @@ _CPU = Device.from_str("cpu")
 # Descriptions of models with a million tensors are far smaller.
 _TEXT_BYTES_MAX = 1 << 30
 _HOST = torch.device("cpu")
-_BACK = {dtype: ours for ours, dtype in dtype_convert.items()}
+_FST_DTYPES = {dtype: ours for ours, dtype in dtype_convert.items()}
 
 
 def fst_dtype(dtype: torch.dtype) -> DType:
     """Return our DType of a torch dtype."""
-    if dtype not in _BACK:
+    if dtype not in _FST_DTYPES:
         raise ValueError(f"the format has no dtype {dtype}")
-    return _BACK[dtype]
+    return _FST_DTYPES[dtype]
 
 
 def real_dtype(dtype: Any) -> torch.dtype | None:
@@ -89,7 +89,7 @@ class TorchTensor(TensorBase):
         return self._again(self.real_tensor.detach())
 
     def contiguous(self) -> TorchTensor:
-        """Return it packed."""
+        """Return it in contiguous memory."""
         return self._again(self.real_tensor.contiguous())
 
     def reshape(self, shape: list[int]) -> TorchTensor:
@@ -155,7 +155,7 @@ class TorchProcessGroup(ProcessGroupBase):
         return self._count
 
     def rank(self) -> int:
-        """Return the own rank."""
+        """Return this process's rank."""
         return self._number
 
     def limit_waits(self) -> None:
@@ -415,8 +415,8 @@ class TorchOp(FrameworkOpBase):
             begins.append(total)
             total += -(-size // 16) * 16  # align every dtype
         # The device of the backend's messages: the GPU for NCCL.
-        near = getattr(pg, "bytes_device", _HOST)
-        buffer = torch.empty(total, dtype=torch.uint8, device=near)
+        device = getattr(pg, "bytes_device", _HOST)
+        buffer = torch.empty(total, dtype=torch.uint8, device=device)
         for begin, tensor in zip(begins, owned or [], strict=False):
             if tensor.get_nbytes():
                 buffer[begin : begin + tensor.get_nbytes()] = _bytes(tensor.contiguous())
