@@ -19,9 +19,10 @@ _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 @dataclass(frozen=True)
 class ManifestMade:
-    """What was written: files listed, files not read again because of `keep`, bytes, and where.
+    """The result of writing a manifest, list or signature: counts, bytes and the path.
 
-    `path` has U+FFFD for bytes that are not UTF-8.
+    `files_kept` were not read again, because of `keep`. `path` has U+FFFD for bytes that are not
+    UTF-8.
     """
 
     algorithm: str

@@ -344,7 +344,7 @@ class ParallelSaver:
     num_threads: number of shards (or entries, with a fill) processed in parallel.
     shard_metadata, fill, min_free_bytes, fsync: as in plan_shards and write_shards.
     group: a torch.distributed group whose ranks save together: each passes its own tensors and
-    writes shards of its own (RANK, RANK + ranks, ...). Files are published when all ranks have
+    writes the shards RANK, RANK + ranks, ... Files are published when all ranks have
     finished, and an error on one rank is an error on all.
     timeout: seconds that a save waits for other ranks, in all; None: the group's own for each wait.
     As in save_on_ranks(), the publication does not count.

@@ -174,6 +174,49 @@ TEST(checked_arithmetic)
     CHECK_INT(fsti_align_down(4097, 4096), 4096);
 }
 
+TEST(sizes_as_people_type_them)
+{
+    static const struct {
+        const char *text;
+        uint64_t size_bytes;
+    } good[] = {{"0", 0},
+                {" 12 ", 12},
+                {"3B", 3},
+                {"2k", 2048},
+                {"2KB", 2000},
+                {"2 kib", 2048},
+                {"1.5GiB", (uint64_t)3 << 29},
+                {"0.0000000001T", 0},
+                {"1.999999999999K", 2047},
+                {"18446744073709551615", UINT64_MAX},
+                {"16777215T", (uint64_t)16777215 << 40}};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "K",
+                                      "-1",
+                                      "+1",
+                                      "1.",
+                                      ".5",
+                                      "1..5",
+                                      "1e3",
+                                      "0x10",
+                                      "1KX",
+                                      "1iB",
+                                      "1Kibs",
+                                      "1 K B",
+                                      "1\tK",
+                                      "1P",
+                                      "16777216T",
+                                      "18446744073709551616",
+                                      "18446744073709551615.9K"};
+    uint64_t size;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        CHECK(fsti_size_parse(good[i].text, &size));
+        CHECK_INT(size, good[i].size_bytes);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) CHECK(!fsti_size_parse(bad[i], &size));
+}
+
 TEST(hash_depends_on_every_byte_and_the_key)
 {
     char text[70];

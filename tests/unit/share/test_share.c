@@ -297,9 +297,9 @@ TEST(segments_are_bounded_together)
     fsti_share_unref(second);
     fsti_share_unref(third);
     CHECK_INT(list_all().count, 0);
-    setenv("FASTSAFETENSORS_SHARE_MAX", "7 GB", 1);
+    setenv("FASTSAFETENSORS_SHARE_MAX", "7 GX", 1);
     CHECK(open_share("c") == NULL);
-    CHECK_CONTAINS(why, "FASTSAFETENSORS_SHARE_MAX is not a number");
+    CHECK_CONTAINS(why, "FASTSAFETENSORS_SHARE_MAX must be a number");
 }
 
 TEST(a_folder_that_is_not_the_users_alone_is_refused)
