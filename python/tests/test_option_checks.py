@@ -191,7 +191,7 @@ def test_a_failed_wait_is_not_repeated(torch, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
     group = _torch.TorchProcessGroup(Group(), 5)
     for _ in range(2):
-        with pytest.raises(RankError, match="waited for the next step: not all ranks came"):
+        with pytest.raises(RankError, match="waited for the next step: not all ranks arrived"):
             group._wait(lambda: begun.append(1) or Work(), "the next step")
     assert len(begun) == 1
 

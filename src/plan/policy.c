@@ -44,7 +44,7 @@ static const char *find_view_obstacle(const fsti_load_facts *facts) {
     if (facts->engine != FST_ENGINE_AUTO || facts->has_allocator || facts->budget_bytes != 0)
         return "an engine, allocator or budget was requested";
     if (facts->cache == FST_CACHE_BYPASS) return "the page cache is bypassed";
-    if (facts->view_refused) return "no view is possible";
+    if (facts->view_refused) return "the file cannot be memory-mapped";
     if (facts->verifies) return "verified tensors need private memory";
     // If most bytes would be copied out of the mapping anyway, load them directly, given enough
     // memory.
@@ -61,7 +61,7 @@ static bool is_part(const fsti_load_facts *facts) {
 /// Whether absent bytes are read through the page cache. *why: the reason.
 static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const char **why) {
     if (facts->cache != FST_CACHE_AUTO) {
-        *why = "as asked";
+        *why = "as requested";
         return facts->cache == FST_CACHE_KEEP;
     }
     // Engines only matter for owned memory.
@@ -72,7 +72,7 @@ static bool keeps_cache(const fsti_load_facts *facts, fst_load_mode mode, const 
     // Owned memory exists in addition to the page cache.
     bool doubles_memory = mode == FST_MODE_LOAD && !facts->to_device;
     if (facts->bytes <= FSTI_POLICY_CALLER_BYTES && facts->budget_bytes == 0) {
-        *why = "it is small";
+        *why = "the load is small";
         return true;
     }
     if (doubles_memory && (facts->bytes > OWNED_CACHE_BYTES_MAX || is_part(facts))) {
@@ -135,7 +135,7 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
         out->mode = obstacle == NULL ? FST_MODE_MAP : FST_MODE_LOAD;
         if (obstacle != NULL) why = obstacle;
     } else {
-        why = "as asked";
+        why = "as requested";
     }
     out->keeps_cache = keeps_cache(facts, out->mode, &why_cache);
     out->clears_cache = facts->cache == FST_CACHE_BYPASS && out->mode == FST_MODE_LOAD;

@@ -36,8 +36,8 @@ TEST(load_modes)
          false,
          "read on first access"},
         {{.mode = AUTO, .bytes = GIB, .available_bytes = 0}, MAP, false, "does not fit"},
-        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "it is small"},
-        {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as asked"},
+        {{.mode = AUTO, .bytes = 1000, .available_bytes = 0}, MAP, true, "the load is small"},
+        {{.mode = MAP, .bytes = GIB, .available_bytes = 4 * GIB}, MAP, true, "as requested"},
         // Requests that views cannot satisfy.
         {{.mode = AUTO, .to_device = true, .bytes = GIB, .available_bytes = 4 * GIB},
          LOAD,
@@ -63,8 +63,8 @@ TEST(load_modes)
          MAP,
          true,
          "it fits"},
-        {{.mode = AUTO, .view_refused = true}, LOAD, true, "no view is possible"},
-        {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as asked"},
+        {{.mode = AUTO, .view_refused = true}, LOAD, true, "the file cannot be memory-mapped"},
+        {{.mode = LOAD, .cache = FST_CACHE_KEEP, .bytes = GIB}, LOAD, true, "as requested"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
@@ -100,13 +100,13 @@ TEST(load_modes_by_available_memory)
         {{.mode = MAP, .bytes = GIB, .loaded_bytes = GIB, .unmappable_bytes = GIB},
          MAP,
          false,
-         "as asked"},
+         "as requested"},
         {{.mode = MAP, .verifies = true, .cache = FST_CACHE_BYPASS},
          MAP,
          false,
          "for verification"},
         // For read callbacks and servers, the reason does not mention the page cache.
-        {{.mode = LOAD, .lacks_cache = true}, LOAD, true, "load: as asked"},
+        {{.mode = LOAD, .lacks_cache = true}, LOAD, true, "load: as requested"},
         // A cache mode that was requested is used, whether it fits or not.
         {{.mode = AUTO, .cache = FST_CACHE_BYPASS, .bytes = GIB, .available_bytes = 9 * GIB},
          LOAD,
@@ -119,7 +119,7 @@ TEST(load_modes_by_available_memory)
         {{.mode = AUTO, .cache = FST_CACHE_KEEP, .bytes = 9 * GIB, .available_bytes = GIB},
          MAP,
          true,
-         "as asked"},
+         "as requested"},
         {{.mode = AUTO, .to_device = true, .engine = FST_ENGINE_URING, .bytes = 9},
          LOAD,
          false,
@@ -154,7 +154,7 @@ TEST(owned_memory_and_the_page_cache)
         {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .available_bytes = 0},
          LOAD,
          true,
-         "it is small"},
+         "the load is small"},
         // A part of a large model, nearly all of one, a part of a small one.
         {{.mode = LOAD, .bytes = GIB / 8, .loaded_bytes = GIB / 8, .model_bytes = GIB},
          LOAD,
@@ -179,11 +179,11 @@ TEST(owned_memory_and_the_page_cache)
         {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB / 8},
          LOAD,
          true,
-         "it is small"},
+         "the load is small"},
         {{.mode = AUTO, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB},
          MAP,
          true,
-         "it is small"},
+         "the load is small"},
         {{.mode = LOAD,
           .cache = FST_CACHE_KEEP,
           .bytes = 1000,
@@ -191,7 +191,7 @@ TEST(owned_memory_and_the_page_cache)
           .model_bytes = GIB},
          LOAD,
          true,
-         "as asked"},
+         "as requested"},
     };
     check_kinds(cases, sizeof cases / sizeof *cases);
 }
@@ -202,7 +202,7 @@ TEST(small_and_growing_requests)
         {{.mode = LOAD, .cache = FST_CACHE_BYPASS, .bytes = 1000, .loaded_bytes = 1000},
          LOAD,
          false,
-         "as asked"},
+         "as requested"},
         // Small requests use the page cache.
         {{.mode = LOAD, .bytes = 1000, .loaded_bytes = 1000, .model_bytes = GIB},
          LOAD,

@@ -194,7 +194,7 @@ class TorchProcessGroup(ProcessGroupBase):
         reason = str(error).splitlines()[0]
         return RankError(
             f"rank {self._number} of {self._count} waited for {what}: "
-            f"{lost or 'not all ranks came'}: {reason}"
+            f"{lost or 'not all ranks arrived'}: {reason}"
         )
 
     def _introduce(self) -> None:
