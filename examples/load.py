@@ -22,7 +22,7 @@ from fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
 
 def make_files(folder, count=2):
-    """Save a small model in some files; return their paths."""
+    """Save a small model in several files and return their paths."""
     from fastsafetensors.torch import save_file
 
     paths = []
@@ -35,7 +35,7 @@ def make_files(folder, count=2):
 
 
 def join_group(device):
-    """Return the group of a torchrun job, or that of a process alone."""
+    """Return the group of a torchrun job, or one for a single process."""
     if "WORLD_SIZE" not in os.environ:
         return SingleGroup()
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
@@ -43,12 +43,12 @@ def join_group(device):
 
 
 def deal(paths, ranks):
-    """Deal files out to ranks in turn: {rank: [paths]}."""
+    """Assign files to ranks round-robin: {rank: [paths]}."""
     return {rank: paths[rank::ranks] for rank in range(ranks)}
 
 
 def load(group, paths, device, nogds):
-    """Load the files and print what every rank got."""
+    """Load the files and print the tensors of each rank."""
     start = time.perf_counter()
     loader = SafeTensorsFileLoader(group, device, nogds=nogds)
     loader.add_filenames(deal(paths, group.size()))
@@ -59,7 +59,7 @@ def load(group, paths, device, nogds):
         part = buffer.get_sharded(name, 0)  # this rank's rows
         total += whole.nbytes
         shape, rows = tuple(whole.shape), tuple(part.shape)
-        print(f"rank {group.rank()}: {name} {shape}, of which here {rows}")
+        print(f"rank {group.rank()}: {name} {shape}, {rows} on this rank")
     buffer.close()
     loader.close()
     seconds = time.perf_counter() - start

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's weight iterator: (name, tensor) of all files, with progress, and a way out of GDS.
+"""The weight iterator of an inference server: (name, tensor) of all files, with progress.
 
     python examples/vllm_style_iterator.py [FOLDER] [--device cuda:0]
 
-This is the sequence of calls that inference servers make: a ParallelLoader over the sorted files,
-iterated once, closed whatever happens; and where reads straight to the GPU turn out not to work,
-the same once more without them.
+Inference servers make this sequence of calls: they open a ParallelLoader over the sorted files,
+iterate over it once and always close it. If GPUDirect Storage fails, they do the same without it.
 """
 
 import argparse
@@ -31,7 +30,7 @@ def weights(files, group, device, nogds=False):
         except RuntimeError as error:
             if nogds or "gds" not in str(error):
                 raise
-            print(f"no direct reads to the GPU ({error}): without them")
+            print(f"GPUDirect Storage failed ({error}): loading without it")
             if loader is not None:
                 loader.close()
             loader = ParallelLoader(pg=group, hf_weights_files=sorted(files), queue_size=0,
@@ -47,7 +46,7 @@ def weights(files, group, device, nogds=False):
 
 
 def fill(model, iterator):
-    """Copy weights into the parameters of their names; return how many there were."""
+    """Copy weights into the parameters of the same names and return their number."""
     parameters = dict(model.named_parameters())
     count = 0
     with torch.no_grad():
@@ -58,7 +57,7 @@ def fill(model, iterator):
 
 
 def list_files(folder):
-    """Return the files of a model: all that its index names, or all that there are; or exit.
+    """Return the files of a model: those of its index, or all. Exits if one is missing.
 
     An iterator over files can't know that one of a set is missing: opening the folder tells.
     """
@@ -92,7 +91,7 @@ def main():
             files = [str(path) for path in folder.glob("*.safetensors")]
             count = fill(empty.to(arguments.device),
                          weights(files, SingleGroup(), arguments.device))
-            print(f"{count} tensors of {len(files)} files are in the model")
+            print(f"{count} tensors of {len(files)} files were loaded into the model")
             return
         files = list_files(folder)
         total = 0

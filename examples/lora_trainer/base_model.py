@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that is adapted: any causal language model of transformers, or a tiny one made here."""
+"""The base model: any causal language model of transformers, or a tiny one created here."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,7 @@ import pathlib
 import torch
 import transformers
 
-# Texts are bytes: the tiny model needs no tokenizer of its own.
+# Tokens are bytes, so the tiny model needs no tokenizer.
 VOCABULARY = 256
 
 
@@ -22,10 +22,10 @@ def make_base(folder):
 
 
 def load_base(settings):
-    """Load the base model; its safetensors files go through fastsafetensors where asked."""
+    """Load the base model, with fastsafetensors if the settings ask for it."""
     folder = pathlib.Path(settings.base_model)
     if not (folder / "config.json").exists():
-        print(f"making a tiny base model in {folder}")
+        print(f"creating a tiny base model in {folder}")
         make_base(folder)
     switch = contextlib.nullcontext()
     if settings.use_fastsafetensors:
@@ -35,15 +35,15 @@ def load_base(settings):
             switch = accelerate_from_pretrained(
                 threads=settings.fastsafetensors_num_threads)
         except ImportError:
-            print("this fastsafetensors is not installed (or another package of that name "
-                  "is): safetensors loads the base model")
+            print("fastsafetensors with accelerate_from_pretrained() is not installed: "
+                  "safetensors loads the base model")
     with switch:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.to(settings.device)
 
 
 def fingerprint(model):
-    """A digest that differs between base models: names, shapes and the embedding's values."""
+    """Return a digest that identifies the base model: names, shapes and embedding values."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -16,11 +16,11 @@ INDEX = "cache.json"
 
 
 class CacheError(ValueError):
-    """A cache that can't be used."""
+    """A cache that is empty, damaged or of another base model."""
 
 
 def encode(text):
-    """Bytes of a text as token numbers, all of one length; -100 is not learned."""
+    """Convert a text to (tokens, labels) of LENGTH bytes; the loss ignores labels of -100."""
     data = text.encode()[:LENGTH]
     tokens = torch.zeros(LENGTH, dtype=torch.long)
     tokens[: len(data)] = torch.tensor(list(data))
@@ -31,7 +31,10 @@ def encode(text):
 
 @torch.no_grad()
 def make_caches(settings, model, digest):
-    """Compute and save the embeddings of every text, once; CacheError for another model's."""
+    """Compute and save the embeddings of every text, unless they are there.
+
+    CacheError if those of another base model are there.
+    """
     folder = pathlib.Path(settings.cache_dir)
     index = folder / INDEX
     if index.exists():
@@ -39,26 +42,26 @@ def make_caches(settings, model, digest):
         if known != digest:
             raise CacheError(
                 f"{folder} holds embeddings of another base model ({known}, this one is {digest}): "
-                "choose another cache_dir, or remove it")
+                "choose another cache_dir or delete it")
         return
     folder.mkdir(parents=True, exist_ok=True)
     texts = [line for line in pathlib.Path(settings.texts).read_text().splitlines() if line.strip()]
     if not texts:
-        raise CacheError(f"{settings.texts} has no texts")
+        raise CacheError(f"{settings.texts} contains no text")
     embed = model.get_input_embeddings()
     for number, text in enumerate(texts):
         tokens, labels = encode(text)
         item = {"prompt_embeds": embed(tokens.to(settings.device)).cpu(), "labels": labels}
         save_embeddings_safetensors(item, folder / f"{number:05d}.safetensors")
-    # Last: a cache that was cut short is made again.
+    # Written last, so that an interrupted cache is computed again.
     index.write_text(json.dumps({"base_model": digest, "count": len(texts)}))
 
 
 class CachedEmbeddings(torch.utils.data.Dataset):
-    """The items of a cache folder: NAME.safetensors, or NAME.pt where that is all there is."""
+    """The items of a cache folder: NAME.safetensors, or NAME.pt if there is no such file."""
 
     def __init__(self, folder, use_fastsafetensors=True, num_threads=8):
-        """List the items. CacheError when there are none."""
+        """List the items. CacheError if there are none."""
         folder = pathlib.Path(folder)
         fast = {path.stem: path for path in folder.glob("*.safetensors")}
         old = {path.stem: path for path in folder.glob("*.pt")}
@@ -68,7 +71,7 @@ class CachedEmbeddings(torch.utils.data.Dataset):
         found = {**old, **fast}
         self.paths = [found[name] for name in sorted(found)]
         if not self.paths:
-            raise CacheError(f"{folder} holds no cached embeddings")
+            raise CacheError(f"{folder} contains no cached embeddings")
         self._fast, self._threads = use_fastsafetensors, num_threads
 
     def __len__(self):
@@ -87,7 +90,7 @@ class CachedEmbeddings(torch.utils.data.Dataset):
                 item = load_safetensors(path, self._threads)
         except (OSError, RuntimeError, ValueError) as error:
             raise CacheError(f"{path} can't be read: {error}") from error
-        except Exception as error:  # safetensors' own class, whichever package raised it
+        except Exception as error:  # SafetensorError of either package
             raise CacheError(f"{path} is damaged: {error}") from error
         missing = {"prompt_embeds", "labels"} - set(item)
         if missing:

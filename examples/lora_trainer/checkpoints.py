@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: the adapter as peft reads it, and what the optimizer needs to go on."""
+"""Checkpoints: the adapter in peft's format, and the optimizer's state."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ STATE = "trainer_state.json"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that can't be used."""
+    """A checkpoint that is incomplete, damaged or of other settings."""
 
 
 class StartedCheckpoint:
@@ -26,7 +26,7 @@ class StartedCheckpoint:
         self._saves, self._state = saves, state
 
     def finish(self):
-        """Wait for the files; then write the one without which the folder is no checkpoint."""
+        """Wait for the files, then write the state file, which marks the checkpoint complete."""
         for save in self._saves:
             save.wait()
         (self.folder / STATE).write_text(json.dumps(self._state))
@@ -34,7 +34,7 @@ class StartedCheckpoint:
 
 
 def start_checkpoint(folder, model, optimizer, settings, step, loss):
-    """Copy the state and start to save it; finish() completes the checkpoint."""
+    """Copy the state and start to save it. Call finish() on the result."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE).unlink(missing_ok=True)
@@ -53,41 +53,41 @@ def start_checkpoint(folder, model, optimizer, settings, step, loss):
     return StartedCheckpoint(folder, saves, state)
 
 
-def find_checkpoint(output_dir, wish):
-    """Return the folder that `resume` means: a path, or "latest" of a run's."""
-    if wish != "latest":
-        return pathlib.Path(wish)
-    whole = [path.parent for path in pathlib.Path(output_dir).glob(f"checkpoint-*/{STATE}")]
-    if not whole:
-        raise CheckpointError(f"{output_dir} holds no whole checkpoint to resume from")
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+def find_checkpoint(output_dir, resume):
+    """Return the folder to resume from: `resume`, or for "latest" the last complete one."""
+    if resume != "latest":
+        return pathlib.Path(resume)
+    complete = [path.parent for path in pathlib.Path(output_dir).glob(f"checkpoint-*/{STATE}")]
+    if not complete:
+        raise CheckpointError(f"{output_dir} has no complete checkpoint to resume from")
+    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def _load(path, settings):
     try:
         return load_safetensors(path, settings.fastsafetensors_num_threads)
     except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} is no whole checkpoint: {path.name} is missing; "
-                              "nothing was changed") from None
-    except Exception as error:  # a bad file has another class with each package
+        raise CheckpointError(f"{path.parent} is incomplete: {path.name} is missing; nothing "
+                              "was changed") from None
+    except Exception as error:  # each package raises its own class
         raise CheckpointError(f"{path} is damaged ({error}); nothing was changed") from error
 
 
 def load_checkpoint(folder, model, optimizer, settings):
-    """Go on from a checkpoint: the step after it. All is read before anything is changed."""
+    """Restore a checkpoint and return its step. Reads every file before it changes anything."""
     folder = pathlib.Path(folder)
     try:
         state = json.loads((folder / STATE).read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is no whole checkpoint: {error}") from error
+        raise CheckpointError(f"{folder} is incomplete: {error}") from error
     if state["lora_rank"] != settings.lora.rank:
-        raise CheckpointError(f"{folder} has rank {state['lora_rank']}, the settings say "
+        raise CheckpointError(f"{folder} has rank {state['lora_rank']}, the settings have "
                               f"{settings.lora.rank}; nothing was changed")
     weights = _load(folder / ADAPTER, settings)
     moments = _load(folder / OPTIMIZER, settings)
     current = get_peft_model_state_dict(model)
     if weights.keys() != current.keys():
-        raise CheckpointError(f"{folder} adapts other modules than the settings say")
+        raise CheckpointError(f"{folder} adapts other modules than the settings")
     set_peft_model_state_dict(model, weights)
     layout = optimizer.state_dict()
     layout["state"] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a run: what config.yaml may say, and what is said when it says something else."""
+"""The settings of a run (config.yaml), and their checks."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class TrainSettings:
 
 @dataclass
 class Settings:
-    """All of it; what has no default must be in the file."""
+    """All settings. Those without a default are required."""
 
     base_model: str = MISSING
     cache_dir: str = MISSING
@@ -49,7 +49,7 @@ class Settings:
 
 
 def load_settings(path, overrides=()):
-    """Read a YAML file and `key=value` words; SettingsError names what is wrong."""
+    """Read a YAML file and `key=value` overrides. SettingsError names an invalid setting."""
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(path),
                                  OmegaConf.from_dotlist(list(overrides)))
@@ -77,5 +77,5 @@ def check_device(path, device):
     try:
         torch.empty(1, device=device)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        raise SettingsError(f"{path}: device: {device!r} can't be used: "
+        raise SettingsError(f"{path}: device: {device!r} is not available: "
                             f"{str(error).splitlines()[0]}") from None

@@ -24,7 +24,7 @@ from utils.fast_loading import is_fastsafetensors_available
 
 
 def batches(dataset, settings):
-    """Batches without end, in an order that depends on the seed only."""
+    """Yield batches without end, in an order that depends only on the seed."""
     generator = torch.Generator().manual_seed(settings.train.seed)
     while True:
         order = torch.randperm(len(dataset), generator=generator).tolist()
@@ -34,7 +34,7 @@ def batches(dataset, settings):
 
 
 def train(settings):
-    """Run; return the losses of the steps that were done."""
+    """Train and return the loss of each step."""
     print(f"FastSafeTensors available: {is_fastsafetensors_available()}, "
           f"used: {settings.use_fastsafetensors and is_fastsafetensors_available()}")
     start = time.perf_counter()
@@ -56,7 +56,7 @@ def train(settings):
         print(f"resumed from {folder}, step {done}")
     losses, output, started = [], pathlib.Path(settings.output_dir), None
     source = batches(dataset, settings)
-    for _ in range(done):  # the batches that were used before
+    for _ in range(done):  # skip the batches of the earlier run
         next(source)
     for step in range(done + 1, settings.train.steps + 1):
         batch = next(source)
@@ -78,7 +78,7 @@ def train(settings):
 
 
 def main():
-    """Command line: exit code 0; 2 for settings, caches or checkpoints that can't be used."""
+    """Run the command line. Returns the exit code: 2 for bad settings, caches or checkpoints."""
     if len(sys.argv) < 2:
         print(__doc__.strip(), file=sys.stderr)
         return 2

@@ -29,14 +29,14 @@ def run(*arguments, cwd=None, expect=0, **environment):
 
 def test_load_alone_and_as_ranks(model, torch):
     text = run(EXAMPLES / "load.py", model[0])
-    assert "rank 0: large (700, 1000), of which here (700, 1000)" in text
+    assert "rank 0: large (700, 1000), (700, 1000) on this rank" in text
     text = run("-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "load.py")
     for rank in (0, 1):
-        assert f"rank {rank}: layer.0.weight (1000, 512), of which here (500, 512)" in text
+        assert f"rank {rank}: layer.0.weight (1000, 512), (500, 512) on this rank" in text
 
 
 def test_iterator(sharded, torch):
-    assert "24 tensors of 4 files are in the model" in run(EXAMPLES / "vllm_style_iterator.py")
+    assert "24 tensors of 4 files were loaded into the model" in run(EXAMPLES / "vllm_style_iterator.py")
     text = run(EXAMPLES / "vllm_style_iterator.py", sharded[0])
     assert text.count("torch.float32") == 9
 
@@ -173,7 +173,7 @@ def test_trainer_reports_configuration_errors(trainer, train, torch):
     assert "lora.rank" in train("lora.rank=0", expect=2)
     assert "no such file" in train(config="none.yaml", expect=2)
     assert "train.steps" in train("train.steps=many", expect=2)
-    assert "no whole checkpoint" in train("train.resume=latest", expect=2)
+    assert "no complete checkpoint" in train("train.resume=latest", expect=2)
 
     train("train.steps=2")
     item = trainer / "run/cache/00000.safetensors"
@@ -209,7 +209,7 @@ def test_trainer_refuses_damaged_checkpoints(trainer, train):
         assert f"{name} is missing" in resume()
         (folder / name).write_bytes(kept[name])
     (folder / "trainer_state.json").write_text("{")
-    assert "no whole checkpoint" in resume()
+    assert "is incomplete" in resume()
     (folder / "trainer_state.json").write_bytes(kept["trainer_state.json"])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
     assert sorted(os.listdir(trainer / "run/output")) == ["checkpoint-2"]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastsafetensors' helpers for training programs, or, where it is missing, safetensors' own.
+"""The loading functions of fastsafetensors, or safetensors' if it is not installed.
 
-Programs import from here and run either way; is_fastsafetensors_available() tells which it is.
-Without the package, embeddings are saved as a flat dict only.
+is_fastsafetensors_available() says which. With safetensors, embeddings must be a flat dict.
 """
 
 try:
@@ -18,11 +17,11 @@ except ImportError:
     from safetensors.torch import load_file, save_file
 
     def is_fastsafetensors_available():
-        """Tell whether fastsafetensors is installed: it is not."""
+        """Return False."""
         return False
 
     def load_safetensors(path, num_threads=8, device="cpu"):
-        """Load a file with safetensors; num_threads is not used."""
+        """Load a file with safetensors, which ignores num_threads."""
         return load_file(path, device=str(device))
 
     def save_safetensors(state_dict, path, metadata=None):
@@ -30,13 +29,13 @@ except ImportError:
         save_file(state_dict, path, {"format": "pt"} if metadata is None else metadata)
 
     class _Saved:
-        """What a save that has ended is waited for by."""
+        """The handle of a save that has ended."""
 
         def wait(self):
             """Do nothing."""
 
     def save_safetensors_async(state_dict, path, metadata=None):
-        """Save a file with safetensors, which has no asynchronous save: it is done on return."""
+        """Save a file with safetensors, which returns when the file is written."""
         save_safetensors(state_dict, path, metadata)
         return _Saved()
 
