@@ -2,7 +2,8 @@
 /// Listing, pinning and dropping the shared memory of loads with FST_SHARE_NODE (loader.h).
 ///
 /// A segment is a file in a folder of the user: FASTSAFETENSORS_SHARE_DIR, or
-/// /dev/shm/fastsafetensors-UID. Functions take another folder in `folder`; NULL: that one.
+/// /dev/shm/fastsafetensors-UID. `folder` of the functions is another folder, or NULL for this one.
+/// All functions may be called from any thread.
 ///
 ///     fst_segments_dropped dropped = FST_STRUCT_INIT(fst_segments_dropped);
 ///     if (fst_segment_drop(NULL, NULL, &dropped, NULL) == FST_OK)
