@@ -39,9 +39,10 @@ typedef struct fst_loader fst_loader;
 typedef enum fst_load_mode {
     /// The default: memory-mapped tensors (MAP) on the CPU, owned memory (LOAD) otherwise. LOAD is
     /// chosen for a GPU or pinned memory, for memory of the caller, with a conversion, an engine,
-    /// an allocator, a budget or FST_CACHE_BYPASS, for a verified, compressed or remote model, if
-    /// the system refuses the mapping, and if most bytes would have to be copied out of a mapping
-    /// (misaligned tensors, slices of many ranges) and fit in memory.
+    /// an allocator, a budget or FST_CACHE_BYPASS, for a verified or compressed model, for a URL
+    /// that is not complete in the disk cache, if the system refuses the mapping, and if most bytes
+    /// would have to be copied out of a mapping (misaligned tensors, slices of many ranges) and fit
+    /// in memory.
     FST_MODE_AUTO = 0,
     /// Owned memory: read into aligned memory that the library allocates, or into the caller's.
     FST_MODE_LOAD = 1,
@@ -231,8 +232,8 @@ FST_API FST_NODISCARD fst_status fst_loader_tensor(fst_loader *loader, const cha
                                                    size_t name_size, int64_t timeout_ms,
                                                    fst_tensor **out, fst_error *error);
 
-/// Cancels a load and returns at once: calls that wait return FST_E_CANCELLED. Complete tensors can
-/// still be fetched. NULL is allowed.
+/// Cancels a load and does not wait for its threads: calls that wait return FST_E_CANCELLED soon.
+/// Complete tensors can still be fetched. NULL is allowed.
 FST_API void fst_loader_cancel(fst_loader *loader);
 
 /// Stops a load, waits for its threads and frees it. Returned tensors stay valid. NULL is allowed.

@@ -220,7 +220,7 @@ FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error
 /// the message says so.
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
 
-/// Cancels a save and returns at once: calls of the save return FST_E_CANCELLED, unless the new
+/// Cancels a save and does not wait for it: its calls return FST_E_CANCELLED soon, unless the new
 /// model is already in place. From any thread. NULL is allowed.
 FST_API void fst_writer_cancel(fst_writer *writer);
 
