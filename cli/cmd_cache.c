@@ -171,8 +171,8 @@ const cli_command cache_command = {
         "this order until at most --max is left. clear: delete all objects. Objects that a\n"
         "process uses are kept. The default folder is FASTSAFETENSORS_CACHE_DIR, else\n"
         "fastsafetensors/objects in XDG_CACHE_HOME or ~/.cache.\n"
-        "list also prints the segments of memory that loads with --share node have in common.\n"
-        "pin: keep a segment without users until it is dropped. unpin: end that. drop: remove\n"
+        "list also prints the segments of shared memory, made by loads with --share node.\n"
+        "pin: keep a segment without users until it is dropped. unpin: undo pin. drop: remove\n"
         "a segment, or all; processes that use it keep their tensors. NAME is the segment's\n"
         "name or the beginning of it.",
     .examples = "  fastsafetensors cache\n"

@@ -135,7 +135,7 @@ static bool show_note(const char *path, bool may_lack, int *code) {
         cli_print_json(version, strlen(version));
         printf(", \"interrupted\": %s}\n", is_interrupted ? "true" : "false");
     } else if (is_interrupted) {
-        printf("an application was interrupted: run 'fastsafetensors delta recover'\n");
+        printf("an update was interrupted: run 'fastsafetensors delta recover'\n");
     } else if (version[0] == '\0') {
         printf("no version note: no delta was applied to this checkpoint\n");
     } else {
@@ -286,7 +286,7 @@ const cli_command delta_command = {
         "  apply CHECKPOINT DELTA...            change the files of a checkpoint folder in place\n"
         "  verify CHECKPOINT DELTA...           do the same checks, change nothing\n"
         "  convert CHECKPOINT DELTA... FOLDER   write a chain as one delta of another kind\n"
-        "  recover CHECKPOINT                   finish an application that was killed\n"
+        "  recover CHECKPOINT                   finish an update that was killed\n"
         "  show DELTA... | CHECKPOINT           list changed tensors, or the folder's version\n\n"
         "Several deltas are a chain, oldest first. An error rolls back; after a kill, apply and\n"
         "recover finish the work. Engines must not load the folder while a delta is applied.",

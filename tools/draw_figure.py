@@ -102,8 +102,8 @@ def conditions(dates: list[str]) -> str:
             f"{host['processors']} virtual CPUs ({host['processor']}), {host['memory']} of memory, "
             f"one virtual disk, Linux {host['kernel'].rsplit('.', 1)[0]}. Measured "
             f"{' and '.join(dates)} with torch 2.13 and safetensors 0.8 (full copies: with "
-            "`clone()`). Command: `make bench`, `make bench GRID=1`, `make bench "
-            "SAVE=1`. Fresh memory is slow on this machine, which costs `clone()` most.")
+            "`clone()`). Commands: `make bench`, with `GRID=1` or `SAVE=1` for some rows. Fresh "
+            "memory is slow on this machine, which costs `clone()` most.")
 
 
 def wrap(text: str, width: int = 110) -> str:
@@ -123,20 +123,21 @@ def headline(rows: dict[Any, Row]) -> str:
     mapped, owned = rows[MAPPED], rows[PICTURE]
     return wrap("**fastsafetensors loads a 1 GiB safetensors model from disk in "
                 f"{seconds(mapped.ours.median)}, where `safetensors` takes "
-                f"{seconds(mapped.safetensors.median)}.** That is the default: memory-mapped "
-                "tensors, every byte read. A full copy in RAM (`mode=\"load\"`) takes "
+                f"{seconds(mapped.safetensors.median)}.** It is a Python package with the API of "
+                "`safetensors`, a command-line tool and a C library for Linux, and also saves "
+                "models crash-safely. The times are those of the default: memory-mapped tensors, "
+                "every byte read. A full copy in RAM (`mode=\"load\"`) takes "
                 f"{seconds(owned.ours.median)}, with `safetensors` and `clone()` "
-                f"{seconds(owned.safetensors.median)}. It is a Python package with the interfaces "
-                "of safetensors and fastsafetensors 0.5, a command and a C library, for Linux. It "
-                "also saves models crash-safely.")
+                f"{seconds(owned.safetensors.median)}.")
 
 
-def series() -> str:
-    """The first row of README.md in every series in which it was measured."""
+def series(skipped: str = "") -> str:
+    """The full copy of 1 GiB from disk on every day on which it was measured, except one."""
     cells = [f"{seconds(row.ours.median)} against {seconds(row.safetensors.median)} "
-             f"({factor(row.speedup)}) on {row.date}" for row in measurements()[PICTURE]]
-    return wrap("The host is shared, so its speed changes from day to day. The load of 1 GiB from "
-                f"disk into a full copy took {', and '.join(cells)}.")
+             f"({factor(row.speedup)}) on {row.date}" for row in measurements()[PICTURE]
+             if row.date != skipped]
+    return wrap("The host is shared, so its speed changes from day to day: a full copy of 1 GiB "
+                f"from disk took {', and '.join(cells)}.")
 
 
 def first_table(rows: dict[Any, Row]) -> str:
@@ -148,7 +149,7 @@ def first_table(rows: dict[Any, Row]) -> str:
         lines.append(f"| {label} | **{seconds(row.ours.median)}** | "
                      f"{seconds(row.safetensors.median)} | {factor(row.speedup)} |")
     dates = sorted({rows[key].date for key in FIRST_PAGE})
-    return "\n".join(lines) + "\n\n" + wrap(f"{conditions(dates)} {series()}")
+    return "\n".join(lines) + "\n\n" + wrap(f"{conditions(dates)} {series(rows[PICTURE].date)}")
 
 
 # The rows that README.md names where the speedup is small, in lines.
@@ -156,13 +157,13 @@ SMALL: list[tuple[str, list[tuple[str, Any]]]] = [
     ("memory-mapped 1 GiB models", [
         ("already read into the page cache by another program", "1 GiB hot, every byte read"),
         ("on tmpfs", ("Views", "tmpfs", "1 GiB", 0)),
-        ("cold on FUSE", ("Views", "fuse", "1 GiB", 0)),
+        ("on FUSE with an empty page cache", ("Views", "fuse", "1 GiB", 0)),
         ("started again on FUSE", ("Views", "fuse", "1 GiB", 1)),
         ("with 128 KiB of readahead", ("Views", "readahead 128K", "1 GiB", 0))]),
     ("smaller or sharded models", [
-        ("100 MB memory-mapped and cold", ("Views", "disk", "100 MB", 0)),
-        ("25 MB in owned memory and cold", ("Owned", "disk", "25 MB", 0)),
-        ("four shards in owned memory and started again", ("Owned", "disk", "4 shards", 1))]),
+        ("100 MB memory-mapped, page cache empty", ("Views", "disk", "100 MB", 0)),
+        ("25 MB copied to RAM, page cache empty", ("Owned", "disk", "25 MB", 0)),
+        ("four shards copied to RAM, started again", ("Owned", "disk", "4 shards", 1))]),
 ]
 
 
@@ -172,13 +173,13 @@ def small_gains(rows: dict[Any, Row]) -> str:
              "(docs/benchmarks/README.md#where-fastsafetensors-gains-nothing)):", ""]
     for label, parts in SMALL:
         cells = [f"{text} ({factor(rows[key].speedup)})" for text, key in parts]
-        first, *rest = wrap(f"{label}: {', '.join(cells)}", 106).split("\n")
+        first, *rest = wrap(f"{label}: {'; '.join(cells)}", 106).split("\n")
         lines += [f"- {first}", *(f"  {line}" for line in rest)]
     return "\n".join(lines)
 
 
 def losses(rows: dict[Any, Row]) -> str:
-    """The rows in which fastsafetensors gains less than a tenth, for README.md."""
+    """The rows in which fastsafetensors gains less than a tenth, for the benchmark page."""
     found = []
     for key, row in all_questions(rows):
         if row.speedup < 1.1:

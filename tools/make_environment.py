@@ -89,7 +89,7 @@ SECTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
                         "http, `no_proxy` lists hosts without a proxy. libcurl uses them. The "
                         "library itself reads only the proxy's port, to check redirects through "
                         "it by the host in their URL."),
-        ("NO_PROXY", "Hosts that are asked without a proxy, also as `no_proxy`."),
+        ("NO_PROXY", "Hosts that are reached without a proxy, also as `no_proxy`."),
         ("ALL_PROXY", "The proxy for URLs of schemes without one, also as `all_proxy`."),
     ]),
     ("TLS", "Read by the C library when a URL is opened.", [
@@ -135,7 +135,7 @@ SECTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
         ("STORAGE_EMULATOR_HOST", "Another server that speaks Google's XML protocol. Tokens are "
                                   "then not fetched from the metadata service, unless "
                                   "`GCE_METADATA_HOST` is set."),
-        ("GCE_METADATA_HOST", "Another metadata service; it is asked also if `NO_GCE_CHECK` is "
+        ("GCE_METADATA_HOST", "Another metadata service; it is used even if `NO_GCE_CHECK` is "
                               "set."),
         ("NO_GCE_CHECK", "Set and not empty: do not ask the metadata service for a token."),
     ]),
@@ -167,9 +167,9 @@ HEAD = """\
 <!-- Made by tools/make_environment.py from the code. -->
 # Environment variables
 
-For local files the C library reads environment variables only in loads with `share="node"`, and to
-find the folder of compiled GPU kernels; for URLs those below. It uses `secure_getenv()`; an empty
-variable counts as not set. [SECURITY.md](../SECURITY.md) lists the libraries that are opened.
+The C library reads environment variables for URLs, in loads with `share="node"`, and to find the
+folder of compiled GPU kernels. It uses `secure_getenv()`; an empty variable counts as not set.
+[SECURITY.md](../SECURITY.md) lists the libraries that are opened.
 """
 TAIL = """\
 ## Read by other libraries

@@ -22,7 +22,7 @@ PAGE = ROOT / "docs/command.md"
 CODES = [
     (0, "Success; valid; the same."),
     (1, "Invalid, such as a folder without a model; different; or no tensor name matches."),
-    (2, "A file could not be read or written, or what was asked can't be done with it."),
+    (2, "A file could not be read or written, or it does not support the operation."),
     (3, "The command line is wrong."),
     (4, "Something that is needed is not installed: Python with torch, or a library."),
 ]

@@ -12,7 +12,7 @@
 /// **Versions.** A program that was compiled against a 1.x header works with every later 1.x
 /// library. The value of an enumerator never changes, and new ones are added at the end, so a
 /// program must expect values that its header does not have. FST_..._COUNT is the number of values
-/// that a header knows.
+/// in this header.
 ///
 /// **Structs.** A struct that may get more fields begins with `struct_size`, which the caller sets
 /// to sizeof (FST_STRUCT_INIT does it). New fields are added at the end, and zero is their default.
@@ -24,8 +24,8 @@
 /// **Callbacks.** Each comment says which thread calls. A callback must not use the handle that it
 /// belongs to unless its comment allows it, and must not leave by longjmp() or an exception.
 ///
-/// **Threads and signals.** Threads of the library block all signals except those of faults
-/// (SIGSEGV, SIGBUS, SIGFPE, SIGILL) and SIGABRT, so signal handlers run on the program's threads.
+/// **Threads and signals.** The library's threads block all signals except SIGSEGV, SIGBUS, SIGFPE,
+/// SIGILL and SIGABRT, so other signals are handled on the program's threads.
 /// Calls continue after EINTR. The library may install one handler, for SIGBUS
 /// (fst_load_tuning.keep_sigbus_handler in experimental/load_tuning.h).
 ///
@@ -76,8 +76,8 @@ extern "C" {
 #endif
 
 /// The result of a call. FST_OK is 0. FST_END means that there are no more tensors and is not a
-/// failure. fst_status_name() and fst_status_meaning() also know the codes that a newer library has
-/// added. 1 to 14 are the errors of the reference validator (safetensors) under the same names.
+/// failure. fst_status_name() and fst_status_meaning() also know codes that the loaded library has
+/// and this header does not. 1 to 14 are the errors of the safetensors package, with its names.
 typedef enum fst_status {
     FST_OK = 0,                      ///< success
     FST_E_HEADER_TOO_SMALL = 1,      ///< header too small
@@ -121,7 +121,7 @@ typedef enum fst_status {
 
 /// Details of a failure. The caller owns it, usually on the stack. A failed call fills all of it, a
 /// successful call leaves it unchanged. NULL is allowed wherever a function takes one. All strings
-/// are NUL-terminated; longer ones are cut. This struct never changes.
+/// are NUL-terminated; texts that do not fit are cut. This struct never changes.
 typedef struct fst_error {
     fst_status status;
     int32_t os_errno;     ///< errno of the failed system call, or 0
@@ -140,11 +140,11 @@ FST_API const char *fst_status_name(fst_status status);
 /// What a status means, in a few words. Never NULL.
 FST_API const char *fst_status_meaning(fst_status status);
 
-/// Allocates memory for tensor data. `allocate` returns `size_bytes` bytes aligned to `alignment`
-/// (a power of two, at most 4096), or NULL. `release` frees what `allocate` returned, from any
-/// thread. `allocate` is called by fst_loader_open() and by threads of the load, one call at a time
-/// per load; other calls on that loader wait meanwhile. Both functions must stay callable until the
-/// last tensor is released.
+/// Two functions of the program that allocate and free memory for tensor data. `allocate` returns
+/// `size_bytes` bytes aligned to `alignment` (a power of two, at most 4096), or NULL. It is called
+/// by fst_loader_open() and by threads of the load, one call at a time per load; other calls on
+/// that loader wait meanwhile. `release` frees what `allocate` returned, and is called from any
+/// thread. Both functions must stay callable until the last tensor is released.
 typedef struct fst_allocator {
     size_t struct_size; ///< sizeof(fst_allocator)
     void *context;      ///< passed to both functions
@@ -152,14 +152,14 @@ typedef struct fst_allocator {
     void (*release)(void *context, void *pointer, size_t size_bytes);
 } fst_allocator;
 
-/// Reports progress; return 0 to continue, another value to cancel the call. One call at a time.
-/// Work that has no tensors, such as digesting files, reports 0 of 0. Each function that takes one
-/// says which thread calls.
+/// Receives the progress of a call; return 0 to continue, another value to cancel it. One call at a
+/// time. For work without tensors, such as digesting files, both tensor counts are 0. Each function
+/// that takes a callback says which thread calls it.
 typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_t bytes_total,
                                      size_t tensors_done, size_t tensors_total);
 
-/// Returns memory that the library has kept for later loads to the system, pinned memory included.
-/// Returns the number of bytes. From any thread.
+/// Frees memory that the library keeps for later loads, pinned memory included, and returns the
+/// number of freed bytes. From any thread.
 FST_API uint64_t fst_memory_trim(void);
 
 /// The importance of a log line.
@@ -174,8 +174,9 @@ typedef enum fst_log_level {
     FST_LOG_DEBUG = 2, ///< the steps of loads and saves
 } fst_log_level;
 
-/// Receives one line of printable text without a newline, valid during the call. Called from
-/// threads of the program and of the library, several at once. It may call fst_log_set() only.
+/// Receives one log line: printable text without a newline, valid during the call. Called from
+/// threads of the program and of the library, several at once. The only function of the library
+/// that it may call is fst_log_set().
 typedef void (*fst_log_callback)(void *context, fst_log_level level, const char *text);
 
 /// Passes log lines up to `level` to `callback`. NULL, the default, turns the log off. The library

@@ -27,7 +27,8 @@ typedef enum fst_device_kind {
 /// A device; all zero is the CPU. Like DLPack's DLDevice, this struct never changes.
 typedef struct fst_device {
     fst_device_kind kind;
-    /// The driver's number (CUDA_VISIBLE_DEVICES applies); -1: the current device of the thread.
+    /// The driver's number (CUDA_VISIBLE_DEVICES applies); -1: the current device of the thread, or
+    /// 0 if it has none.
     int32_t index;
 } fst_device;
 
@@ -41,10 +42,10 @@ FST_API FST_NODISCARD fst_status fst_device_parse(const char *text, fst_device *
 /// library but creates no context. From any thread.
 FST_API int32_t fst_device_count(fst_device_kind kind);
 
-/// Properties of a device.
+/// Properties of a device, filled by fst_device_info_get().
 typedef struct fst_device_info {
     size_t struct_size; ///< sizeof(fst_device_info)
-    int32_t index;      ///< its number, also where -1 was asked for
+    int32_t index;      ///< its number, also if the call was given -1
     char name[64];
     int32_t driver_version;   ///< the driver's own number: 12040 is CUDA 12.4
     int unified;              ///< 1: shares the CPU's memory, so that loads need no copy
@@ -55,8 +56,8 @@ typedef struct fst_device_info {
 } fst_device_info;
 
 /// Describes a device. Creates its primary context (which frameworks share) unless the process has
-/// it. Errors: FST_E_UNSUPPORTED (no driver, a driver that is too old, or after fork()),
-/// FST_E_ARGUMENT (no such device), FST_E_DEVICE.
+/// it. Errors: FST_E_UNSUPPORTED (no driver, a driver that is too old, or a child after fork()),
+/// FST_E_ARGUMENT (no such device), FST_E_DEVICE (the driver reports an error).
 FST_API FST_NODISCARD fst_status fst_device_info_get(fst_device device, fst_device_info *out,
                                                      fst_error *error);
 

@@ -25,30 +25,31 @@ extern "C" {
 #endif
 
 /// A load that is running or finished. It belongs to the process that opened it (base.h, "fork()").
-/// fst_loader_cancel() and fst_loader_stats_get() may be called from any thread at any time; call
-/// the other functions from one thread at a time.
+/// fst_loader_cancel() and fst_loader_stats_get() may be called from any thread, also during
+/// another call; call the other functions from one thread at a time.
 typedef struct fst_loader fst_loader;
 
 /// Where the memory of tensors comes from. The choice does not depend on what is in the page cache.
 ///
 /// A memory-mapped tensor ("view") is a private mapping of the file (mmap(2), copy-on-write):
-/// stores do not reach the file. Changes that others make to the file are visible: bytes that are
-/// overwritten in place change under a view that has not been stored to, and touching a view of a
-/// file that was truncated raises SIGBUS. Replacing a file by rename, as this library and most
-/// others save, does not affect views. A program that can't rely on that uses FST_MODE_LOAD.
+/// stores do not reach the file. If another program overwrites bytes of the file in place, the
+/// tensor shows the new bytes, except in pages that this program has stored to. If it truncates the
+/// file, touching the missing pages raises SIGBUS. Replacing a file by rename, as this library and
+/// most others save, does not affect views. Use FST_MODE_LOAD if files may change in other ways.
 typedef enum fst_load_mode {
     /// The default: memory-mapped tensors (MAP) on the CPU, owned memory (LOAD) otherwise. LOAD is
-    /// chosen for a device, for memory of the caller, with a conversion, an engine, an allocator, a
-    /// budget or FST_CACHE_BYPASS, for a verified model, if the system refuses the mapping, and if
-    /// most bytes would have
-    /// to be copied out of a mapping (misaligned tensors, slices of many ranges) and fit in memory.
+    /// chosen for a GPU or pinned memory, for memory of the caller, with a conversion, an engine,
+    /// an allocator, a budget or FST_CACHE_BYPASS, for a verified or compressed model, for a URL
+    /// that is not complete in the disk cache, if the system refuses the mapping, and if most bytes
+    /// would have to be copied out of a mapping (misaligned tensors, slices of many ranges) and fit
+    /// in memory.
     FST_MODE_AUTO = 0,
-    FST_MODE_LOAD = 1, ///< read into aligned memory of the library, or into the caller's
-    /// Memory-mapped tensors: no copy. Each load has its own private (copy-on-write) mapping:
-    /// what the program stores in such a tensor reaches neither the file nor any other load, and
-    /// its pages are returned when the last tensor of the load that lies in this file is freed.
-    /// A tensor that cannot be mapped (misaligned in its file, or a slice of many ranges) is read
-    /// into owned memory on demand, as by FST_MODE_LOAD.
+    /// Owned memory: read into aligned memory that the library allocates, or into the caller's.
+    FST_MODE_LOAD = 1,
+    /// Memory-mapped tensors: no copy. Each load has its own private mapping of each file, so
+    /// stores do not reach other loads either. The pages are freed with the load's last tensor of
+    /// the file. A tensor that cannot be mapped (misaligned in its file, or a slice of many ranges)
+    /// is read into owned memory on demand, as by FST_MODE_LOAD.
     FST_MODE_MAP = 2,
 } fst_load_mode;
 #define FST_MODE_COUNT 3
@@ -57,23 +58,21 @@ typedef enum fst_load_mode {
 /// program, and other programs on the host, find them.
 typedef enum fst_cache {
     /// The default: KEEP if the request fits comfortably in the available memory (of the machine
-    /// and of every cgroup above the process), else BYPASS. With BYPASS, absent pages of views are
-    /// read on first access. For owned memory on the CPU, the cached file and the converted tensors
-    /// must both fit. Loads above 512 MiB into owned memory, and requests for less than half of a
-    /// model that is larger than 128 MiB, bypass the cache. Requests of up to 1 MiB without a
-    /// budget
-    /// always keep.
+    /// and of every cgroup above the process), else BYPASS. For owned memory on the CPU, the cached
+    /// file and the converted tensors must both fit. Loads above 512 MiB into owned memory, and
+    /// requests for less than half of a model that is larger than 128 MiB, are BYPASS; requests of
+    /// up to 1 MiB without a budget are KEEP. The choice does not change the mode.
     FST_CACHE_AUTO = 0,
-    /// Large reads bring absent bytes into the page cache, whatever the readahead setting of the
-    /// device. (If readahead is off, a user who neither owns nor may write the file gets them page
-    /// by page.) Views wait for that; owned memory is copied from there. FST_E_ARGUMENT with
-    /// engines that bypass the cache.
+    /// Bytes that are not in the page cache are read into it with large reads, whatever the
+    /// readahead setting of the device. (If readahead is off, they are read page by page for a user
+    /// who neither owns nor may write the file.) Memory-mapped tensors are complete after these
+    /// reads; owned memory is copied from the cache. FST_E_ARGUMENT with engines that bypass it.
     FST_CACHE_KEEP = 1,
-    /// Absent bytes are read with O_DIRECT if the file system supports it. Otherwise they are read
-    /// through the page cache and then dropped, unless the kernel hides whether they were cached
-    /// before. Cached bytes stay, and are used if all of a chunk is cached.
-    /// FST_MODE_AUTO then means LOAD; pages of FST_MODE_MAP are read when they are touched or
-    /// verified, and stay. FST_E_ARGUMENT with engines that need the cache.
+    /// Bytes that are not in the page cache are read with O_DIRECT if the file system supports it.
+    /// Otherwise they are read through the page cache and then dropped from it, unless the kernel
+    /// hides whether they were cached before. Cached bytes stay cached, and are used if all of a
+    /// chunk is cached. FST_MODE_AUTO then means LOAD; pages of FST_MODE_MAP are read when they are
+    /// touched or verified, and stay cached. FST_E_ARGUMENT with engines that need the cache.
     FST_CACHE_BYPASS = 2,
 } fst_cache;
 #define FST_CACHE_COUNT 3
@@ -84,12 +83,12 @@ typedef enum fst_share {
     /// Loads of the same tensors of the same files share their memory, in all processes of the
     /// user: each reads a part of the bytes into a segment, a file in
     /// /dev/shm/fastsafetensors-UID (FASTSAFETENSORS_SHARE_DIR names another folder), and maps
-    /// all of it privately. Stores to a tensor stay in this process. The last process to free its
-    /// tensors removes the segment, or share_grace_s later the next load does. If sharing is
-    /// impossible (small load, full file system, memory limit, foreign folder, a program's own
-    /// source), the load uses its own memory, and fst_load_stats.reason says why. Memory-mapped
-    /// tensors share the page cache and need no segment. FST_E_ARGUMENT with a device,
-    /// destinations, an allocator or a budget.
+    /// all of it privately. Stores to a tensor stay in this process. The segment is removed when
+    /// the last process has freed its tensors; with share_grace_s, by the first load after that
+    /// time. If sharing is impossible (small load, full file system, memory limit, a folder that
+    /// other users can access, bytes that the program supplies), the load uses its own memory,
+    /// and fst_load_stats.reason says why. Memory-mapped tensors share the page cache and need no
+    /// segment. FST_E_ARGUMENT with a device, destinations, an allocator or a budget.
     FST_SHARE_NODE = 1,
 } fst_share;
 #define FST_SHARE_COUNT 2
@@ -110,11 +109,11 @@ typedef struct fst_part {
     /// last dimension. A part may consist of at most 2^22 ranges of the file.
     const uint64_t *begin;
     const uint64_t *end;
-    /// NULL: the library allocates. Otherwise memory of the caller for the part, row-major and
-    /// packed, of any alignment, that stays valid until the loader is closed; on
-    /// fst_load_options.device. fst_tensor_view.data is then this pointer, by which parts of one
-    /// tensor can be distinguished. After an error or fst_loader_cancel() its content is undefined.
-    /// Destinations must not overlap. Not with FST_MODE_MAP.
+    /// Where to load the part; NULL: the library allocates memory. Otherwise memory of the caller
+    /// on fst_load_options.device, of any alignment, which must stay valid until the loader is
+    /// closed. It gets the part row-major and packed. fst_tensor_view.data is then this pointer, by
+    /// which parts of one tensor can be distinguished. After an error or fst_loader_cancel() its
+    /// content is undefined. Destinations must not overlap. Not with FST_MODE_MAP.
     void *destination;
     uint64_t destination_bytes; ///< must be the size of the part (after conversion)
 } fst_part;
@@ -135,12 +134,11 @@ typedef struct fst_load_options {
 
     /// The most bytes of tensors that were read and not yet returned by fst_loader_next(); 0: no
     /// limit (the loader keeps all tensors). FST_E_BUDGET if a single tensor with the pages around
-    /// it is larger. A returned tensor counts no longer, whether released or not. Parts with a
-    /// destination are not limited: they need no memory of the load. Not included: the buffers that
-    /// reads go through (fst_load_stats.bounce_bytes) and what fst_loader_tensor_at() reads out of
-    /// order. Included: about 4.3 MiB per thread that decompresses; the number of threads is
-    /// limited so that these take at most a third. Memory-mapped tensors need no memory of the
-    /// load, so a limit is kept with FST_MODE_MAP as well.
+    /// it is larger. A returned tensor no longer counts, whether released or not. Parts with a
+    /// destination and memory-mapped tensors do not count: they need no memory of the load. The
+    /// limit does not include the buffers that reads go through (fst_load_stats.bounce_bytes) and
+    /// tensors that fst_loader_tensor_at() reads out of order. It includes about 4.3 MiB per thread
+    /// that decompresses; fewer threads are used if these would take more than a third of it.
     uint64_t budget_bytes;
 
     /// What to load: `parts` if it is not NULL (part_count may be 0: nothing). Otherwise every
@@ -168,8 +166,9 @@ typedef struct fst_load_options {
     /// 4 for reads that block.
     uint32_t thread_count;
 
-    /// Copied. NULL: the library allocates, in huge pages where possible. Called by one thread at a
-    /// time and without locks: it may call fst_loader_stats_get() and fst_loader_cancel().
+    /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The
+    /// struct is copied. Called by one thread at a time and without locks: it may call
+    /// fst_loader_stats_get() and fst_loader_cancel().
     const fst_allocator *allocator;
 
     /// Called once by fst_loader_open() before it returns (unless it was called before), and by
@@ -178,9 +177,10 @@ typedef struct fst_load_options {
     fst_progress_callback progress;
     void *progress_context;
 
-    /// A stream of the device's driver (its handle; 1: the default stream), or 0. Destinations are
-    /// not written before the work that is queued on it now is done, and memory that `allocator`
-    /// returns not before the work that was queued then. For memory that queued work still uses.
+    /// The handle of a stream of the GPU's driver (1: the default stream), or 0. The load waits for
+    /// the stream before it writes to memory that queued work may still use: to destinations when
+    /// the work that was queued at fst_loader_open() is done, to memory of `allocator` when the
+    /// work that was queued at its allocation is done.
     uintptr_t stream;
 
     /// Settings for measurements and unusual machines (experimental/load_tuning.h); NULL: the
@@ -188,9 +188,9 @@ typedef struct fst_load_options {
     const struct fst_load_tuning *tuning;
 
     fst_share share;
-    /// Seconds that a segment stays when its last process has freed its tensors, for programs that
-    /// restart. 0: FASTSAFETENSORS_SHARE_GRACE, or none. The value of the last load counts. Not
-    /// without FST_SHARE_NODE.
+    /// Seconds that a segment stays after its last process has freed its tensors, for programs that
+    /// restart. 0: FASTSAFETENSORS_SHARE_GRACE, or none. The value of the last load counts. Only
+    /// with FST_SHARE_NODE.
     uint32_t share_grace_s;
 } fst_load_options;
 
@@ -211,29 +211,29 @@ FST_API size_t fst_loader_tensor_count(const fst_loader *loader);
 FST_API FST_NODISCARD fst_status fst_loader_wait(fst_loader *loader, int64_t timeout_ms,
                                                  fst_error *error);
 
-/// Waits for the next tensor of the stream and returns it; FST_END after the last one.
-/// *out is a reference of the caller. `timeout_ms` as in fst_loader_wait().
+/// Waits for the next tensor of the stream and returns it in *out, which the caller releases with
+/// fst_tensor_unref(). FST_END after the last one. `timeout_ms` as in fst_loader_wait().
 FST_API FST_NODISCARD fst_status fst_loader_next(fst_loader *loader, int64_t timeout_ms,
                                                  fst_tensor **out, fst_error *error);
 
 /// Returns tensor `position` of the request (of fst_load_options.parts, or of the chosen tensors in
-/// file order), any number of times and independently of the stream. Waits for its bytes,
-/// `timeout_ms` as in fst_loader_wait(). Bytes that the stream has released or not reached are read
-/// separately. Such a read continues after FST_E_TIMEOUT, for up to 8 tensors at a time, and a
-/// later call continues it; a ninth is dropped at its time limit, and with a limit of 0 it is not
-/// started. *out is a reference of the caller.
+/// file order), any number of times and independently of the stream. The caller releases *out with
+/// fst_tensor_unref(). Waits for its bytes, `timeout_ms` as in fst_loader_wait(). Bytes that the
+/// stream has released or not reached are read separately. Such a read goes on after FST_E_TIMEOUT,
+/// and a later call waits for it, for up to 8 tensors at a time; the read of a ninth ends at its
+/// time limit, and with a limit of 0 it does not begin.
 FST_API FST_NODISCARD fst_status fst_loader_tensor_at(fst_loader *loader, size_t position,
                                                       int64_t timeout_ms, fst_tensor **out,
                                                       fst_error *error);
 
-/// Like fst_loader_tensor_at(), by name: the first part of that name. FST_E_TENSOR_NOT_FOUND if the
-/// request has none.
+/// Like fst_loader_tensor_at(), for the first part of the request with that name. `name_size` is in
+/// bytes; SIZE_MAX: NUL-terminated. FST_E_TENSOR_NOT_FOUND if the request has no such part.
 FST_API FST_NODISCARD fst_status fst_loader_tensor(fst_loader *loader, const char *name,
                                                    size_t name_size, int64_t timeout_ms,
                                                    fst_tensor **out, fst_error *error);
 
-/// Stops a load soon: calls that wait return FST_E_CANCELLED. Complete tensors can still be
-/// fetched. NULL is allowed.
+/// Cancels a load and does not wait for its threads: calls that wait return FST_E_CANCELLED soon.
+/// Complete tensors can still be fetched. NULL is allowed.
 FST_API void fst_loader_cancel(fst_loader *loader);
 
 /// Stops a load, waits for its threads and frees it. Returned tensors stay valid. NULL is allowed.
@@ -265,7 +265,7 @@ typedef struct fst_load_stats {
     /// single bytes of views are probed.
     uint64_t chunks_resident;
     uint64_t buffer_bytes;          ///< memory that the load allocated for tensors
-    uint64_t buffer_bytes_peak;     ///< the most of it at one time that was not yet returned, and
+    uint64_t buffer_bytes_peak;     ///< the most of it at one time that was not yet returned, plus
                                     ///< for compressed files the memory of threads that decompress
     uint64_t bounce_bytes;          ///< buffers that reads go through
     uint64_t plan_ns;               ///< planning
@@ -274,7 +274,7 @@ typedef struct fst_load_stats {
     uint64_t read_ns;               ///< summed over threads: in read calls, and waiting for them
     uint64_t copy_ns;               ///< summed over threads: copying
     uint64_t wait_ns;               ///< of the caller, in calls that wait
-    uint64_t populate_ns;           ///< summed over threads: getting pages for destinations
+    uint64_t populate_ns;           ///< summed over threads: allocating pages of destinations
     uint64_t device_bytes;          ///< copied from memory of the CPU to the device
     uint64_t device_copies;         ///< copy operations for that, without those for conversions
     uint64_t device_launches;       ///< kernel launches: chunks that the device converted
@@ -294,10 +294,10 @@ typedef struct fst_load_stats {
     uint64_t disk_cache_bytes;      ///< for URLs: read from the disk cache instead
     uint64_t disk_cache_written;    ///< for URLs: written to the disk cache
     uint64_t network_retry_wait_ns; ///< summed over requests: waiting before a retry
-    /// Summed over requests that were answered: from sending one until the first byte of its
-    /// answer, including the connection if one had to be opened.
+    /// Summed over requests with a response: from sending the request until the first byte of the
+    /// response, including the time to open a connection.
     uint64_t network_first_byte_ns;
-    /// In chunks that other loads had read into shared memory (FST_SHARE_NODE); not part of
+    /// Bytes of chunks that other loads had read into shared memory (FST_SHARE_NODE); not part of
     /// bytes_read.
     uint64_t shared_bytes;
 } fst_load_stats;

@@ -20,9 +20,9 @@ extern "C" {
 #endif
 
 /// An open model: one or more files as one set of tensors with unique names. Tensors are numbered
-/// from 0, file by file, in the order of their bytes. It never changes, so any number of threads
-/// may use it at once. Loaders and tensors keep what they need of it: closing a model does not
-/// invalidate them.
+/// from 0, file by file, in the order of their bytes. An open model never changes, so any number of
+/// threads may use it at once. Closing it does not invalidate its loaders and tensors, which keep
+/// what they need.
 /// Padding tensors (fst_save_options.alignment_bytes) are not counted, loaded or listed.
 /// fst_model_find() finds one by its full name; its index is fst_model_tensor_count() or above and
 /// can be used like any other.
@@ -32,8 +32,8 @@ typedef struct fst_model fst_model;
 /// of the format still apply.
 #define FST_OPEN_LENIENT 1u
 
-/// Accept a truncated file, such as an interrupted download: the model has the tensors whose bytes
-/// are all in the file. FST_E_UNSUPPORTED for compressed files.
+/// Accept a truncated file, such as an interrupted download: the model has only the tensors whose
+/// bytes are all in the file. FST_E_UNSUPPORTED for compressed files.
 #define FST_OPEN_CUT 2u
 
 /// Verify all bytes that are loaded against the digests next to the model: FILE.manifest, or
@@ -80,8 +80,9 @@ FST_API FST_NODISCARD fst_status fst_model_open_files(const char *const *paths, 
                                                       const fst_open_options *options,
                                                       fst_model **out, fst_error *error);
 
-/// Reads up to `size_bytes` bytes at `offset` of a source. Returns the number of bytes (the rest is
-/// asked for again), 0 at the end, or -errno. Called from any thread, several at once.
+/// Reads up to `size_bytes` bytes at `offset` of a source into `target`. Returns the number of
+/// bytes (if it is smaller, the library calls again for the rest), 0 at the end, or -errno. Called
+/// from any thread, several at once.
 typedef int64_t (*fst_read_callback)(void *context, void *target, size_t size_bytes,
                                      uint64_t offset);
 
@@ -138,8 +139,8 @@ typedef struct fst_tensor_info {
 FST_API FST_NODISCARD fst_status fst_model_tensor_info(const fst_model *model, size_t index,
                                                        fst_tensor_info *out, fst_error *error);
 
-/// Finds a tensor by name. `name_size` is in bytes; SIZE_MAX: NUL-terminated.
-/// FST_E_TENSOR_NOT_FOUND if no tensor has it.
+/// Finds the index of a tensor by name. `name_size` is in bytes; SIZE_MAX: NUL-terminated.
+/// FST_E_TENSOR_NOT_FOUND if no tensor has that name.
 FST_API FST_NODISCARD fst_status fst_model_find(const fst_model *model, const char *name,
                                                 size_t name_size, size_t *index, fst_error *error);
 

@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-/// A loaded tensor with a reference count. It owns its memory, or refers to fst_part.destination,
-/// and stays valid after the loader, the model and the file are closed, until its last reference is
-/// released. All functions of this
-/// header may be called from any thread.
+/// A loaded tensor with a reference count. It stays valid after the loader and the model are
+/// closed, until its last reference is released. It keeps its memory alive, unless this is memory
+/// of the caller (fst_part.destination). All functions of this header may be called from any
+/// thread.
 typedef struct fst_tensor fst_tensor;
 
 /// The description and the bytes of a tensor; of a slice, its own shape and size. The pointers
@@ -38,12 +38,12 @@ typedef struct fst_tensor_view {
     fst_device device; ///< the CPU can also access FST_DEVICE_PINNED
 } fst_tensor_view;
 
-/// Describes a tensor.
+/// Describes a tensor. FST_E_ARGUMENT if `tensor` or `out` is NULL.
 FST_API FST_NODISCARD fst_status fst_tensor_view_get(const fst_tensor *tensor, fst_tensor_view *out,
                                                      fst_error *error);
 
-/// Copies the bytes of a tensor to memory of the CPU, from a device if necessary, and waits for it.
-/// `size_bytes` must be the tensor's size.
+/// Copies the bytes of a tensor to `target` in memory of the CPU, from a GPU if necessary, and
+/// returns when the copy is complete. `size_bytes` must be the tensor's size, else FST_E_ARGUMENT.
 FST_API FST_NODISCARD fst_status fst_tensor_read(const fst_tensor *tensor, void *target,
                                                  size_t size_bytes, fst_error *error);
 

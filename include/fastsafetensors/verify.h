@@ -4,8 +4,8 @@
 /// A *manifest* is a text file with the size of each file of a model, a digest of its header and a
 /// digest of each of its chunks (format: docs/verify.md). A model that is opened with
 /// FST_OPEN_VERIFY or fst_open_options.manifest is verified while it is loaded: the thread that
-/// reads a chunk computes its digest in the memory of the tensor, and no call returns a tensor with
-/// a byte in a chunk whose digest differs: FST_E_DIGEST.
+/// reads a chunk computes its digest in the memory of the tensor. If the digest differs, every call
+/// that would return a tensor with bytes of this chunk is FST_E_DIGEST.
 ///
 ///     fst_error error;
 ///     if (fst_manifest_write("model", NULL, NULL, NULL, &error) != FST_OK) return 1;
@@ -26,8 +26,7 @@ typedef enum fst_digest {
     FST_DIGEST_XXH3_128 = 0, ///< "xxh3-128": detects accidents, at the speed of memory
     FST_DIGEST_BLAKE3 = 1,   ///< "blake3": also protects against forgery
     FST_DIGEST_SHA256 = 2,   ///< "sha256": also protects against forgery; needs OpenSSL's libcrypto
-    FST_DIGEST_XXH3_64 = 3,  ///< "xxh3": what `fastsafetensors hash` prints. Not for
-                             ///< manifests, which use those before it
+    FST_DIGEST_XXH3_64 = 3,  ///< "xxh3": printed by `fastsafetensors hash`; not for manifests
     FST_DIGEST_ADLER32 = 4,  ///< "adler32": for weight deltas only
 } fst_digest;
 #define FST_DIGEST_COUNT 5
@@ -80,10 +79,10 @@ typedef struct fst_manifest_options {
     uint32_t thread_count; ///< 0: the number of CPUs that the process may use, at least 4
     uint32_t flags;        ///< FST_MANIFEST_* or 0
     /// An older manifest, or NULL. A file that still has the inode, size, modification time and
-    /// ctime noted there is not read. That trusts the file system: damage on the disk does not
-    /// change these. Files that were changed less than two seconds before their manifest was
-    /// started are read, and so are copies. FST_E_ARGUMENT for one with another digest or
-    /// chunk_bytes.
+    /// ctime of that manifest is not read; its digests are taken from there. This trusts the file
+    /// system: damage on the disk does not change these. Files that were changed less than two
+    /// seconds before the older manifest was begun are read, and so are copies. FST_E_ARGUMENT for
+    /// a manifest with another digest or chunk_bytes.
     const char *keep;
     fst_progress_callback progress; ///< called from threads of the work; must not call the library
     void *progress_context;
@@ -111,14 +110,14 @@ typedef struct fst_manifest_stats {
 /// opening, FST_E_FILE_CHANGED, FST_E_UNSUPPORTED without libcrypto, and FST_E_ARGUMENT if `target`
 /// is a model or an index, by its name or its content, or if a file's name is not UTF-8 (checksum
 /// lists may have any name). FST_E_FILE_CHANGED also if another process saves a model at `target`
-/// meanwhile, which stays. A URL can be read (then `target` is required), but not written to:
+/// meanwhile; that model stays. A URL can be read (then `target` is required), but not written to:
 /// FST_E_UNSUPPORTED.
 FST_API FST_NODISCARD fst_status fst_manifest_write(const char *path, const char *target,
                                                     const fst_manifest_options *options,
                                                     fst_manifest_stats *stats, fst_error *error);
 
-/// Receives one difference: FST_E_DIGEST, or why a file can't be read. One call at a time, from
-/// threads of the check; must not call the library.
+/// Receives one difference: FST_E_DIGEST, or the error of a file that can't be read. One call at a
+/// time, from threads of the check; must not call the library.
 typedef void (*fst_manifest_callback)(void *context, const fst_error *difference);
 
 /// How to check a manifest. All fields except struct_size may be zero.

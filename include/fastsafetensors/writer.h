@@ -37,9 +37,9 @@ extern "C" {
 /// the child can only close a writer, which has no effect on the parent's save.
 typedef struct fst_writer fst_writer;
 
-/// What is true when a save has returned FST_OK. A crash of the program leaves the whole old model
-/// or the whole new one either way. After a power cut a quick save may have lost both, because the
-/// file system may have stored the new name before the data.
+/// What a save guarantees when it returns FST_OK. With both values, a crash of the program leaves
+/// the complete old model or the complete new one. A power cut after a quick save may lose both
+/// models, because the file system may store the new name before the data.
 typedef enum fst_save_promise {
     FST_SAVE_QUICK = 0,   ///< the kernel has the bytes
     FST_SAVE_DURABLE = 1, ///< the device has them: files and folders are synced
@@ -95,10 +95,10 @@ typedef struct fst_save_options {
     size_t metadata_count;
 
     /// 0: `path` is a file, without the name of an index (FST_E_ARGUMENT for "*.index.json").
-    /// Otherwise `path` is a folder, created if missing, that gets this many
-    /// files: "<stem>-00001-of-0000N.safetensors" and "<stem>.safetensors.index.json", or for one
-    /// file "<stem>.safetensors" alone. The index is replaced last; then files of an older set of
-    /// the same stem are removed.
+    /// Otherwise `path` is a folder, created if missing, that gets this many files,
+    /// "<stem>-00001-of-0000N.safetensors", and "<stem>.safetensors.index.json"; for one file only
+    /// "<stem>.safetensors". The index is replaced last; then files of an older set of the same
+    /// stem are removed.
     uint32_t file_count;
     const char *stem; ///< NULL: "model"; not read for a file
 
@@ -122,12 +122,11 @@ typedef struct fst_save_options {
     fst_compress compress;
 
     /// The path of a manifest (verify.h) to write; "": where FST_OPEN_VERIFY finds it; NULL: none,
-    /// and a manifest of the old model is removed. It is computed while the bytes are
-    /// written, lists the files of the save, and is published with them. With others_write the
-    /// files are read for it at commit. FST_E_UNSUPPORTED for files that are
-    /// handed over (use fst_publish_options.manifest), and without libcrypto for SHA-256.
-    /// FST_E_ARGUMENT if it would replace an existing file whose name ends in .safetensors or
-    /// .safetensors.index.json.
+    /// and a manifest of the old model is removed. It is computed while the bytes are written,
+    /// lists the files of the save, and is published with them. With others_write the files are
+    /// read for it at commit. FST_E_UNSUPPORTED for files that are handed over (use
+    /// fst_publish_options.manifest), and without libcrypto for SHA-256. FST_E_ARGUMENT if it would
+    /// replace an existing file whose name ends in .safetensors or .safetensors.index.json.
     const char *manifest;
     fst_digest digest; ///< of the manifest
 
@@ -140,8 +139,9 @@ typedef struct fst_save_options {
     void *progress_context;
 
     int replace_link; ///< 1: replace a `path` that is a symbolic link; 0: follow it
-    /// 1: other processes write tensors without data (fst_writer_join()). Without
-    /// fst_writer_hand_over() they can't, and a commit is FST_E_ARGUMENT if a byte is missing.
+    /// 1: after fst_writer_hand_over() other processes write the tensors that have no data, with
+    /// fst_writer_join(). Their bytes are not checked at commit. Without fst_writer_hand_over() a
+    /// commit is FST_E_ARGUMENT if a byte is missing.
     int others_write;
 } fst_save_options;
 
@@ -164,9 +164,9 @@ typedef struct fst_save_stats {
     uint64_t sync_ns;       ///< part of total_ns in fsync
     size_t step_count;      ///< renames, removals and folder syncs of publishing
     size_t leftover_count;  ///< temporary files of killed saves of this target that were removed
-    /// Not "": the new model is in place and whole, but something of the old one could not be
-    /// removed (a file that the user may not delete, for example). A set may then have files under
-    /// temporary names that its index refers to; the next save repairs that.
+    /// Not "": the new model is in place and complete, but a file of the old one could not be
+    /// removed (the user may not delete it, for example). A set may then have files under temporary
+    /// names that its index refers to; the next save repairs that.
     char warning[256];
     uint64_t bytes_shared; ///< by fst_header_edit(): in blocks that both files share
     uint64_t bytes_copied; ///< by fst_header_edit(): copied from the old file
@@ -187,12 +187,12 @@ FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tenso
 /// symbolic link is followed; links inside the folder of a set are replaced. Owner, permissions and
 /// access list of an existing file are kept; if the owner or group can't be kept, the
 /// permissions are reduced. A target that is write-protected or not a regular file is an error.
-/// A URL (s3://, gs://, az://) is uploaded in parts (docs/remote.md); what needs files is
-/// FST_E_UNSUPPORTED, and a set replaces an older one of the same number of files file by file.
-/// A relative path is made absolute here, so that the program may change its working folder. If
-/// that is impossible (a parent folder without search permission, a path near PATH_MAX), a commit
-/// from another working folder is FST_E_FILE_CHANGED.
-/// On success *out is a writer, to be closed with fst_writer_close().
+/// To a URL (s3://, gs://, az://) the save uploads in parts, and a set replaces an older one when
+/// its index is replaced (docs/remote.md); options that need local files are FST_E_UNSUPPORTED. A
+/// relative path is made absolute here, so that the program may change its working folder. If that
+/// is impossible (a parent folder without search permission, a path near PATH_MAX), a commit from
+/// another working folder is FST_E_FILE_CHANGED. On success *out is a writer, to be closed with
+/// fst_writer_close().
 FST_API FST_NODISCARD fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors,
                                                  size_t tensor_count,
                                                  const fst_save_options *options, fst_writer **out,
@@ -220,11 +220,11 @@ FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error
 /// the message says so.
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
 
-/// Cancels a save: its calls return FST_E_CANCELLED soon, unless the new model is already in place.
-/// From any thread. NULL is allowed.
+/// Cancels a save and does not wait for it: its calls return FST_E_CANCELLED soon, unless the new
+/// model is already in place. From any thread. NULL is allowed.
 FST_API void fst_writer_cancel(fst_writer *writer);
 
-/// Closes a writer. Without a commit nothing of the save is left. NULL is allowed.
+/// Closes a writer and frees it. Without a commit its files are removed. NULL is allowed.
 FST_API void fst_writer_close(fst_writer *writer);
 
 /// Reads the statistics of a save, during it or after it.

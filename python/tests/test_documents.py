@@ -346,7 +346,7 @@ def test_names_in_pages_exist(page, command):
 
 
 STATES_GPU = ["README.md", "docs/gpu.md", "docs/known-limits.md", "docs/package.md",
-              "docs/python.md", "docs/troubleshooting.md", "docs/reliability.md"]
+              "docs/python.md", "docs/reliability.md"]
 
 
 def test_pages_state_the_same_gpu_status():

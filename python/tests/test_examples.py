@@ -36,7 +36,8 @@ def test_load_alone_and_as_ranks(model, torch):
 
 
 def test_iterator(sharded, torch):
-    assert "24 tensors of 4 files were loaded into the model" in run(EXAMPLES / "vllm_style_iterator.py")
+    text = run(EXAMPLES / "vllm_style_iterator.py")
+    assert "24 tensors of 4 files were loaded into the model" in text
     text = run(EXAMPLES / "vllm_style_iterator.py", sharded[0])
     assert text.count("torch.float32") == 9
 

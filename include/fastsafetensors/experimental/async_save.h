@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Saves that run while the program continues: the state of the tensors at the call is copied,
-/// block by block, into staging memory, and threads of the library write it.
+/// block by block, into staging memory, and threads of the library write it to the files.
 ///
 ///     fst_async_save *save;
-///     if (fst_async_save_start(path, tensors, tensor_count, NULL, &save, &error) != FST_OK) return
-///     1;
+///     fst_status status =
+///         fst_async_save_start(path, tensors, tensor_count, NULL, &save, &error);
+///     if (status != FST_OK) return 1;
 ///     // ... train: the tensors may change now ...
-///     fst_status status = fst_async_save_wait(save, -1, &error);
+///     status = fst_async_save_wait(save, -1, &error);
 ///     if (status != FST_OK) fprintf(stderr, "%s\n", error.message);
 ///     fst_async_save_close(save);
 #ifndef FASTSAFETENSORS_ASYNC_SAVE_H
@@ -19,9 +20,9 @@ extern "C" {
 #endif
 
 /// Staging memory that is kept between saves, in huge pages if possible. Saves that share a pool,
-/// and saves to one path, are written one at a time, in the order of their calls; a later one
-/// copies its tensors when the earlier one has copied. May be used from any thread. After a fork(),
-/// the child can only close a pool.
+/// and saves to one path, are written one at a time, in the order of their calls; a later save
+/// begins to copy its tensors when the earlier one has copied its own. May be used from any thread.
+/// After a fork(), the child can only close a pool.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size; less than 32 MiB counts as 32 MiB; 0: what the
@@ -40,15 +41,16 @@ FST_API uint64_t fst_staging_bytes(const fst_staging_pool *pool);
 /// When a save reads the tensors.
 typedef enum fst_stage {
     FST_STAGE_COPY = 0, ///< before fst_async_save_start() returns; they may change afterwards
-    /// In a thread, while the program continues. They must not change until fst_async_save_stage()
-    /// has returned FST_OK, which copies the rest. A change before that fails the save with
-    /// FST_E_FILE_CHANGED: the copies are compared with samples of the bytes at the call: 2 KiB of
-    /// each 2 MiB, the first and the last bytes of every tensor, and all of those up to 4 KiB. On a
-    /// device these are 128 bytes and the first bytes. Other changes are not noticed. Memory freed
-    /// too early fails the save, and does not crash, if the kernel has process_vm_readv(2).
+    /// In a thread, while the program continues. The tensors must not change until
+    /// fst_async_save_stage(), which copies the rest, has returned FST_OK. A change before that
+    /// fails the save with FST_E_FILE_CHANGED if it is in the samples that are taken at the call
+    /// and compared with the copies: 2 KiB of each 2 MiB, the first and the last bytes of every
+    /// tensor, and all bytes of tensors up to 4 KiB; on a GPU 128 bytes of each 2 MiB and the first
+    /// bytes. Other changes are not noticed. If memory is freed too early, the save fails; without
+    /// process_vm_readv(2) in the kernel the program crashes.
     FST_STAGE_LAZY = 1,
-    /// While they are written, with 32 MiB of memory. They must not change until
-    /// fst_async_save_stage() has returned FST_OK.
+    /// When their bytes are written, with 32 MiB of staging memory. The tensors must not change
+    /// until fst_async_save_stage() has returned FST_OK.
     FST_STAGE_NONE = 2,
 } fst_stage;
 #define FST_STAGE_COUNT 3
@@ -74,8 +76,7 @@ typedef struct fst_async_options {
     /// copy; fst_async_save_stage() copies the rest. 0: no limit.
     uint32_t start_timeout_ms;
     /// The most staging memory of this save; less than 32 MiB counts as 32 MiB; 0: the pool's
-    /// limit. If the tensors
-    /// are larger, the copy waits until earlier bytes are written.
+    /// limit. If the tensors are larger, the copy waits until earlier bytes are written.
     uint64_t memory_bytes;
     fst_staging_pool *pool; ///< NULL: memory for this save alone
     /// Returns whether the tensors are unchanged since the call; 0 fails the save with
@@ -107,7 +108,7 @@ typedef struct fst_async_stats {
     uint64_t staged_ns;     ///< from the call until the last read of a tensor; 0: not yet
     uint64_t done_ns;       ///< from the call until the save ended; 0: not yet
     uint64_t bytes_total;   ///< of all files, headers included, before compression
-    uint64_t bytes_written; ///< part of bytes_total that is written
+    uint64_t bytes_written; ///< part of bytes_total that was written so far
     uint64_t bytes_staged;  ///< copied from the caller's memory
     uint64_t memory_limit_bytes;
     uint64_t memory_peak_bytes; ///< the most staging memory in use
@@ -129,10 +130,11 @@ FST_API FST_NODISCARD fst_status fst_async_save_start(const char *path,
                                                       const fst_async_options *options,
                                                       fst_async_save **out, fst_error *error);
 
-/// Copies the rest of the tensors, together with the save's threads, and returns when they may
-/// change: the barrier before an optimizer step. For FST_STAGE_NONE that is when the last byte has
-/// been read to be written; fst_async_save_wait() says whether the save has succeeded.
-/// `timeout_ms` < 0: no limit. FST_E_TIMEOUT if bytes are left; the error of the save if it failed.
+/// Copies the rest of the tensors, together with the save's threads, and returns when the tensors
+/// may change: the barrier before an optimizer step. For FST_STAGE_NONE that is when the last byte
+/// has been read to be written. FST_OK does not mean that the save has succeeded:
+/// fst_async_save_wait(). `timeout_ms` < 0: no limit. FST_E_TIMEOUT if bytes are left; the error of
+/// the save if it failed.
 FST_API FST_NODISCARD fst_status fst_async_save_stage(fst_async_save *save, int64_t timeout_ms,
                                                       fst_error *error);
 
@@ -146,7 +148,8 @@ FST_API FST_NODISCARD fst_status fst_async_save_wait(fst_async_save *save, int64
 FST_API void fst_async_save_cancel(fst_async_save *save);
 
 /// Closes a handle. Waits until the tensors may change; the save continues, unless it was
-/// cancelled. If its result was never asked for, an error is logged when it ends. NULL is allowed.
+/// cancelled. If fst_async_save_wait() never returned its result, an error of the save is logged.
+/// NULL is allowed.
 FST_API void fst_async_save_close(fst_async_save *save);
 
 /// Reads the statistics of a save, during it or after it.

@@ -34,13 +34,13 @@ extern "C" {
 FST_API FST_NODISCARD fst_status fst_part_copy(const fst_model *model, const fst_part *part,
                                                int *copied, fst_error *error);
 
-/// Returns a view of the whole tensor, as FST_MODE_MAP does, if the page cache has the bytes begin
-/// <= i < end of the tensor. The mapping is private to this call. *out is a reference of the
-/// caller. Sets *out to NULL if the page cache does not have the bytes or the kernel does not
-/// report it, if the range is empty, if the tensor is misaligned in its file, if the file can't be
-/// mapped (compressed, remote, or 16,384 such views exist, since the kernel limits mappings), or if
-/// the model is verified: use a loader then. FST_E_ARGUMENT for a range beyond the tensor;
-/// FST_E_FILE_CHANGED. From any thread.
+/// Returns a memory-mapped view of the whole tensor, as FST_MODE_MAP does, if the page cache has
+/// the bytes begin <= i < end of the tensor. The mapping is private to this call. The caller
+/// releases *out with fst_tensor_unref(). Sets *out to NULL if the page cache does not have the
+/// bytes or the kernel does not report it, if the range is empty, if the tensor is misaligned in
+/// its file, if the file can't be mapped (compressed, remote, or 16,384 such views exist, since the
+/// kernel limits mappings), or if the model is verified: use a loader then. FST_E_ARGUMENT for a
+/// range beyond the tensor; FST_E_FILE_CHANGED if the file has changed. From any thread.
 FST_API FST_NODISCARD fst_status fst_cached_view(fst_model *model, size_t tensor_index,
                                                  uint64_t begin, uint64_t end, fst_tensor **out,
                                                  fst_error *error);

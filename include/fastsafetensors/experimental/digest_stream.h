@@ -22,8 +22,8 @@ typedef struct fst_digest_state fst_digest_state;
 /// The size of the longest digest.
 #define FST_DIGEST_BYTES_MAX 32
 
-/// Begins a digest. *out is to be ended or dropped. FST_E_UNSUPPORTED without the library that
-/// FST_DIGEST_SHA256 needs, FST_E_NO_MEMORY.
+/// Begins a digest. The caller frees *out with fst_digest_end() or fst_digest_drop().
+/// FST_E_UNSUPPORTED for FST_DIGEST_SHA256 without libcrypto; FST_E_NO_MEMORY.
 FST_API FST_NODISCARD fst_status fst_digest_begin(fst_digest digest, fst_digest_state **out,
                                                   fst_error *error);
 

@@ -30,8 +30,9 @@ typedef enum fst_engine {
 typedef enum fst_gds {
     FST_GDS_AUTO = 0, ///< if a probe of the file shows real direct transfers
     FST_GDS_OFF = 1,  ///< never
-    FST_GDS_STRICT =
-        2, ///< always, on a GPU; else FST_E_UNSUPPORTED with a reason that begins with "gds"
+    /// Required: FST_E_UNSUPPORTED, with a message that begins with "gds", if no read can be
+    /// direct; a direct read that fails is an error.
+    FST_GDS_STRICT = 2,
 } fst_gds;
 #define FST_GDS_COUNT 3
 

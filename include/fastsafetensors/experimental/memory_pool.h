@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Memory of released tensors that is kept for the next load. For the whole process; all functions
-/// may be called from any thread. fst_memory_trim() (base.h) empties the pool.
+/// The pool that keeps memory of released tensors for the next load. There is one per process; all
+/// functions may be called from any thread. fst_memory_trim() (base.h) empties it.
 ///
 ///     fst_memory_keep(1u << 30);
 ///     // ... loads whose tensors are released ...

@@ -18,8 +18,8 @@ typedef struct fst_cache_object {
     size_t struct_size;  ///< set by the library
     const char *address; ///< its URL without the query, or ""; valid during the call
     uint64_t size_bytes; ///< of the object
-    uint64_t kept_bytes; ///< of it in the cache
-    uint64_t disk_bytes; ///< that its files take
+    uint64_t kept_bytes; ///< bytes of the object that are in the cache
+    uint64_t disk_bytes; ///< disk space of its files
     int64_t used_s;      ///< when it was last opened, in Unix time
     int is_whole;        ///< 1: completely cached and checked
     int in_use;          ///< 1: a process has it open

@@ -27,11 +27,11 @@ FST_API FST_NODISCARD fst_status fst_layout_open(const fst_save_tensor *tensors,
                                                  const fst_save_options *options, fst_layout **out,
                                                  fst_error *error);
 
-/// Returns the bytes before the data section: length field, JSON, padding. They belong to the
-/// layout. NULL for NULL.
+/// Returns the bytes before the data section (length field, JSON, padding), which belong to the
+/// layout, and sets *size_bytes to their number. NULL for NULL.
 FST_API const char *fst_layout_header(const fst_layout *layout, size_t *size_bytes);
 
-/// Reads where a tensor begins, from the start of the file, and its size.
+/// Sets *offset to the position of a tensor's first byte in the file, and *size_bytes to its size.
 FST_API FST_NODISCARD fst_status fst_layout_tensor(const fst_layout *layout, size_t tensor_index,
                                                    uint64_t *offset, uint64_t *size_bytes,
                                                    fst_error *error);

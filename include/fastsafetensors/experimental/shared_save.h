@@ -51,9 +51,8 @@ FST_API const char *fst_writer_hidden_path(const fst_writer *writer, uint32_t fi
 ///
 /// Not checked: that every byte is written once; that no process writes after the owner has
 /// committed; that a file with such a name, on which another program holds a shared flock(), was
-/// handed over.
-/// Network and user-space file systems need not show the locks of other machines, so a file without
-/// a lock is accepted there.
+/// handed over. On network and user-space file systems a file without a lock is accepted, because
+/// these need not show the locks of other machines.
 ///
 /// fst_writer_finish() syncs if `options` (may be NULL; only promise and progress are used) say so.
 /// Closing the writer does not remove the file. On success *out is a writer.
@@ -101,7 +100,8 @@ typedef void (*fst_leftover_callback)(void *context, const fst_leftover *leftove
 FST_API FST_NODISCARD fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit,
                                                      void *context, fst_error *error);
 
-/// Removes those that are not in use. *count and *size_bytes (may be NULL) are what was removed.
+/// Removes the temporary files that fst_leftovers_visit() reports as not in use. Sets *count and
+/// *size_bytes (either may be NULL) to the number of removed files and their bytes.
 FST_API FST_NODISCARD fst_status fst_leftovers_remove(const char *path, size_t *count,
                                                       uint64_t *size_bytes, fst_error *error);
 

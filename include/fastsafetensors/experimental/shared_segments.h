@@ -2,7 +2,8 @@
 /// Listing, pinning and dropping the shared memory of loads with FST_SHARE_NODE (loader.h).
 ///
 /// A segment is a file in a folder of the user: FASTSAFETENSORS_SHARE_DIR, or
-/// /dev/shm/fastsafetensors-UID. Functions take another folder in `folder`; NULL: that one.
+/// /dev/shm/fastsafetensors-UID. `folder` of the functions is another folder, or NULL for this one.
+/// All functions may be called from any thread.
 ///
 ///     fst_segments_dropped dropped = FST_STRUCT_INIT(fst_segments_dropped);
 ///     if (fst_segment_drop(NULL, NULL, &dropped, NULL) == FST_OK)
@@ -22,11 +23,11 @@ typedef struct fst_segment {
     const char *name;      ///< 32 digits; valid during the call
     const char *label;     ///< the path of the model's first file; valid during the call
     uint64_t size_bytes;   ///< of the tensors
-    uint64_t memory_bytes; ///< that it takes
-    uint64_t grace_s;      ///< seconds that it outlives its last user
+    uint64_t memory_bytes; ///< memory that it takes now
+    uint64_t grace_s;      ///< seconds that it is kept after its last process has ended
     int64_t used_s;        ///< when a process last opened or closed it, in Unix time
-    int is_complete;       ///< 1: all tensors are there
-    int is_pinned;         ///< 1: kept without users and whatever the grace period
+    int is_complete;       ///< 1: all tensors are loaded
+    int is_pinned;         ///< 1: kept without users, even after the grace period
     int in_use;            ///< 1: a process uses it
 } fst_segment;
 

@@ -46,10 +46,10 @@ typedef enum fst_delta_encoding {
 /// A delta. The pointers belong to it.
 typedef struct fst_delta_info {
     size_t struct_size;          ///< sizeof(fst_delta_info)
-    const char *base_version;    ///< that the first version is based on
+    const char *base_version;    ///< the version that the first one is based on
     const char *version;         ///< the last one
     size_t version_count;        ///< versions of the chain
-    size_t tensor_count;         ///< tensors that any of them changes
+    size_t tensor_count;         ///< tensors that at least one version changes
     uint64_t stored_bytes;       ///< compressed bytes of all entries
     fst_delta_encoding encoding; ///< of the last version
     fst_digest digest;           ///< checksums of the last version
@@ -61,13 +61,13 @@ typedef struct fst_delta_tensor {
     const char *name;   ///< NUL-terminated; belongs to the delta
     size_t name_size;
     size_t version_count;  ///< versions that change it
-    uint64_t stored_bytes; ///< of its compressed entries
+    uint64_t stored_bytes; ///< compressed bytes of its entries
 } fst_delta_tensor;
 
 /// Opens the versions in `folders` (paths or URLs), oldest first. Indexes and shard headers are
 /// read and checked: known encoding, compression and checksum, names unique and equal in index and
 /// shards, a well-formed checksum for each tensor, each version based on the one before. Compressed
-/// data is not read. FST_E_VERSION where versions do not follow each other, FST_E_ARGUMENT for a
+/// data is not read. FST_E_VERSION if versions do not follow each other, FST_E_ARGUMENT for a
 /// full version, FST_E_INDEX_JSON, FST_E_PATH_ESCAPES, FST_E_DUPLICATE_TENSOR,
 /// FST_E_TENSOR_INVALID_INFO, errors of opening files. *out is NULL after an error.
 FST_API FST_NODISCARD fst_status fst_delta_open(const char *const *folders, size_t folder_count,
@@ -84,16 +84,16 @@ FST_API FST_NODISCARD fst_status fst_delta_info_get(const fst_delta *delta, fst_
 FST_API FST_NODISCARD fst_status fst_delta_tensor_get(const fst_delta *delta, size_t index,
                                                       fst_delta_tensor *out, fst_error *error);
 
-/// fst_delta_options.flags: files are on the device when the call returns.
+/// fst_delta_options.flags: the files are on the disk when the call returns.
 #define FST_DELTA_DURABLE 1u
-/// A first pass decodes everything and verifies all checksums before anything is changed. It costs
-/// about as much time as applying.
+/// For fst_delta_apply(): a first pass decodes everything and verifies all checksums before
+/// anything is changed. It takes about as long as applying.
 #define FST_DELTA_CHECK_FIRST 2u
-/// Only that pass: nothing is changed.
+/// For fst_delta_apply(): only that pass; nothing is changed.
 #define FST_DELTA_CHECK_ONLY 4u
-/// Of fst_delta_recover(): go back to the version that the folder had. After
-/// FST_DELTA_NEW_FILES there is nothing to undo: before the renames begin the files are the old
-/// ones, and renames that began are finished, also with this flag.
+/// For fst_delta_recover(): go back to the version that the folder had. After FST_DELTA_NEW_FILES
+/// there is nothing to undo: before the renames begin the files are the old ones, and renames that
+/// began are finished, also with this flag.
 #define FST_DELTA_ROLL_BACK 8u
 
 /// For fst_delta_apply(): write new files and rename them over the old ones instead of changing
@@ -104,12 +104,14 @@ FST_API FST_NODISCARD fst_status fst_delta_tensor_get(const fst_delta *delta, si
 
 /// How to apply a delta. All fields except struct_size may be zero.
 typedef struct fst_delta_options {
-    size_t struct_size;    ///< sizeof(fst_delta_options)
-    uint32_t flags;        ///< FST_DELTA_* or 0
-    uint32_t thread_count; ///< 0: one per processor; fewer where memory would exceed 64 MiB
-    /// The version of a folder that has no note of it (.weight_sync/state.json); NULL: such a
-    /// folder is taken to be what the delta is based on, which the checksums of changed tensors
-    /// then prove. FST_E_VERSION where the folder's own note says something else.
+    size_t struct_size; ///< sizeof(fst_delta_options)
+    uint32_t flags;     ///< FST_DELTA_* or 0
+    /// 0: the number of CPUs that the process may use. At most 64, and fewer if their memory would
+    /// exceed 64 MiB.
+    uint32_t thread_count;
+    /// The version of a folder that has no version note (.weight_sync/state.json). NULL: such a
+    /// folder is taken to be the base of the delta, and only the checksums of changed tensors show
+    /// if it is not. FST_E_VERSION if the folder's note names another version.
     const char *version;
 } fst_delta_options;
 
@@ -123,18 +125,18 @@ typedef struct fst_delta_stats {
     uint64_t stored_bytes;  ///< compressed bytes of deltas that were read
     uint64_t bytes_hashed;  ///< for checksums
     uint32_t thread_count;
-    int recovered; ///< 1: an interrupted application was finished first; 2: it was rolled back
+    int recovered; ///< 1: an interrupted update was finished first; 2: it was rolled back
     uint64_t total_ns;
 } fst_delta_stats;
 
 /// The size of a buffer for the name of a version.
 #define FST_DELTA_VERSION_BYTES 256
 
-/// Reads which version a checkpoint folder has, from .weight_sync/state.json;
-/// `version` is "" if it is unknown, and while an application is interrupted. *is_interrupted: an
-/// application was killed, and its files are of two versions until fst_delta_recover() or
-/// fst_delta_apply() finishes it. FST_E_FILE_CHANGED if a file has another size or time than the
-/// application gave it: the checkpoint was saved again, or copied without its times.
+/// Reads which version a checkpoint folder has from its version note (.weight_sync/state.json).
+/// `version` is "" if it is unknown, and after an interrupted update. *is_interrupted is 1 if
+/// fst_delta_apply() was killed: the files are then of two versions until fst_delta_recover() or
+/// fst_delta_apply() finishes the update. FST_E_FILE_CHANGED if a file has another size or time
+/// than after the last update: the checkpoint was saved again, or copied without its times.
 FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
                                                    char version[FST_DELTA_VERSION_BYTES],
                                                    int *is_interrupted, fst_error *error);
@@ -143,7 +145,7 @@ FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
 /// folded into one pass over each tensor; the checksum of the last version that names a tensor is
 /// verified. Chains of more than 16 versions, or of both encodings, take several passes, each of
 /// which ends with a complete version: after an error in a later pass the folder has the version
-/// that the pass before it made, and the note names it. FST_DELTA_CHECK_FIRST and
+/// of the pass before it, and the version note names it. FST_DELTA_CHECK_FIRST and
 /// FST_DELTA_CHECK_ONLY take chains of at most 16 versions (FST_E_UNSUPPORTED).
 ///
 /// **Killed at any point**, the folder is finished by the next fst_delta_apply() or
@@ -158,15 +160,16 @@ FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
 /// others would see the change.
 ///
 /// FST_E_VERSION for a wrong base, a gap or a version that was applied already;
-/// FST_E_TENSOR_NOT_FOUND for a tensor that the checkpoint lacks; FST_E_FILE_CHANGED where files
-/// are not as the last application left them; FST_E_CORRUPT, FST_E_DIGEST; FST_E_TIMEOUT while
-/// another process updates the folder. `options` and `stats` may be NULL.
+/// FST_E_TENSOR_NOT_FOUND for a tensor that the checkpoint lacks; FST_E_FILE_CHANGED if a file has
+/// changed since the last update; FST_E_CORRUPT, FST_E_DIGEST; FST_E_TIMEOUT while another process
+/// updates the folder. `options` and `stats` may be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_apply(const fst_delta *delta, const char *checkpoint,
                                                  const fst_delta_options *options,
                                                  fst_delta_stats *stats, fst_error *error);
 
-/// Finishes an application that was killed, or with FST_DELTA_ROLL_BACK undoes it; the delta's
-/// folders must still be where they were. FST_OK where nothing was interrupted.
+/// Finishes an update that was killed, or with FST_DELTA_ROLL_BACK undoes it; the delta's folders
+/// must still be at the same paths. FST_OK if no update was interrupted. `options` and `stats` may
+/// be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_recover(const char *checkpoint,
                                                    const fst_delta_options *options,
                                                    fst_delta_stats *stats, fst_error *error);
@@ -178,7 +181,7 @@ typedef struct fst_delta_memory {
     uint64_t size_bytes;
 } fst_delta_memory;
 
-/// Changes that are decoded and verified, and not applied yet.
+/// Changes that are decoded and verified, and not written to the tensors yet.
 typedef struct fst_delta_change fst_delta_change;
 
 /// Makes and verifies the new bytes of all tensors that the delta changes, and keeps those that
@@ -186,7 +189,7 @@ typedef struct fst_delta_change fst_delta_change;
 /// the tensors' bytes. The tensors are only read and may be used meanwhile, but not written to
 /// until fst_delta_commit(), because bytes that do not change are not written then. Each changed
 /// tensor must be among `tensors` and have the size that it had when the delta was made. Chains
-/// have at most 16 versions. Errors as of fst_delta_apply(). *out is to be ended by
+/// have at most 16 versions. Errors as of fst_delta_apply(). The caller frees *out with
 /// fst_delta_commit() or fst_delta_drop().
 FST_API FST_NODISCARD fst_status fst_delta_prepare(const fst_delta *delta,
                                                    const fst_delta_memory *tensors,
@@ -207,12 +210,12 @@ typedef struct fst_delta_patch_options {
     const void *old;    ///< the tensor's bytes before the delta
     uint64_t size_bytes;
     uint32_t element_bytes; ///< 1, 2, 4 or 8
-    uint32_t index_bytes;   ///< 4 or 8; 4 only where the last element's index is below 2^31
-    int dense;              ///< the whole new tensor instead of changed elements
+    uint32_t index_bytes;   ///< 4 or 8; 4 only if the last element's index is below 2^31
+    int dense;              ///< 1: the whole new tensor instead of changed elements
 } fst_delta_patch_options;
 
-/// The changed elements of one tensor: absolute new values at flat positions, ascending. Ended by
-/// fst_delta_patch_clear().
+/// The changed elements of one tensor: new values (not differences) and the flat indices of their
+/// elements, ascending. Free it with fst_delta_patch_clear().
 typedef struct fst_delta_patch {
     size_t struct_size; ///< sizeof(fst_delta_patch)
     void *indices;      ///< element_count of index_bytes; NULL: the patch is dense
@@ -221,9 +224,9 @@ typedef struct fst_delta_patch {
 } fst_delta_patch;
 
 /// Makes the patch of changed tensor `index`, verified by the delta's checksum. Needs as much
-/// memory as the tensor has while it runs. Chains have at most 16 versions. The caller compares the
-/// version of the checkpoint that `old` is from: fst_delta_version(). Any number of threads at
-/// once.
+/// memory as the tensor has while it runs. Chains have at most 16 versions. The call does not check
+/// that `old` is of the delta's base version: the caller does, with fst_delta_version(). Any number
+/// of threads at once.
 FST_API FST_NODISCARD fst_status fst_delta_patch_make(const fst_delta *delta, size_t index,
                                                       const fst_delta_patch_options *options,
                                                       fst_delta_patch *out, fst_error *error);
@@ -231,7 +234,7 @@ FST_API FST_NODISCARD fst_status fst_delta_patch_make(const fst_delta *delta, si
 /// Frees the arrays of a patch. NULL is allowed.
 FST_API void fst_delta_patch_clear(fst_delta_patch *patch);
 
-/// Who is to read the index. The shards are the same.
+/// The programs that will read the index. The shards are the same for all.
 typedef enum fst_delta_dialect {
     FST_DELTA_SGLANG = 0,       ///< SGLang, slime and miles: decimal versions
     FST_DELTA_MODELEXPRESS = 1, ///< ModelExpress: xor and adler32 only; sorted, compact index
@@ -248,10 +251,10 @@ typedef struct fst_delta_make_options {
     fst_digest digest; ///< FST_DIGEST_ADLER32, _XXH3_128 or _BLAKE3
     fst_delta_dialect dialect;
     int level;             ///< of zstd, 1 to 19; 0: 1
-    uint32_t thread_count; ///< 0: one per processor, at most 16; each writes one shard
+    uint32_t thread_count; ///< 0: the number of CPUs; at most 16; each thread writes one shard
     uint32_t flags;        ///< FST_DELTA_DURABLE or 0
-    /// The new state; exactly one of: the path of a checkpoint, tensors in memory, or a delta whose
-    /// new state is meant (which converts between encodings and folds a chain into one version).
+    /// The new state, exactly one of: the path of a checkpoint, tensors in memory, or a delta whose
+    /// result is the new state (to convert between encodings, or to fold a chain into one version).
     const char *checkpoint;
     const fst_delta_memory *tensors;
     size_t tensor_count;
@@ -265,12 +268,12 @@ typedef struct fst_delta_make_options {
 /// first. After an error nothing stays in `folder`, unless the system refuses to list or remove the
 /// files; a later call removes them.
 ///
-/// FST_E_ARGUMENT where `folder` holds an index or other files of a model; what a killed call left
-/// there, and has listed in its mark making.tmp, is removed. FST_E_VERSION where the note of `old`
-/// names another version than base_version (or than the delta's base), where an application to
-/// `old` was interrupted, or where it has all new values of an overwrite delta already.
-/// FST_E_UNSUPPORTED for tensors of 4 GiB or more with FST_DELTA_OVERWRITE, and for a delta of more
-/// than 16 versions. `stats` may be NULL.
+/// FST_E_ARGUMENT if `folder` holds an index or other files of a model; files of a killed call,
+/// which its mark making.tmp lists, are removed. FST_E_VERSION if the version note of `old` names
+/// another version than base_version (or than the delta's base), if an update of `old` was
+/// interrupted, or if it already has all new values of an overwrite delta. FST_E_UNSUPPORTED for
+/// tensors of 4 GiB or more with FST_DELTA_OVERWRITE, and for a delta of more than 16 versions.
+/// `stats` may be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_make(const char *old, const char *folder,
                                                 const fst_delta_make_options *options,
                                                 fst_delta_stats *stats, fst_error *error);
