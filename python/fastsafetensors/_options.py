@@ -53,8 +53,8 @@ def parse_size(name: str, size: int | str, low: int = 1) -> int:
     if found is None:
         raise ValueError(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {size!r}")
     if not low <= found < 2**63:
-        kind = "positive" if low else "0 or more"
-        raise ValueError(f"{name} must be {kind} and below 2^63 bytes, not {size!r}")
+        least = "positive" if low else "0 or positive"
+        raise ValueError(f"{name} must be {least} and below 2^63 bytes, not {size!r}")
     return found
 
 

@@ -6,8 +6,10 @@ import functools
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import struct
+import tempfile
 
 import pytest
 
@@ -168,14 +170,24 @@ def raw(tmp_path):
     return lambda header, data=b"", name="m.safetensors": write_raw(tmp_path / name, header, data)
 
 
+def _others_may_reach(path):
+    return all(folder.stat().st_mode & 0o001 for folder in path.resolve().parents)
+
+
 @pytest.fixture(scope="session")
 def command():
-    """Path of the built command."""
-    for folder in ("test", "release"):
-        path = ROOT / "build" / folder / "cli/fastsafetensors"
-        if path.exists():
-            return os.fspath(path)
-    pytest.skip("the command is not built")
+    """Path of the built command, which other users may run too."""
+    built = [path for path in (ROOT / "build/test/cli/fastsafetensors",
+                               ROOT / "build/release/cli/fastsafetensors") if path.exists()]
+    if not built:
+        pytest.skip("the command is not built")
+    if os.getuid() != 0 or _others_may_reach(built[0]):
+        yield os.fspath(built[0])
+        return
+    # Tests that give up the rights of root need a copy where the checkout is in /root.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield shutil.copy(built[0], folder)
 
 
 @pytest.fixture(scope="session")

@@ -195,7 +195,7 @@ def test_make_and_readers_look_at_the_note(tmp_path, states, local):
         lambda: deltas.convert(local, chain[0], made),
         lambda: list(deltas.Delta(chain[0]).patches(local, framework="numpy"))]
     for call in calls:
-        assert "own note" in expect("VersionMismatch", call)
+        assert "its version note" in expect("VersionMismatch", call)
     (local / ".weight_sync" / "journal").write_bytes(b"")
     for call in calls:
         assert "interrupted" in expect("VersionMismatch", call)

@@ -8,7 +8,7 @@ import pytest
     ({"offline": "no"}, TypeError, "offline must be True or False, not 'no'"),
     ({"anonymous": 1}, TypeError, "anonymous must be True or False, not 1"),
     ({"cache_required": "off"}, TypeError, "cache_required must be True or False"),
-    ({"cache_bytes_max": -1}, ValueError, "cache_bytes_max must be positive and below"),
+    ({"cache_bytes_max": -1}, ValueError, "cache_bytes_max must be 0 or positive and below"),
     ({"tries_max": -1}, ValueError, "tries_max must be 0 to 4294967295, not -1"),
     ({"connect_ms": 2**40}, ValueError, "connect_ms must be 0 to 4294967295"),
     ({"retry_base_ms": "5"}, TypeError, "retry_base_ms must be a whole number, not '5'"),
