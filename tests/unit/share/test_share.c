@@ -183,7 +183,7 @@ TEST(a_forked_child_does_not_keep_the_claims_of_its_parent)
     close(ends[1]);
 }
 
-TEST(claims_of_a_stopped_process_do_not_count_after_a_time)
+TEST(chunks_of_a_stopped_process_are_stalled_after_a_time_and_stay_its_own)
 {
     use_folder("stopped");
     pid_t owner = start_owner("a");
@@ -192,10 +192,12 @@ TEST(claims_of_a_stopped_process_do_not_count_after_a_time)
     CHECK(share != NULL);
     CHECK_INT(fsti_share_claim(share, 0), FSTI_SHARE_TAKEN);
     fsti_share_stall_time(1);
-    fsti_share_step step = fsti_share_claim(share, 0);
+    fsti_share_step stalled = fsti_share_claim(share, 0), other = fsti_share_claim(share, 1);
     fsti_share_stall_time(0);
     end_child(owner);
-    CHECK_INT(step, FSTI_SHARE_CLAIMED);
+    CHECK_INT(stalled, FSTI_SHARE_STALLED);
+    CHECK_INT(other, FSTI_SHARE_CLAIMED);
+    CHECK_INT(fsti_share_claim(share, 0), FSTI_SHARE_CLAIMED);
     fsti_share_unref(share);
 }
 
