@@ -64,6 +64,9 @@ size_t fsti_text_step(const char *text, size_t left, uint32_t *code, int *column
 void fsti_text_make_printable(char *text);
 /// Implements fst_size_parse().
 bool fsti_size_parse(const char *text, uint64_t *size_bytes);
+/// Removes "/" and "/." from the end of a folder's path. With them, O_NOFOLLOW would follow a
+/// symbolic link of that name.
+void fsti_path_trim(char *path);
 /// Appends as much of `words` as fits into a buffer of `size` bytes.
 void fsti_append(char *text, size_t size, const char *words);
 

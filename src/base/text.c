@@ -116,3 +116,10 @@ void fsti_text_make_printable(char *text) {
     }
     text[used] = '\0';
 }
+
+void fsti_path_trim(char *path) {
+    for (size_t size = strlen(path); size > 1; path[--size] = '\0') {
+        bool is_dot = path[size - 1] == '.' && path[size - 2] == '/';
+        if (path[size - 1] != '/' && (!is_dot || size == 2)) return;
+    }
+}

@@ -49,11 +49,15 @@ static fst_status check_folder(const char *path, int fd, fst_error *error) {
                           (info.st_mode & S_IWOTH) != 0 ? "everybody" : "its group");
 }
 
-fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *out,
+fst_status fsti_cache_folder_open(const char *given, bool makes, cache_folder *out,
                                   fst_error *error) {
     const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     *out = (cache_folder){.fd = -1, .lock_fd = -1};
-    snprintf(out->path, sizeof out->path, "%s", path);
+    if (strlen(given) >= sizeof out->path)
+        return fsti_error_errno(error, ENAMETOOLONG, given, "opening the cache folder");
+    snprintf(out->path, sizeof out->path, "%s", given);
+    fsti_path_trim(out->path);
+    const char *path = out->path;
     int fd = open(path, flags);
     if (fd < 0 && errno == ENOENT && makes) {
         int failed = make_folders(path);

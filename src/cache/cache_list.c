@@ -64,7 +64,9 @@ static void remove_remains(const cache_folder *folder, const char *file) {
     char name[CACHE_NAME_BYTES] = "";
     struct stat info;
     size_t size = strlen(file);
-    bool is_unfinished = size > CACHE_NAME_BYTES && fsti_ends_with(file, ".tmp");
+    // Other files in a folder that the user named are left alone.
+    bool is_unfinished = strspn(file, "0123456789abcdef") == CACHE_NAME_BYTES - 1 &&
+                         size > CACHE_NAME_BYTES && fsti_ends_with(file, ".tmp");
     if (fstatat(folder->fd, file, &info, AT_SYMLINK_NOFOLLOW) != 0) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

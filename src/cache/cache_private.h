@@ -44,7 +44,7 @@ fst_status fsti_cache_settings(const char *folder, cache_settings *out, fst_erro
 // ---- folders (cache_folder.c) ----
 
 /// Opens a folder, and creates it if `makes`. FST_E_PERMISSION if other users may write to it.
-fst_status fsti_cache_folder_open(const char *path, bool makes, cache_folder *out,
+fst_status fsti_cache_folder_open(const char *given, bool makes, cache_folder *out,
                                   fst_error *error);
 void fsti_cache_folder_close(cache_folder *folder);
 /// Takes the folder's lock, waiting at most 10 seconds. Returns 0 or an errno.

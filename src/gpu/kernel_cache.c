@@ -58,7 +58,9 @@ static bool find_folder(cache_folder *out) {
     }
     if (rest == NULL || base[0] != '/') return false;
     int used = snprintf(out->path, sizeof out->path, "%s%s", base, rest);
-    return used > 0 && (size_t)used < sizeof out->path;
+    if (used <= 0 || (size_t)used >= sizeof out->path) return false;
+    fsti_path_trim(out->path);
+    return true;
 }
 
 /// Creates the folder and its parents, for this user only. Opening the folder reports the errors.
@@ -169,6 +171,20 @@ bool fsti_kernel_cache_read(const char *key, fsti_kernel_code *out, char *note, 
     return good;
 }
 
+/// Whether a name is `begin` and then `size` hexadecimal digits.
+static bool is_named(const char *name, const char *begin, size_t size) {
+    size_t begin_size = strlen(begin);
+    return strncmp(name, begin, begin_size) == 0 && strlen(name + begin_size) == size &&
+           strspn(name + begin_size, "0123456789abcdef") == size;
+}
+
+/// Whether a name is that of a temporary file: "new-", a process, "-" and 16 digits.
+static bool is_temporary_name(const char *name) {
+    if (strncmp(name, "new-", 4) != 0) return false;
+    size_t digits = strspn(name + 4, "0123456789");
+    return digits > 0 && is_named(name + 4 + digits, "-", 16);
+}
+
 /// Deletes temporary files of killed processes and, if there are more than FILE_COUNT_MAX kernels,
 /// the oldest one.
 static void limit_folder(int folder) {
@@ -181,8 +197,9 @@ static void limit_folder(int folder) {
     if (list == NULL) return;
     for (const struct dirent *entry; (entry = readdir(list)) != NULL;) {
         struct stat info;
-        bool is_temporary = strncmp(entry->d_name, "new-", 4) == 0;
-        if (!is_temporary && strncmp(entry->d_name, "hip-", 4) != 0) continue;
+        // Other files in a folder that the user named are left alone.
+        bool is_temporary = is_temporary_name(entry->d_name);
+        if (!is_temporary && !is_named(entry->d_name, "hip-", 16)) continue;
         if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
         if (is_temporary && time(NULL) - info.st_mtim.tv_sec > LEFTOVER_AGE_S)
             (void)unlinkat(folder, entry->d_name, 0);

@@ -6,8 +6,9 @@
 /// A segment lies in a folder of the user on a tmpfs. It holds a header, one byte of state per
 /// chunk and per batch, and the batches' bytes. A process claims a chunk by a lock on one byte of
 /// the file, writes the chunk through a shared mapping and marks it as done. Locks end with the
-/// process, so another process takes over what a killed one has not finished. Tensors lie in
-/// private mappings of the same pages: a store to them reaches no other process.
+/// process, so another process takes over what a killed one has not finished. A chunk that is done
+/// never changes, because a process writes only under the lock. Tensors lie in private mappings of the
+/// same pages: a store to them reaches no other process.
 #ifndef FSTI_SHARE_H
 #define FSTI_SHARE_H
 
@@ -54,9 +55,10 @@ typedef enum fsti_share_step {
     FSTI_SHARE_DONE,    ///< the bytes are there
     FSTI_SHARE_CLAIMED, ///< the caller writes the chunk, then calls fsti_share_finish()
     FSTI_SHARE_TAKEN,   ///< another process or load writes it; try again later
+    FSTI_SHARE_STALLED, ///< the same, but no chunk of the segment was finished for some time
 } fsti_share_step;
-/// Claims a chunk. A chunk is also given to the caller when no chunk of the segment was finished
-/// for some time, because its owner may be stopped. Both then write the same bytes.
+/// Claims a chunk. The owner of a stalled chunk may be stopped, and may still write it later, so
+/// the caller has to read the chunk into its own memory.
 fsti_share_step fsti_share_claim(fsti_share *share, uint32_t chunk);
 /// Marks a chunk as done, after its last byte was written, and ends the claim.
 void fsti_share_finish(fsti_share *share, uint32_t chunk);

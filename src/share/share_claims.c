@@ -6,8 +6,8 @@
 
 #include "share_private.h"
 
-/// A claim does not count any more if no process finished a chunk of the segment in this time: its
-/// owner is probably stopped. A slow server needs less for a chunk.
+/// A claim counts as stalled if no process finished a chunk of the segment in this time: its owner
+/// is probably stopped. A slow server needs less for a chunk.
 #define STALL_NS ((uint64_t)30 * 1000000000)
 static atomic_ullong stall_ns = STALL_NS;
 
@@ -88,10 +88,13 @@ static bool is_stalled(fsti_share *share) {
 
 fsti_share_step fsti_share_claim(fsti_share *share, uint32_t chunk) {
     if (fsti_share_is_done(share, chunk)) return FSTI_SHARE_DONE;
+    // Only the owner of the lock ever writes the chunk, also when it is stalled. A stopped process
+    // may continue at any time, in the middle of a read into the segment, and no check before a
+    // write can exclude that. A second writer would mark the chunk as done, and the late owner
+    // would then change bytes that others have accepted. If locks fail, no process writes.
     if (!fsti_share_set_lock(share->lock_fd, F_WRLCK, SHARE_CLAIMS_AT + chunk, 1)) {
         bool is_taken = errno == EAGAIN || errno == EACCES;
-        // If locks fail, every process reads for itself, and all write the same bytes.
-        return is_taken && !is_stalled(share) ? FSTI_SHARE_TAKEN : FSTI_SHARE_CLAIMED;
+        return is_taken && !is_stalled(share) ? FSTI_SHARE_TAKEN : FSTI_SHARE_STALLED;
     }
     // Another owner may have finished it just before.
     if (!fsti_share_is_done(share, chunk)) return FSTI_SHARE_CLAIMED;

@@ -16,7 +16,10 @@ static const char lock_name[] = "lock";
 #define LOCK_TRIES 2500u
 #define LOCK_PAUSE_NS 2000000
 
-int fsti_share_folder_open(const char *path, bool is_wanted, char *why, size_t why_size) {
+int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t why_size) {
+    char path[SHARE_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", given); // the settings have checked its length
+    fsti_path_trim(path);
     if (is_wanted) (void)mkdir(path, S_IRWXU);
     // A link could lead to a folder that another user controls.
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), failure = errno;
@@ -77,7 +80,10 @@ bool fsti_share_file_open(int folder_fd, const char *name, share_file *out) {
     }
     out->fd = fd;
     out->in_use = !fsti_share_is_unused(fd);
-    out->is_valid = pread(fd, &out->head, sizeof out->head, 0) == (ssize_t)sizeof out->head &&
+    ssize_t head_bytes = pread(fd, &out->head, sizeof out->head, 0);
+    out->has_magic =
+        head_bytes >= (ssize_t)sizeof out->head.magic && fsti_share_header_has_magic(&out->head);
+    out->is_valid = head_bytes == (ssize_t)sizeof out->head &&
                     fsti_share_header_is_valid(&out->head, (uint64_t)out->stamp.st_size) &&
                     strcmp(out->head.name, name) == 0;
     return true;
@@ -102,7 +108,8 @@ int fsti_share_folder_visit(int folder_fd, share_file_visitor visit, void *conte
         share_file file;
         if (!is_segment_name(entry->d_name)) continue;
         if (!fsti_share_file_open(folder_fd, entry->d_name, &file)) continue;
-        visit(context, &file);
+        // The user may have named a folder with other files, whose names may look the same.
+        if (file.has_magic) visit(context, &file);
         close(file.fd);
     }
     closedir(folder);

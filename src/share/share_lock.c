@@ -33,10 +33,14 @@ void fsti_share_header_make(share_header *head) {
     head->check = check_of(head);
 }
 
+bool fsti_share_header_has_magic(const share_header *head) {
+    return memcmp(head->magic, magic, sizeof magic) == 0;
+}
+
 /// The sizes are checked too, so that no mapping is longer than its file.
 bool fsti_share_header_is_valid(const share_header *head, uint64_t file_bytes) {
     uint64_t states = (uint64_t)head->chunk_count + head->batch_count;
-    return memcmp(head->magic, magic, sizeof magic) == 0 && head->check == check_of(head) &&
+    return fsti_share_header_has_magic(head) && head->check == check_of(head) &&
            head->chunk_count <= SHARE_CHUNK_COUNT_MAX &&
            head->batch_count <= SHARE_CHUNK_COUNT_MAX && head->data_bytes <= SHARE_DATA_BYTES_MAX &&
            head->control_bytes == fsti_align_up(SHARE_HEADER_BYTES + states, SHARE_PAGE_BYTES) &&

@@ -84,7 +84,7 @@ bool fsti_share_settings(const char *folder, share_settings *out, char *why, siz
 
 /// Opens the folder, and creates it if `is_wanted`. Returns -1, with errno and the reason in `why`,
 /// if it does not exist or other users can access it.
-int fsti_share_folder_open(const char *path, bool is_wanted, char *why, size_t why_size);
+int fsti_share_folder_open(const char *given, bool is_wanted, char *why, size_t why_size);
 /// Locks the folder against other processes and loads. Returns the lock's descriptor, to be closed,
 /// or -1 after some seconds.
 int fsti_share_folder_lock(int folder_fd);
@@ -95,12 +95,14 @@ typedef struct share_file {
     int fd;
     struct stat stamp;
     share_header head;   ///< a copy
+    bool has_magic;      ///< a segment, maybe a damaged one; other files are left alone
     bool is_valid;       ///< the header is valid
     bool in_use;         ///< a process uses it
     uint64_t done_count; ///< chunks; counted only by fsti_share_visit()
 } share_file;
 typedef void (*share_file_visitor)(void *context, const share_file *file);
-/// Calls `visit` for each segment. Files that cannot be opened are left out. 0, or an errno.
+/// Calls `visit` for each segment. Other files, and those that cannot be opened, are skipped.
+/// Returns 0 or an errno.
 int fsti_share_folder_visit(int folder_fd, share_file_visitor visit, void *context);
 /// Removes the name of a segment.
 void fsti_share_folder_remove(int folder_fd, const char *name);
@@ -118,6 +120,7 @@ bool fsti_share_set_lock(int fd, int type, off_t at, off_t count);
 /// Whether no other open file holds a lock on the users' byte.
 bool fsti_share_is_unused(int fd);
 void fsti_share_header_make(share_header *head);
+bool fsti_share_header_has_magic(const share_header *head);
 bool fsti_share_header_is_valid(const share_header *head, uint64_t file_bytes);
 
 // ---- the segments of this process (share_process.c) ----

@@ -102,6 +102,12 @@ static found_file use_file(fsti_share *share, const share_header *head) {
     share_file file;
     if (!fsti_share_file_open(share->folder_fd, share->name, &file))
         return errno == ENOENT ? FILE_ABSENT : FILE_REFUSED;
+    // An empty file is left by a process that was killed while it created the segment.
+    if (!file.has_magic && file.stamp.st_size != 0) {
+        close(file.fd);
+        errno = EEXIST; // a file of another program
+        return FILE_REFUSED;
+    }
     share->lock_fd = file.fd;
     bool is_good = matches_request(&file, head);
     if (is_good && (!fsti_share_set_lock(file.fd, F_RDLCK, SHARE_USERS_AT, 1) ||
@@ -130,12 +136,12 @@ static bool make_file(fsti_share *share, const share_header *head) {
     share->lock_fd = openat(share->folder_fd, share->name,
                             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR);
     if (share->lock_fd < 0) return false;
-    if (ftruncate(share->lock_fd, (off_t)share->file_bytes) == 0 &&
+    // The header first, so that the file is known as a segment if this process is killed now.
+    if (pwrite(share->lock_fd, head, sizeof *head, 0) == (ssize_t)sizeof *head &&
+        ftruncate(share->lock_fd, (off_t)share->file_bytes) == 0 &&
         fsti_share_set_lock(share->lock_fd, F_RDLCK, SHARE_USERS_AT, 1) &&
-        map_control(share, head->control_bytes)) {
-        memcpy(share->control, head, sizeof *head);
+        map_control(share, head->control_bytes))
         return true;
-    }
     discard_file(share);
     return false;
 }

@@ -30,14 +30,24 @@ typedef struct chunk_state {
     uint8_t method;           ///< fst_ring, for chunks read by io_uring
     uint16_t blocks_left;     ///< used only by the worker that took the chunk
     uint8_t slot;             ///< of the staging ring
+    bool is_claimed; ///< by this process in the segment; used only by the worker that took it
+    bool is_left;    ///< not done when its batch left the segment: read into private pages
 } chunk_state;
+
+/// Where the bytes of a batch are written.
+typedef enum batch_place {
+    BATCH_OWN,     ///< memory of this process: its own, or private pages of a segment's mapping
+    BATCH_SHARED,  ///< the job's segment
+    BATCH_LEAVING, ///< becomes BATCH_OWN when this process has finished the chunks it claimed
+} batch_place;
 
 typedef struct batch_state {
     fsti_batch_step step;
     uint32_t chunks_left;
     fsti_buffer *buffer; ///< NULL if all its items have destinations
-    char *base;     ///< where bytes for the buffer are written: its data, or a shared mapping of it
-    bool is_shared; ///< the buffer maps a batch of the job's segment
+    char *base; ///< where bytes for the buffer are written: its data, or a shared mapping of it
+    batch_place place;
+    uint32_t claims; ///< chunks that this process is claiming, or has claimed and not finished
 } batch_state;
 
 /// The list of counters, with their names in fst_load_stats.

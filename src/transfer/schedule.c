@@ -215,7 +215,7 @@ static void publish_batch(fsti_pipeline *pipeline, const batch_memory *memory,
     }
     state->buffer = buffer;
     state->base = memory->base;
-    state->is_shared = buffer != NULL && memory->base != buffer->data;
+    state->place = buffer != NULL && memory->base != buffer->data ? BATCH_SHARED : BATCH_OWN;
     state->step = BATCH_ADMITTED;
     pipeline->chunk_limit = pipeline->job.plan->batches[pipeline->batches_admitted].chunk_end;
     if (classifies_at_once(pipeline)) pipeline->chunks_known = pipeline->chunk_limit;

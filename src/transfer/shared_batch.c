@@ -52,3 +52,57 @@ void fsti_shared_batch(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **ou
     (*out)->allocator.context = fsti_share_ref(share);
     (*out)->writable = pipeline->job.share_is_writable;
 }
+
+static batch_state *batch_of(fsti_pipeline *pipeline, uint32_t chunk) {
+    const fsti_plan *plan = pipeline->job.plan;
+    return &pipeline->batches[plan->extents[plan->chunks[chunk].extent].batch];
+}
+
+/// From now on, the chunks of the batch that are not done are written to the private mapping that
+/// its tensors will lie in. The first store to a page copies it, so what the stalled owner writes
+/// later reaches none of these pages. A copied page also gets no bytes of its other chunks any
+/// more, so all of them are done now or become private too. The lock must be held.
+static void make_private(fsti_pipeline *pipeline, batch_state *batch) {
+    const fsti_plan_batch *range = &pipeline->job.plan->batches[batch - pipeline->batches];
+    for (uint32_t i = range->chunk_first; i < range->chunk_end; i++)
+        pipeline->chunks[i].is_left = !fsti_share_is_done(pipeline->job.share, i);
+    batch->base = batch->buffer->data;
+    batch->place = BATCH_OWN;
+}
+
+fsti_shared_turn fsti_shared_begin(fsti_pipeline *pipeline, uint32_t chunk) {
+    batch_state *batch = batch_of(pipeline, chunk);
+    fsti_shared_turn turn = FSTI_TURN_LATER;
+    pthread_mutex_lock(&pipeline->lock);
+    if (batch->place == BATCH_LEAVING && batch->claims == 0) make_private(pipeline, batch);
+    if (batch->place == BATCH_SHARED) {
+        batch->claims++;
+        turn = FSTI_TURN_CLAIM;
+    } else if (batch->place == BATCH_OWN) {
+        // The buffer of a batch that was never in the segment is no mapping of it.
+        bool was_shared = batch->buffer != NULL && batch->buffer->release == release_mapping;
+        turn = was_shared && !pipeline->chunks[chunk].is_left ? FSTI_TURN_DONE : FSTI_TURN_READ;
+    }
+    pthread_mutex_unlock(&pipeline->lock);
+    return turn;
+}
+
+void fsti_shared_end_claim(fsti_pipeline *pipeline, uint32_t chunk) {
+    pthread_mutex_lock(&pipeline->lock);
+    batch_of(pipeline, chunk)->claims--;
+    pthread_mutex_unlock(&pipeline->lock);
+}
+
+fst_status fsti_shared_leave(fsti_pipeline *pipeline, uint32_t chunk, fst_error *error) {
+    batch_state *batch = batch_of(pipeline, chunk);
+    fsti_buffer *buffer = batch->buffer;
+    // Each private page takes memory in addition to the segment's.
+    FST_TRY(fsti_memory_check(buffer->size_bytes, error));
+    if (mprotect(buffer->data, buffer->size_bytes, PROT_READ | PROT_WRITE) != 0)
+        return fsti_error_memory(error, buffer->size_bytes);
+    note_own_batch(pipeline, "the process that reads it is stopped or slow");
+    pthread_mutex_lock(&pipeline->lock);
+    if (batch->place == BATCH_SHARED) batch->place = BATCH_LEAVING;
+    pthread_mutex_unlock(&pipeline->lock);
+    return FST_OK;
+}

@@ -90,6 +90,19 @@ void fsti_host_explain(fsti_pipeline *pipeline, char *text, size_t size);
 /// is then this process's own. `base`: where its bytes are written. (shared_batch.c)
 void fsti_shared_batch(fsti_pipeline *pipeline, uint32_t batch, fsti_buffer **out, char **base);
 
+/// What to do with a chunk of a job with a segment.
+typedef enum fsti_shared_turn {
+    FSTI_TURN_CLAIM, ///< claim it in the segment, then call fsti_shared_end_claim()
+    FSTI_TURN_READ,  ///< read it into this process's memory
+    FSTI_TURN_DONE,  ///< its bytes are in the segment
+    FSTI_TURN_LATER, ///< this process still writes other chunks of the batch to the segment
+} fsti_shared_turn;
+fsti_shared_turn fsti_shared_begin(fsti_pipeline *pipeline, uint32_t chunk);
+/// A claim was refused, or its chunk is finished.
+void fsti_shared_end_claim(fsti_pipeline *pipeline, uint32_t chunk);
+/// Makes the unfinished chunks of a chunk's batch private, because the owner of one is stalled.
+fst_status fsti_shared_leave(fsti_pipeline *pipeline, uint32_t chunk, fst_error *error);
+
 /// For sinks that never wait.
 fst_status fsti_sink_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                             fst_error *error);

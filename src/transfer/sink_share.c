@@ -1,31 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The sink for memory that the processes of a node share. A chunk is claimed before it is read. If
-/// another process has claimed it, it is deferred until that process has read it or ended.
+/// another process has claimed it, it is deferred until that process has read it or ended. If that
+/// process is stalled, the unfinished chunks of the batch are read into private pages instead.
 #include "sink.h"
 
-static bool is_shared(const fsti_pipeline *pipeline, uint32_t chunk) {
-    const fsti_plan *plan = pipeline->job.plan;
-    return pipeline->batches[plan->extents[plan->chunks[chunk].extent].batch].is_shared;
-}
-
-static fst_status prepare_shared(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
-                                 worker_counts *counts, fst_error *error) {
+static fst_status finish_done(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
+                              fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
-    if (!is_shared(pipeline, chunk))
-        return fsti_host_prepare(pipeline, chunk, target, counts, error);
-    target->answer = SINK_DONE;
-    switch (fsti_share_claim(pipeline->job.share, chunk)) {
-    case FSTI_SHARE_CLAIMED: return fsti_host_prepare(pipeline, chunk, target, counts, error);
-    case FSTI_SHARE_TAKEN: fsti_pipeline_defer(pipeline, chunk); return FST_OK;
-    case FSTI_SHARE_DONE: break;
-    }
     counts->shared_bytes += range->end - range->begin;
     return fsti_sink_finish(pipeline, chunk, counts, error);
 }
 
+/// Claims a chunk. If that is impossible for now, it is deferred.
+static fst_status claim(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                        worker_counts *counts, fst_error *error) {
+    fsti_share_step step = fsti_share_claim(pipeline->job.share, chunk);
+    pipeline->chunks[chunk].is_claimed = step == FSTI_SHARE_CLAIMED;
+    if (step == FSTI_SHARE_CLAIMED)
+        return fsti_host_prepare(pipeline, chunk, target, counts, error);
+    fsti_shared_end_claim(pipeline, chunk);
+    if (step == FSTI_SHARE_DONE) return finish_done(pipeline, chunk, counts, error);
+    if (step == FSTI_SHARE_STALLED) FST_TRY(fsti_shared_leave(pipeline, chunk, error));
+    fsti_pipeline_defer(pipeline, chunk);
+    return FST_OK;
+}
+
+static fst_status prepare_shared(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
+                                 worker_counts *counts, fst_error *error) {
+    target->answer = SINK_DONE;
+    switch (fsti_shared_begin(pipeline, chunk)) {
+    case FSTI_TURN_CLAIM: return claim(pipeline, chunk, target, counts, error);
+    case FSTI_TURN_READ: return fsti_host_prepare(pipeline, chunk, target, counts, error);
+    case FSTI_TURN_DONE: return finish_done(pipeline, chunk, counts, error);
+    case FSTI_TURN_LATER: break;
+    }
+    fsti_pipeline_defer(pipeline, chunk);
+    return FST_OK;
+}
+
 static fst_status complete_shared(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts,
                                   fst_error *error) {
-    if (is_shared(pipeline, chunk)) fsti_share_finish(pipeline->job.share, chunk);
+    if (pipeline->chunks[chunk].is_claimed) {
+        fsti_share_finish(pipeline->job.share, chunk);
+        fsti_shared_end_claim(pipeline, chunk);
+    }
     return fsti_sink_finish(pipeline, chunk, counts, error);
 }
 

@@ -388,11 +388,14 @@ TEST(the_kernel_folder_is_bounded)
     fsti_free(got.bytes);
     CHECK(!fsti_kernel_cache_read("key 0", &got, note, sizeof note) && got.bytes == NULL);
     // What a killed process left is deleted an hour later, and not before.
-    snprintf(said, sizeof said, "touch %s/new-1-a && touch -d '2 hours ago' %s/new-1-b", folder,
-             folder);
+    snprintf(said, sizeof said,
+             "touch %s/new-1-00000000000000aa && touch -d '2 hours ago' %s/new-1-00000000000000bb",
+             folder, folder);
     CHECK_INT(system(said), 0);
     fsti_kernel_cache_write("key 39", &code, note, sizeof note);
-    snprintf(said, sizeof said, "test -e %s/new-1-a && ! test -e %s/new-1-b", folder, folder);
+    snprintf(said, sizeof said,
+             "test -e %s/new-1-00000000000000aa && ! test -e %s/new-1-00000000000000bb", folder,
+             folder);
     CHECK_INT(system(said), 0);
     unsetenv("FASTSAFETENSORS_KERNEL_CACHE_DIR");
 }

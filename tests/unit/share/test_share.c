@@ -183,7 +183,7 @@ TEST(a_forked_child_does_not_keep_the_claims_of_its_parent)
     close(ends[1]);
 }
 
-TEST(claims_of_a_stopped_process_do_not_count_after_a_time)
+TEST(chunks_of_a_stopped_process_are_stalled_after_a_time_and_stay_its_own)
 {
     use_folder("stopped");
     pid_t owner = start_owner("a");
@@ -192,10 +192,12 @@ TEST(claims_of_a_stopped_process_do_not_count_after_a_time)
     CHECK(share != NULL);
     CHECK_INT(fsti_share_claim(share, 0), FSTI_SHARE_TAKEN);
     fsti_share_stall_time(1);
-    fsti_share_step step = fsti_share_claim(share, 0);
+    fsti_share_step stalled = fsti_share_claim(share, 0), other = fsti_share_claim(share, 1);
     fsti_share_stall_time(0);
     end_child(owner);
-    CHECK_INT(step, FSTI_SHARE_CLAIMED);
+    CHECK_INT(stalled, FSTI_SHARE_STALLED);
+    CHECK_INT(other, FSTI_SHARE_CLAIMED);
+    CHECK_INT(fsti_share_claim(share, 0), FSTI_SHARE_CLAIMED);
     fsti_share_unref(share);
 }
 
@@ -321,6 +323,14 @@ TEST(a_folder_that_is_not_the_users_alone_is_refused)
     setenv("FASTSAFETENSORS_SHARE_DIR", link, 1);
     CHECK(open_share("a") == NULL);
     CHECK_CONTAINS(why, "cannot be opened");
+    static const char *const endings[] = {"/", "//", "/.", "/././/"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        char text[SHARE_PATH_BYTES];
+        snprintf(text, sizeof text, "%s%s", link, endings[i]);
+        setenv("FASTSAFETENSORS_SHARE_DIR", text, 1);
+        CHECK(open_share("a") == NULL);
+        CHECK_CONTAINS(why, "cannot be opened");
+    }
     if (geteuid() != 0) SKIP("needs root for a folder of another user");
     CHECK_INT(chown(folder, 12345, 12345), 0);
     setenv("FASTSAFETENSORS_SHARE_DIR", folder, 1);
@@ -372,14 +382,41 @@ TEST(damaged_segments_are_replaced)
         CHECK_INT(pread(fd, &byte, 1, (off_t)at), 1);
         byte ^= 0x40;
         CHECK_INT(pwrite(fd, &byte, 1, (off_t)at), 1);
-        CHECK_INT(finds_whole(), 0);
+        // Without the magic, the file could be of another program.
+        CHECK_INT(finds_whole(), at < sizeof(((share_header *)NULL)->magic) ? 2 : 0);
         close(fd);
+        (void)unlink(path);
     }
     // An empty file, left by a process that was killed while it created the segment.
     fd = make_kept(folder, path);
     CHECK_INT(ftruncate(fd, 0), 0);
     CHECK_INT(finds_whole(), 0);
     close(fd);
+}
+
+TEST(files_of_other_programs_are_never_deleted)
+{
+    const char *folder = use_folder("others");
+    const char *const names[] = {"00000000000000000000000000000000",
+                                 "d41d8cd98f00b204e9800998ecf8427e"};
+    char path[SHARE_PATH_BYTES];
+    CHECK_INT(mkdir(folder, 0700), 0);
+    setenv("FASTSAFETENSORS_SHARE_MAX", "400K", 1);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        int fd = open(path, O_RDWR | O_CREAT, 0600);
+        CHECK_INT(write(fd, "my only copy", i * 12), (int)(i * 12));
+        close(fd);
+    }
+    fsti_share *share = open_share("a");
+    CHECK(share != NULL);
+    CHECK(open_share("b") == NULL); // looks for space
+    fsti_share_unref(share);
+    CHECK_INT(fsti_share_drop(NULL, NULL, &(fst_segments_dropped){0}, NULL), FST_OK);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        CHECK_INT(access(path, F_OK), 0);
+    }
 }
 
 TEST(files_that_others_can_open_are_not_used)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -84,13 +85,17 @@ static fst_load_options shared_options(void) {
     return options;
 }
 
-static fst_loader *open_loader(const fst_load_options *options) {
+static fst_loader *open_loader_of(const char *name, const fst_load_options *options) {
     fst_model *model;
     fst_loader *loader;
-    if (fst_model_open(fixture_path("model"), NULL, &model, NULL) != FST_OK) abort();
+    if (fst_model_open(fixture_path(name), NULL, &model, NULL) != FST_OK) abort();
     if (fst_loader_open(model, options, &loader, NULL) != FST_OK) abort();
     fst_model_close(model);
     return loader;
+}
+
+static fst_loader *open_loader(const fst_load_options *options) {
+    return open_loader_of("model", options);
 }
 
 /// Reads the stream to its end; the number of tensors with the right bytes.
@@ -268,48 +273,109 @@ TEST(a_tensor_of_a_later_batch_is_not_read_twice)
 
 // ---- another process ----
 
-static void stop_self(fsti_io_op *op) {
-    if (op->offset > 4 * BYTES && op->engine == FST_ENGINE_PREAD) raise(SIGSTOP);
-}
-
 static void fail_self(fsti_io_op *op) {
     if (op->offset > 4 * BYTES && op->engine == FST_ENGINE_PREAD) op->result = -EIO;
 }
 
 /// Starts a child that loads with a hook in its reads.
-static pid_t start_child(fsti_io_fault_hook hook) {
+static pid_t start_child_of(const char *name, fsti_io_fault_hook hook) {
     pid_t child = fork();
     if (child != 0) return child;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); // also if a check fails while the child is stopped
     fst_load_options options = shared_options();
     options.thread_count = 1;
     fsti_io_fault_hook_set(hook);
-    fst_loader *loader = open_loader(&options);
+    fst_loader *loader = open_loader_of(name, &options);
     fst_status status = fst_loader_wait(loader, -1, NULL);
     fst_loader_close(loader);
     _exit(status == FST_E_IO ? 3 : 4);
 }
 
-TEST(a_stopped_process_is_waited_for_until_the_timeout_and_then_replaced)
-{
-    use_folder("stopped");
+static pid_t start_child(fsti_io_fault_hook hook) { return start_child_of("model", hook); }
+
+/// Takes all tensors of the stream and keeps them. The number with the right bytes.
+static size_t keep_right(fst_loader *loader, fst_tensor *kept[COUNT]) {
+    size_t right = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        if (fst_loader_next(loader, 60000, &kept[i], NULL) != FST_OK) return right;
+        if (fst_tensor_view_get(kept[i], &view, NULL) == FST_OK)
+            right += fixture_matches(view.data, i * BYTES, BYTES) != 0;
+    }
+    return right;
+}
+
+static size_t count_kept(fst_tensor *kept[COUNT]) {
+    size_t right = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
+        if (fst_tensor_view_get(kept[i], &view, NULL) == FST_OK)
+            right += fixture_matches(view.data, i * BYTES, BYTES) != 0;
+    }
+    return right;
+}
+
+/// Overwrites the tensors of a model in place.
+static void overwrite_model(const char *name) {
+    static char other[BYTES];
+    struct stat stamp;
+    int fd = open(fixture_path(name), O_RDWR);
+    memset(other, 0xee, sizeof other);
+    if (fd < 0 || fstat(fd, &stamp) != 0) abort();
+    for (uint64_t i = 1; i <= COUNT; i++)
+        if (pwrite(fd, other, BYTES, stamp.st_size - (off_t)(i * BYTES)) != (ssize_t)BYTES) abort();
+    close(fd);
+}
+
+static uint64_t stop_at;
+
+/// Stops at reads from `stop_at` on. The hook runs after the read, so it repeats the read when the
+/// process continues, as one that was stopped before it would do.
+static void stop_before_read(fsti_io_op *op) {
+    if (op->offset < stop_at || op->engine != FST_ENGINE_PREAD) return;
+    raise(SIGSTOP);
+    int fd = open(fixture_path("late_model"), O_RDONLY);
+    (void)!pread(fd, op->buffer, op->size, (off_t)op->offset);
+    close(fd);
+}
+
+/// A process stops before a read into the segment and goes on after another process has returned
+/// its tensors and the file was overwritten.
+static void check_late_owner(const char *name) {
     int state;
-    const fst_load_options options = shared_options();
-    pid_t child = start_child(stop_self);
+    fst_load_stats stats = FST_STRUCT_INIT(fst_load_stats);
+    fst_load_options options = shared_options();
+    fst_tensor *kept[COUNT];
+    fixture_tensors(name, COUNT, BYTES);
+    pid_t child = start_child_of(name, stop_before_read);
     CHECK_INT(waitpid(child, &state, WUNTRACED), child);
     CHECK(WIFSTOPPED(state));
-    fst_loader *loader = open_loader(&options);
-    fst_status waited = fst_loader_wait(loader, 200, NULL), status;
+    fst_loader *loader = open_loader_of(name, &options);
+    fst_status waited = fst_loader_wait(loader, 200, NULL);
     fsti_share_stall_time(1);
-    size_t right = count_right(loader, &status, NULL);
+    size_t right = keep_right(loader, kept);
     fsti_share_stall_time(0);
-    // When the stopped process continues, it writes the same bytes again.
-    kill(child, SIGCONT);
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    fst_loader_close(loader);
     CHECK_INT(waited, FST_E_TIMEOUT);
-    CHECK_INT(status, FST_END);
     CHECK_INT(right, COUNT);
+    overwrite_model(name);
+    // It fails, because the file was changed, but reads into the segment first.
+    while (!WIFEXITED(state)) {
+        kill(child, SIGCONT);
+        CHECK_INT(waitpid(child, &state, WUNTRACED), child);
+    }
+    CHECK_INT(WEXITSTATUS(state), 4);
+    CHECK_INT(count_kept(kept), COUNT);
+    CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+    CHECK_CONTAINS(stats.reason, "partly in memory of this process: the process that reads it is");
+    for (size_t i = 0; i < COUNT; i++) fst_tensor_unref(kept[i]);
+    fst_loader_close(loader);
+}
+
+TEST(a_process_that_continues_late_changes_no_tensor_of_another)
+{
+    use_folder("late");
+    for (stop_at = 0; stop_at < COUNT * BYTES; stop_at += COUNT * BYTES / 4)
+        check_late_owner("late_model");
 }
 
 TEST(a_failed_load_leaves_its_chunks_to_others)
