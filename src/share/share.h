@@ -7,8 +7,8 @@
 /// chunk and per batch, and the batches' bytes. A process claims a chunk by a lock on one byte of
 /// the file, writes the chunk through a shared mapping and marks it as done. Locks end with the
 /// process, so another process takes over what a killed one has not finished. A chunk that is done
-/// never changes, because a process writes only under the lock. Tensors lie in private mappings of the
-/// same pages: a store to them reaches no other process.
+/// never changes, because a process writes only under the lock. Tensors lie in private mappings of
+/// the same pages: a store to them reaches no other process.
 #ifndef FSTI_SHARE_H
 #define FSTI_SHARE_H
 
