@@ -166,7 +166,8 @@ FST_API FST_NODISCARD fst_status fst_delta_apply(const fst_delta *delta, const c
                                                  fst_delta_stats *stats, fst_error *error);
 
 /// Finishes an application that was killed, or with FST_DELTA_ROLL_BACK undoes it; the delta's
-/// folders must still be where they were. FST_OK where nothing was interrupted.
+/// folders must still be where they were, and local. FST_OK where nothing was interrupted.
+/// FST_E_FILE_CHANGED if a file was saved again or changed after the kill; no file is changed then.
 FST_API FST_NODISCARD fst_status fst_delta_recover(const char *checkpoint,
                                                    const fst_delta_options *options,
                                                    fst_delta_stats *stats, fst_error *error);
