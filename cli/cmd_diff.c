@@ -59,7 +59,7 @@ static void update_worst(model_comparison *comparison, const fst_tensor_info *in
     comparison->all.element_count += summary->element_count;
     comparison->all.differing += summary->differing;
     comparison->all.sum += summary->sum;
-    while (at > 0 && !(summary->max <= comparison->worst[at - 1].max)) at--;
+    while (at > 0 && diff_exceeds(summary->max, comparison->worst[at - 1].max)) at--;
     if (at == WORST_COUNT || summary->differing == 0) return;
     memmove(&comparison->worst[at + 1], &comparison->worst[at],
             (WORST_COUNT - at - 1) * sizeof *comparison->worst);

@@ -92,7 +92,7 @@ static void visit_values(void *context, const fst_tensor_view *a, const fst_tens
         summary->element_count++;
         if (difference == 0) continue;
         summary->differing++;
-        if (!(difference <= summary->max)) summary->max = difference; // so that a NaN is reported
+        if (diff_exceeds(difference, summary->max)) summary->max = difference;
         summary->sum += difference;
     }
 }

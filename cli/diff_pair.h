@@ -3,6 +3,8 @@
 #ifndef DIFF_PAIR_H
 #define DIFF_PAIR_H
 
+#include <math.h>
+
 #include "rewrite.h"
 
 /// One tensor of each model, as streams of the same pieces.
@@ -19,6 +21,11 @@ typedef struct value_summary {
     double max, sum;
     bool known; ///< the dtypes have comparable numbers
 } value_summary;
+
+/// Whether a difference is larger than the largest so far, where NaN is larger than any number.
+static inline bool diff_exceeds(double difference, double max) {
+    return !isnan(max) && !(difference <= max);
+}
 
 /// Splits the tensors of a pair whose models, infos and indexes are set. False without memory.
 bool diff_pair_cut(tensor_pair *pair);

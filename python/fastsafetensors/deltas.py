@@ -391,6 +391,11 @@ def recover(
 
     roll_back: go back to the old version. Of apply(new_files=True) there is nothing to undo: either
     no file was replaced yet, or the renames are finished. durable: as of apply().
+
+    Raises:
+        SafetensorError: `tag` "FileChanged" if files were saved again or changed after the kill. No
+            file is changed then. Delete .weight_sync if the checkpoint is complete.
+        The errors of apply().
     """
     check_switches(roll_back=roll_back, durable=durable)
     flags = _ROLL_BACK * roll_back | _DURABLE * durable

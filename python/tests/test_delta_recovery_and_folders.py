@@ -19,14 +19,14 @@ zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package
 
 
 def kill_while_applying(local, *chain):
-    """Apply deltas in a process that the kernel kills at its first write after byte 500,000 of a
+    """Apply deltas in a process that the kernel kills at its first write after byte 600,000 of a
     file."""
     program = (
         "import resource, signal, sys; from fastsafetensors import deltas\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
         "delta = deltas.Delta(*sys.argv[2:])\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
         "delta.apply(sys.argv[1], threads=1)\n")
     done = subprocess.run([sys.executable, "-c", program, local, *chain], check=False)
     assert done.returncode < 0
@@ -92,11 +92,64 @@ def test_pull_raises_errors_of_recovery(tmp_path, states, local):
     assert "restarted" in expect("VersionMismatch", lambda: deltas.pull(local, source))
 
 
-def test_recover_removes_copies_that_were_never_renamed(local):
-    path = next(local.glob("*.safetensors"))
-    path.with_name(path.name + ".delta-tmp").write_bytes(b"part")
+def test_recover_removes_only_copies_that_an_application_made(tmp_path, states, local):
+    """The list of an application that was killed names its copies."""
+    first, second = sorted(local.glob("*.safetensors"))
+    copies = [path.with_name(path.name + ".delta-tmp") for path in (first, second)]
+    for copy in copies:
+        copy.write_bytes(b"part")
     deltas.recover(local)
-    assert not list(local.glob("*.delta-tmp"))
+    assert all(copy.exists() for copy in copies)
+    (local / ".weight_sync").mkdir()
+    (local / ".weight_sync" / "copies").write_text(
+        json.dumps({"version": "0", "files": {first.name: [0, 0]}}))
+    deltas.recover(local)
+    assert [copy.exists() for copy in copies] == [False, True]
+
+
+@pytest.mark.parametrize("roll_back", [False, True])
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("same_inode", [False, True])
+def test_files_that_were_saved_after_a_kill_stay(tmp_path, states, local, version, same_inode,
+                                                 roll_back):
+    """The base, the new version or another one, in the same file or in a new one."""
+    chain = write_chain(tmp_path, states)
+    kill_while_applying(local, chain[0])
+    write_checkpoint(tmp_path / "saved", states[version])
+    for path in (tmp_path / "saved").glob("*.safetensors"):
+        if not same_inode:
+            os.unlink(local / path.name)
+        shutil.copyfile(path, local / path.name)
+    calls = [lambda: deltas.recover(local, roll_back=roll_back),
+             lambda: deltas.apply(local, chain[0])]
+    for call in calls:
+        assert "delete .weight_sync" in expect("FileChanged", call)
+        assert same(read_checkpoint(local), states[version])
+    shutil.rmtree(local / ".weight_sync")
+    assert deltas.version_of(local) == (None, False)
+
+
+def test_a_journal_does_not_lead_to_the_network(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    kill_while_applying(local, chain[0])
+    journal = local / ".weight_sync" / "journal"
+    folder = os.fsencode(chain[0])
+    data = journal.read_bytes()
+    assert folder in data
+    url = b"http://127.0.0.1:9/"
+    journal.write_bytes(data.replace(folder, url + b"q" * (len(folder) - len(url))))
+    with pytest.raises((ValueError, RuntimeError, OSError), match="journal names it"):
+        deltas.recover(local)
+
+
+def test_a_linked_weight_sync_is_refused(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "undo").write_bytes(b"kept")
+    os.symlink(tmp_path / "other", local / ".weight_sync")
+    with pytest.raises(RuntimeError, match="symbolic link"):
+        deltas.apply(local, chain[0])
+    assert os.listdir(tmp_path / "other") == ["undo"]
 
 
 # ---- subfolders ----
@@ -127,9 +180,9 @@ def test_a_copy_that_is_missing_is_an_error(tmp_path, states, local):
     (local / ".weight_sync").mkdir()
     name = next(local.glob("*.safetensors")).name
     (local / ".weight_sync" / "renames").write_text(
-        json.dumps({"version": "000001", "files": {name: [1, 1]}}))
-    with pytest.raises(FileNotFoundError):
-        deltas.apply(local, chain[1])
+        '{"version": "000001", "files": {"%s": [1, 1], "%s": [2, 2]}}' % (name, name))
+    assert "delete .weight_sync" in expect(
+        "FileChanged", lambda: deltas.apply(local, chain[1]))
     assert deltas.version_of(local).interrupted
 
 

@@ -241,6 +241,15 @@ def test_values_of_empty_tensors(run, tmp_path, torch):
     assert row["elements"] == 0 and row["max_error"] == 0
 
 
+@pytest.mark.parametrize("values", [[float("nan"), 2.5], [1.5, float("nan")]])
+def test_a_difference_that_is_nan_is_the_largest(run, tmp_path, torch, values):
+    save_file({"a": torch.tensor([1.0, 2.0]), "b": torch.zeros(1)}, tmp_path / "a")
+    save_file({"a": torch.tensor(values), "b": torch.ones(1)}, tmp_path / "b")
+    out, _ = run("diff", "--values", tmp_path / "a", tmp_path / "b", code=1)
+    assert "by at most nan" in out
+    assert out.split("most in\n")[1].splitlines()[0].split() == ["nan", "a"]
+
+
 def test_whole_numbers_keep_all_their_digits(run, tmp_path, torch):
     """Integers above 2 ** 53 are compared exactly, which doubles could not do."""
     big = 2 ** 60

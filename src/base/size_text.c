@@ -2,6 +2,7 @@
 /// Sizes that people type, such as "1.5 GiB". Independent of the locale.
 #include <ctype.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -25,26 +26,42 @@ static uint64_t unit_of(const char *text) {
     return unit;
 }
 
-bool fsti_size_parse(const char *text, uint64_t *size_bytes) {
-    char unit_text[4] = "";
-    uint64_t whole = 0, fraction = 0, scale = 1, unit;
-    const char *at = text + strspn(text, " ");
-    if (!is_digit(*at)) return false;
-    for (; is_digit(*at); at++)
-        if (!fsti_mul(whole, 10, &whole) || !fsti_add(whole, (uint64_t)(*at - '0'), &whole))
+/// Reads digits and advances *at. False without any, or from 2^64 on.
+static bool take_whole(const char **at, uint64_t *whole) {
+    if (!is_digit(**at)) return false;
+    for (*whole = 0; is_digit(**at); ++*at)
+        if (!fsti_mul(*whole, 10, whole) || !fsti_add(*whole, (uint64_t)(**at - '0'), whole))
             return false;
-    if (*at == '.' && !is_digit(*++at)) return false;
-    for (; is_digit(*at); at++) {
-        if (scale == SCALE_MAX) continue;
-        fraction = fraction * 10 + (uint64_t)(*at - '0');
-        scale *= 10;
+    return true;
+}
+
+/// Reads ".25" as 25 of 100, and advances *at. Without a point the fraction is 0. False for a point
+/// without digits.
+static bool take_fraction(const char **at, uint64_t *fraction, uint64_t *scale) {
+    *fraction = 0;
+    *scale = 1;
+    if (**at != '.') return true;
+    ++*at;
+    if (!is_digit(**at)) return false;
+    for (; is_digit(**at); ++*at) {
+        if (*scale == SCALE_MAX) continue;
+        *fraction = *fraction * 10 + (uint64_t)(**at - '0');
+        *scale *= 10;
     }
-    while (*at == ' ') at++;
+    return true;
+}
+
+bool fsti_size_parse(const char *text, uint64_t *size_bytes) {
+    char unit_text[4];
+    uint64_t whole, fraction, scale;
+    const char *at = text + strspn(text, " ");
+    if (!take_whole(&at, &whole) || !take_fraction(&at, &fraction, &scale)) return false;
+    at += strspn(at, " ");
     size_t length = strlen(at);
     while (length > 0 && at[length - 1] == ' ') length--;
     if (length >= sizeof unit_text) return false;
-    memcpy(unit_text, at, length);
-    unit = unit_of(unit_text);
+    snprintf(unit_text, sizeof unit_text, "%.*s", (int)length, at);
+    uint64_t unit = unit_of(unit_text);
     if (unit == 0 || !fsti_mul(whole, unit, &whole)) return false;
     // In two steps, because fraction * unit may exceed 64 bits.
     uint64_t part = fraction * (unit / scale) + fraction * (unit % scale) / scale;

@@ -29,7 +29,8 @@ static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_
                            "a delta cannot be applied to a compressed file; decompress it "
                            "first ('fastsafetensors rewrite --decompress')",
                            error);
-    if (job->makes_files) return fsti_new_file_make(path, &job->descriptors[file], error);
+    if (job->makes_files)
+        return fsti_new_file_make(path, &job->descriptors[file], &job->stamps[file], error);
     int flags = is_written ? O_RDWR | O_NOFOLLOW : O_RDONLY;
     int fd = open(path, flags | O_CLOEXEC);
     if (fd < 0 && errno == ELOOP)
@@ -54,6 +55,7 @@ static void clear_job(apply_job *job) {
     for (size_t i = 0; job->descriptors != NULL && i < job->base->file_count; i++)
         if (job->descriptors[i] >= 0) close(job->descriptors[i]);
     fsti_free(job->descriptors);
+    fsti_free(job->stamps);
     fsti_free(job->tensors);
     fsti_journal_close(&job->journal);
 }
@@ -67,12 +69,19 @@ static fst_status begin_job(apply_job *job, bool is_written, const fst_delta_opt
     job->thread_count =
         fsti_pool_threads(options->thread_count, fsti_delta_decoders(job->delta, job->span));
     job->descriptors = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *job->descriptors);
-    if (job->descriptors == NULL) return fsti_error_memory(error, job->base->file_count);
-    for (size_t i = 0; i < job->base->file_count; i++) job->descriptors[i] = -1;
+    for (size_t i = 0; job->descriptors != NULL && i < job->base->file_count; i++)
+        job->descriptors[i] = -1;
+    job->stamps = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *job->stamps);
+    if (job->descriptors == NULL || job->stamps == NULL)
+        return fsti_error_memory(error, job->base->file_count);
     FST_TRY(fsti_delta_bind(job->delta, job->span, job->base, &job->tensors, &job->tensor_count,
                             error));
-    for (size_t i = 0; i < job->tensor_count; i++)
+    job->block_count = 0;
+    for (size_t i = 0; i < job->tensor_count; i++) {
+        job->tensors[i].first_block = job->block_count;
+        job->block_count += apply_count_blocks(&job->tensors[i]);
         FST_TRY(open_file(job, job->tensors[i].file, is_written, error));
+    }
     return FST_OK;
 }
 
@@ -158,6 +167,7 @@ static fst_status run_journal(apply_job *job, const sync_folder *sync, bool dura
     *rolled_back = atomic_load(&job->journal.head->is_backward) != 0;
     if (!*rolled_back) {
         status = fsti_apply_forward(job, &own);
+        if (status == FST_OK) status = fsti_apply_check_names(job, &own);
         if (status == FST_OK)
             status = end_journal(job, sync, fsti_journal_text(&job->journal, 1), durable, &own);
         if (status == FST_OK) return FST_OK;
@@ -178,7 +188,7 @@ static fst_status replace_files(apply_job *job, const sync_folder *sync, const c
     bool *is_changed = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *is_changed);
     if (is_changed == NULL) return fsti_error_memory(error, job->base->file_count);
     for (size_t i = 0; i < job->base->file_count; i++) is_changed[i] = job->descriptors[i] >= 0;
-    new_file_set set = {job->base, is_changed, version, durable};
+    new_file_set set = {job->base, is_changed, job->stamps, version, durable};
     status = fsti_new_files_publish(sync, &set, error);
     fsti_free(is_changed);
     return status;
@@ -191,13 +201,24 @@ static fst_status apply_span(apply_job *job, const sync_folder *sync,
     bool durable = (options->flags & FST_DELTA_DURABLE) != 0, rolled_back;
     const char *version = job->delta->versions[job->span.end - 1].text.version;
     job->makes_files = (options->flags & FST_DELTA_NEW_FILES) != 0;
-    fsti_new_files_remove(job->base); // copies of a process that was killed
+    job->sync = sync;
+    if (job->makes_files)
+        FST_TRY(fsti_new_files_begin(sync, job->base, error));
+    else
+        fsti_new_files_remove(sync); // copies of a process that was killed
     FST_TRY(begin_job(job, true, options, error));
     if (job->tensor_count == 0)
         return fsti_sync_write_state(sync, version, job->base, durable, error);
     if (job->makes_files) return replace_files(job, sync, version, durable, error);
-    journal_plan plan = {job->delta,      job->span,         job->tensor_count,
-                         hash_order(job), job->thread_count, had_state};
+    journal_plan plan = {.delta = job->delta,
+                         .span = job->span,
+                         .base = job->base,
+                         .descriptors = job->descriptors,
+                         .tensor_count = job->tensor_count,
+                         .block_count = job->block_count,
+                         .order_hash = hash_order(job),
+                         .slot_count = job->thread_count,
+                         .had_state = had_state};
     FST_TRY(fsti_apply_reserve(job, error));
     FST_TRY(fsti_journal_create(sync, &plan, &job->journal, error));
     // Until the new note is written, other programs find none and would copy the base.
@@ -225,11 +246,25 @@ static fst_status check_span(const fst_delta *delta, delta_span span, const fst_
     return status;
 }
 
+/// A folder that a journal names must be local: a file must not lead to the network. A URL is
+/// opened only if the caller has given it, too.
+static fst_status check_folder(const char *folder, const fst_delta *given, fst_error *error) {
+    for (size_t i = 0; given != NULL && i < given->version_count; i++)
+        if (strcmp(given->versions[i].folder, folder) == 0) return FST_OK;
+    return fsti_location_require_file(
+        folder, "a URL is not opened because a journal names it; apply the same delta again",
+        error);
+}
+
 /// Opens the delta that a journal names; its indexes and checksums must be the same.
-static fst_status open_recorded(const apply_journal *journal, fst_delta **out, fst_error *error) {
+static fst_status open_recorded(const apply_journal *journal, const fst_delta *given,
+                                fst_delta **out, fst_error *error) {
     const char *folders[DELTA_FOLD_MAX];
     const journal_head *head = journal->head;
-    for (size_t i = 0; i < head->version_count; i++) folders[i] = fsti_journal_text(journal, 2 + i);
+    for (size_t i = 0; i < head->version_count; i++) {
+        folders[i] = fsti_journal_text(journal, 2 + i);
+        FST_TRY(check_folder(folders[i], given, error));
+    }
     FST_TRY(fsti_delta_open(folders, head->version_count, out, error));
     for (size_t i = 0; i < head->version_count; i++) {
         const delta_version *version = &(*out)->versions[i];
@@ -246,33 +281,46 @@ static fst_status open_recorded(const apply_journal *journal, fst_delta **out, f
     return FST_OK;
 }
 
-/// Finishes or rolls back the application that a journal describes. The lock must be held.
-static fst_status resume(const sync_folder *sync, apply_journal *journal,
+/// Checks that the journal is about this folder and this delta, before anything is written.
+static fst_status check_job(apply_job *job, fst_error *error) {
+    const journal_head *head = job->journal.head;
+    fsti_error_location place = {.file = job->sync->checkpoint, .byte_offset = FST_NO_OFFSET};
+    if (job->tensor_count != head->tensor_count || job->block_count != head->block_count ||
+        job->base->file_count != head->file_count || hash_order(job) != head->order_hash)
+        return fsti_error_set(error, FST_E_FILE_CHANGED, place,
+                              "the checkpoint's files are not those of the interrupted "
+                              "application; copy the checkpoint again and delete .weight_sync");
+    FST_TRY(fsti_apply_check(job, error));
+    return fsti_apply_check_names(job, error);
+}
+
+/// Takes over the journal and opens what it is about. The caller clears *job.
+static fst_status begin_resume(apply_job *job, apply_journal *journal,
+                               const fst_delta_options *options, fst_error *error) {
+    job->span = (delta_span){0, job->delta->version_count};
+    fst_status status = begin_job(job, true, options, error);
+    job->journal = *journal;
+    *journal = (apply_journal){.undo_fd = -1};
+    job->thread_count = (uint32_t)fsti_min(job->thread_count, job->journal.head->slot_count);
+    return status == FST_OK ? check_job(job, error) : status;
+}
+
+/// Finishes or rolls back the application that a journal describes. The lock must be held. `given`:
+/// the caller's delta, or NULL.
+static fst_status resume(const sync_folder *sync, apply_journal *journal, const fst_delta *given,
                          const fst_delta_options *options, fst_delta_stats *stats,
                          fst_error *error) {
     fst_delta *delta = NULL;
     fst_model *model = NULL;
     model_request request = {0};
     bool rolled_back = false, rolls_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
-    apply_job job = {.journal.undo_fd = -1};
-    fst_status status = open_recorded(journal, &delta, error);
+    apply_job job = {.journal.undo_fd = -1, .sync = sync};
+    FST_TRY(fsti_journal_check_files(sync, journal, error));
+    fst_status status = open_recorded(journal, given, &delta, error);
     if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &request, &model, error);
     job.delta = delta;
     job.base = model;
-    if (status == FST_OK) {
-        job.span = (delta_span){0, delta->version_count};
-        status = begin_job(&job, true, options, error);
-        job.journal = *journal;
-        *journal = (apply_journal){.undo_fd = -1};
-        job.thread_count = (uint32_t)fsti_min(job.thread_count, job.journal.head->slot_count);
-    }
-    if (status == FST_OK && (job.tensor_count != job.journal.head->tensor_count ||
-                             hash_order(&job) != job.journal.head->order_hash))
-        status = fsti_error_set(
-            error, FST_E_FILE_CHANGED,
-            (fsti_error_location){.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET},
-            "the checkpoint's files are not those of the interrupted "
-            "application; copy the checkpoint again and delete .weight_sync");
+    if (status == FST_OK) status = begin_resume(&job, journal, options, error);
     if (status == FST_OK) status = fsti_apply_settle(&job, error);
     if (status == FST_OK && rolls_back) atomic_store(&job.journal.head->is_backward, 1);
     if (status == FST_OK)
@@ -363,7 +411,7 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
         first = job.span.end;
         clear_job(&job);
         if (job.makes_files && status != FST_OK && access(sync->renames_path, F_OK) != 0)
-            fsti_new_files_remove(model);
+            fsti_new_files_remove(sync);
         if (job.makes_files && status == FST_OK && first < delta->version_count) {
             fsti_model_unref(model); // the next span begins with the new files
             status = fsti_model_open(sync->checkpoint, &request, &model, error);
@@ -375,8 +423,9 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
 }
 
 /// Finishes the renames or the journal of a process that was killed. The lock must be held.
-static fst_status resume_any(const sync_folder *sync, const fst_delta_options *options,
-                             fst_delta_stats *stats, fst_error *error) {
+static fst_status resume_any(const sync_folder *sync, const fst_delta *given,
+                             const fst_delta_options *options, fst_delta_stats *stats,
+                             fst_error *error) {
     apply_journal journal;
     bool is_done;
     bool durable = (options->flags & FST_DELTA_DURABLE) != 0;
@@ -384,18 +433,9 @@ static fst_status resume_any(const sync_folder *sync, const fst_delta_options *o
     if (is_done) stats->recovered = 1;
     FST_TRY(fsti_journal_open(sync, &journal, error));
     if (journal.map == NULL) return FST_OK;
-    fst_status status = resume(sync, &journal, options, stats, error);
+    fst_status status = resume(sync, &journal, given, options, stats, error);
     fsti_journal_close(&journal);
     return status;
-}
-
-/// Removes copies of a process that was killed before it listed them for renaming.
-static void remove_copies(const char *checkpoint) {
-    fst_model *model;
-    model_request request = {0};
-    if (fsti_model_open(checkpoint, &request, &model, NULL) != FST_OK) return;
-    fsti_new_files_remove(model);
-    fsti_model_unref(model);
 }
 
 /// Refuses a folder with an interrupted application. Used by checks, which must not finish it.
@@ -420,8 +460,8 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     fst_status status = is_check ? fsti_sync_open_to_check(checkpoint, &sync, error)
                                  : fsti_sync_open(checkpoint, &sync, error);
     if (status == FST_OK)
-        status =
-            is_check ? refuse_interrupted(&sync, error) : resume_any(&sync, options, stats, error);
+        status = is_check ? refuse_interrupted(&sync, error)
+                          : resume_any(&sync, delta, options, stats, error);
     if (status == FST_OK) status = read_current(&sync, delta, options, current, &had_state, error);
     if (status == FST_OK)
         status = find_start(delta, current, stats->recovered != 0, checkpoint, &first, error);
@@ -442,8 +482,8 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
         fsti_sync_close(&sync);
         status = fsti_sync_open(checkpoint, &sync, error);
     }
-    if (has_folder && status == FST_OK) status = resume_any(&sync, options, stats, error);
-    if (status == FST_OK) remove_copies(checkpoint);
+    if (has_folder && status == FST_OK) status = resume_any(&sync, NULL, options, stats, error);
+    if (has_folder && status == FST_OK) fsti_new_files_remove(&sync);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;

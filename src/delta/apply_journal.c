@@ -12,23 +12,29 @@
 
 #include "output/output.h"
 
-#define MAGIC "fst-delta-jrn-1"
+#define MAGIC "fst-delta-jrn-2"
 #define PAGE_BYTES ((uint64_t)4096)
-#define TEXT_BYTES_MAX ((uint64_t)1 << 24)
+#define TEXT_BYTES_MAX ((uint64_t)1 << 28)
+#define BLOCKS_MAX ((uint64_t)1 << 39)
 
 /// Where the parts of the file begin.
 typedef struct journal_layout {
-    uint64_t text, records, words, blocks, end;
+    uint64_t text, files, records, hashes, words, blocks, end;
 } journal_layout;
 
-static journal_layout lay_out(uint64_t text_bytes, uint64_t tensor_count, uint64_t slot_count) {
+/// The counts and sizes of the head have limits, so that the sums do not overflow.
+static journal_layout lay_out(const journal_head *head) {
+    uint64_t slots = head->slot_count;
     journal_layout layout = {.text = fsti_align_up(sizeof(journal_head), PAGE_BYTES)};
-    layout.records = layout.text + fsti_align_up(text_bytes, PAGE_BYTES);
-    layout.words =
-        layout.records + fsti_align_up(tensor_count * sizeof(journal_record), PAGE_BYTES);
-    layout.blocks = layout.words +
-                    fsti_align_up(slot_count * JOURNAL_WORD_STRIDE * sizeof(uint64_t), PAGE_BYTES);
-    layout.end = layout.blocks + slot_count * DELTA_BLOCK_BYTES;
+    layout.files = layout.text + fsti_align_up(head->text_bytes, PAGE_BYTES);
+    layout.records =
+        layout.files + fsti_align_up(head->file_count * sizeof(journal_file), PAGE_BYTES);
+    layout.hashes =
+        layout.records + fsti_align_up(head->tensor_count * sizeof(journal_record), PAGE_BYTES);
+    layout.words = layout.hashes + fsti_align_up(head->block_count * sizeof(uint64_t), PAGE_BYTES);
+    layout.blocks =
+        layout.words + fsti_align_up(slots * JOURNAL_WORD_STRIDE * sizeof(uint64_t), PAGE_BYTES);
+    layout.end = layout.blocks + slots * JOURNAL_SLOT_BYTES;
     return layout;
 }
 
@@ -44,39 +50,50 @@ static void point_into(apply_journal *journal, char *map, const journal_layout *
     journal->map = map;
     journal->head = (journal_head *)(void *)map;
     journal->text = map + layout->text;
+    journal->files = (journal_file *)(void *)(map + layout->files);
     journal->records = (journal_record *)(void *)(map + layout->records);
+    journal->hashes = (uint64_t *)(void *)(map + layout->hashes);
     journal->words = (atomic_uint_least64_t *)(void *)(map + layout->words);
     journal->blocks = (unsigned char *)map + layout->blocks;
 }
 
-/// Concatenates the texts of the journal, each ended by NUL. *out is from fsti_alloc.
-static fst_status collect_texts(const journal_plan *plan, char **out, size_t *size,
-                                fst_error *error) {
+/// Makes text number `index` of the journal: base version, new version, folders, names of files.
+static fst_status make_text(const sync_folder *sync, const journal_plan *plan, size_t index,
+                            char **out, fst_error *error) {
     const fst_delta *delta = plan->delta;
-    size_t count = 2 + plan->span.end - plan->span.first;
-    char *texts[2 + DELTA_FOLD_MAX] = {NULL};
+    size_t versions = plan->span.end - plan->span.first;
+    if (index >= 2 && index < 2 + versions)
+        return fsti_path_absolute(delta->versions[plan->span.first + index - 2].folder, out, error);
+    const char *text =
+        index == 0 ? delta->versions[plan->span.first].text.base
+        : index == 1
+            ? delta->versions[plan->span.end - 1].text.version
+            : fsti_sync_name(sync, fsti_file_path(plan->base->files[index - 2 - versions].file));
+    *out = fsti_string_copy(text, strlen(text));
+    return *out == NULL ? fsti_error_memory(error, strlen(text)) : FST_OK;
+}
+
+/// Concatenates the texts of the journal, each ended by NUL. *out is from fsti_alloc.
+static fst_status collect_texts(const sync_folder *sync, const journal_plan *plan, fsti_octets *out,
+                                fst_error *error) {
+    size_t count = 2 + plan->span.end - plan->span.first + plan->base->file_count;
+    size_t capacity = 0, used = 0;
+    unsigned char *all = NULL;
     fst_status status = FST_OK;
-    const char *base = delta->versions[plan->span.first].text.base;
-    const char *version = delta->versions[plan->span.end - 1].text.version;
-    texts[0] = fsti_string_copy(base, strlen(base));
-    texts[1] = fsti_string_copy(version, strlen(version));
-    for (size_t i = 2; i < count && status == FST_OK; i++)
-        status =
-            fsti_path_absolute(delta->versions[plan->span.first + i - 2].folder, &texts[i], error);
-    *size = 0;
     for (size_t i = 0; i < count && status == FST_OK; i++) {
-        if (texts[i] == NULL)
-            status = fsti_error_memory(error, 64);
-        else
-            *size += strlen(texts[i]) + 1;
+        char *text = NULL;
+        status = make_text(sync, plan, i, &text, error);
+        size_t size = status == FST_OK ? strlen(text) + 1 : 0;
+        for (size_t k = 0; k < size && status == FST_OK; k++) {
+            if (!fsti_array_reserve((void **)&all, &capacity, used, 1, TEXT_BYTES_MAX))
+                status = fsti_error_memory(error, size);
+            else
+                all[used++] = (unsigned char)text[k];
+        }
+        fsti_free(text);
     }
-    *out = status == FST_OK ? fsti_alloc(*size) : NULL;
-    if (status == FST_OK && *out == NULL) status = fsti_error_memory(error, *size);
-    char *at = *out;
-    for (size_t i = 0; i < count; i++) {
-        if (status == FST_OK && at != NULL && texts[i] != NULL) at = stpcpy(at, texts[i]) + 1;
-        fsti_free(texts[i]);
-    }
+    if (status != FST_OK) fsti_free(all);
+    *out = (fsti_octets){status == FST_OK ? all : NULL, used};
     return status;
 }
 
@@ -111,8 +128,6 @@ static fst_status open_undo(const sync_folder *sync, int flags, apply_journal *j
 
 static void fill_head(journal_head *head, const journal_plan *plan) {
     memcpy(head->magic, MAGIC, sizeof head->magic);
-    head->tensor_count = plan->tensor_count;
-    head->slot_count = plan->slot_count;
     head->order_hash = plan->order_hash;
     head->had_state = plan->had_state;
     head->version_count = (uint32_t)(plan->span.end - plan->span.first);
@@ -122,29 +137,61 @@ static void fill_head(journal_head *head, const journal_plan *plan) {
                16);
 }
 
+/// Records which files the application is about.
+static fst_status fill_files(journal_file *files, const journal_plan *plan, fst_error *error) {
+    for (size_t i = 0; i < plan->base->file_count; i++) {
+        const fsti_file *file = plan->base->files[i].file;
+        struct stat info;
+        int fd = plan->descriptors[i] >= 0 ? plan->descriptors[i] : fsti_file_identity(file);
+        if (fstat(fd, &info) != 0)
+            return fsti_error_errno(error, errno, fsti_file_path(file), "examining the file");
+        files[i] = (journal_file){.device = info.st_dev,
+                                  .inode = info.st_ino,
+                                  .size_bytes = (uint64_t)info.st_size,
+                                  .modified_ns = fsti_sync_modified_ns(&info)};
+    }
+    return FST_OK;
+}
+
+/// Fills the mapped journal before it gets its name.
+static fst_status fill(apply_journal *journal, const sync_folder *sync, const journal_head *sizes,
+                       const journal_plan *plan, fst_error *error) {
+    journal->head->map_bytes = lay_out(sizes).end;
+    journal->head->text_bytes = sizes->text_bytes;
+    journal->head->file_count = sizes->file_count;
+    journal->head->tensor_count = sizes->tensor_count;
+    journal->head->block_count = sizes->block_count;
+    journal->head->slot_count = sizes->slot_count;
+    fill_head(journal->head, plan);
+    FST_TRY(fill_files(journal->files, plan, error));
+    return open_undo(sync, O_TRUNC, journal, error);
+}
+
 fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan,
                                apply_journal *out, fst_error *error) {
-    char *text, *map = NULL;
-    size_t text_bytes;
+    fsti_octets text;
+    char *map = NULL;
     *out = (apply_journal){.undo_fd = -1};
-    FST_TRY(collect_texts(plan, &text, &text_bytes, error));
-    journal_layout layout = lay_out(text_bytes, plan->tensor_count, plan->slot_count);
+    FST_TRY(collect_texts(sync, plan, &text, error));
+    journal_head sizes = {.text_bytes = text.size,
+                          .file_count = plan->base->file_count,
+                          .tensor_count = plan->tensor_count,
+                          .block_count = plan->block_count,
+                          .slot_count = plan->slot_count};
+    journal_layout layout = lay_out(&sizes);
     char *temporary = fsti_location_join(sync->journal_path, ".tmp");
     fst_status status = temporary == NULL ? fsti_error_memory(error, 64) : FST_OK;
     if (status == FST_OK) status = map_new(temporary, layout.end, &map, error);
     if (status == FST_OK) {
         point_into(out, map, &layout);
-        memcpy(map + layout.text, text, text_bytes);
-        out->head->map_bytes = layout.end;
-        out->head->text_bytes = text_bytes;
-        fill_head(out->head, plan);
-        status = open_undo(sync, O_TRUNC, out, error);
+        memcpy(map + layout.text, text.bytes, text.size);
+        status = fill(out, sync, &sizes, plan, error);
         if (status == FST_OK && rename(temporary, sync->journal_path) != 0)
             status = fsti_error_errno(error, errno, sync->journal_path, "renaming the journal");
         if (status != FST_OK && temporary != NULL) (void)unlink(temporary);
     }
     fsti_free(temporary);
-    fsti_free(text);
+    fsti_free(text.bytes);
     if (status != FST_OK) fsti_journal_close(out);
     return status;
 }
@@ -161,16 +208,17 @@ static bool head_fits(const journal_head *head, uint64_t file_bytes) {
     if (memcmp(head->magic, MAGIC, sizeof head->magic) != 0 || head->map_bytes != file_bytes)
         return false;
     if (head->text_bytes > TEXT_BYTES_MAX || head->tensor_count > UINT32_MAX ||
-        head->slot_count == 0 || head->slot_count > DELTA_THREADS_MAX || head->version_count == 0 ||
+        head->file_count > UINT32_MAX || head->block_count > BLOCKS_MAX || head->slot_count == 0 ||
+        head->slot_count > DELTA_THREADS_MAX || head->version_count == 0 ||
         head->version_count > DELTA_FOLD_MAX)
         return false;
-    return lay_out(head->text_bytes, head->tensor_count, head->slot_count).end == file_bytes;
+    return lay_out(head).end == file_bytes;
 }
 
 static bool texts_fit(const apply_journal *journal) {
     size_t count = 0;
     for (uint64_t i = 0; i < journal->head->text_bytes; i++) count += journal->text[i] == '\0';
-    return count == 2 + (size_t)journal->head->version_count;
+    return count == 2 + journal->head->version_count + journal->head->file_count;
 }
 
 static fst_status check_open(const sync_folder *sync, apply_journal *out, uint64_t file_bytes,
@@ -182,7 +230,7 @@ static fst_status check_open(const sync_folder *sync, apply_journal *out, uint64
                               "this is not a journal of this version of fastsafetensors; copy the "
                               "checkpoint again and delete .weight_sync",
                               error);
-    journal_layout layout = lay_out(head->text_bytes, head->tensor_count, head->slot_count);
+    journal_layout layout = lay_out(head);
     point_into(out, out->map, &layout);
     if (!texts_fit(out))
         return refuse_journal(sync, FST_E_CORRUPT, "the journal is damaged", error);
@@ -234,4 +282,45 @@ const char *fsti_journal_text(const apply_journal *journal, size_t index) {
     const char *at = journal->text;
     for (; index > 0; index--) at += strlen(at) + 1;
     return at;
+}
+
+fst_status fsti_journal_refuse_file(const apply_journal *journal, const char *path,
+                                    fst_error *error) {
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                          "the file was replaced or changed after the application of version %s "
+                          "had been interrupted, so that can be neither finished nor undone. No "
+                          "file was changed now. Copy the checkpoint again unless its files are "
+                          "complete, and delete .weight_sync",
+                          fsti_journal_text(journal, 1));
+}
+
+static fst_status check_file(const sync_folder *sync, const apply_journal *journal, size_t index,
+                             const char *name, fst_error *error) {
+    journal_file *file = &journal->files[index];
+    struct stat info;
+    // The name is from a file, so it must not lead out of the folder.
+    if (!fsti_path_stays_inside(name, strlen(name)))
+        return refuse_journal(sync, FST_E_CORRUPT, "the journal is damaged", error);
+    char *start = fsti_location_join(sync->checkpoint, "/");
+    char *path = start == NULL ? NULL : fsti_location_join(start, name);
+    fsti_free(start);
+    if (path == NULL) return fsti_error_memory(error, strlen(name));
+    bool is_same = stat(path, &info) == 0 && info.st_dev == file->device &&
+                   info.st_ino == file->inode && (uint64_t)info.st_size == file->size_bytes;
+    if (is_same && atomic_load(&file->is_written_to) == 0)
+        is_same = fsti_sync_modified_ns(&info) == file->modified_ns;
+    fst_status status = is_same ? FST_OK : fsti_journal_refuse_file(journal, path, error);
+    fsti_free(path);
+    return status;
+}
+
+fst_status fsti_journal_check_files(const sync_folder *sync, const apply_journal *journal,
+                                    fst_error *error) {
+    const char *name = fsti_journal_text(journal, 2 + (size_t)journal->head->version_count);
+    for (size_t i = 0; i < journal->head->file_count; i++) {
+        FST_TRY(check_file(sync, journal, i, name, error));
+        name += strlen(name) + 1;
+    }
+    return FST_OK;
 }

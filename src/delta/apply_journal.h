@@ -5,8 +5,12 @@
 /// ID in it differs from the current one, and it is refused.
 ///
 /// For each thread there is a slot: one word (tensor, block, whether the block is being written)
-/// and the block's old bytes. The word is stored after the block was read and before it is written,
-/// so the slot can restore the block whether it was written completely, partly or not at all.
+/// and the block's old and new bytes. The word is stored after the block was read and before it is
+/// written, so the slot can restore the block whether it was written completely, partly or not at
+/// all.
+///
+/// Between a kill and the recovery, other programs may replace the files or write into them. The
+/// journal therefore also has the identity of each file and a hash of each block that was written.
 #ifndef FSTI_APPLY_JOURNAL_H
 #define FSTI_APPLY_JOURNAL_H
 
@@ -21,11 +25,18 @@ typedef struct journal_record {
     uint64_t is_done; ///< all blocks are new and the checksum was verified
 } journal_record;
 
+/// A file of the checkpoint, in the state in which the journal found it.
+typedef struct journal_file {
+    uint64_t device, inode, size_bytes;
+    uint64_t modified_ns;                ///< means nothing after the first write
+    atomic_uint_least64_t is_written_to; ///< set before the first write
+} journal_file;
+
 /// The beginning of the file. Only the same program on the same machine reads it, so it has the
 /// machine's byte order.
 typedef struct journal_head {
     char magic[16];
-    uint64_t map_bytes, text_bytes, tensor_count;
+    uint64_t map_bytes, text_bytes, file_count, tensor_count, block_count;
     uint32_t slot_count, version_count, had_state;
     atomic_uint_least32_t is_backward;
     atomic_uint_least64_t undo_end;
@@ -37,25 +48,36 @@ typedef struct journal_head {
 typedef struct apply_journal {
     char *map;
     journal_head *head;
-    const char *text; ///< base version, new version, folders: each ended by NUL
+    const char *text;    ///< base version, new version, folders, file names: each ended by NUL
+    journal_file *files; ///< in the order of the model's files
     journal_record *records;
+    uint64_t *hashes; ///< of every block of every tensor: valid where the block was written
     atomic_uint_least64_t *words; ///< one per cache line
-    unsigned char *blocks;
+    unsigned char *blocks;        ///< for each slot the old bytes, then the new bytes
     int undo_fd;
     const char *undo_path; ///< borrowed from the folder
 } apply_journal;
 
+/// The bytes of a slot.
+#define JOURNAL_SLOT_BYTES (2 * DELTA_BLOCK_BYTES)
 #define JOURNAL_WORD_STRIDE 8u ///< the words of two slots are this many words apart
 /// The word of a slot that holds a block of a tensor. An unused slot has 0.
 static inline uint64_t journal_word(size_t tensor, uint64_t block, bool is_dirty) {
     return ((uint64_t)tensor + 1) << 40 | block << 1 | is_dirty;
 }
 
+static inline uint64_t journal_word_tensor(uint64_t word) { return (word >> 40) - 1; }
+static inline uint64_t journal_word_block(uint64_t word) {
+    return (word & (((uint64_t)1 << 40) - 1)) >> 1;
+}
+
 /// The application that a new journal describes.
 typedef struct journal_plan {
     const fst_delta *delta;
     delta_span span;
-    uint64_t tensor_count, order_hash;
+    const fst_model *base;
+    const int *descriptors; ///< of the files that are changed; -1 for others
+    uint64_t tensor_count, block_count, order_hash;
     uint32_t slot_count;
     bool had_state;
 } journal_plan;
@@ -69,5 +91,13 @@ fst_status fsti_journal_open(const sync_folder *sync, apply_journal *out, fst_er
 void fsti_journal_close(apply_journal *journal);
 /// Text number `index` of the journal.
 const char *fsti_journal_text(const apply_journal *journal, size_t index);
+/// FST_E_FILE_CHANGED if a path of the checkpoint names another file than when the journal was
+/// created, or a file that others have changed. Files that this application has written to have
+/// other times now: fsti_apply_check() compares their bytes.
+fst_status fsti_journal_check_files(const sync_folder *sync, const apply_journal *journal,
+                                    fst_error *error);
+/// The same error, for a file.
+fst_status fsti_journal_refuse_file(const apply_journal *journal, const char *path,
+                                    fst_error *error);
 
 #endif

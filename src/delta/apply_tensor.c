@@ -11,8 +11,8 @@
 typedef struct apply_worker {
     apply_job *job;
     delta_fold *fold;
-    unsigned char *work;         ///< the block's new bytes
-    unsigned char *old;          ///< its old bytes, in the thread's slot or in allocated memory
+    unsigned char *old;          ///< the block's old bytes, in the slot or in allocated memory
+    unsigned char *work;         ///< its new bytes, behind the old ones
     atomic_uint_least64_t *word; ///< NULL without a journal
     // of the current tensor
     size_t number;
@@ -21,14 +21,6 @@ typedef struct apply_worker {
     const fsti_digest_kind *kind;
     void *digest;
 } apply_worker;
-
-static uint64_t count_blocks(const bound_tensor *tensor) {
-    return (tensor->size_bytes + DELTA_BLOCK_BYTES - 1) / DELTA_BLOCK_BYTES;
-}
-
-static size_t block_bytes(const bound_tensor *tensor, uint64_t block) {
-    return (size_t)fsti_min(DELTA_BLOCK_BYTES, tensor->size_bytes - block * DELTA_BLOCK_BYTES);
-}
 
 static fst_status fail_block(const apply_job *job, const bound_tensor *tensor, uint64_t offset,
                              const char *what, fst_error *error) {
@@ -42,10 +34,10 @@ static fst_status fail_block(const apply_job *job, const bound_tensor *tensor, u
     return status;
 }
 
-static fst_status read_block(apply_job *job, const bound_tensor *tensor, uint64_t block,
-                             unsigned char *target, fst_error *error) {
+fst_status fsti_apply_read(apply_job *job, const bound_tensor *tensor, uint64_t block,
+                           unsigned char *target, fst_error *error) {
     uint64_t offset = tensor->offset + block * DELTA_BLOCK_BYTES;
-    size_t size = block_bytes(tensor, block);
+    size_t size = apply_block_bytes(tensor, block);
     for (size_t done = 0; done < size;) {
         ssize_t got = pread(job->descriptors[tensor->file], target + done, size - done,
                             (off_t)(offset + done));
@@ -66,7 +58,7 @@ static fst_status read_block(apply_job *job, const bound_tensor *tensor, uint64_
 static fst_status write_block(apply_job *job, const bound_tensor *tensor, uint64_t block,
                               const unsigned char *bytes, fst_error *error) {
     uint64_t offset = tensor->offset + block * DELTA_BLOCK_BYTES;
-    size_t size = block_bytes(tensor, block);
+    size_t size = apply_block_bytes(tensor, block);
     for (size_t done = 0; done < size;) {
         ssize_t put = pwrite(job->descriptors[tensor->file], bytes + done, size - done,
                              (off_t)(offset + done));
@@ -85,6 +77,23 @@ static void set_word(const apply_worker *worker, uint64_t block, bool is_dirty) 
     if (worker->word != NULL)
         atomic_store_explicit(worker->word, journal_word(worker->number, block, is_dirty),
                               memory_order_release);
+}
+
+/// Announces a write of the block. Recovery compares the times of files without writes.
+static void set_dirty(const apply_worker *worker, uint64_t block) {
+    const apply_journal *journal = &worker->job->journal;
+    if (journal->map == NULL) return;
+    atomic_store(&journal->files[worker->tensor->file].is_written_to, 1);
+    set_word(worker, block, true);
+}
+
+/// Records the bytes that the block has after the work on it. In the roll-back these are its old
+/// bytes.
+static void set_hash(const apply_worker *worker, uint64_t block, const unsigned char *bytes) {
+    const apply_journal *journal = &worker->job->journal;
+    if (journal->map == NULL) return;
+    journal->hashes[worker->tensor->first_block + block] =
+        fsti_hash(bytes, apply_block_bytes(worker->tensor, block), 0);
 }
 
 /// Writes undo values to the undo file. Those of a tensor begin at undo_at - 1.
@@ -148,22 +157,23 @@ static fst_status begin_tensor(apply_worker *worker, size_t number, fst_error *e
 /// Writes the new bytes of one block, if they differ.
 static fst_status change_block(apply_worker *worker, uint64_t block, fst_error *error) {
     apply_job *job = worker->job;
-    size_t size = block_bytes(worker->tensor, block);
+    size_t size = apply_block_bytes(worker->tensor, block);
     set_word(worker, block, false);
-    FST_TRY(read_block(job, worker->tensor, block, worker->old, error));
+    FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
     memcpy(worker->work, worker->old, size);
     FST_TRY(fsti_fold_apply(worker->fold, worker->work, size, error));
+    set_hash(worker, block, worker->work);
     if (!job->is_written || memcmp(worker->work, worker->old, size) == 0) return FST_OK;
-    set_word(worker, block, true);
+    set_dirty(worker, block);
     return write_block(job, worker->tensor, block, worker->work, error);
 }
 
 static fst_status change_blocks(apply_worker *worker, uint64_t changed, fst_error *error) {
-    uint64_t count = count_blocks(worker->tensor);
+    uint64_t count = apply_count_blocks(worker->tensor);
     for (uint64_t block = 0; block < count; block++) {
-        size_t size = block_bytes(worker->tensor, block);
+        size_t size = apply_block_bytes(worker->tensor, block);
         if (block < changed) { // a killed process has already written the new bytes
-            FST_TRY(read_block(worker->job, worker->tensor, block, worker->work, error));
+            FST_TRY(fsti_apply_read(worker->job, worker->tensor, block, worker->work, error));
             FST_TRY(fsti_fold_skip(worker->fold, size, error));
         } else {
             FST_TRY(change_block(worker, block, error));
@@ -192,7 +202,7 @@ static fst_status change_tensor(apply_worker *worker, size_t number, fst_error *
     FST_TRY(fsti_delta_check_digest(job->delta, worker->tensor->tensor, &worker->frames, digest,
                                     error));
     if (record == NULL) return FST_OK;
-    record->changed = count_blocks(worker->tensor);
+    record->changed = apply_count_blocks(worker->tensor);
     record->is_done = 1;
     // Cleared last: after a kill before this store, fsti_apply_settle() ignores the word of a
     // tensor that is done.
@@ -207,13 +217,14 @@ static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *
     FST_TRY(begin_tensor(worker, number, error));
     FST_TRY(fsti_fold_skip(worker->fold, record->undone * DELTA_BLOCK_BYTES, error));
     for (uint64_t block = record->undone; block < record->changed; block++) {
-        size_t size = block_bytes(worker->tensor, block);
+        size_t size = apply_block_bytes(worker->tensor, block);
         set_word(worker, block, false);
-        FST_TRY(read_block(job, worker->tensor, block, worker->old, error));
+        FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
         memcpy(worker->work, worker->old, size);
         FST_TRY(fsti_fold_revert(worker->fold, worker->work, size, error));
-        set_word(worker, block, true);
+        set_dirty(worker, block);
         FST_TRY(write_block(job, worker->tensor, block, worker->work, error));
+        set_hash(worker, block, worker->work);
     }
     record->undone = record->changed;
     record->is_done = 0;
@@ -225,13 +236,13 @@ static fst_status run_worker(delta_pool *pool, uint32_t thread, bool is_backward
                              fst_error *error) {
     apply_job *job = pool->context;
     bool has_journal = job->journal.map != NULL;
-    apply_worker worker = {.job = job, .work = fsti_alloc(DELTA_BLOCK_BYTES)};
-    unsigned char *own = has_journal ? NULL : fsti_alloc(DELTA_BLOCK_BYTES);
-    worker.old = has_journal ? job->journal.blocks + thread * DELTA_BLOCK_BYTES : own;
+    apply_worker worker = {.job = job};
+    unsigned char *own = has_journal ? NULL : fsti_alloc(JOURNAL_SLOT_BYTES);
+    worker.old = has_journal ? job->journal.blocks + thread * JOURNAL_SLOT_BYTES : own;
+    worker.work = worker.old == NULL ? NULL : worker.old + DELTA_BLOCK_BYTES;
     worker.word = has_journal ? &job->journal.words[thread * JOURNAL_WORD_STRIDE] : NULL;
-    fst_status status = worker.work == NULL || worker.old == NULL
-                            ? fsti_error_memory(error, DELTA_BLOCK_BYTES)
-                            : fsti_fold_open(&worker.fold, error);
+    fst_status status = worker.old == NULL ? fsti_error_memory(error, JOURNAL_SLOT_BYTES)
+                                           : fsti_fold_open(&worker.fold, error);
     size_t task;
     while (status == FST_OK && fsti_pool_take(pool, &task)) {
         status =
@@ -240,7 +251,6 @@ static fst_status run_worker(delta_pool *pool, uint32_t thread, bool is_backward
             fsti_fold_locate(worker.fold, &worker.frames, worker.tensor->tensor, error);
     }
     fsti_fold_close(worker.fold);
-    fsti_free(worker.work);
     fsti_free(own);
     return status;
 }
@@ -275,31 +285,39 @@ static fst_status restore_block(apply_job *job, const bound_tensor *tensor, uint
                                 const unsigned char *old, fst_error *error) {
     unsigned char *there = fsti_alloc(DELTA_BLOCK_BYTES);
     if (there == NULL) return fsti_error_memory(error, DELTA_BLOCK_BYTES);
-    fst_status status = read_block(job, tensor, block, there, error);
-    bool is_old = status == FST_OK && memcmp(there, old, block_bytes(tensor, block)) == 0;
+    fst_status status = fsti_apply_read(job, tensor, block, there, error);
+    bool is_old = status == FST_OK && memcmp(there, old, apply_block_bytes(tensor, block)) == 0;
     fsti_free(there);
     return status != FST_OK || is_old ? status : write_block(job, tensor, block, old, error);
 }
 
+/// Undoes what a slot records, and moves its state into the record of the tensor.
+static fst_status settle_slot(apply_job *job, uint32_t slot, fst_error *error) {
+    atomic_uint_least64_t *word = &job->journal.words[slot * JOURNAL_WORD_STRIDE];
+    const unsigned char *old = job->journal.blocks + slot * JOURNAL_SLOT_BYTES;
+    uint64_t value = atomic_load(word), number = journal_word_tensor(value);
+    uint64_t block = journal_word_block(value);
+    bool is_dirty = (value & 1) != 0, is_backward = atomic_load(&job->journal.head->is_backward);
+    if (value == 0) return FST_OK;
+    if (number >= job->tensor_count || block + is_dirty > apply_count_blocks(&job->tensors[number]))
+        return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION, "the journal is damaged");
+    const bound_tensor *tensor = &job->tensors[number];
+    if (is_dirty) FST_TRY(restore_block(job, tensor, block, old, error));
+    journal_record *record = &job->journal.records[number];
+    if (is_backward && is_dirty)
+        job->journal.hashes[tensor->first_block + block] =
+            fsti_hash(old, apply_block_bytes(tensor, block), 0);
+    if (is_backward)
+        record->undone = block;
+    else if (!record->is_done)
+        record->changed = block;
+    // Cleared last: after a kill before this store, the next call does the same again.
+    atomic_store(word, 0);
+    return FST_OK;
+}
+
 fst_status fsti_apply_settle(apply_job *job, fst_error *error) {
-    const journal_head *head = job->journal.head;
-    for (uint32_t i = 0; i < head->slot_count; i++) {
-        atomic_uint_least64_t *word = &job->journal.words[i * JOURNAL_WORD_STRIDE];
-        uint64_t value = atomic_load(word), number = (value >> 40) - 1;
-        uint64_t block = (value & (((uint64_t)1 << 40) - 1)) >> 1;
-        if (value == 0) continue;
-        if (number >= job->tensor_count || block > count_blocks(&job->tensors[number]))
-            return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION, "the journal is damaged");
-        if ((value & 1) != 0)
-            FST_TRY(restore_block(job, &job->tensors[number], block,
-                                  job->journal.blocks + i * DELTA_BLOCK_BYTES, error));
-        journal_record *record = &job->journal.records[number];
-        if (atomic_load(&job->journal.head->is_backward))
-            record->undone = block;
-        else if (!record->is_done)
-            record->changed = block;
-        // Cleared last: after a kill before this store, the next call does the same again.
-        atomic_store(word, 0);
-    }
+    for (uint32_t i = 0; i < job->journal.head->slot_count; i++)
+        FST_TRY(settle_slot(job, i, error));
     return FST_OK;
 }

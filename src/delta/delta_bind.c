@@ -67,7 +67,7 @@ static fst_status bind_tensor(const delta_tensor *tensor, const fst_model *base,
     size_t index;
     FST_TRY(fsti_model_find(base, tensor->name, tensor->name_size, &index, error));
     fsti_model_tensor_info(base, index, &info);
-    *out = (bound_tensor){tensor, index, info.file_index, info.file_offset, info.size_bytes};
+    *out = (bound_tensor){tensor, index, info.file_index, info.file_offset, info.size_bytes, 0};
     return FST_OK;
 }
 

@@ -476,6 +476,8 @@ static fst_status open_states(make_job *job, const char *old, fst_error *error) 
         old, delta == NULL ? job->options->base_version : delta->versions[0].text.base, error));
     FST_TRY(fsti_model_open(old, &request, &job->old, error));
     if (job->options->checkpoint == NULL) return FST_OK;
+    // The new state must be of one version, too; its note may name any.
+    FST_TRY(fsti_sync_expect(job->options->checkpoint, NULL, error));
     return fsti_model_open(job->options->checkpoint, &request, &job->made, error);
 }
 

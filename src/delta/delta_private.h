@@ -152,6 +152,7 @@ typedef struct bound_tensor {
     size_t base; ///< tensor index of the model
     uint32_t file;
     uint64_t offset, size_bytes;
+    uint64_t first_block; ///< how many blocks the tensors before it have
 } bound_tensor;
 /// The tensors that the span changes, largest first. *out is from fsti_alloc.
 fst_status fsti_delta_bind(const fst_delta *delta, delta_span span, const fst_model *base,

@@ -35,6 +35,7 @@ static bool is_shard_name(const char *name) {
 
 static bool is_temporary_name(const char *name) {
     char own[FSTI_SHARD_TEMPORARY_BYTES];
+    if (strcmp(name, DELTA_INDEX_NAME ".tmp") == 0) return true;
     if (strncmp(name, "shard-", 6) != 0) return false;
     fsti_shard_temporary_name((uint32_t)strtoul(name + 6, NULL, 10), own);
     return strcmp(name, own) == 0;

@@ -60,14 +60,19 @@ static fst_status fill_copy(int from, int to, const char *path, fst_error *error
     return copy_bytes(from, to, path, error);
 }
 
-fst_status fsti_new_file_make(const char *path, int *fd, fst_error *error) {
+fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp,
+                              fst_error *error) {
+    struct stat info;
     *fd = -1;
     char *copy = fsti_location_join(path, COPY_ENDING);
     if (copy == NULL) return fsti_error_memory(error, strlen(path));
     int from = open(path, O_RDONLY | O_CLOEXEC);
     fst_status status = from < 0 ? fsti_error_errno(error, errno, path, "opening") : FST_OK;
-    if (status == FST_OK) {
-        (void)unlink(copy);
+    if (from >= 0) {
+        if (fstat(from, &info) == 0) {
+            stamp->size_bytes = (uint64_t)info.st_size;
+            stamp->modified_ns = fsti_sync_modified_ns(&info);
+        }
         *fd = open(copy, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
         status = *fd < 0 ? fsti_error_errno(error, errno, copy, "making the new file")
                          : fill_copy(from, *fd, copy, error);
@@ -82,68 +87,137 @@ fst_status fsti_new_file_make(const char *path, int *fd, fst_error *error) {
     return status;
 }
 
-void fsti_new_files_remove(const fst_model *model) {
-    for (size_t i = 0; i < model->file_count; i++) {
-        char *copy = fsti_location_join(fsti_file_path(model->files[i].file), COPY_ENDING);
-        if (copy != NULL) (void)unlink(copy);
-        fsti_free(copy);
-    }
+/// The path of a file of the checkpoint, or of its copy. From fsti_alloc, or NULL.
+static char *join(const sync_folder *sync, const char *name, const char *ending) {
+    char *start = fsti_location_join(sync->checkpoint, "/");
+    char *path = start == NULL ? NULL : fsti_location_join(start, name);
+    char *whole = path == NULL ? NULL : fsti_location_join(path, ending);
+    fsti_free(start);
+    fsti_free(path);
+    return whole;
 }
 
-/// Makes a row of the list of renames: the file's name and the stamp of its copy. A rename does not
-/// change the stamp.
-static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delta_stamp *out,
-                            fst_error *error) {
-    char *copy = fsti_location_join(path, COPY_ENDING);
-    if (copy == NULL) return fsti_error_memory(error, strlen(path));
-    out->name = fsti_sync_name(sync, path);
-    fst_status status = fsti_sync_stamp(copy, out, error);
-    fsti_free(copy);
+static fst_status write_list(const sync_folder *sync, const char *path,
+                             const fsti_delta_state *list, bool durable, fst_error *error) {
+    char *text = NULL;
+    size_t size;
+    FST_TRY(fsti_delta_state_write(list, &text, &size, error));
+    fst_status status =
+        fsti_sync_replace(sync, path, (fsti_octets){(unsigned char *)text, size}, durable, error);
+    fsti_free(text);
     return status;
 }
 
-/// The list of renames has the format of a version note: the version, and the files to be renamed.
-static fst_status write_renames(const sync_folder *sync, const new_file_set *set,
-                                fst_error *error) {
-    const fst_model *model = set->model;
-    fsti_delta_state list = {.version = set->version};
-    char *text = NULL;
-    size_t size;
+void fsti_new_files_remove(const sync_folder *sync) {
+    fsti_delta_state list;
+    if (access(sync->copies_path, F_OK) != 0) return;
+    if (fsti_sync_read_note(sync->copies_path, &list, NULL) == FST_OK) {
+        for (size_t i = 0; i < list.file_count; i++) {
+            char *copy = join(sync, list.files[i].name, COPY_ENDING);
+            if (copy != NULL) (void)unlink(copy);
+            fsti_free(copy);
+        }
+        fsti_delta_state_clear(&list);
+    }
+    (void)fsti_sync_remove(sync->copies_path, NULL);
+}
+
+fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model, fst_error *error) {
+    fsti_delta_state list = {.version = "0"};
+    fsti_new_files_remove(sync);
     list.files = fsti_alloc_zeroed(model->file_count + 1, sizeof *list.files);
     if (list.files == NULL) return fsti_error_memory(error, model->file_count);
     fst_status status = FST_OK;
-    for (size_t i = 0; i < model->file_count && status == FST_OK; i++)
-        if (set->is_changed[i])
-            status = list_copy(sync, fsti_file_path(model->files[i].file),
-                               &list.files[list.file_count++], error);
-    if (status == FST_OK) status = fsti_delta_state_write(&list, &text, &size, error);
-    if (status == FST_OK)
-        status = fsti_sync_replace(sync, sync->renames_path,
-                                   (fsti_octets){(unsigned char *)text, size}, set->durable, error);
-    fsti_free(text);
+    for (size_t i = 0; i < model->file_count && status == FST_OK; i++) {
+        struct stat info;
+        const char *name = fsti_sync_name(sync, fsti_file_path(model->files[i].file));
+        char *copy = join(sync, name, COPY_ENDING);
+        if (copy == NULL) status = fsti_error_memory(error, 64);
+        // A file that is there already belongs to the user.
+        if (copy != NULL && lstat(copy, &info) != 0) list.files[list.file_count++].name = name;
+        fsti_free(copy);
+    }
+    if (status == FST_OK) status = write_list(sync, sync->copies_path, &list, false, error);
     fsti_free(list.files);
     return status;
 }
 
-/// Renames the remaining copies of the list. If a copy is missing and the file has the copy's
-/// stamp, it was renamed before a kill.
+static fst_status refuse_changed(const char *path, fst_error *error) {
+    fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(
+        error, FST_E_FILE_CHANGED, place,
+        "the file was replaced or changed after it was copied for the new "
+        "version, and was not replaced. Copy the checkpoint again unless its files "
+        "are complete, and delete .weight_sync and the files *" COPY_ENDING);
+}
+
+/// Makes the two rows of a file in the list of renames: the stamps of the file and of its copy. A
+/// rename does not change a stamp.
+static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delta_stamp *rows,
+                            fst_error *error) {
+    if (!fsti_sync_is_same(path, &rows[0])) return refuse_changed(path, error);
+    char *copy = fsti_location_join(path, COPY_ENDING);
+    if (copy == NULL) return fsti_error_memory(error, strlen(path));
+    rows[0].name = rows[1].name = fsti_sync_name(sync, path);
+    fst_status status = fsti_sync_stamp(copy, &rows[1], error);
+    fsti_free(copy);
+    return status;
+}
+
+/// The list of renames has the format of a version note: the version, and two rows for each file
+/// to be renamed.
+static fst_status write_renames(const sync_folder *sync, const new_file_set *set,
+                                fst_error *error) {
+    const fst_model *model = set->model;
+    fsti_delta_state list = {.version = set->version};
+    list.files = fsti_alloc_zeroed(2 * model->file_count + 1, sizeof *list.files);
+    if (list.files == NULL) return fsti_error_memory(error, model->file_count);
+    fst_status status = FST_OK;
+    for (size_t i = 0; i < model->file_count && status == FST_OK; i++) {
+        if (!set->is_changed[i]) continue;
+        fsti_delta_stamp *rows = &list.files[list.file_count];
+        rows[0] = set->stamps[i];
+        status = list_copy(sync, fsti_file_path(model->files[i].file), rows, error);
+        list.file_count += 2;
+    }
+    if (status == FST_OK) status = write_list(sync, sync->renames_path, &list, set->durable, error);
+    fsti_free(list.files);
+    return status;
+}
+
+/// Renames a copy, or (`is_check`) only checks that this is possible. If the copy is missing
+/// and the file has the copy's stamp, it was renamed before a kill.
+static fst_status rename_one(const sync_folder *sync, const fsti_delta_stamp *rows, bool is_check,
+                             fst_error *error) {
+    char *path = join(sync, rows[0].name, "");
+    char *copy = join(sync, rows[0].name, COPY_ENDING);
+    fst_status status = FST_OK;
+    if (path == NULL || copy == NULL)
+        status = fsti_error_memory(error, 64);
+    else if (!fsti_sync_is_same(path, &rows[1]) &&
+             (!fsti_sync_is_same(path, &rows[0]) || !fsti_sync_is_same(copy, &rows[1])))
+        status = refuse_changed(path, error);
+    else if (!is_check && !fsti_sync_is_same(path, &rows[1]) && rename(copy, path) != 0)
+        status = fsti_error_errno(error, errno, path, "renaming the new file");
+    fsti_free(path);
+    fsti_free(copy);
+    return status;
+}
+
+/// Renames the remaining copies of the list, after a check of all of them.
 static fst_status rename_all(const sync_folder *sync, const fsti_delta_state *list,
                              fst_error *error) {
-    for (size_t i = 0; i < list->file_count; i++) {
-        char *start = fsti_location_join(sync->checkpoint, "/");
-        char *path = start == NULL ? NULL : fsti_location_join(start, list->files[i].name);
-        char *copy = path == NULL ? NULL : fsti_location_join(path, COPY_ENDING);
-        fst_status status = FST_OK;
-        if (copy == NULL)
-            status = fsti_error_memory(error, 64);
-        else if (rename(copy, path) != 0 &&
-                 (errno != ENOENT || !fsti_sync_is_same(path, &list->files[i])))
-            status = fsti_error_errno(error, errno, path, "renaming the new file");
-        fsti_free(start);
-        fsti_free(path);
-        fsti_free(copy);
-        FST_TRY(status);
-    }
+    fsti_error_location place = {.file = sync->renames_path, .byte_offset = FST_NO_OFFSET};
+    bool is_paired = list->file_count % 2 == 0;
+    for (size_t i = 0; i + 1 < list->file_count; i += 2)
+        is_paired = is_paired && strcmp(list->files[i].name, list->files[i + 1].name) == 0;
+    if (!is_paired)
+        return fsti_error_set(error, FST_E_CORRUPT, place,
+                              "this is not a list of this version of fastsafetensors. Copy the "
+                              "checkpoint again and delete .weight_sync");
+    for (int is_check = 1; is_check >= 0; is_check--)
+        for (size_t i = 0; i < list->file_count; i += 2)
+            FST_TRY(rename_one(sync, &list->files[i], is_check != 0, error));
     return FST_OK;
 }
 
@@ -160,7 +234,9 @@ static fst_status finish_renames(const sync_folder *sync, bool durable, fst_erro
     if (status == FST_OK) status = fsti_sync_write_state(sync, list.version, model, durable, error);
     fsti_model_unref(model);
     fsti_delta_state_clear(&list);
-    return status == FST_OK ? fsti_sync_remove(sync->renames_path, error) : status;
+    if (status == FST_OK) status = fsti_sync_remove(sync->renames_path, error);
+    if (status == FST_OK) (void)fsti_sync_remove(sync->copies_path, NULL);
+    return status;
 }
 
 fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *set,

@@ -174,7 +174,6 @@ fst_status fsti_shard_put_text(const char *path, const char *text, size_t size, 
                                fst_error *error) {
     shard_writer file = {.fd = -1, .path = fsti_location_join(path, ".tmp")};
     if (file.path == NULL) return fsti_error_memory(error, strlen(path));
-    (void)unlink(file.path);
     file.fd = open(file.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     fst_status status =
         file.fd < 0 ? fsti_error_errno(error, errno, file.path, "making the file") : FST_OK;

@@ -31,10 +31,15 @@ fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *
     out->journal_path = fsti_location_join(out->folder, "/journal");
     out->undo_path = fsti_location_join(out->folder, "/undo");
     out->renames_path = fsti_location_join(out->folder, "/renames");
+    out->copies_path = fsti_location_join(out->folder, "/copies");
     if (out->state_path == NULL || out->journal_path == NULL || out->undo_path == NULL ||
-        out->renames_path == NULL)
+        out->renames_path == NULL || out->copies_path == NULL)
         return fsti_error_memory(error, strlen(checkpoint));
-    return FST_OK;
+    if (lstat(out->folder, &info) != 0 || !S_ISLNK(info.st_mode)) return FST_OK;
+    fsti_error_location place = {.file = out->folder, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                          "it is a symbolic link, and its files would be another folder's; "
+                          "remove the link");
 }
 
 /// Opens and locks the lock file. `may_create`: it is made if it is absent; else *lock is -1 then.
@@ -80,6 +85,7 @@ void fsti_sync_close(sync_folder *sync) {
     fsti_free(sync->journal_path);
     fsti_free(sync->undo_path);
     fsti_free(sync->renames_path);
+    fsti_free(sync->copies_path);
     *sync = (sync_folder){.lock = -1};
 }
 
@@ -104,7 +110,7 @@ static char *join_file(const sync_folder *sync, const char *name) {
     return path;
 }
 
-static uint64_t modified_ns(const struct stat *info) {
+uint64_t fsti_sync_modified_ns(const struct stat *info) {
     return (uint64_t)info->st_mtim.tv_sec * NANOSECONDS + (uint64_t)info->st_mtim.tv_nsec;
 }
 
@@ -119,14 +125,14 @@ const char *fsti_sync_name(const sync_folder *sync, const char *path) {
 bool fsti_sync_is_same(const char *path, const fsti_delta_stamp *stamp) {
     struct stat info;
     return stat(path, &info) == 0 && (uint64_t)info.st_size == stamp->size_bytes &&
-           modified_ns(&info) == stamp->modified_ns;
+           fsti_sync_modified_ns(&info) == stamp->modified_ns;
 }
 
 fst_status fsti_sync_stamp(const char *path, fsti_delta_stamp *out, fst_error *error) {
     struct stat info;
     if (stat(path, &info) != 0) return fsti_error_errno(error, errno, path, "looking at it");
     out->size_bytes = (uint64_t)info.st_size;
-    out->modified_ns = modified_ns(&info);
+    out->modified_ns = fsti_sync_modified_ns(&info);
     return FST_OK;
 }
 
@@ -166,7 +172,7 @@ fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_err
         status = fsti_error_set(error, FST_E_VERSION, place,
                                 "the application of a delta was interrupted, so the files are of "
                                 "two versions; run 'fastsafetensors delta recover' first");
-    if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
+    if (status == FST_OK && version != NULL) status = fsti_sync_read_state(&sync, &state, error);
     if (status == FST_OK && state.version != NULL &&
         fsti_version_compare(state.version, version) != FSTI_VERSION_SAME)
         status =
@@ -212,6 +218,17 @@ fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_oct
     return status;
 }
 
+/// The stamp of the file that was opened. Where another program replaced it, the path names a file
+/// with another stamp, and the note does not vouch for that one.
+static fst_status stamp_opened(const fsti_file *file, fsti_delta_stamp *out, fst_error *error) {
+    struct stat info;
+    if (fstat(fsti_file_identity(file), &info) != 0)
+        return fsti_error_errno(error, errno, fsti_file_path(file), "examining the file");
+    out->size_bytes = (uint64_t)info.st_size;
+    out->modified_ns = fsti_sync_modified_ns(&info);
+    return FST_OK;
+}
+
 fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
                                  const fst_model *model, bool durable, fst_error *error) {
     fsti_delta_state state = {.version = version, .file_count = model->file_count};
@@ -223,7 +240,7 @@ fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
     for (size_t i = 0; i < model->file_count && status == FST_OK; i++) {
         const char *path = fsti_file_path(model->files[i].file);
         state.files[i].name = fsti_sync_name(sync, path);
-        status = fsti_sync_stamp(path, &state.files[i], error);
+        status = stamp_opened(model->files[i].file, &state.files[i], error);
     }
     if (status == FST_OK) status = fsti_delta_state_write(&state, &text, &size, error);
     if (status == FST_OK)

@@ -4,15 +4,18 @@
 #ifndef FSTI_SYNC_FOLDER_H
 #define FSTI_SYNC_FOLDER_H
 
+#include <sys/stat.h>
+
 #include "delta_private.h"
 
 typedef struct sync_folder {
     const char *checkpoint; ///< borrowed
-    char *folder, *state_path, *journal_path, *undo_path, *renames_path;
+    char *folder, *state_path, *journal_path, *undo_path, *renames_path, *copies_path;
     int lock;
 } sync_folder;
 
 /// Makes the folder and takes its lock, which ends with fsti_sync_close() or the process.
+/// FST_E_UNSUPPORTED if it is a symbolic link: the files in it would be another folder's.
 /// FST_E_TIMEOUT if another process holds it. The caller closes *out, also after an error.
 fst_status fsti_sync_open(const char *checkpoint, sync_folder *out, fst_error *error);
 /// The same without making anything: a folder that does not exist has no lock.
@@ -31,7 +34,7 @@ fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_oct
 fst_status fsti_sync_check_files(const sync_folder *sync, const fsti_delta_state *state,
                                  fst_error *error);
 /// Checks a checkpoint that is only read: FST_E_VERSION if its note names another version than
-/// `version`, or if an application was interrupted.
+/// `version` (NULL: any), or if an application was interrupted.
 fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_error *error);
 /// Writes the version note: the version, and the stamps of the model's current files.
 fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
@@ -41,6 +44,8 @@ fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
 const char *fsti_sync_name(const sync_folder *sync, const char *path);
 /// Whether a file still has the size and the modification time of the stamp.
 bool fsti_sync_is_same(const char *path, const fsti_delta_stamp *stamp);
+/// The modification time in nanoseconds.
+uint64_t fsti_sync_modified_ns(const struct stat *info);
 /// Reads the stamp of a file: its size and modification time. The name stays unset.
 fst_status fsti_sync_stamp(const char *path, fsti_delta_stamp *out, fst_error *error);
 /// Deletes a file of the folder. A missing file is not an error.

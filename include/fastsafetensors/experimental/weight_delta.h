@@ -168,8 +168,9 @@ FST_API FST_NODISCARD fst_status fst_delta_apply(const fst_delta *delta, const c
                                                  fst_delta_stats *stats, fst_error *error);
 
 /// Finishes an update that was killed, or with FST_DELTA_ROLL_BACK undoes it; the delta's folders
-/// must still be at the same paths. FST_OK if no update was interrupted. `options` and `stats` may
-/// be NULL.
+/// must still be at the same local paths. FST_OK if no update was interrupted. FST_E_FILE_CHANGED
+/// if a file was saved again or changed after the kill; no file is changed then. `options` and
+/// `stats` may be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_recover(const char *checkpoint,
                                                    const fst_delta_options *options,
                                                    fst_delta_stats *stats, fst_error *error);
