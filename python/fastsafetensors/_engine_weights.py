@@ -102,7 +102,7 @@ def split_options(
         if "://" in ours["deltas"]:
             raise ValueError(f"deltas must be a local folder, not {ours['deltas']!r}")
         if ours.get("verify") or ours.get("public_key") is not None:
-            raise ValueError("deltas cannot be used with verify or public_key: an application "
+            raise ValueError("deltas cannot be used with verify or public_key: an update "
                              "changes the files, and their manifest would not match any more")
     return EngineOptions(**ours), rest
 

@@ -59,7 +59,7 @@ class VersionNote(NamedTuple):
     version: str | None
     """The version, or None where the folder has no note of it, or is interrupted."""
     interrupted: bool
-    """An application was killed: its files are of two versions until recover() or apply()."""
+    """An update was killed: the files are of two versions until recover() or apply()."""
 
 
 def _encode(parameter: str, path: Path) -> bytes:
@@ -253,7 +253,7 @@ def _expect(checkpoint: Path, version: str) -> None:
     note = version_of(checkpoint)
     what = ""
     if note.interrupted:
-        what = ("the application of a delta was interrupted, so the files are of two versions; "
+        what = ("an update by a delta was interrupted, so the files are of two versions; "
                 "run 'fastsafetensors delta recover' first")
     elif note.version is not None and _plain(note.version) != _plain(version):
         what = (f"the checkpoint has version {note.version} according to its version note, "
@@ -358,7 +358,7 @@ def apply(
     readers that have these open or mapped. They share unchanged blocks where the file system can;
     elsewhere whole files are copied. Links are replaced.
 
-    Returns a dict of statistics; "recovered" is 1 where an interrupted application was finished
+    Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
 
     Raises:
@@ -387,7 +387,7 @@ def verify(
 def recover(
     checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = False
 ) -> dict[str, Any]:
-    """Finish an application that was killed, or undo it; no effect otherwise.
+    """Finish an update that was killed, or undo it; no effect otherwise.
 
     roll_back: go back to the old version. Of apply(new_files=True) there is nothing to undo: either
     no file was replaced yet, or the renames are finished. durable: as of apply().
@@ -407,7 +407,7 @@ def version_of(checkpoint: Path) -> VersionNote:
     """Read which version a checkpoint folder has.
 
     Raises:
-        SafetensorError: `tag` "FileChanged" if a file has another size or time than the application
+        SafetensorError: `tag` "FileChanged" if a file has another size or time than the update
             of that version gave it: the checkpoint was saved again, or copied without its times.
     """
     version, interrupted = _core.delta_version(_encode("checkpoint", checkpoint))
@@ -483,7 +483,7 @@ def pull(
     """Apply all versions in `source` that follow the checkpoint's own; see pending().
 
     Several processes of a host may call this for the same folder: one applies, the others wait, up
-    to `timeout` seconds. An application that was killed is finished first. Returns apply()'s
+    to `timeout` seconds. An update that was killed is finished first. Returns apply()'s
     statistics (of the last call that did something), or None where nothing was to be done.
 
     Raises:
@@ -533,7 +533,8 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
 
     Raises:
         OSError: the folder does not exist, or the lock can't be opened.
-        RuntimeError: an application was interrupted, so the files are of two versions.
+        RuntimeError: an update was interrupted, so the files are of two versions, or .weight_sync
+            is a symbolic link.
         TypeError: an argument of another type.
     """
     import fcntl
@@ -560,6 +561,8 @@ def _open_lock(checkpoint: str) -> int | None:
     """Open the lock of a checkpoint folder; None where the folder cannot be written at all."""
     folder = os.path.join(checkpoint, ".weight_sync")
     lock = os.path.join(folder, "lock")
+    if os.path.islink(folder):
+        version_of(checkpoint)  # raises the error of apply()
     try:
         return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

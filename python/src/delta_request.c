@@ -111,7 +111,7 @@ PyObject *fstpy_delta_apply(PyObject *module, PyObject *args) {
     return stats_dict(&stats);
 }
 
-/// delta_version(checkpoint) -> (version or "", whether an application was interrupted).
+/// delta_version(checkpoint) -> (version or "", whether an update was interrupted).
 PyObject *fstpy_delta_version(PyObject *module, PyObject *path) {
     char version[FST_DELTA_VERSION_BYTES];
     int is_interrupted;

@@ -190,7 +190,7 @@ static PyMethodDef module_methods[] = {
     {"delta_apply", fstpy_delta_apply, METH_VARARGS,
      "delta_apply(delta or None, checkpoint, flags, threads, version) -> statistics."},
     {"delta_version", fstpy_delta_version, METH_O,
-     "delta_version(checkpoint) -> (version, whether an application was interrupted)."},
+     "delta_version(checkpoint) -> (version, whether an update was interrupted)."},
     {"delta_prepare", fstpy_delta_prepare, METH_VARARGS,
      "delta_prepare(delta, [(name, address, bytes)], threads, version) -> change."},
     {"delta_commit", fstpy_delta_commit, METH_VARARGS, "delta_commit(change, or drop it)."},

@@ -147,8 +147,10 @@ def test_a_linked_weight_sync_is_refused(tmp_path, states, local):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "undo").write_bytes(b"kept")
     os.symlink(tmp_path / "other", local / ".weight_sync")
-    with pytest.raises(RuntimeError, match="symbolic link"):
-        deltas.apply(local, chain[0])
+    for call in (lambda: deltas.apply(local, chain[0]), lambda: next(deltas.reading(local)),
+                 lambda: deltas.recover(local), lambda: deltas.version_of(local)):
+        with pytest.raises(RuntimeError, match="symbolic link"):
+            call()
     assert os.listdir(tmp_path / "other") == ["undo"]
 
 

@@ -19,16 +19,16 @@ typedef struct tensor_progress {
 typedef struct check_worker {
     apply_job *job;
     delta_fold *fold;
-    unsigned char *there; ///< a block of the file
-    unsigned char *made;  ///< its new bytes
-    bool is_foreign;      ///< the tensor's bytes are not what the journal describes
+    unsigned char *current; ///< a block of the file
+    unsigned char *updated; ///< its new bytes
+    bool is_foreign;        ///< the tensor's bytes are not what the journal describes
 } check_worker;
 
 /// The two checksums of a tensor: of its bytes in the file, and of those that it will have.
 typedef struct check_sums {
     const fsti_digest_kind *kind;
-    void *there, *made;
-    bool is_folded; ///< false after a damaged frame: `made` means nothing
+    void *current, *updated;
+    bool is_folded; ///< false after a damaged frame: `updated` has no meaning
 } check_sums;
 
 static tensor_progress find_progress(const apply_job *job, size_t number) {
@@ -51,23 +51,24 @@ static tensor_progress find_progress(const apply_job *job, size_t number) {
 }
 
 /// Whether each byte is the old or the new one. A write that a kill ended may have stored any part.
-static bool is_mix(const unsigned char *there, const unsigned char *slot, size_t size) {
+static bool is_mix(const unsigned char *current, const unsigned char *slot, size_t size) {
     for (size_t i = 0; i < size; i++)
-        if (there[i] != slot[i] && there[i] != slot[DELTA_BLOCK_BYTES + i]) return false;
+        if (current[i] != slot[i] && current[i] != slot[DELTA_BLOCK_BYTES + i]) return false;
     return true;
 }
 
 /// Adds a block to the checksum of the new bytes. Damaged data of the delta is not an error here:
-/// the application finds it again, and rolls back.
+/// the update finds it again, and rolls back.
 static fst_status fold_block(check_worker *worker, check_sums *sums, size_t size, bool is_new,
                              fst_error *error) {
     if (!sums->is_folded) return FST_OK;
     fst_status status = is_new ? fsti_fold_skip(worker->fold, size, error)
-                               : fsti_fold_apply(worker->fold, worker->made, size, error);
+                               : fsti_fold_apply(worker->fold, worker->updated, size, error);
     sums->is_folded = status == FST_OK;
     if (status != FST_OK) return status == FST_E_NO_MEMORY ? status : FST_OK;
-    return sums->kind->update(sums->made, worker->made, size) ? FST_OK
-                                                              : fsti_error_memory(error, size);
+    return sums->kind->update(sums->updated, worker->updated, size)
+               ? FST_OK
+               : fsti_error_memory(error, size);
 }
 
 static fst_status check_block(check_worker *worker, size_t number, uint64_t block, check_sums *sums,
@@ -76,16 +77,16 @@ static fst_status check_block(check_worker *worker, size_t number, uint64_t bloc
     const bound_tensor *tensor = &job->tensors[number];
     tensor_progress progress = find_progress(job, number);
     size_t size = apply_block_bytes(tensor, block);
-    FST_TRY(fsti_apply_read(job, tensor, block, worker->there, error));
-    if (!sums->kind->update(sums->there, worker->there, size))
+    FST_TRY(fsti_apply_read(job, tensor, block, worker->current, error));
+    if (!sums->kind->update(sums->current, worker->current, size))
         return fsti_error_memory(error, size);
     bool is_dirty = block == progress.dirty;
     if (is_dirty)
-        worker->is_foreign |= !is_mix(worker->there, progress.slot, size);
+        worker->is_foreign |= !is_mix(worker->current, progress.slot, size);
     else if (block < progress.changed)
         worker->is_foreign |=
-            fsti_hash(worker->there, size, 0) != job->journal.hashes[tensor->first_block + block];
-    memcpy(worker->made, is_dirty ? progress.slot : worker->there, size);
+            fsti_hash(worker->current, size, 0) != job->journal.hashes[tensor->first_block + block];
+    memcpy(worker->updated, is_dirty ? progress.slot : worker->current, size);
     return fold_block(worker, sums, size, block >= progress.undone && block < progress.changed,
                       error);
 }
@@ -94,17 +95,17 @@ static fst_status check_block(check_worker *worker, size_t number, uint64_t bloc
 /// by the new version.
 static fst_status compare_sums(check_worker *worker, size_t number, check_sums *sums,
                                fst_error *error) {
-    unsigned char there[FSTI_DIGEST_BYTES_MAX], made[FSTI_DIGEST_BYTES_MAX];
+    unsigned char current[FSTI_DIGEST_BYTES_MAX], updated[FSTI_DIGEST_BYTES_MAX];
     unsigned char expected[FSTI_DIGEST_BYTES_MAX];
     const apply_job *job = worker->job;
     delta_frames frames = fsti_delta_frames(job->delta, job->tensors[number].tensor, job->span);
     size_t size = sums->kind->digest_bytes;
     (void)fsti_delta_digest(job->delta, &frames, expected);
-    bool is_good = sums->kind->end(sums->there, there);
-    is_good = sums->kind->end(sums->made, made) && is_good;
+    bool is_good = sums->kind->end(sums->current, current);
+    is_good = sums->kind->end(sums->updated, updated) && is_good;
     if (!is_good) return fsti_error_memory(error, 64);
-    bool is_new = memcmp(there, expected, size) == 0;
-    worker->is_foreign |= is_new && (!sums->is_folded || memcmp(made, expected, size) != 0);
+    bool is_new = memcmp(current, expected, size) == 0;
+    worker->is_foreign |= is_new && (!sums->is_folded || memcmp(updated, expected, size) != 0);
     return FST_OK;
 }
 
@@ -118,28 +119,28 @@ static fst_status check_tensor(check_worker *worker, size_t number, fst_error *e
     fst_status status = fsti_fold_begin(worker->fold, &frames, tensor->size_bytes, NULL, error);
     if (status == FST_E_NO_MEMORY) return status;
     sums.is_folded = status == FST_OK;
-    sums.there = sums.kind->begin();
-    sums.made = sums.kind->begin();
-    status = sums.there == NULL || sums.made == NULL ? fsti_error_memory(error, 64) : FST_OK;
+    sums.current = sums.kind->begin();
+    sums.updated = sums.kind->begin();
+    status = sums.current == NULL || sums.updated == NULL ? fsti_error_memory(error, 64) : FST_OK;
     worker->is_foreign = false;
     uint64_t count = apply_count_blocks(tensor);
     for (uint64_t block = 0; block < count && status == FST_OK && !worker->is_foreign; block++)
         status = check_block(worker, number, block, &sums, error);
     if (status == FST_OK) return compare_sums(worker, number, &sums, error);
-    if (sums.there != NULL) (void)sums.kind->end(sums.there, digest);
-    if (sums.made != NULL) (void)sums.kind->end(sums.made, digest);
+    if (sums.current != NULL) (void)sums.kind->end(sums.current, digest);
+    if (sums.updated != NULL) (void)sums.kind->end(sums.updated, digest);
     return status;
 }
 
 static fst_status run_check(delta_pool *pool, uint32_t thread, fst_error *error) {
     apply_job *job = pool->context;
     unsigned char *memory = fsti_alloc(2 * DELTA_BLOCK_BYTES);
-    check_worker worker = {.job = job, .there = memory};
+    check_worker worker = {.job = job, .current = memory};
     size_t task;
     (void)thread;
     fst_status status = memory == NULL ? fsti_error_memory(error, 2 * DELTA_BLOCK_BYTES)
                                        : fsti_fold_open(&worker.fold, error);
-    worker.made = memory == NULL ? NULL : memory + DELTA_BLOCK_BYTES;
+    worker.updated = memory == NULL ? NULL : memory + DELTA_BLOCK_BYTES;
     while (status == FST_OK && fsti_pool_take(pool, &task)) {
         status = check_tensor(&worker, task, error);
         const model_file *file = &job->base->files[job->tensors[task].file];

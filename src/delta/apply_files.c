@@ -86,7 +86,7 @@ static fst_status begin_job(apply_job *job, bool is_written, const fst_delta_opt
 }
 
 /// A hash of the tensors and their positions. A journal with the same hash describes this
-/// application.
+/// update.
 static uint64_t hash_order(const apply_job *job) {
     uint64_t hash = 0;
     for (size_t i = 0; i < job->tensor_count; i++) {
@@ -158,7 +158,7 @@ static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *
     return status;
 }
 
-/// Completes the application that a journal describes, or rolls it back. Sets *rolled_back if the
+/// Completes the update that a journal describes, or rolls it back. Sets *rolled_back if the
 /// folder has its base version again.
 static fst_status run_journal(apply_job *job, const sync_folder *sync, bool durable,
                               bool *rolled_back, fst_error *error) {
@@ -272,7 +272,7 @@ static fst_status open_recorded(const apply_journal *journal, const fst_delta *g
         fsti_error_location location = {.file = version->index_path, .byte_offset = FST_NO_OFFSET};
         fst_status status = fsti_error_set(
             error, FST_E_FILE_CHANGED, location,
-            "the delta was replaced while its application was interrupted; put the old one back, "
+            "the delta was replaced while an update by it was interrupted; put the old one back, "
             "or copy the checkpoint again and delete .weight_sync");
         fsti_delta_close(*out);
         *out = NULL;
@@ -289,7 +289,7 @@ static fst_status check_job(apply_job *job, fst_error *error) {
         job->base->file_count != head->file_count || hash_order(job) != head->order_hash)
         return fsti_error_set(error, FST_E_FILE_CHANGED, place,
                               "the checkpoint's files are not those of the interrupted "
-                              "application; copy the checkpoint again and delete .weight_sync");
+                              "update; copy the checkpoint again and delete .weight_sync");
     FST_TRY(fsti_apply_check(job, error));
     return fsti_apply_check_names(job, error);
 }
@@ -305,7 +305,7 @@ static fst_status begin_resume(apply_job *job, apply_journal *journal,
     return status == FST_OK ? check_job(job, error) : status;
 }
 
-/// Finishes or rolls back the application that a journal describes. The lock must be held. `given`:
+/// Finishes or rolls back the update that a journal describes. The lock must be held. `given`:
 /// the caller's delta, or NULL.
 static fst_status resume(const sync_folder *sync, apply_journal *journal, const fst_delta *given,
                          const fst_delta_options *options, fst_delta_stats *stats,
@@ -438,13 +438,13 @@ static fst_status resume_any(const sync_folder *sync, const fst_delta *given,
     return status;
 }
 
-/// Refuses a folder with an interrupted application. Used by checks, which must not finish it.
+/// Refuses a folder with an interrupted update. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
     if (access(sync->journal_path, F_OK) != 0 && access(sync->renames_path, F_OK) != 0)
         return FST_OK;
     fsti_error_location location = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_VERSION, location,
-                          "the application of a delta was interrupted, so the files are of two "
+                          "an update by a delta was interrupted, so the files are of two "
                           "versions; run 'fastsafetensors delta recover' first");
 }
 
@@ -476,7 +476,7 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
     uint64_t start_ns = fsti_now_ns();
     sync_folder sync;
     fst_status status = fsti_sync_paths(checkpoint, &sync, error);
-    // Without the folder no application has begun to change files.
+    // Without the folder no update has begun to change files.
     bool has_folder = status == FST_OK && access(sync.folder, F_OK) == 0;
     if (has_folder) {
         fsti_sync_close(&sync);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The state of one application of a delta to files. Private to apply_tensor.c and apply_files.c.
+/// The state of one update of files by a delta. Private to apply_tensor.c and apply_files.c.
 #ifndef FSTI_APPLY_JOB_H
 #define FSTI_APPLY_JOB_H
 

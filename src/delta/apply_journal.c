@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Creates, opens and checks the journal of an application to files.
+/// Creates, opens and checks the journal of an update of files.
 #include "apply_journal.h"
 
 #include <errno.h>
@@ -137,7 +137,7 @@ static void fill_head(journal_head *head, const journal_plan *plan) {
                16);
 }
 
-/// Records which files the application is about.
+/// Records which files the update is about.
 static fst_status fill_files(journal_file *files, const journal_plan *plan, fst_error *error) {
     for (size_t i = 0; i < plan->base->file_count; i++) {
         const fsti_file *file = plan->base->files[i].file;
@@ -288,7 +288,7 @@ fst_status fsti_journal_refuse_file(const apply_journal *journal, const char *pa
                                     fst_error *error) {
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_FILE_CHANGED, location,
-                          "the file was replaced or changed after the application of version %s "
+                          "the file was replaced or changed after the update to version %s "
                           "had been interrupted, so that can be neither finished nor undone. No "
                           "file was changed now. Copy the checkpoint again unless its files are "
                           "complete, and delete .weight_sync",

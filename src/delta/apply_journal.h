@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The journal of an application to files: a memory-mapped file in .weight_sync that records at
+/// The journal of an update of files: a memory-mapped file in .weight_sync that records at
 /// every moment which blocks of which tensors are new. A killed process leaves it in the page
 /// cache, so the next one can finish or undo the work. It is not synced. After a power cut the boot
 /// ID in it differs from the current one, and it is refused.
@@ -71,7 +71,7 @@ static inline uint64_t journal_word_block(uint64_t word) {
     return (word & (((uint64_t)1 << 40) - 1)) >> 1;
 }
 
-/// The application that a new journal describes.
+/// The update that a new journal describes.
 typedef struct journal_plan {
     const fst_delta *delta;
     delta_span span;
@@ -92,7 +92,7 @@ void fsti_journal_close(apply_journal *journal);
 /// Text number `index` of the journal.
 const char *fsti_journal_text(const apply_journal *journal, size_t index);
 /// FST_E_FILE_CHANGED if a path of the checkpoint names another file than when the journal was
-/// created, or a file that others have changed. Files that this application has written to have
+/// created, or a file that others have changed. Files that this update has written to have
 /// other times now: fsti_apply_check() compares their bytes.
 fst_status fsti_journal_check_files(const sync_folder *sync, const apply_journal *journal,
                                     fst_error *error);

@@ -7,7 +7,7 @@
 
 #include "apply_job.h"
 
-/// One thread of an application.
+/// One thread of an update.
 typedef struct apply_worker {
     apply_job *job;
     delta_fold *fold;

@@ -7,13 +7,13 @@
 
 #include "sync_folder.h"
 
-/// Removes the copies that an earlier application left, and lists those that this one may make.
+/// Removes the copies that an earlier update left, and lists those that this one may make.
 fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model, fst_error *error);
 /// Creates the copy NAME.delta-tmp next to a file of the checkpoint and opens it for reading and
 /// writing. *fd is -1 after an error; a file that has the copy's name already is one. *stamp is
 /// that of the file that was copied.
 fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp, fst_error *error);
-/// Removes the copies that an application has listed. Other files with such names stay.
+/// Removes the copies that an update has listed. Other files with such names stay.
 void fsti_new_files_remove(const sync_folder *sync);
 /// Renames the copies of files[i] (where is_changed[i]) to the files' names and writes the version
 /// note. A list of the renames is written first. After a kill, fsti_new_files_resume() completes

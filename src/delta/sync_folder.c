@@ -170,7 +170,7 @@ fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_err
     if (status == FST_OK &&
         (access(sync.journal_path, F_OK) == 0 || access(sync.renames_path, F_OK) == 0))
         status = fsti_error_set(error, FST_E_VERSION, place,
-                                "the application of a delta was interrupted, so the files are of "
+                                "an update by a delta was interrupted, so the files are of "
                                 "two versions; run 'fastsafetensors delta recover' first");
     if (status == FST_OK && version != NULL) status = fsti_sync_read_state(&sync, &state, error);
     if (status == FST_OK && state.version != NULL &&

@@ -34,7 +34,7 @@ fst_status fsti_sync_replace(const sync_folder *sync, const char *path, fsti_oct
 fst_status fsti_sync_check_files(const sync_folder *sync, const fsti_delta_state *state,
                                  fst_error *error);
 /// Checks a checkpoint that is only read: FST_E_VERSION if its note names another version than
-/// `version` (NULL: any), or if an application was interrupted.
+/// `version` (NULL: any), or if an update was interrupted.
 fst_status fsti_sync_expect(const char *checkpoint, const char *version, fst_error *error);
 /// Writes the version note: the version, and the stamps of the model's current files.
 fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
