@@ -147,7 +147,7 @@ def test_a_linked_weight_sync_is_refused(tmp_path, states, local):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "undo").write_bytes(b"kept")
     os.symlink(tmp_path / "other", local / ".weight_sync")
-    for call in (lambda: deltas.apply(local, chain[0]), lambda: next(deltas.reading(local)),
+    for call in (lambda: deltas.apply(local, chain[0]), lambda: deltas.reading(local).__enter__(),
                  lambda: deltas.recover(local), lambda: deltas.version_of(local)):
         with pytest.raises(RuntimeError, match="symbolic link"):
             call()
@@ -252,9 +252,25 @@ def test_make_and_readers_look_at_the_note(tmp_path, states, local):
     for call in calls:
         assert "its version note" in expect("VersionMismatch", call)
     (local / ".weight_sync" / "journal").write_bytes(b"")
+    write_checkpoint(tmp_path / "base", states[0])
+    calls.append(lambda: deltas.make(tmp_path / "base", local, made, version="000006",
+                                     base_version="000005"))
     for call in calls:
         assert "interrupted" in expect("VersionMismatch", call)
     assert not made.exists()
+
+
+def test_make_keeps_a_temporary_index_of_another_program(tmp_path, states):
+    write_checkpoint(tmp_path / "old", states[0])
+    made = tmp_path / "made"
+    made.mkdir()
+    foreign = made / (folders.INDEX + ".tmp")
+    foreign.write_bytes(b"kept")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Choose another folder"):
+            deltas.make(tmp_path / "old", states[1], made, version="000001", base_version="000000")
+        assert foreign.read_bytes() == b"kept"
+        assert os.listdir(made) == [foreign.name]
 
 
 @pytest.mark.parametrize("how", ["saved again", "copied"])
