@@ -22,10 +22,11 @@ static char *trim(char *text) {
 /// Reads a setting from a section of an AWS config file. False if it is missing.
 static bool read_setting(const char *path, const char *section, const char *name, char *value,
                          size_t size) {
-    char line[LINE_BYTES];
+    char line[LINE_BYTES], buffer[BUFSIZ];
     bool is_here = false, is_found = false;
     FILE *file = fopen(path, "re");
     if (file == NULL) return false;
+    setvbuf(file, buffer, _IOFBF, sizeof buffer);
     while (!is_found && fgets(line, sizeof line, file) != NULL) {
         char *text = trim(line), *equals = strchr(text, '=');
         size_t length = strlen(text);
@@ -38,8 +39,9 @@ static bool read_setting(const char *path, const char *section, const char *name
                 strcmp(trim(text), name) == 0 && fsti_http_setting(value, size, trim(equals + 1));
         }
     }
-    explicit_bzero(line, sizeof line); // may contain a secret key
     fclose(file);
+    explicit_bzero(line, sizeof line); // both may contain a secret key
+    explicit_bzero(buffer, sizeof buffer);
     return is_found;
 }
 
@@ -218,7 +220,7 @@ static fst_status fetch_instance_keys(object_store *store, bool *found, fst_erro
     while (size > 0 && source.url[size - 1] == '/') source.url[--size] = '\0';
     fst_status status = take_credentials(store, &source, endpoint == NULL ? NULL : error);
     *found = status == FST_OK;
-    if (endpoint == NULL && !*found) atomic_store(&is_missing, true);
+    if (endpoint == NULL && !*found && status != FST_E_NO_MEMORY) atomic_store(&is_missing, true);
     return endpoint == NULL ? FST_OK : status;
 }
 

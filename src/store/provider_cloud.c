@@ -54,12 +54,16 @@ static fst_status fetch_keys(const provider_config *source, token_asker ask, sto
     return status;
 }
 
-/// Sends a form, and wipes it.
-static fst_status send_form(const char *url, char *form, char *answer, fst_error *error) {
+/// Frees a form, which may hold a secret.
+static void free_form(char *form) {
+    if (form != NULL) explicit_bzero(form, FORM_BYTES);
+    fsti_free(form);
+}
+
+/// Sends a form.
+static fst_status send_form(const char *url, const char *form, char *answer, fst_error *error) {
     const provider_call call = {.method = "POST", .url = url, .body = form, .lines = form_lines};
-    fst_status status = fsti_provider_request(&call, answer, TEXT_BYTES, error);
-    explicit_bzero(form, FORM_BYTES);
-    return status;
+    return fsti_provider_request(&call, answer, TEXT_BYTES, error);
 }
 
 // ---- Google ----
@@ -145,6 +149,7 @@ static fst_status write_google_form(const provider_config *source, const google_
         good = fsti_form_add(form, FORM_BYTES, "grant_type",
                              "urn:ietf:params:oauth:grant-type:jwt-bearer") &&
                fsti_form_add(form, FORM_BYTES, "assertion", claim);
+        explicit_bzero(claim, sizeof claim); // a token for an hour
     }
     return good ? FST_OK : fsti_provider_fail("Google's credentials are too long", error);
 }
@@ -154,7 +159,7 @@ static fst_status request_google(const provider_config *source, char *text, fst_
     char *form = fsti_alloc_zeroed(1, FORM_BYTES);
     if (file == NULL || form == NULL) {
         fsti_free(file);
-        fsti_free(form);
+        free_form(form);
         return fsti_error_memory(error, FORM_BYTES);
     }
     fst_status status = read_google_file(source, text, file, error);
@@ -162,7 +167,7 @@ static fst_status request_google(const provider_config *source, char *text, fst_
     if (status == FST_OK) status = send_form(file->url, form, text, error);
     explicit_bzero(file, sizeof *file);
     fsti_free(file);
-    fsti_free(form);
+    free_form(form);
     return status;
 }
 
@@ -205,7 +210,7 @@ static fst_status request_federated(const provider_config *source, char *text, f
     else if (!good)
         status = fsti_provider_fail("the token of AZURE_FEDERATED_TOKEN_FILE is too long", error);
     if (good) status = send_form(source->url, form, text, error);
-    fsti_free(form);
+    free_form(form);
     return status;
 }
 
