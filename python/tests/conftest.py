@@ -187,7 +187,13 @@ def command():
     # Tests that give up the rights of root need a copy where the checkout is in /root.
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        yield shutil.copy(built[0], folder)
+        for name in ("cli", "src"):
+            os.mkdir(os.path.join(folder, name))
+            os.chmod(os.path.join(folder, name), 0o755)
+        for library in (built[0].parents[1] / "src").glob("libfastsafetensors.so*"):
+            if library.is_file():
+                shutil.copy(library, os.path.join(folder, "src"))
+        yield shutil.copy(built[0], os.path.join(folder, "cli"))
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ static fst_status check_block(check_worker *worker, size_t number, uint64_t bloc
     FST_TRY(fsti_apply_read(job, tensor, block, worker->current, error));
     if (!sums->kind->update(sums->current, worker->current, size))
         return fsti_error_memory(error, size);
-    bool is_dirty = block == progress.dirty;
+    bool is_dirty = progress.slot != NULL && block == progress.dirty;
     if (is_dirty)
         worker->is_foreign |= !is_mix(worker->current, progress.slot, size);
     else if (block < progress.changed)

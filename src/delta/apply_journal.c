@@ -182,9 +182,9 @@ fst_status fsti_journal_create(const sync_folder *sync, const journal_plan *plan
     char *temporary = fsti_location_join(sync->journal_path, ".tmp");
     fst_status status = temporary == NULL ? fsti_error_memory(error, 64) : FST_OK;
     if (status == FST_OK) status = map_new(temporary, layout.end, &map, error);
-    if (status == FST_OK) {
+    if (status == FST_OK && map != NULL) {
         point_into(out, map, &layout);
-        memcpy(map + layout.text, text.bytes, text.size);
+        if (text.bytes != NULL) memcpy(map + layout.text, text.bytes, text.size);
         status = fill(out, sync, &sizes, plan, error);
         if (status == FST_OK && rename(temporary, sync->journal_path) != 0)
             status = fsti_error_errno(error, errno, sync->journal_path, "renaming the journal");
