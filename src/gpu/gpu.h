@@ -19,7 +19,7 @@ fst_status fsti_device_get(fst_device wanted, fsti_device **out, fst_error *erro
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error);
 void fsti_device_leave(const fsti_device *device);
 /// The same for releasing memory, which is not repeated later: tries twice.
-bool fsti_device_enter_once_more(const fsti_device *device);
+bool fsti_device_enter_again(const fsti_device *device);
 
 int32_t fsti_device_count(fst_device_kind kind);
 fst_device fsti_device_id(const fsti_device *device);

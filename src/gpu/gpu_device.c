@@ -181,7 +181,7 @@ fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     return FST_OK;
 }
 
-bool fsti_device_enter_once_more(const fsti_device *device) {
+bool fsti_device_enter_again(const fsti_device *device) {
     bool entered = false;
     for (int tries = 0; tries < 2 && !entered; tries++)
         entered = fsti_device_enter(device, NULL) == FST_OK;

@@ -25,7 +25,7 @@ static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
 static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
 static void release_now(const pending_release *one) {
-    if (fsti_device_enter_once_more(one->device)) {
+    if (fsti_device_enter_again(one->device)) {
         if (one->pinned != NULL)
             one->device->api->host_unregister(one->data);
         else

@@ -174,7 +174,7 @@ uint64_t fsti_staging_trim(void) {
         fsti_staging_ring *next = ring->next_idle;
         const fsti_device *device = ring->device;
         // A forked child drops the parent's resources without driver calls.
-        if (fsti_device_enter_once_more(device)) {
+        if (fsti_device_enter_again(device)) {
             free_ring(ring);
             fsti_device_leave(device);
         }

@@ -71,7 +71,7 @@ static uint64_t count_model_bytes(const fst_loader *loader) {
 }
 
 /// Whether some files are read by requests to a server.
-static bool asks_servers(const fst_loader *loader) {
+static bool is_remote(const fst_loader *loader) {
     for (size_t i = 0; i < loader->model->file_count; i++)
         if (fsti_file_is_object(loader->files[i].file) &&
             !fsti_file_is_disk_cached(loader->files[i].file))
@@ -111,7 +111,7 @@ void fsti_loader_gather_facts(fst_loader *loader) {
                                       .in_order = options->order == FST_ORDER_REQUEST,
                                       .gap_bytes = loader->tuning.coalesce_gap_bytes,
                                       .verifies = loader->verifies,
-                                      .asks_servers = asks_servers(loader),
+                                      .is_remote = is_remote(loader),
                                       .lacks_cache = lacks_cache(loader),
                                       .model_bytes = count_model_bytes(loader)};
     count_bytes(loader, &loader->facts);
@@ -121,15 +121,15 @@ void fsti_loader_gather_facts(fst_loader *loader) {
 
 void fsti_loader_file_facts(fsti_file *file, uint64_t model_bytes, fsti_load_facts *out) {
     char why[160];
-    *out = (fsti_load_facts){.mode = FST_MODE_AUTO,
-                             .view_refused = !fsti_io_engine_mmap.usable(file, why, sizeof why),
-                             .asks_servers =
-                                 fsti_file_is_object(file) && !fsti_file_is_disk_cached(file),
-                             .lacks_cache = fsti_file_identity(file) < 0,
-                             .bytes = model_bytes,
-                             .loaded_bytes = model_bytes,
-                             .model_bytes = model_bytes,
-                             .available_bytes = find_available_memory(model_bytes)};
+    *out =
+        (fsti_load_facts){.mode = FST_MODE_AUTO,
+                          .view_refused = !fsti_io_engine_mmap.usable(file, why, sizeof why),
+                          .is_remote = fsti_file_is_object(file) && !fsti_file_is_disk_cached(file),
+                          .lacks_cache = fsti_file_identity(file) < 0,
+                          .bytes = model_bytes,
+                          .loaded_bytes = model_bytes,
+                          .model_bytes = model_bytes,
+                          .available_bytes = find_available_memory(model_bytes)};
 }
 
 // ---- after planning ----

@@ -142,7 +142,7 @@ void fsti_policy_choose(const fsti_load_facts *facts, fsti_load_policy *out) {
     bool is_view = out->mode == FST_MODE_MAP;
     out->memory = find_memory(facts);
     out->batch_bytes_max = find_batch_bytes(facts, is_view);
-    out->gaps = find_gaps(facts->gap_bytes, facts->asks_servers);
+    out->gaps = find_gaps(facts->gap_bytes, facts->is_remote);
     const char *reading = is_view && facts->verifies
                               ? "read through the page cache for verification"
                           : out->keeps_cache ? "kept in the page cache"
@@ -195,7 +195,7 @@ fsti_gds_decision fsti_policy_gds(const fsti_gds_facts *facts, const char **reas
         return facts->is_good ? FSTI_GDS_YES : FSTI_GDS_NO;
     else if (facts->is_cached && facts->requested != FST_GDS_STRICT)
         *reason = "the file is in the page cache";
-    else if (!facts->has_room)
+    else if (!facts->has_space)
         *reason = "the load is too small";
     return *reason == NULL ? FSTI_GDS_IF_PROBED : FSTI_GDS_NO;
 }

@@ -33,7 +33,7 @@ typedef struct fsti_load_facts {
     // The facts:
     bool view_refused;         ///< the system cannot map the files
     bool verifies;             ///< bytes are verified against digests
-    bool asks_servers;         ///< some files are remote
+    bool is_remote;            ///< some files are remote
     bool lacks_cache;          ///< no file is read through the page cache
     uint64_t bytes;            ///< requested bytes, in the files
     uint64_t loaded_bytes;     ///< the same bytes, in memory after conversion
@@ -108,12 +108,12 @@ fsti_route fsti_policy_route(const fsti_route_facts *facts);
 fsti_route fsti_policy_demote(fsti_route route, bool in_setup);
 
 /// Whether absent bytes of a file are read by GPUDirect. Facts that do not matter are not gathered:
-/// `is_cached` and `has_room` if the file `is_known` from an earlier probe.
+/// `is_cached` and `has_space` if the file `is_known` from an earlier probe.
 typedef struct fsti_gds_facts {
     fst_gds requested;
     bool is_known, is_good; ///< was probed, and the result
     bool is_cached;         ///< the file is in the page cache
-    bool has_room;          ///< there is device memory for a probe
+    bool has_space;         ///< there is device memory for a probe
 } fsti_gds_facts;
 typedef enum fsti_gds_decision { FSTI_GDS_NO, FSTI_GDS_YES, FSTI_GDS_IF_PROBED } fsti_gds_decision;
 /// *reason: text, unless an earlier probe decided.

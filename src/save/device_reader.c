@@ -76,7 +76,7 @@ fst_status fsti_device_reader_next(device_reader *reader, const char **data, uin
 }
 
 void fsti_device_reader_close(device_reader *reader) {
-    if (reader->device == NULL || !fsti_device_enter_once_more(reader->device)) return;
+    if (reader->device == NULL || !fsti_device_enter_again(reader->device)) return;
     release_ring(reader);
     fsti_device_leave(reader->device);
 }

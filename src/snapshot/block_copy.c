@@ -55,7 +55,7 @@ static fst_status copy_guarded(char *target, const char *source, uint64_t size, 
 #define SAMPLE_COUNT_DEVICE ((uint64_t)2)
 
 static void leave_device(block_copier *copier) {
-    if (copier->ring == NULL || !fsti_device_enter_once_more(copier->device)) return;
+    if (copier->ring == NULL || !fsti_device_enter_again(copier->device)) return;
     fsti_staging_drain(copier->ring);
     fsti_staging_release(copier->ring);
     fsti_device_leave(copier->device);

@@ -40,7 +40,7 @@ static bool check_gds_file(fsti_pipeline *pipeline, const fsti_plan_extent *exte
     facts.is_known = fsti_gds_find_verdict(file, is_hip, &facts.is_good, words, size);
     if (!facts.is_known) {
         facts.is_cached = !is_absent(pipeline, extent);
-        facts.has_room = (pages = find_pages(pipeline)) != NULL;
+        facts.has_space = (pages = find_pages(pipeline)) != NULL;
     }
     fsti_gds_decision method = fsti_policy_gds(&facts, &reason);
     if (reason != NULL) snprintf(words, size, "%s", reason);

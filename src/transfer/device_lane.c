@@ -130,7 +130,7 @@ void fsti_device_lane_close(fsti_pipeline *pipeline) {
     if (lane->has_kernel_thread) pthread_join(lane->kernel_thread, NULL);
     // The ring of a device that cannot be entered is not freed: its pages may still be registered,
     // and the driver would mistake the next mapping at their address for them.
-    if (lane->ring != NULL && fsti_device_enter_once_more(lane->device)) {
+    if (lane->ring != NULL && fsti_device_enter_again(lane->device)) {
         fsti_staging_drain(lane->ring);
         fsti_staging_release(lane->ring);
         fsti_device_lane_end(pipeline);

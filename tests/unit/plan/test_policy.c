@@ -333,11 +333,10 @@ TEST(gaps)
         fsti_gaps gaps;
     } cases[] = {
         {{.gap_bytes = 0}, {64 << 10, 64 << 10}},
-        {{.asks_servers = true},
-         {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
-        {{.gap_bytes = 4096, .asks_servers = true}, {4096, 4096}}, // as requested
-        {{.gap_bytes = UINT64_MAX}, {0, 0}},                       // no gap is read
-        {{.gap_bytes = UINT64_MAX, .asks_servers = true}, {0, 0}},
+        {{.is_remote = true}, {64 << 10, 1 << 20}}, // a request costs what half a MiB does, or more
+        {{.gap_bytes = 4096, .is_remote = true}, {4096, 4096}}, // as requested
+        {{.gap_bytes = UINT64_MAX}, {0, 0}},                    // no gap is read
+        {{.gap_bytes = UINT64_MAX, .is_remote = true}, {0, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_load_policy policy;
