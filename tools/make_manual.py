@@ -29,10 +29,12 @@ CODES = [
 PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json), a folder, a "
          "URL, or - for standard input. For a folder, its only index is used, otherwise all its "
          "*.safetensors files in sorted order. A model from a pipe is kept in an unnamed temporary "
-         "file in TMPDIR or /tmp. As a target, - and /dev/stdout are standard output.")
+         "file in TMPDIR or /tmp. As a target, - and /dev/stdout are standard output. SIZE is a "
+         "number of bytes with an optional unit: K, M, G and T (or KiB, ...) are powers of 1024, "
+         "KB, MB, GB and TB powers of 1000.")
 JSON = ('With --json, a failure prints an object to standard output, {"error": {"kind": ..., '
         '"message": ..., "file": ..., "tensor": ..., "byte": ...}}. Kinds are the names of the '
-        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch" and "NotInstalled".')
+        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch" and "Missing".')
 SHARED = "Options that several commands share"
 
 

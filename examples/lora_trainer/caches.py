@@ -58,10 +58,10 @@ def make_caches(settings, model, digest):
 
 
 class CachedEmbeddings(torch.utils.data.Dataset):
-    """The items of a cache folder: NAME.safetensors, or NAME.pt if there is no such file."""
+    """The items of a cache folder: NAME.safetensors, else NAME.pt."""
 
     def __init__(self, folder, use_fastsafetensors=True, num_threads=8):
-        """List the items. CacheError if there are none."""
+        """List the items. CacheError for an empty folder."""
         folder = pathlib.Path(folder)
         fast = {path.stem: path for path in folder.glob("*.safetensors")}
         old = {path.stem: path for path in folder.glob("*.pt")}

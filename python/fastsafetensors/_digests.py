@@ -7,8 +7,8 @@ import json
 import os
 from dataclasses import dataclass
 
-from ._command import ask_command
-from ._options import check_location, check_switch
+from ._command import ask_command, raise_error
+from ._options import check_no_empty_path, check_switch
 from ._types import Path
 
 _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
@@ -59,7 +59,7 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
     check_switch("write", write)
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
@@ -95,14 +95,16 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
         The problems of every damaged file; an empty list if the model is intact.
 
     Raises:
-        OSError: if the command is not installed.
+        OSError: an empty path, bytes that cannot be read, or the command is not installed.
         TypeError: an argument of another type.
     """
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
     check_switch("digests", digests)
     compared = ("--hash",) if digests else ()
     answer = ask_command("verify", "--json", "--no-progress", *compared, "--",
                          _plain_path(filename), good=(0, 1, 2))
+    if "error" in answer:  # the check could not be made
+        raise_error(answer["error"])
     found = [Problem(row["kind"], row["message"], row.get("file", ""))
              for row in answer.get("errors", ())]
     if digests and not found:

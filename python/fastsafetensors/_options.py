@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -114,6 +115,13 @@ def check_location(name: str, value: Any) -> None:
     """Raise TypeError for a value that is not one path or URL."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(f"{name} must be a path (str, bytes or os.PathLike), not {value!r}")
+
+
+def check_no_empty_path(name: str, value: Any) -> None:
+    """Check like check_location(). FileNotFoundError for "", which is not the current folder."""
+    check_location(name, value)
+    if os.fspath(value) in ("", b""):
+        raise FileNotFoundError(errno.ENOENT, f"{name} is an empty path", value)
 
 
 def name_list(name: str, value: Iterable[str]) -> list[str]:

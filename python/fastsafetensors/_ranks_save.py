@@ -21,7 +21,7 @@ from ._agreement import Agreement
 from ._async_save import SaveHandle, ThreadSave
 from ._core import Writer
 from ._kept_copies import KeptCopies
-from ._options import check_location, check_switch, check_timeout
+from ._options import check_no_empty_path, check_switch, check_timeout
 from ._paths import absolute_path
 from ._publish import SetTarget, publish_together
 from ._saving import fixed_manifest, manifest_options, promise_word, refuse_address
@@ -73,7 +73,7 @@ def _make_request(
     timeout: float | None,
 ) -> _Request:
     """Check the arguments of a save."""
-    check_location("folder", folder)
+    check_no_empty_path("folder", folder)
     check_switch("durable", durable)
     refuse_address(folder)
     options = manifest_options(manifest)

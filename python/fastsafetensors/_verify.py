@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ._command import ask_command, raise_error
 from ._core import Model
-from ._options import check_location, check_switch
+from ._digests import Problem, _plain_path
+from ._options import check_no_empty_path, check_switch
 from ._types import Path
-
-if TYPE_CHECKING:
-    from ._digests import Problem
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
@@ -68,10 +67,7 @@ def write_manifest(
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command
-    from ._digests import _plain_path
-
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
     check_switch("tensors", tensors)
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
@@ -104,10 +100,7 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command
-    from ._digests import _plain_path
-
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
     more: list[Any] = [] if target is None else ["--output", _plain_path(target)]
     row = ask_command("hash", "--json", "--no-progress", "--sums", *more, "--",
                       _plain_path(filename))
@@ -135,11 +128,8 @@ def sign_folder(
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command
-    from ._digests import _plain_path
-
-    check_location("folder", folder)
-    check_location("key", key)
+    check_no_empty_path("folder", folder)
+    check_no_empty_path("key", key)
     more: list[Any] = []
     for option, value in (("--output", bundle), ("--keep", keep)):
         if value is not None:
@@ -151,8 +141,6 @@ def sign_folder(
 
 
 def _problems(answer: dict[str, Any]) -> list[Problem]:
-    from ._digests import Problem
-
     return [Problem(row["kind"], row["message"], row.get("file", "")) for row in answer["errors"]]
 
 
@@ -174,11 +162,8 @@ def check_signature(folder: Path, key: Path, bundle: Path | None = None) -> list
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command, raise_error
-    from ._digests import _plain_path
-
-    check_location("folder", folder)
-    check_location("key", key)
+    check_no_empty_path("folder", folder)
+    check_no_empty_path("key", key)
     if bundle is None:
         bundle = os.path.join(os.fsencode(folder), b"model.sig")
     answer = ask_command("verify", "--json", "--no-progress", b"--signature=" + _plain_path(bundle),
@@ -203,10 +188,7 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
         OSError: no manifest, or a failed system call.
         TypeError: an argument of another type.
     """
-    from ._command import ask_command, raise_error
-    from ._digests import _plain_path
-
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
     chosen = b"--manifest" if manifest is None else b"--manifest=" + _plain_path(manifest)
     answer = ask_command("verify", "--json", "--no-progress", chosen, "--",
                          _plain_path(filename), good=(0, 1, 2))

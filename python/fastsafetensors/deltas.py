@@ -31,7 +31,7 @@ from ._delta_patches import Patch, PatchMaker, make_ahead
 from ._errors import refuse
 from ._options import (
     check_count,
-    check_location,
+    check_no_empty_path,
     check_switch,
     check_switches,
     check_timeout,
@@ -63,7 +63,7 @@ class VersionNote(NamedTuple):
 
 
 def _encode(parameter: str, path: Path) -> bytes:
-    check_location(parameter, path)
+    check_no_empty_path(parameter, path)
     return os.fsencode(path)
 
 
@@ -308,7 +308,7 @@ def make(
     if isinstance(new, (str, bytes, PathLike)):
         source = _encode("new", new)
     else:
-        check_location("old", old)
+        check_no_empty_path("old", old)
         tensors = named_tensors("new", new)
         check_kinds(old, tensors)
         source, kept = memory_rows(tensors)
@@ -367,7 +367,7 @@ def apply(
         OSError: a file can't be read or written.
         TypeError: an argument of another type.
     """
-    check_location("checkpoint", checkpoint)
+    check_no_empty_path("checkpoint", checkpoint)
     check_switches(durable=durable, check_first=check_first, new_files=new_files)
     return Delta(*folders).apply(
         checkpoint, version=version, durable=durable, check_first=check_first,
@@ -491,8 +491,8 @@ def pull(
         The errors of apply().
         TypeError: an argument of another type.
     """
-    check_location("checkpoint", checkpoint)
-    check_location("source", source)
+    check_no_empty_path("checkpoint", checkpoint)
+    check_no_empty_path("source", source)
     # Another thread may change the current folder while this one waits.
     checkpoint, source = fixed_location(checkpoint), fixed_location(source)
     limit = check_timeout(timeout)

@@ -38,7 +38,7 @@ from ._checkpoint_folders import (
     make_folder,
     read_checkpoint,
 )
-from ._options import check_count, check_location, check_switch, check_switches, parse_size
+from ._options import check_count, check_no_empty_path, check_switch, check_switches, parse_size
 from ._paths import absolute_path
 from ._state_codec import encode_state
 from ._torch_installed import torch
@@ -176,7 +176,7 @@ class CheckpointManager:
             raise ValueError("keep_best has no effect without keep_last, because all checkpoints "
                              "are kept")
         check_switches(manifest=manifest, durable=durable)
-        check_location("folder", folder)
+        check_no_empty_path("folder", folder)
         if "://" in os.fsdecode(folder):
             raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
         if best not in ("min", "max"):

@@ -12,6 +12,11 @@
             return fsti_error_set((error), FST_E_ARGUMENT, FSTI_NO_LOCATION, __VA_ARGS__);         \
     } while (0)
 
+/// Checks the path of a folder or file to work on. An empty one would become "/" as the beginning
+/// of a longer path.
+#define API_REQUIRE_PATH(path, name, error)                                                        \
+    API_REQUIRE((path) != NULL && (path)[0] != '\0', error, "%s is NULL or empty", name)
+
 /// Checks a field that is 0 or 1. Other values may get a meaning in a later version.
 #define API_REQUIRE_SWITCH(value, name, error)                                                     \
     API_REQUIRE((value) == 0 || (value) == 1, error, "%s is %d; expected 0 or 1", name, (value))

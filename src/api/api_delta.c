@@ -67,8 +67,9 @@ static fst_status give_stats(fst_status status, const fst_delta_stats *full, fst
 fst_status fst_delta_version(const char *checkpoint, char version[FST_DELTA_VERSION_BYTES],
                              int *is_interrupted, fst_error *error) {
     API_DEFER_CANCEL;
-    API_REQUIRE(checkpoint != NULL && version != NULL && is_interrupted != NULL, error,
-                "checkpoint, version or is_interrupted is NULL");
+    API_REQUIRE_PATH(checkpoint, "checkpoint", error);
+    API_REQUIRE(version != NULL && is_interrupted != NULL, error,
+                "version or is_interrupted is NULL");
     return fsti_delta_version(checkpoint, version, is_interrupted, error);
 }
 
@@ -78,7 +79,8 @@ fst_status fst_delta_apply(const fst_delta *delta, const char *checkpoint,
     API_DEFER_CANCEL;
     fst_delta_options own;
     fst_delta_stats full = FST_STRUCT_INIT(fst_delta_stats);
-    API_REQUIRE(delta != NULL && checkpoint != NULL, error, "delta or checkpoint is NULL");
+    API_REQUIRE(delta != NULL, error, "delta is NULL");
+    API_REQUIRE_PATH(checkpoint, "checkpoint", error);
     FST_TRY(copy_options(options, &own, error));
     API_REQUIRE((own.flags & FST_DELTA_ROLL_BACK) == 0, error,
                 "FST_DELTA_ROLL_BACK is for fst_delta_recover()");
@@ -91,7 +93,7 @@ fst_status fst_delta_recover(const char *checkpoint, const fst_delta_options *op
     API_DEFER_CANCEL;
     fst_delta_options own;
     fst_delta_stats full = FST_STRUCT_INIT(fst_delta_stats);
-    API_REQUIRE(checkpoint != NULL, error, "checkpoint is NULL");
+    API_REQUIRE_PATH(checkpoint, "checkpoint", error);
     FST_TRY(copy_options(options, &own, error));
     API_REQUIRE((own.flags & ~(FST_DELTA_DURABLE | FST_DELTA_ROLL_BACK)) == 0, error,
                 "flags 0x%x are for fst_delta_apply()", own.flags);
@@ -247,8 +249,9 @@ fst_status fst_delta_make(const char *old, const char *folder,
     API_DEFER_CANCEL;
     fst_delta_make_options own = FST_STRUCT_INIT(fst_delta_make_options);
     fst_delta_stats full = FST_STRUCT_INIT(fst_delta_stats);
-    API_REQUIRE(old != NULL && folder != NULL && options != NULL, error,
-                "old, folder or options is NULL");
+    API_REQUIRE_PATH(old, "old", error);
+    API_REQUIRE_PATH(folder, "folder", error);
+    API_REQUIRE(options != NULL, error, "options is NULL");
     FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
     FST_TRY(check_make(&own, error));
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));

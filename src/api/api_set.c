@@ -36,7 +36,8 @@ fst_status fst_set_publish(const char *folder, const char *const *paths, size_t 
     API_DEFER_CANCEL;
     fst_publish_options own = {.struct_size = sizeof own};
     fst_save_stats full = {.struct_size = sizeof full};
-    API_REQUIRE(folder != NULL && paths != NULL, error, "folder or paths is NULL");
+    API_REQUIRE_PATH(folder, "folder", error);
+    API_REQUIRE(paths != NULL, error, "paths is NULL");
     API_REQUIRE(path_count > 0 && path_count <= 99999, error, "%zu files", path_count);
     for (size_t i = 0; i < path_count; i++)
         API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);

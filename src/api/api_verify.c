@@ -126,7 +126,9 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
     fst_bundle_files known = FST_STRUCT_INIT(fst_bundle_files);
     API_REQUIRE(files != NULL, error, "files is NULL");
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
-    API_REQUIRE(known.folder != NULL && known.key != NULL, error, "folder or key is NULL");
+    API_REQUIRE_PATH(known.folder, "folder", error);
+    API_REQUIRE_PATH(known.key, "key", error);
+    if (known.bundle != NULL) API_REQUIRE_PATH(known.bundle, "bundle", error);
     *out = (fsti_bundle_paths){
         .folder = known.folder,
         .bundle = known.bundle,

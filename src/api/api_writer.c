@@ -382,7 +382,8 @@ void fst_layout_close(fst_layout *layout) {
 fst_status fst_leftovers_visit(const char *path, fst_leftover_callback visit, void *context,
                                fst_error *error) {
     API_DEFER_CANCEL;
-    API_REQUIRE(path != NULL && visit != NULL, error, "path or callback is NULL");
+    API_REQUIRE_PATH(path, "path", error);
+    API_REQUIRE(visit != NULL, error, "callback is NULL");
     return fsti_leftovers_list(path, visit, context, error);
 }
 
@@ -391,7 +392,7 @@ fst_status fst_leftovers_remove(const char *path, size_t *count, uint64_t *size_
     API_DEFER_CANCEL;
     size_t own_count;
     uint64_t own_size_bytes;
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     fst_status status = fsti_leftovers_clean(path, &own_count, &own_size_bytes, error);
     if (count != NULL) *count = own_count;
     if (size_bytes != NULL) *size_bytes = own_size_bytes;

@@ -39,8 +39,8 @@ uint64_t fsti_buffer_arena_bytes(uint64_t size_bytes) {
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 static void register_pool(void) { fsti_fork_lock(&pool.lock); }
 
-/// Takes the smallest cached arena that fits and is at most about twice as large. data is NULL if
-/// there is no such arena.
+/// Takes the smallest cached arena that fits and is at most about twice as large. Without one, data
+/// is NULL.
 static cached_arena take_cached(uint64_t size_bytes) {
     cached_arena taken = {0};
     pthread_mutex_lock(&pool.lock);
