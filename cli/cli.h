@@ -23,6 +23,9 @@ enum {
 
 /// Whether --json was given: results and errors are then JSON objects on stdout.
 bool cli_wants_json(void);
+/// In JSON, errors that follow are printed as the answer of `verify` for this path. NULL: as the
+/// failure of the command.
+void cli_errors_of_path(const char *path);
 void cli_set_json(bool wanted);
 
 /// Prints an error to stderr: "FILE: what happened [Kind]".

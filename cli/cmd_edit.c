@@ -53,6 +53,7 @@ static int take(void *context, int key, cli_value value) {
         if ((strchr(left, '*') == NULL) != (strchr(right, '*') == NULL) ||
             strchr(left, '*') != strrchr(left, '*') || strchr(right, '*') != strrchr(right, '*'))
             return cli_usage("edit", "--rename needs one '*' in both names, or in neither");
+        if (*right == '\0') return cli_usage("edit", "--rename: the new name of '%s' is empty", left);
         request->renames[request->rename_count++] = (tensor_rename){left, right};
         return EXIT_OK;
     case 'c': request->clear = true; break;
@@ -229,6 +230,8 @@ static int run(const cli_command *command, char **argv) {
     if (cli_is_address(operands.words[0]) && !has_stream)
         return cli_refuse_address("edit", operands.words[0]);
     if (operands.count > 1) request.plan.target = operands.words[1];
+    if (request.plan.target != NULL && *request.plan.target == '\0')
+        return cli_usage("edit", "TARGET is empty");
     if (operands.count == 1 && cli_is_input(operands.words[0]))
         return cli_usage("edit",
                          "standard input cannot be replaced. Give a TARGET (- is standard output)");

@@ -80,11 +80,15 @@ static int take(void *context, int key, cli_value value) {
     }
 }
 
+static bool is_on_gpu(const load_request *request) {
+    fst_device_kind kind = request->options.device.kind;
+    return kind == FST_DEVICE_CUDA || kind == FST_DEVICE_HIP;
+}
+
 /// Refuses options that would have no effect.
 static int check_request(const load_request *request) {
     const fst_load_options *options = &request->options;
-    bool on_gpu = options->device.kind == FST_DEVICE_CUDA || options->device.kind == FST_DEVICE_HIP;
-    if (request->tuning.gds != FST_GDS_AUTO && !on_gpu)
+    if (request->tuning.gds != FST_GDS_AUTO && !is_on_gpu(request))
         return cli_usage("load", "--gds needs --device cuda or hip");
     if (request->tuning.ring != FST_RING_AUTO && request->tuning.engine != FST_ENGINE_AUTO &&
         request->tuning.engine != FST_ENGINE_URING)
@@ -142,7 +146,6 @@ static void print_json(const fst_model *model, const fst_load_stats *s, double s
     const fst_load_counter *counters = fst_load_counters(&count);
     for (size_t i = 0; i < count; i++)
         printf(", \"%s\": %" PRIu64, counters[i].name, read_counter(s, &counters[i]));
-    printf(", \"reads\": %" PRIu64 ", \"chunks\": %" PRIu64, s->read_count, s->chunk_count);
     print_verification(model);
     printf("}\n");
 }
@@ -225,8 +228,11 @@ static int load_once(fst_model *model, load_request *request) {
     fst_loader *loader;
     request->options.progress = cli_progress_begin();
     double start = cli_seconds_now();
-    if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK)
-        return fail_load(&error);
+    if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK) {
+        int code = fail_load(&error);
+        bool lacks_driver = error.status == FST_E_UNSUPPORTED && is_on_gpu(request);
+        return lacks_driver ? EXIT_MISSING : code;
+    }
     fst_status status = FST_OK;
     if (request->options.budget_bytes == 0) status = fst_loader_wait(loader, -1, &error);
     if (status == FST_OK) status = consume(loader, &error);

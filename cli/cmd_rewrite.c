@@ -140,6 +140,7 @@ static bool ends_with(const char *text, const char *ending) {
 /// A model in one file that has the name of an index could not be opened.
 static int check_target(const rewrite_request *request) {
     const rewrite_plan *plan = &request->plan;
+    if (*plan->target == '\0') return cli_usage(request->command->name, "TARGET is empty");
     if (request->command == &split_command) return cli_check_folder_target(plan);
     if (ends_with(plan->target, ".index.json"))
         return cli_usage(request->command->name,

@@ -119,9 +119,10 @@ static int refuse_path(const char *path, const fst_error *error, const verify_re
 static int accept_path(const char *path, fst_model *model, const verify_request *request) {
     size_t tensors = fst_model_tensor_count(model), files = fst_model_file_count(model);
     hash_check check = {0};
+    cli_errors_of_path(path);
     int code = request->hash ? hash_gather(path, model, &check) : EXIT_OK;
-    // Read and digest errors were already printed as separate objects.
-    if (code != EXIT_OK) {
+    cli_errors_of_path(NULL);
+    if (code != EXIT_OK) { // the error has been printed
         hash_check_clear(&check);
         return code;
     }

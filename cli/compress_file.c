@@ -25,9 +25,11 @@ static void print_done(uint64_t bytes, const rewrite_plan *plan, bool decompress
     if (cli_wants_json()) {
         printf("{\"target\": ");
         cli_print_json(plan->target, strlen(plan->target));
-        printf(", \"tensors\": %zu, \"source_bytes\": %" PRIu64 ", \"bytes\": %" PRIu64
-               ", \"seconds\": %.6f}\n",
-               stats->tensor_count, bytes, stats->bytes_total, seconds);
+        printf(", \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"files\": 1, \"converted\": 0"
+               ", \"source_bytes\": %" PRIu64 ", \"seconds\": %.6f, \"engine\": \"%s\""
+               ", \"promise\": \"%s\"}\n",
+               stats->tensor_count, stats->bytes_total, bytes, seconds, stats->engine,
+               plan->save.promise == FST_SAVE_DURABLE ? "durable" : "quick");
         return;
     }
     cli_print_path(plan->target);

@@ -9,6 +9,7 @@
 #include "cli.h"
 
 static bool wants_json;
+static const char *checked_path; ///< see cli_errors_of_path()
 
 bool cli_wants_json(void) { return wants_json; }
 
@@ -20,8 +21,24 @@ int cli_code_of(fst_status status) {
                      status == FST_E_DUPLICATE_TENSOR || status == FST_E_NO_TENSORS ||
                      status == FST_E_CORRUPT || status == FST_E_VERSION ||
                      (status >= FST_E_DIGEST && status <= FST_E_SIGNATURE);
+    if (status == FST_E_ARGUMENT) return EXIT_USAGE;
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }
+
+void cli_errors_of_path(const char *path) { checked_path = path; }
+
+/// Begins the JSON answer of a command that failed.
+static void begin_failure(void) {
+    if (checked_path == NULL) {
+        printf("{\"error\": ");
+        return;
+    }
+    printf("{\"path\": ");
+    cli_print_json(cli_display_path(checked_path), strlen(cli_display_path(checked_path)));
+    printf(", \"valid\": false, \"errors\": [");
+}
+
+static void end_failure(void) { printf("%s}\n", checked_path == NULL ? "" : "]"); }
 
 void cli_print_error_json(const fst_error *error) {
     printf("{\"kind\": \"%s\", \"message\": ", fst_status_name(error->status));
@@ -57,9 +74,9 @@ void cli_print_error(const fst_error *error) {
 
 int cli_fail(const fst_error *error) {
     if (wants_json) {
-        printf("{\"error\": ");
+        begin_failure();
         cli_print_error_json(error);
-        printf("}\n");
+        end_failure();
     } else {
         cli_print_error(error);
     }
@@ -78,9 +95,11 @@ static void print_line(const char *kind, const char *format, va_list arguments) 
             fprintf(stderr, "fastsafetensors: %s [%s]\n", message, kind);
         return;
     }
-    printf("{\"error\": {\"kind\": \"%s\", \"message\": ", kind);
+    begin_failure();
+    printf("{\"kind\": \"%s\", \"message\": ", kind);
     cli_print_json(message, strlen(message));
-    printf("}}\n");
+    printf("}");
+    end_failure();
 }
 
 void cli_print_note(const char *format, ...) {

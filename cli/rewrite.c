@@ -516,8 +516,8 @@ static void print_plan(const rewrite_job *job) {
         printf("{\"target\": ");
         cli_print_json(job->plan->target, strlen(job->plan->target));
         printf(", \"dry_run\": true, \"tensors\": %zu, \"tensor_bytes\": %" PRIu64
-               ", \"converted\": %zu, \"files\": [",
-               job->count, total, converted);
+               ", \"converted\": %zu, \"files\": %" PRIu32 ", \"shards\": [",
+               job->count, total, converted, file_count);
         print_planned_files(job, file_count);
         printf("]");
         if (cli_is_split(job->plan)) cli_print_old_files(job->plan, file_count);

@@ -154,7 +154,8 @@ def convert_file(source: str, target: str, options: Options) -> dict[str, Any]:
     answer = {"target": target, "tensors": len(written), "converted": converted, "files": 1}
     if options.dry_run:
         tensor_bytes = sum(tensor.nbytes for tensor in written.values())
-        return {**answer, "tensor_bytes": tensor_bytes, "dry_run": True}
+        shards = [{"tensors": len(written), "tensor_bytes": tensor_bytes}]
+        return {**answer, "tensor_bytes": tensor_bytes, "dry_run": True, "shards": shards}
     stats = _write(target, written, tied, options)
     if stats is None:
         return {}

@@ -80,6 +80,9 @@ COMMANDS = [
     ("show", ["show", "m.safetensors", "*"]),
     ("verify", ["verify", "m.safetensors", "n.safetensors"]),
     ("verify", ["verify", "bad.safetensors"]),
+    ("verify", ["verify", "absent"]),
+    ("verify", ["verify", "--hash", "absent"]),
+    ("verify", ["verify", "--manifest", "absent"]),
     ("load", ["load", "m.safetensors"]),
     ("load", ["load", "--mode", "load", "--repeat", "2", "m.safetensors"]),
     ("rewrite", ["convert", "--dtype", "F16", "m.safetensors", "h.safetensors"]),
@@ -88,6 +91,9 @@ COMMANDS = [
     ("rewrite", ["merge", "m.safetensors", "g.safetensors"]),
     ("rewrite", ["rescue", "m.safetensors", "r.safetensors"]),
     ("dry_run", ["convert", "--dry-run", "--dtype", "F16", "m.safetensors", "x.safetensors"]),
+    ("rewrite", ["convert", "--compress", "m.safetensors", "c.safetensors"]),
+    ("rewrite", ["convert", "--decompress", "c.safetensors", "o.safetensors"]),
+    ("dry_run", ["edit", "--dry-run", "--set", "x=y", "m.safetensors"]),
     ("edit", ["edit", "--set", "x=y", "n.safetensors"]),
     ("diff", ["diff", "m.safetensors", "n.safetensors"]),
     ("hash", ["hash", "m.safetensors"]),
@@ -137,3 +143,44 @@ def test_output_is_as_described(command, work, name, words):
         text, count = text[end:].strip(), count + 1
     assert count == (2 if {"n.safetensors", "*", "--repeat"} & set(words) and
                      name not in ("diff", "edit", "bench") else 1)
+
+
+def test_a_file_that_cannot_be_read_again_is_an_error_of_its_path(command, tmp_path):
+    save_file({"a": numpy.ones(3)}, tmp_path / "m.safetensors")
+    for words in (["hash", "--write"], ["verify", "--json", "--hash"]):
+        if words[0] == "verify":
+            digests = tmp_path / "m.safetensors.digest"
+            digests.write_text(digests.read_text().replace("digest 1 ", "digest 1 no", 1))
+        done = subprocess.run([command, *words, "m.safetensors"], cwd=tmp_path, text=True,
+                              capture_output=True)
+    answer = json.loads(done.stdout)
+    compare(answer, schemas()["verify"], "verify")
+    assert answer["path"] == "m.safetensors" and answer["errors"][0]["kind"] == "Unsupported"
+
+
+def test_quiet_prints_nothing(command, work):
+    for words in (["diff", "--quiet", "--json", "m.safetensors", "h.safetensors"],
+                  ["diff", "--quiet", "--json", "m.safetensors", "m.safetensors"]):
+        done = subprocess.run([command, *words], cwd=work, text=True, capture_output=True)
+        assert (done.stdout, done.stderr) == ("", "")
+        assert done.returncode == (0 if words[-1] == words[-2] else 1)
+
+
+@pytest.mark.parametrize("words", [["convert", "m.safetensors", ""],
+                                   ["convert", "--dry-run", "m.safetensors", ""],
+                                   ["split", "--count", "2", "--dry-run", "m.safetensors", ""],
+                                   ["edit", "--dry-run", "--clear", "m.safetensors", ""],
+                                   ["edit", "--rename", "a=", "m.safetensors"],
+                                   ["edit", "--rename", "a=x", "--rename", "b.c=x",
+                                    "m.safetensors"]])
+def test_wrong_command_lines_have_exit_code_3(command, work, words):
+    done = subprocess.run([command, *words], cwd=work, text=True, capture_output=True)
+    assert done.returncode == 3 and done.stderr.startswith("fastsafetensors: ")
+
+
+def test_a_missing_driver_has_exit_code_4(command, work):
+    words = [command, "load", "--device", "cuda", "m.safetensors"]
+    done = subprocess.run(words, cwd=work, text=True, capture_output=True)
+    if done.returncode == 0:
+        pytest.skip("this machine has a GPU driver")
+    assert done.returncode == 4 and "libcuda" in done.stderr

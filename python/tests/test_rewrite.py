@@ -158,7 +158,7 @@ def test_json_calls_bytes_of_files_and_bytes_of_tensors_by_different_names(run, 
     path, tensors = sample
     planned = json.loads(run("convert", "--json", "--dry-run", path, tmp_path / "out")[0])
     assert planned["tensor_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
-    assert planned["files"][0]["tensor_bytes"] == planned["tensor_bytes"]
+    assert planned["shards"][0]["tensor_bytes"] == planned["tensor_bytes"]
     assert "bytes" not in planned
     done = json.loads(run("convert", "--json", path, tmp_path / "out")[0])
     assert done["bytes"] == (tmp_path / "out").stat().st_size > planned["tensor_bytes"]
@@ -386,7 +386,7 @@ def test_edit(run, tmp_path, torch):
     assert "no tensor name matches" in err
     before = path.read_bytes()
     _, err = run("edit", "--rename", "model.layers.*=x", path, code=3)
-    run("edit", "--rename", "model.layers.0.w=x", path, code=2)  # there is an x
+    run("edit", "--rename", "model.layers.0.w=x", path, code=3)  # there is an x
     assert path.read_bytes() == before
 
 
@@ -408,7 +408,7 @@ def test_an_edit_writes_the_header_alone_where_blocks_are_shared(run, tmp_path, 
     assert "no tensor name matches 'none'" in err and set(load_file(path)) == {"a", "b"}
     run("split", "--count", "2", path, tmp_path / "set")
     _, err = run("edit", "--rename", "a=c", tmp_path / "set/model-00001-of-00002.safetensors",
-                 code=2)
+                 code=3)
     assert "an index in the folder lists this file" in err
 
 
@@ -502,7 +502,7 @@ def test_answers_as_json(run, sample, tmp_path):
     out, _ = run("convert", "--json", path, tmp_path / "out")
     assert json.loads(out)["tensors"] == len(tensors)
     out, _ = run("split", "--json", "--dry-run", "--count", "2", path, tmp_path / "set")
-    assert len(json.loads(out)["files"]) == 2 and not (tmp_path / "set").exists()
+    assert json.loads(out)["files"] == len(json.loads(out)["shards"]) == 2 and not (tmp_path / "set").exists()
     out, _ = run("diff", "--json", path, tmp_path / "out")
     assert json.loads(out) == {"differences": [], "same": len(tensors), "different": 0}
     out, _ = run("engines", "--json", path)

@@ -58,6 +58,7 @@ def test_torch_files_take_the_options_of_convert(command, convert, tmp_path, tor
     assert load_file(out)["b"].dtype == torch.bfloat16
     text, _ = convert("--json", "--dry-run", "--select", "b", source, "no")
     assert json.loads(text)["dry_run"] and json.loads(text)["tensors"] == 1
+    assert json.loads(text)["shards"][0]["tensors"] == 1
     (tmp_path / "bad.bin").write_bytes(b"\x80\x02}q\x00.")
     text, err = convert("--json", tmp_path / "bad.bin", out, code=1)
     assert json.loads(text)["error"]["file"] == str(tmp_path / "bad.bin") and err == ""
