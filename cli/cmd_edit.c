@@ -53,7 +53,8 @@ static int take(void *context, int key, cli_value value) {
         if ((strchr(left, '*') == NULL) != (strchr(right, '*') == NULL) ||
             strchr(left, '*') != strrchr(left, '*') || strchr(right, '*') != strrchr(right, '*'))
             return cli_usage("edit", "--rename needs one '*' in both names, or in neither");
-        if (*right == '\0') return cli_usage("edit", "--rename: the new name of '%s' is empty", left);
+        if (*right == '\0')
+            return cli_usage("edit", "--rename: the new name of '%s' is empty", left);
         request->renames[request->rename_count++] = (tensor_rename){left, right};
         return EXIT_OK;
     case 'c': request->clear = true; break;

@@ -10,7 +10,7 @@
 static int take(void *context, int key, cli_value value) {
     fst_bundle_files *files = context;
     if (key == 'k') files->key = value.text;
-    if (key == 'o') files->bundle = value.text;
+    if (key == 'o') files->signature = value.text;
     if (key == 'K') files->keep = value.text;
     return EXIT_OK;
 }
@@ -20,7 +20,7 @@ static void report_bundle(const fst_bundle_files *files) {
     const char *folder = files->folder;
     const char *slash = folder[0] != '\0' && folder[strlen(folder) - 1] == '/' ? "" : "/";
     snprintf(path, sizeof path, "%s%smodel.sig", folder, slash);
-    cli_print_written(files->bundle != NULL ? files->bundle : path);
+    cli_print_written(files->signature != NULL ? files->signature : path);
 }
 
 static int run(const cli_command *command, char **argv) {
@@ -30,8 +30,8 @@ static int run(const cli_command *command, char **argv) {
     cli_operands operands;
     int code = cli_parse(command, argv, &files, &operands);
     if (code != EXIT_OK || operands.is_answered) return code;
-    if (files.key == NULL) return cli_usage("sign", "expected --key FILE, the private key");
-    if (files.bundle != NULL && cli_is_output(files.bundle))
+    if (files.key == NULL) return cli_usage("sign", "expected --private-key FILE");
+    if (files.signature != NULL && cli_is_output(files.signature))
         return cli_usage("sign", "--output - is not supported: the bundle must be a file");
     files.folder = operands.words[0];
     files.progress = cli_progress_begin();
@@ -52,7 +52,7 @@ static int run(const cli_command *command, char **argv) {
 }
 
 static const cli_option options[] = {
-    {'k', "key", "FILE", NULL, "private key: unencrypted PEM, P-256, P-384 or P-521", 0},
+    {'k', "private-key", "FILE", NULL, "private key: unencrypted PEM, P-256, P-384 or P-521", 0},
     {'o', "output", "TARGET", NULL, "write the bundle to TARGET (default: FOLDER/model.sig)", 0},
     {'K', "keep", "OLD", NULL,
      "reuse the digests of bundle OLD, signed with the same key, for unchanged files", 0},
@@ -67,9 +67,10 @@ const cli_command sign_command = {
         "Sign all files of a folder. 'verify --signature' and the model_signing package check\n"
         "the signature. Write the manifest first ('hash --manifest --algorithm sha256'), so\n"
         "that loads can be verified by key. Needs libcrypto.",
-    .examples = "  fastsafetensors sign --key key.pem folder\n"
-                "  fastsafetensors sign --key key.pem --keep folder/model.sig folder\n"
-                "  fastsafetensors verify --signature folder/model.sig --key pub.pem folder\n",
+    .examples =
+        "  fastsafetensors sign --private-key key.pem folder\n"
+        "  fastsafetensors sign --private-key key.pem --keep folder/model.sig folder\n"
+        "  fastsafetensors verify --signature folder/model.sig --public-key pub.pem folder\n",
     .options = options,
     .operand_min = 1,
     .operand_max = 1,

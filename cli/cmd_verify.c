@@ -225,7 +225,7 @@ static int verify_path(const char *path, const verify_request *request) {
 static int check_path(const char *path, const verify_request *request) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = path;
-    files.bundle = request->signature;
+    files.signature = request->signature;
     files.key = request->key;
     if (request->signature != NULL) return signature_verify(&files, request->quiet);
     if (request->by_manifest) return manifest_verify(path, request->manifest, request->quiet);
@@ -256,7 +256,7 @@ static int run(const cli_command *command, char **argv) {
     int worst = cli_parse(command, argv, &request, &operands);
     if (worst != EXIT_OK || operands.is_answered) return worst;
     if ((request.signature == NULL) != (request.key == NULL))
-        return cli_usage("verify", "--signature and --key must be given together");
+        return cli_usage("verify", "--signature and --public-key must be given together");
     bool has_files = request.by_manifest || request.signature != NULL;
     if (request.hash + request.by_manifest + (request.signature != NULL) > 1)
         return cli_usage("verify", "--hash, --manifest and --signature cannot be combined");
@@ -277,7 +277,7 @@ static const cli_option options[] = {
      0},
     {'s', "signature", "BUNDLE", NULL,
      "compare all files of a folder with an OpenSSF model-signing bundle", 0},
-    {'k', "key", "FILE", NULL, "with --signature: the public key (PEM)", 0},
+    {'k', "public-key", "FILE", NULL, "with --signature: the public key (PEM)", 0},
     {'q', "quiet", NULL, NULL, "print nothing for valid models", 0},
     {0},
 };

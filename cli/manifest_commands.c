@@ -96,11 +96,14 @@ static int finish_answer(const check_answer *answer) {
     bool good = answer->status == FST_OK;
     bool is_listed = good || answer->differences->count > 0;
     if (cli_wants_json()) {
-        if (!is_listed) cli_print_error_json(answer->error);
         printf("], \"valid\": %s", good ? "true" : "false");
         if (good)
             printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, answer->stats->file_count,
                    answer->stats->bytes_read);
+        if (!is_listed) {
+            printf(", \"error\": ");
+            cli_print_error_json(answer->error);
+        }
         printf("}\n");
         return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
     }

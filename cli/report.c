@@ -29,16 +29,14 @@ void cli_errors_of_path(const char *path) { checked_path = path; }
 
 /// Begins the JSON answer of a command that failed.
 static void begin_failure(void) {
-    if (checked_path == NULL) {
-        printf("{\"error\": ");
-        return;
+    printf("{");
+    if (checked_path != NULL) {
+        printf("\"path\": ");
+        cli_print_json(cli_display_path(checked_path), strlen(cli_display_path(checked_path)));
+        printf(", \"valid\": false, \"errors\": [], ");
     }
-    printf("{\"path\": ");
-    cli_print_json(cli_display_path(checked_path), strlen(cli_display_path(checked_path)));
-    printf(", \"valid\": false, \"errors\": [");
+    printf("\"error\": ");
 }
-
-static void end_failure(void) { printf("%s}\n", checked_path == NULL ? "" : "]"); }
 
 void cli_print_error_json(const fst_error *error) {
     printf("{\"kind\": \"%s\", \"message\": ", fst_status_name(error->status));
@@ -76,7 +74,7 @@ int cli_fail(const fst_error *error) {
     if (wants_json) {
         begin_failure();
         cli_print_error_json(error);
-        end_failure();
+        printf("}\n");
     } else {
         cli_print_error(error);
     }
@@ -98,8 +96,7 @@ static void print_line(const char *kind, const char *format, va_list arguments) 
     begin_failure();
     printf("{\"kind\": \"%s\", \"message\": ", kind);
     cli_print_json(message, strlen(message));
-    printf("}");
-    end_failure();
+    printf("}}\n");
 }
 
 void cli_print_note(const char *format, ...) {

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """get_gpu_software.py [FOLDER]: downloads the vendors' software for the GPU tests that need no GPU.
 
-From PyPI, for CUDA 11, 12 and 13: NVRTC, ptxas, nvJitLink (12 and 13), cuda.h, and cuFile. From
-Debian: AMD's HIP runtime with its compiler. Nothing is installed: the files are unpacked into
-FOLDER (default: build/gpu-software), about 420 MB are downloaded and 900 MB kept. A package that
+From PyPI, for CUDA 11, 12 and 13: NVRTC, ptxas, nvJitLink (12 and 13), cuda.h, and cuFile; HIP's
+headers; a CUDA driver that computes on the CPU. From Debian: AMD's HIP runtime with its compiler.
+Nothing is installed: the files are unpacked into
+FOLDER (default: build/gpu-software), about 790 MB are downloaded and 930 MB kept. A package that
 cannot be had is named, and its tests are skipped. Downloads end after LIMIT_S seconds.
 """
 
@@ -29,10 +30,16 @@ PYTHON_PACKAGES = {
     "cuda13": ["nvidia-cuda-runtime==13.*", "nvidia-cuda-crt==13.*", "nvidia-cuda-nvcc==13.*",
                "nvidia-cuda-nvrtc==13.*", "nvidia-nvjitlink==13.*"],
     "cufile": ["nvidia-cufile==1.*"],
+    # Triton brings HIP's headers: of HIP 6.2 and of 7.1.
+    "hip6": ["triton==3.3.1"],
+    "hip7": ["triton==3.6.0"],
+    # A CUDA driver that computes on the CPU.
+    "vgre": ["vgre==0.1.4"],
 }
 # Only these files of the packages are kept.
-KEPT = re.compile(r"/include/|/bin/ptxas$|/lib/lib(nvrtc|nvJitLink|cufile)[^/]*\.so[^/]*$")
-NOT_KEPT = re.compile(r"\.alt\.so|/include/(cccl|cub|thrust|cuda/std)/")
+KEPT = re.compile(r"/include/|/bin/ptxas$|/lib/lib(nvrtc|nvJitLink|cufile)[^/]*\.so[^/]*$"
+                  r"|/vgre/lib/libvgre\.so$|/vgre\.libs/")
+NOT_KEPT = re.compile(r"\.alt\.so|/include/(cccl|cub|thrust|cuda/std)/|/backends/nvidia/")
 DEBIAN_PACKAGES = ["libamdhip64-5", "libamdhip64-dev", "libamd-comgr2", "libhsa-runtime64-1",
                    "libhsakmt1", "rocm-device-libs", "libhiprtc-builtins5", "libllvm15",
                    "libdrm-amdgpu1", "libdrm2", "libelf1", "libnuma1"]

@@ -24,7 +24,8 @@ CODES = [
     (1, "Invalid, such as a folder without a model; different; or no tensor name matches."),
     (2, "A file could not be read or written, or it does not support the operation."),
     (3, "The command line is wrong."),
-    (4, "Something that is needed is not installed: Python with torch, a library, or a GPU's driver."),
+    (4, "Something that is needed is not installed: Python with torch, a library, or a GPU's "
+        "driver."),
 ]
 PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.json), a folder, a "
          "URL, or - for standard input. For a folder, its only index is used, otherwise all its "

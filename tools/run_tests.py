@@ -16,9 +16,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BIN = pathlib.Path(sys.executable).parent
@@ -211,7 +214,8 @@ def python_suite(everything: bool) -> Counter[str]:
         if importlib.util.find_spec("pytest_timeout") is not None else []
     code = run_within(RUN_LIMIT_S, [
         sys.executable, "-m", "pytest", f"--junitxml={report}", "-p", "no:cacheprovider",
-        "--tb=short", *(["-n", str(workers), "--no-loadscope-reorder"] if parallel else []),
+        "--tb=short", "--durations=20",
+        *(["-n", str(workers), "--no-loadscope-reorder"] if parallel else []),
         *limits, *(["--all"] if everything else [])])
     counts = count_junit(report) if report.exists() else Counter()
     if code and not counts["failed"]:
@@ -303,6 +307,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.long:
         os.environ["FASTSAFETENSORS_TESTS"] = "all"
+    suites: list[Callable[[], Counter[str]]] = []
     counts: Counter[str] = Counter()
     if arguments.sum and COUNTS.exists():
         earlier = json.loads(COUNTS.read_text())
@@ -310,14 +315,17 @@ def main() -> int:
         counts.update(earlier)
     kinds = [k for k in ("sanitize", "tsan", "valgrind") if getattr(arguments, k)]
     if arguments.only in (None, "c"):
-        for kind in kinds or [""]:
-            counts += c_suite(kind)
+        suites += [partial(c_suite, kind) for kind in kinds or [""]]
     if arguments.only in (None, "python") and not kinds:
-        counts += python_suite(arguments.all)
+        suites.append(partial(python_suite, arguments.all))
     if arguments.only in (None, "lint") and not kinds:
-        counts += lint_suite(arguments.all)
+        suites.append(partial(lint_suite, arguments.all))
     if arguments.only is None and arguments.all and not kinds:
-        counts += system_suite()
+        suites.append(system_suite)
+    for suite in suites:
+        start = time.monotonic()
+        counts += suite()
+        print(f"  {time.monotonic() - start:.0f} s", flush=True)
     COUNTS.parent.mkdir(exist_ok=True)
     COUNTS.write_text(json.dumps({**counts, "failures": FAILURES}))
     for name in FAILURES:

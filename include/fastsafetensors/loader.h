@@ -96,11 +96,14 @@ typedef enum fst_share {
 /// The order in which fst_loader_next() returns tensors.
 typedef enum fst_order {
     FST_ORDER_FILE = 0,    ///< the order of the bytes in the files
-    FST_ORDER_REQUEST = 1, ///< the order of fst_load_options.parts
+    FST_ORDER_REQUEST = 1, ///< the order of fst_load_options.parts; without parts as FILE
 } fst_order;
 #define FST_ORDER_COUNT 2
 
-/// A tensor, or a rectangular part of one, and optionally where its bytes go.
+/// A tensor, or a rectangular part of one, and optionally where its bytes go. Parts may
+/// overlap: each tensor then has its own copy, or, in a memory-mapped load, its view of the same
+/// pages. A model opened with FST_OPEN_VERIFY reads every chunk of the manifest that a part
+/// touches.
 typedef struct fst_part {
     size_t struct_size;  ///< sizeof(fst_part)
     size_t tensor_index; ///< in the model
@@ -133,12 +136,14 @@ typedef struct fst_load_options {
     fst_device device;
 
     /// The most bytes of tensors that were read and not yet returned by fst_loader_next(); 0: no
-    /// limit (the loader keeps all tensors). FST_E_BUDGET if a single tensor with the pages around
-    /// it is larger. A returned tensor no longer counts, whether released or not. Parts with a
-    /// destination and memory-mapped tensors do not count: they need no memory of the load. The
-    /// limit does not include the buffers that reads go through (fst_load_stats.bounce_bytes) and
-    /// tensors that fst_loader_tensor_at() reads out of order. It includes about 4.3 MiB per thread
-    /// that decompresses; fewer threads are used if these would take more than a third of it.
+    /// limit (the loader keeps all tensors). A converted tensor counts with its new size. A
+    /// returned tensor no longer counts, whether released or not. Parts with a destination and
+    /// memory-mapped tensors do not count: they need no memory of the load. FST_E_BUDGET if a
+    /// single tensor needs more: its size and up to 2 MiB, because memory is allocated in pages.
+    /// The limit does not include the buffers that reads go through (fst_load_stats.bounce_bytes)
+    /// and tensors that fst_loader_tensor_at() reads out of order. It includes about 4.3 MiB per
+    /// thread that decompresses; fewer threads are used if these would take more than a third of
+    /// it.
     uint64_t budget_bytes;
 
     /// What to load: `parts` if it is not NULL (part_count may be 0: nothing). Otherwise every

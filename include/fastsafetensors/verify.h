@@ -141,10 +141,10 @@ FST_API FST_NODISCARD fst_status fst_manifest_check(const char *path,
 
 /// What to sign or to verify with OpenSSF model signing 1.0 and a key.
 typedef struct fst_bundle_files {
-    size_t struct_size; ///< sizeof(fst_bundle_files)
-    const char *folder; ///< its files, subfolders included
-    const char *bundle; ///< NULL: model.sig in the folder
-    const char *key;    ///< PEM file without a password; curve P-256, P-384 or P-521
+    size_t struct_size;    ///< sizeof(fst_bundle_files)
+    const char *folder;    ///< its files, subfolders included
+    const char *signature; ///< the bundle; NULL: model.sig in the folder
+    const char *key;       ///< PEM file without a password; curve P-256, P-384 or P-521
     /// For fst_bundle_sign(): an older bundle of the folder, signed with the same key (another key:
     /// FST_E_SIGNATURE), or NULL. Unchanged files are not read, as for fst_manifest_options.keep.
     const char *keep;

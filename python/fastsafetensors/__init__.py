@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from . import _log, _old_paths
 from . import _platform as _platform  # isort: split - before the extension is loaded
-from ._core import SafetensorError, keep_memory, trim
+from ._core import SafetensorError, trim
 from ._core import version as __version__
 
 TYPE_CHECKING = False  # type checkers take it for True; importing typing takes 5 ms
@@ -71,6 +71,7 @@ _LAZY = {
     "fastsafe_open": "v05.loader",
     "get_device_numa_node": "v05.common",
     "hash_file": "_digests",
+    "keep_memory": "_load",
     "live_allocation_bytes": "v05.allocation",
     "live_allocation_count": "v05.allocation",
     "load_config": "v05.config",
@@ -151,6 +152,7 @@ if TYPE_CHECKING:
     from ._changed_tensors import changed_tensors
     from ._digests import Digests, Problem, hash_file, verify_file
     from ._header import Header, TensorInfo, edit_header, read_header
+    from ._load import keep_memory
     from ._open import safe_open
     from ._verified_open import SignedBy, verifying
     from ._verify import (

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from ._core import Model, error_class
+from ._options import check_no_empty_path, check_optional_paths
 from ._types import Path
 
 _FIRST = "fastsafetensors-manifest"
@@ -94,6 +95,9 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
+    check_no_empty_path("filename", filename)
+    check_no_empty_path("old", old)
+    check_optional_paths(manifest=manifest)
     manifest = _manifest_path(filename) if manifest is None else manifest
     kind, now = _read(manifest)
     old_kind, before = _read(old)

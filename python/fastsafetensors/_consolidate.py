@@ -14,7 +14,7 @@ from typing import Any
 from ._checkpoint_shards import StoredPart, open_parts, size_of
 from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._options import parse_size
+from ._options import check_save_options, parse_size
 from ._saving import manifest_options, refuse_address
 from ._state_codec import DESCRIPTION, described_tensors
 from ._torch_installed import torch
@@ -171,7 +171,7 @@ def consolidate(
     metadata: dict[str, str] | None = None,
     *,
     prefix: str = "",
-    alignment: int = 0,
+    alignment: int | str = 0,
     memory: int | str = "256MiB",
     durable: bool = False,
     manifest: bool | str | os.PathLike[str] = False,
@@ -209,6 +209,7 @@ def consolidate(
     """
     refuse_address(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
+    layout = check_save_options({"alignment": alignment})
     with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:
         chosen = _chosen(stored, prefix)
         if not chosen:
@@ -220,8 +221,8 @@ def consolidate(
             rows.append((name, parts[0].dtype, size, None, total))
         file_of, count = assign_shards([row[4] for row in rows], None, limit)
         writer = Writer(folder, rows, {"format": "pt"} if metadata is None else metadata,
-                        promise="durable" if durable else "quick", alignment=alignment,
-                        file_of=file_of, file_count=max(count, 1), others_write=True,
+                        promise="durable" if durable else "quick", file_of=file_of,
+                        file_count=max(count, 1), others_write=True, **layout,
                         **manifest_options(manifest))
         with contextlib.closing(writer):
             with _targets(writer.hand_over()) as targets:

@@ -64,7 +64,10 @@ _NAMES = {field.name for field in fields(EngineOptions)}
 
 def _check(name: str, value: Any) -> Any:
     if name == "memory":
-        return parse_limit("memory", value)
+        try:
+            return parse_limit("memory", value)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
     if name in _CHOICES:
         good = value in _CHOICES[name]
         expected = "one of " + ", ".join(_CHOICES[name])

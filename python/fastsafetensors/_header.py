@@ -12,7 +12,7 @@ from ._core import Model
 from ._core import edit_header as _edit_header
 from ._errors import serialization_error, unknown_tensor
 from ._open import check_path
-from ._options import check_location, check_switches
+from ._options import check_no_empty_path, check_optional_paths, check_switches
 from ._saving import manifest_options
 from ._types import Path, Paths
 from ._verified_open import open_files
@@ -97,14 +97,13 @@ def edit_header(
         ValueError: nothing to change, or two tensors of one name.
         OSError: the matching subclass, if a system call fails.
     """
-    check_location("filename", filename)
+    check_no_empty_path("filename", filename)
+    check_optional_paths(target=target)
     check_switches(clear=clear, durable=durable)
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must map str to str or None, not {metadata!r}")
     if renames is not None and not isinstance(renames, Mapping):
         raise TypeError(f"renames must map str to str, not {renames!r}")
-    if target is not None:
-        check_location("target", target)
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, type(None))):
             raise TypeError(f"metadata must map str to str or None, not {key!r} to {value!r}")

@@ -9,9 +9,10 @@ from typing import Any
 
 from . import _counters
 from ._core import Loader, Model, log_drain
+from ._core import keep_memory as _keep_memory
 from ._dtypes import check_dtype
 from ._memory import open_bytes
-from ._options import check_load_options, check_load_progress
+from ._options import check_load_options, check_load_progress, parse_limit
 from ._progress import Progress, wait
 from ._request import choose_names
 from ._types import Paths
@@ -19,6 +20,19 @@ from ._verified_open import Verify, open_files
 
 # Creates a framework's tensors from all items of a load: {name: tensor}.
 Export = Callable[[Loader], dict[str, Any]]
+
+
+def keep_memory(size: int | str) -> None:
+    """Keep up to this much memory of released tensors for the next loads, in all threads.
+
+    Args:
+        size: bytes, or text such as "2GiB"; 0, which is also the setting at start, keeps nothing.
+            Memory above a new limit is freed.
+
+    Raises:
+        TypeError, ValueError: not a size.
+    """
+    _keep_memory(parse_limit("size", size))
 
 
 def _is_on_gpu(options: dict[str, Any]) -> bool:

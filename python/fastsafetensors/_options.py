@@ -44,7 +44,8 @@ def parse_size(name: str, size: int | str, low: int = 1) -> int:
     """Convert the size `size` of parameter `name` to bytes: a number, or text such as "5GiB".
 
     Units in text are as in GNU's commands: K, M, G, T and KiB, ... are powers of 1024, KB, MB, GB,
-    TB powers of 1000. ValueError for other values, and for sizes below `low` or from 2^63 bytes on.
+    TB powers of 1000. ValueError for other text, and for sizes below `low` or from 2^63 bytes on;
+    TypeError for other types.
     """
     given: Any = size
     if hasattr(given, "__index__") and not isinstance(given, bool):
@@ -52,7 +53,8 @@ def parse_size(name: str, size: int | str, low: int = 1) -> int:
     else:
         found = size_of_text(given)
     if found is None:
-        raise ValueError(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {size!r}")
+        kind = ValueError if isinstance(given, str) else TypeError
+        raise kind(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {size!r}")
     if not low <= found < 2**63:
         least = "positive" if low else "0 or positive"
         raise ValueError(f"{name} must be {least} and below 2^63 bytes, not {size!r}")
@@ -124,6 +126,13 @@ def check_no_empty_path(name: str, value: Any) -> None:
         raise FileNotFoundError(errno.ENOENT, f"{name} is an empty path", value)
 
 
+def check_optional_paths(**paths: Any) -> None:
+    """Check several paths like check_no_empty_path(); None is allowed."""
+    for name, value in paths.items():
+        if value is not None:
+            check_no_empty_path(name, value)
+
+
 def name_list(name: str, value: Iterable[str]) -> list[str]:
     """Return a collection of tensor names as a list, each once. TypeError for something else."""
     given = None
@@ -181,8 +190,8 @@ def check_save_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a save. TypeError or ValueError for a wrong one."""
     _check(options, _SAVE_WORDS)
     _check_save_progress(options.get("progress"))
-    alignment = check_count("alignment", options.get("alignment", 0), high=_ALIGNMENT_MAX)
-    if alignment & (alignment - 1):
+    alignment = parse_limit("alignment", options.get("alignment", 0))
+    if alignment & (alignment - 1) or alignment > _ALIGNMENT_MAX:
         raise ValueError(f"alignment must be 0 or a power of two up to {_ALIGNMENT_MAX}, not "
                          f"{alignment}")
     checked = {**options, "alignment": alignment} if "alignment" in options else dict(options)

@@ -132,7 +132,7 @@ def fixed_manifest(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def file_options(
-    durable: bool, alignment: int, engine: str, compress: bool | str, manifest: bool | Path
+    durable: bool, alignment: int | str, engine: str, compress: bool | str, manifest: bool | Path
 ) -> dict[str, Any]:
     """Options of save_rows() and start_rows() for the arguments that all save functions share."""
     return {"promise": promise_word(durable), "alignment": alignment, "engine": engine,

@@ -12,6 +12,7 @@ from ._core import Loader, Tensor, error_class
 from ._load import close_load, open_load
 from ._open import check_path
 from ._options import check_load_options, parse_limit
+from ._representation import format_paths
 from ._request import choose_names
 from ._types import Paths
 from ._verified_open import Verify, open_files
@@ -45,17 +46,24 @@ class TensorStream(Iterator[tuple[str, Any]]):
         if limit and mode == "map":
             raise ValueError('mode="map" returns views of the file, which have no memory limit: '
                              'use mode="load" with memory=')
-        self._wrap = wrap
+        self._path, self._wrap = filename, wrap
         self._stats: dict[str, Any] = {}
         self._loader: Loader | None = None
         with contextlib.closing(open_files(filename, verify)) as model:
             chosen = choose_names(model, names, filter)
             self._count = len(model) if chosen is None else len(chosen)
+            self._left = self._count
             self._is_finished = self._count == 0
             if self._count:
                 chosen_mode = "load" if limit else mode
                 self._loader = open_load(
                     model, chosen, **{"mode": chosen_mode, "budget": limit, **options})
+
+    def __repr__(self) -> str:
+        """Return the path and the number of remaining tensors."""
+        is_closed = self._loader is None and not self._is_finished
+        left = "closed" if is_closed else f"{self._left} left"
+        return f"<TensorStream {format_paths(self._path)}: {self._count} tensors, {left}>"
 
     def __len__(self) -> int:
         """Return the number of tensors that the stream has in all."""
@@ -74,6 +82,7 @@ class TensorStream(Iterator[tuple[str, Any]]):
             self._is_finished = True
             self.close()
             raise
+        self._left -= 1
         return tensor.name, self._wrap(tensor)
 
     @property

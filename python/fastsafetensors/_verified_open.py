@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ._core import Model
 from ._log import follow_logging
-from ._options import is_bool
+from ._options import check_no_empty_path, check_optional_paths, is_bool
 from ._types import Path, Paths
 
 
@@ -36,6 +36,8 @@ class SignedBy(NamedTuple):
 
     def _held(self, paths: Paths) -> tuple[Path | None, Path, Path]:
         """The extension's arguments for a model at these paths."""
+        check_no_empty_path("public_key", self.public_key)
+        check_optional_paths(signature=self.signature, manifest=self.manifest)
         if self.signature is not None:
             return self.manifest, self.signature, self.public_key
         if not isinstance(paths, (str, bytes, os.PathLike)):

@@ -10,7 +10,7 @@ from typing import Any
 from ._command import ask_command, raise_error
 from ._core import Model
 from ._digests import Problem, _plain_path
-from ._options import check_no_empty_path, check_switch
+from ._options import check_no_empty_path, check_optional_paths, check_switch
 from ._types import Path
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
@@ -18,7 +18,7 @@ _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
 
 @dataclass(frozen=True)
 class ManifestMade:
-    """The result of writing a manifest, list or signature: counts, bytes and the path.
+    """A manifest, list or signature that was written: its path, and counts of files and bytes.
 
     `files_kept` were not read again, because of `keep`. `path` has U+FFFD for bytes that are not
     UTF-8.
@@ -57,7 +57,7 @@ def write_manifest(
         tensors: also store digests of tensors, for comparing files.
 
     Returns:
-        Counts and sizes.
+        The path, counts and sizes.
 
     Raises:
         ValueError: an unknown algorithm, the name of one as `target`, a `target` that is a model or
@@ -75,6 +75,7 @@ def write_manifest(
     if target in _ALGORITHMS:
         raise ValueError(f"target is a path, and {target!r} is an algorithm: write "
                          f"algorithm={target!r}, or the path as './{target}'")
+    check_optional_paths(target=target, keep=keep)
     more: list[Any] = ["--tensors"] if tensors else []
     for option, value in (("--output", target), ("--keep", keep)):
         if value is not None:
@@ -92,7 +93,7 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
         target: where to write it; None for FILE.sha256, or SHA256SUMS in the folder.
 
     Returns:
-        Counts and sizes.
+        The path, counts and sizes.
 
     Raises:
         ValueError: a `target` that is a model or an index, or a URL.
@@ -101,6 +102,7 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
         TypeError: an argument of another type.
     """
     check_no_empty_path("filename", filename)
+    check_optional_paths(target=target)
     more: list[Any] = [] if target is None else ["--output", _plain_path(target)]
     row = ask_command("hash", "--json", "--no-progress", "--sums", *more, "--",
                       _plain_path(filename))
@@ -108,18 +110,18 @@ def write_sums(filename: Path, target: Path | None = None) -> ManifestMade:
 
 
 def sign_folder(
-    folder: Path, key: Path, bundle: Path | None = None, *, keep: Path | None = None
+    folder: Path, private_key: Path, signature: Path | None = None, *, keep: Path | None = None
 ) -> ManifestMade:
     """Sign all files of a folder: writes an OpenSSF model-signing bundle, as SignedBy() expects.
 
     Args:
         folder: of the model. Write its manifest first, which is signed with the rest.
-        key: path of a private key, PEM without a password, on the curve P-256, P-384 or P-521.
-        bundle: where to write it; None for model.sig in the folder.
+        private_key: path of a PEM file without a password, on the curve P-256, P-384 or P-521.
+        signature: where to write the bundle; None for model.sig in the folder.
         keep: an older bundle of the same key, whose digests are reused for unchanged files.
 
     Returns:
-        Counts, sizes and the path of the bundle.
+        The path, counts and sizes.
 
     Raises:
         ValueError: an invalid key, a bundle that is a model or an index, or a URL.
@@ -129,12 +131,13 @@ def sign_folder(
         TypeError: an argument of another type.
     """
     check_no_empty_path("folder", folder)
-    check_no_empty_path("key", key)
+    check_no_empty_path("private_key", private_key)
+    check_optional_paths(signature=signature, keep=keep)
     more: list[Any] = []
-    for option, value in (("--output", bundle), ("--keep", keep)):
+    for option, value in (("--output", signature), ("--keep", keep)):
         if value is not None:
             more += [option, _plain_path(value)]
-    row = ask_command("sign", "--json", "--key", _plain_path(key), *more, "--",
+    row = ask_command("sign", "--json", "--private-key", _plain_path(private_key), *more, "--",
                       _plain_path(folder))
     size = row.pop("bytes")
     return _made({"algorithm": "sha256", "bytes_read": size, "bytes_hashed": size, **row})
@@ -144,13 +147,15 @@ def _problems(answer: dict[str, Any]) -> list[Problem]:
     return [Problem(row["kind"], row["message"], row.get("file", "")) for row in answer["errors"]]
 
 
-def check_signature(folder: Path, key: Path, bundle: Path | None = None) -> list[Problem]:
+def check_signature(
+    folder: Path, public_key: Path, signature: Path | None = None
+) -> list[Problem]:
     """Check the signature of a folder, then every file that it lists.
 
     Args:
         folder: as given to sign_folder().
-        key: path of the public key, PEM.
-        bundle: the signature; None for model.sig in the folder.
+        public_key: path of a PEM file.
+        signature: path of the bundle; None for model.sig in the folder.
 
     Returns:
         The differences: changed, missing and additional files; an empty list if everything matches.
@@ -163,11 +168,13 @@ def check_signature(folder: Path, key: Path, bundle: Path | None = None) -> list
         TypeError: an argument of another type.
     """
     check_no_empty_path("folder", folder)
-    check_no_empty_path("key", key)
-    if bundle is None:
-        bundle = os.path.join(os.fsencode(folder), b"model.sig")
-    answer = ask_command("verify", "--json", "--no-progress", b"--signature=" + _plain_path(bundle),
-                         "--key", _plain_path(key), "--", _plain_path(folder), good=(0, 1))
+    check_no_empty_path("public_key", public_key)
+    check_optional_paths(signature=signature)
+    if signature is None:
+        signature = os.path.join(os.fsencode(folder), b"model.sig")
+    answer = ask_command("verify", "--json", "--no-progress",
+                         b"--signature=" + _plain_path(signature), "--public-key",
+                         _plain_path(public_key), "--", _plain_path(folder), good=(0, 1))
     if "error" in answer:
         raise_error(answer["error"])
     return _problems(answer)
@@ -189,6 +196,7 @@ def check_manifest(filename: Path, manifest: Path | None = None) -> list[Problem
         TypeError: an argument of another type.
     """
     check_no_empty_path("filename", filename)
+    check_optional_paths(manifest=manifest)
     chosen = b"--manifest" if manifest is None else b"--manifest=" + _plain_path(manifest)
     answer = ask_command("verify", "--json", "--no-progress", chosen, "--",
                          _plain_path(filename), good=(0, 1, 2))

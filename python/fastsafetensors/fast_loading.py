@@ -6,6 +6,10 @@
     weights = load_safetensors("base.safetensors", num_threads=8)
     save_safetensors(lora_weights, "lora.safetensors", metadata={"lora_rank": "16"})
     save_embeddings_safetensors({"prompt": prompt, "pooled": [a, None]}, "cache.safetensors")
+
+Names and defaults (`num_threads`, `output_dir`, files of at most 10 GiB) are those that existing
+trainers pass. In new programs, load_file(), save_file() and CheckpointManager do the same with the
+names of the rest of this package.
 """
 
 from __future__ import annotations

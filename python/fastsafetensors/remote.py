@@ -9,9 +9,11 @@ from typing import Any
 from ._core import cache_objects as _cache_objects
 from ._core import cache_prune as _cache_prune
 from ._core import configure_remote as _configure
-from ._options import check_count, parse_limit
+from ._options import check_count, check_location, check_optional_paths, parse_limit
 
 _SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
+_TEXTS = ("endpoint", "region", "access_key", "secret_key", "session_token", "bearer_token",
+          "sas_token", "account", "account_key", "bucket_style", "ca_file")
 _COUNTS = ("connect_ms", "first_byte_ms", "stall_ms", "tries_max", "retry_base_ms",
            "retry_cap_ms", "connections_max")
 
@@ -95,6 +97,11 @@ def configure(
             raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
     for name in _COUNTS:
         check_count(name, settings[name], high=2**32 - 1)
+    for name in _TEXTS:
+        if settings[name] is not None and not isinstance(settings[name], str):
+            raise TypeError(f"{name} must be text or None, not {settings[name]!r}")
+    if cache_dir is not None:
+        check_location("cache_dir", cache_dir)
     settings["cache_bytes_max"] = parse_limit("cache_bytes_max", cache_bytes_max)
     _configure(**settings)
 
@@ -105,6 +112,7 @@ def cache_objects(cache_dir: str | PathLike[str] | None = None) -> list[dict[str
     address (without its query), size_bytes, kept_bytes (cached part), disk_bytes (size of its
     files), used_s (Unix time), is_whole, in_use. cache_dir: None is the one of configure().
     """
+    check_optional_paths(cache_dir=cache_dir)
     return _cache_objects(cache_dir)
 
 
@@ -116,4 +124,5 @@ def cache_prune(
     `bytes_max` is a number or text such as "200GiB"; 0 evicts all. Objects in use are kept.
     Returns removed_count, removed_bytes, left_count and left_bytes.
     """
+    check_optional_paths(cache_dir=cache_dir)
     return _cache_prune(parse_limit("bytes_max", bytes_max), cache_dir)

@@ -220,7 +220,7 @@ def open_stream(
         mode: "load" copies into owned memory; "map" returns views of the file, which `memory`
             refuses; "auto" as above.
         memory: limit of the bytes that were read and not yet returned, a number or "1GiB"; the
-            largest tensor, with the pages around it, must fit. 0: no limit.
+            largest tensor, in `dtype` and with up to 2 MiB around it, must fit. 0: no limit.
         share: "node" shares memory between processes, as in load_file(); not with `memory`.
         share_grace: as in load_file().
         cache: "keep", "bypass" or "auto".
@@ -341,7 +341,7 @@ def save_file(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
-    alignment: int = 0,
+    alignment: int | str = 0,
     compress: bool | str = False,
     engine: str = "auto",
     durable: bool = False,
@@ -394,7 +394,7 @@ def save_file_async(
     filename: Path,
     metadata: dict[str, str] | None = None,
     *,
-    alignment: int = 0,
+    alignment: int | str = 0,
     compress: bool | str = False,
     stage: str = "copy",
     memory: int | str | None = None,
@@ -488,7 +488,7 @@ def save_model(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
     *,
-    alignment: int = 0,
+    alignment: int | str = 0,
     compress: bool | str = False,
     engine: str = "auto",
     durable: bool = False,
@@ -552,7 +552,7 @@ def save_model_async(
     metadata: dict[str, str] | None = None,
     force_contiguous: bool = True,
     *,
-    alignment: int = 0,
+    alignment: int | str = 0,
     compress: bool | str = False,
     stage: str = "copy",
     memory: int | str | None = None,

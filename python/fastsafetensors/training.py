@@ -153,7 +153,7 @@ class CheckpointManager:
             keep_best: with keep_last, so many of those with the best metric are kept as well. NaN
                 is no metric.
             best: "min" or "max": which metric is better, for keep_best and best().
-            max_shard_size: most bytes of tensors in a file.
+            max_shard_size: most bytes of tensors in a file; by default nearly always one file.
             stage: "copy" or "lazy", as in fastsafetensors.torch.save_file_async; with "lazy",
                 register before_step() with the optimizer.
             memory: the most staging memory, as in StagingPool.

@@ -22,39 +22,22 @@ static PyObject *module_live_buffers(PyObject *module, PyObject *none) {
     return Py_BuildValue("(nK)", (Py_ssize_t)count, (unsigned long long)bytes);
 }
 
-/// Whether an object is a size as text, as fst_size_parse() reads it. No exception is set.
-static bool take_size_text(PyObject *object, uint64_t *size) {
+/// A size as text in bytes; None if it is not text of a size.
+static PyObject *module_size_of_text(PyObject *module, PyObject *object) {
+    (void)module;
+    uint64_t size;
     Py_ssize_t length = 0;
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &length) : NULL;
     PyErr_Clear();
-    return text != NULL && strlen(text) == (size_t)length && fst_size_parse(text, size);
-}
-
-static PyObject *module_size_of_text(PyObject *module, PyObject *text) {
-    (void)module;
-    uint64_t size;
-    if (!take_size_text(text, &size)) Py_RETURN_NONE;
+    bool has_size = text != NULL && strlen(text) == (size_t)length && fst_size_parse(text, &size);
+    if (!has_size) Py_RETURN_NONE;
     return PyLong_FromUnsignedLongLong(size);
 }
 
 static PyObject *module_keep_memory(PyObject *module, PyObject *size_object) {
     (void)module;
-    uint64_t size = 0;
-    PyObject *number = NULL;
-    if (!take_size_text(size_object, &size)) {
-        number = PyBool_Check(size_object) ? NULL : PyNumber_Index(size_object);
-        size = number == NULL ? 0 : PyLong_AsUnsignedLongLong(number);
-        if (number == NULL || PyErr_Occurred()) {
-            bool is_type = number == NULL && !PyUnicode_Check(size_object);
-            Py_XDECREF(number);
-            PyErr_Format(is_type ? PyExc_TypeError : PyExc_ValueError,
-                         "size_bytes must be a number of bytes below 2^64 or a size such as "
-                         "'2GiB', not %R",
-                         size_object);
-            return NULL;
-        }
-        Py_DECREF(number);
-    }
+    unsigned long long size = PyLong_AsUnsignedLongLong(size_object);
+    if (PyErr_Occurred()) return NULL;
     fst_memory_keep(size);
     Py_RETURN_NONE;
 }
@@ -151,8 +134,7 @@ static PyMethodDef module_methods[] = {
     {"size_of_text", module_size_of_text, METH_O,
      "size_of_text(text): the bytes that a text such as '1.5 GiB' means, or None."},
     {"keep_memory", module_keep_memory, METH_O,
-     "keep_memory(size_bytes): the most released tensor memory to keep for later loads, a "
-     "number of bytes or text such as '2GiB'."},
+     "keep_memory(size_bytes): the most released tensor memory to keep for later loads."},
     {"trim", module_trim, METH_NOARGS, "Releases kept memory; returns its bytes."},
     {"log_start", fstpy_log_start, METH_VARARGS,
      "Sends log lines up to a level (0 to 2) to a function of (level, text)."},

@@ -97,7 +97,8 @@ NUMBERS = {
 INCLUDES = {
     "cuda": "#include <cuda.h>",
     "hip": "#define __HIP_PLATFORM_AMD__ 1\n#define __HIP_PLATFORM_HCC__ 1\n"
-           "#include <hip/hip_runtime_api.h>\n#include <hip/hiprtc.h>",
+           "#include <hip/hip_runtime_api.h>\n"
+           "#if __has_include(<hip/hiprtc.h>)\n#include <hip/hiprtc.h>\n#endif",
 }
 # The fields of fsti_hip_compiler, in their order.
 COMPILER = ("hiprtcCreateProgram", "hiprtcCompileProgram", "hiprtcGetCodeSize", "hiprtcGetCode",

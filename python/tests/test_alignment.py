@@ -143,9 +143,9 @@ def test_edits_keep_padding(command, run, aligned):
         assert set(f.keys()) == names and f.metadata()["e"] == "f"
     offsets = json.loads(run("inspect", "--json", path.parent / "streamed")[0])["tensors"]
     assert all(row["offset"] % 64 == 0 for row in offsets)
-    _, err = run("edit", "--unset", "__padding__", path, code=2)
+    _, err = run("edit", "--unset", "__padding__", path, code=3)
     assert "marks padding" in err
-    _, err = run("edit", "--rename", "1.bias=__padding__.9", path, code=2)
+    _, err = run("edit", "--rename", "1.bias=__padding__.9", path, code=3)
     assert "__padding__." in err
 
 

@@ -221,16 +221,32 @@ def test_verify_is_named(verify, path, torch):
 
 
 @pytest.mark.parametrize("size, kind", [("x", ValueError), (None, TypeError), (1.5, TypeError),
-                                        (True, TypeError), (-1, ValueError), (2**64, ValueError)])
-def test_kept_memory_is_a_number(size, kind):
-    with pytest.raises(kind, match="^size_bytes must be a number of bytes"):
+                                        (True, TypeError), (-1, ValueError), (2**63, ValueError),
+                                        ("8192 PB", ValueError)])
+def test_kept_memory_is_a_size(size, kind):
+    with pytest.raises(kind, match="^size must be "):
         fastsafetensors.keep_memory(size)
 
 
 def test_kept_memory_is_a_number_of_numpy_too():
     np = pytest.importorskip("numpy")
     fastsafetensors.keep_memory(np.int64(0))
-    fastsafetensors.keep_memory("0 GiB")
+    fastsafetensors.keep_memory(size="0 GiB")
+
+
+def test_alignment_is_a_size(tmp_path, torch):
+    from fastsafetensors import checkpoint
+
+    fastsafetensors.save_file({"a": torch.ones(3), "b": torch.ones(4096)}, tmp_path / "m",
+                              alignment="4KiB")
+    with fastsafetensors.safe_open(tmp_path / "m", "pt") as model:
+        assert {name: model.get_tensor(name).data_ptr() % 4096 for name in "ab"} == {"a": 0, "b": 0}
+    for wrong in ("3KiB", "2MiB", -4096):
+        for call in (lambda: fastsafetensors.save_file({"a": torch.ones(3)}, tmp_path / "n",
+                                                       alignment=wrong),
+                     lambda: checkpoint.consolidate(tmp_path, tmp_path / "n", alignment=wrong)):
+            with pytest.raises(ValueError, match="^alignment must be "):
+                call()
 
 
 def test_no_number_of_threads_is_one_per_cpu(path, torch):

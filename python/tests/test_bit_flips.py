@@ -81,7 +81,7 @@ def test_flips_of_a_manifest(model: pathlib.Path) -> None:
 def test_flips_of_a_bundle(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A flipped bit in statement, signature or key hint is an error before any tensor is loaded."""
     private, public = make_keys(tmp_path, "prime256v1")
-    assert run("sign", "--key", private, model.parent).returncode == 0
+    assert run("sign", "--private-key", private, model.parent).returncode == 0
     bundle = model.with_name("model.sig")
     text = bundle.read_bytes()
     fields = json.loads(text)
@@ -102,11 +102,12 @@ def test_flips_by_the_command(model: pathlib.Path, tmp_path: pathlib.Path) -> No
     signature."""
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("hash", "--sums", "--output", tmp_path / "sums", model.parent).returncode == 0
-    assert run("sign", "--key", private, model.parent).returncode == 0
+    assert run("sign", "--private-key", private, model.parent).returncode == 0
     checks: list[tuple[object, ...]] = [
         ("verify", "--manifest", model),
         ("verify", f"--manifest={tmp_path / 'sums'}", model.parent),
-        ("verify", "--signature", model.with_name("model.sig"), "--key", public, model.parent)]
+        ("verify", "--signature", model.with_name("model.sig"), "--public-key", public,
+         model.parent)]
     header, size = data_begin(model), model.stat().st_size
     for number, bit in enumerate([*chosen(0, header, 100), *chosen(header, size, 100)]):
         flip(model, bit)

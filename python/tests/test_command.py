@@ -249,7 +249,7 @@ def test_bench(run, model):
     ["load", "--mode", "map", "--engine", "uring", "a"],
     ["load", "--engine", "pread", "--ring", "place", "a"], ["hash", "--dry-run", "a"],
     ["hash", "--algorithm", "md5", "a"], ["hash", "--manifest", "--output", "-", "a"],
-    ["sign", "--key", "k", "--output", "/dev/stdout", "a"]], ids=str)
+    ["sign", "--private-key", "k", "--output", "/dev/stdout", "a"]], ids=str)
 def test_wrong_usage(run, arguments):
     done = run(*arguments)
     assert done.returncode == 3

@@ -22,8 +22,8 @@ def run(command, tmp_path, torch):
 
 @pytest.mark.parametrize("words, said", [
     (["verify", "--hash", "--manifest"], "--hash, --manifest and --signature cannot be combined"),
-    (["verify", "--manifest", "--signature", "s", "--key", "k"], "cannot be combined"),
-    (["verify", "--hash", "--signature", "s", "--key", "k"], "cannot be combined"),
+    (["verify", "--manifest", "--signature", "s", "--public-key", "k"], "cannot be combined"),
+    (["verify", "--hash", "--signature", "s", "--public-key", "k"], "cannot be combined"),
     (["verify", "--lenient", "--manifest"], "--lenient has no effect"),
     (["edit", "--set", "k=v", "--unset", "k"], "--set and --unset cannot be combined for the key"),
     (["edit", "--unset", "k", "--set", "k=v"], "--set and --unset cannot be combined for the key"),

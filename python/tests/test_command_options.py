@@ -12,7 +12,6 @@ PAGE = (ROOT / "docs/command.md").read_text()
 TWO_MEANINGS = {
     "dry-run": "clean deletes, hash writes only with --write or --embed",
     "engine": "load reads, the others write",
-    "key": "sign has the private key, verify the public one",
     "keep": "of a bundle or of a manifest, each with old digests",
     "manifest": "hash and the commands that write make one; verify compares with one",
     "output": "what hash and sign write",

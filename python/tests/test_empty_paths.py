@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import fastsafetensors
-from fastsafetensors import deltas, distributed, training
+from fastsafetensors import deltas, distributed, remote, training
 
 CALLS = {
     "sign_folder": lambda: fastsafetensors.sign_folder("", "key.pem"),
@@ -21,6 +21,8 @@ CALLS = {
     "check_manifest": lambda: fastsafetensors.check_manifest(""),
     "save_on_ranks": lambda: distributed.save_on_ranks({}, ""),
     "CheckpointManager": lambda: training.CheckpointManager(""),
+    "changed_tensors": lambda: fastsafetensors.changed_tensors("", "old"),
+    "edit_header": lambda: fastsafetensors.edit_header("", {"a": "b"}),
     "deltas.make": lambda: deltas.make("", "", "", version="2", base_version="1"),
     "deltas.apply": lambda: deltas.apply("", "v1"),
     "deltas.recover": lambda: deltas.recover(""),
@@ -28,6 +30,46 @@ CALLS = {
     "deltas.pull": lambda: deltas.pull("", "versions"),
     "deltas.pending": lambda: deltas.pending("local", ""),
 }
+
+
+# Optional paths: (parameter, call).
+OPTIONAL = [
+    ("target", lambda path: fastsafetensors.write_manifest("m", path)),
+    ("keep", lambda path: fastsafetensors.write_manifest("m", keep=path)),
+    ("target", lambda path: fastsafetensors.write_sums("m", path)),
+    ("manifest", lambda path: fastsafetensors.check_manifest("m", path)),
+    ("signature", lambda path: fastsafetensors.sign_folder(".", "key.pem", path)),
+    ("keep", lambda path: fastsafetensors.sign_folder(".", "key.pem", keep=path)),
+    ("private_key", lambda path: fastsafetensors.sign_folder(".", path)),
+    ("signature", lambda path: fastsafetensors.check_signature(".", "pub.pem", path)),
+    ("public_key", lambda path: fastsafetensors.check_signature(".", path)),
+    ("public_key", lambda path: fastsafetensors.load_file(
+        "m", verify=fastsafetensors.SignedBy(path))),
+    ("signature", lambda path: fastsafetensors.load_file(
+        "m", verify=fastsafetensors.SignedBy("pub.pem", path))),
+    ("manifest", lambda path: fastsafetensors.load_file(
+        "m", verify=fastsafetensors.SignedBy("pub.pem", manifest=path))),
+    ("target", lambda path: fastsafetensors.edit_header("m", {"a": "b"}, target=path)),
+    ("old", lambda path: fastsafetensors.changed_tensors("m", path)),
+    ("manifest", lambda path: fastsafetensors.changed_tensors("m", "old", path)),
+    ("cache_dir", lambda path: remote.cache_objects(path)),
+    ("cache_dir", lambda path: remote.cache_prune(0, path)),
+]
+
+
+@pytest.mark.parametrize("value, kind", [("", FileNotFoundError), (3, TypeError)])
+@pytest.mark.parametrize("number", range(len(OPTIONAL)), ids=lambda n: f"{n}-{OPTIONAL[n][0]}")
+def test_optional_paths(number, value, kind, empty_folder, torch):
+    name, call = OPTIONAL[number]
+    with pytest.raises(kind, match=f"{name} (is an empty|must be a) path"):
+        call(value)
+    assert os.listdir(empty_folder) == []
+
+
+@pytest.mark.parametrize("name", ["endpoint", "ca_file", "bucket_style"])
+def test_remote_settings_are_text(name):
+    with pytest.raises(TypeError, match=f"^{name} must be text or None"):
+        remote.configure(**{name: 3})
 
 
 @pytest.fixture
@@ -46,8 +88,9 @@ def test_python(name, empty_folder, torch):
 
 
 @pytest.mark.parametrize("words", [
-    ["sign", "--key", "key.pem", ""], ["sign", "--key", "key.pem", "--output", "x.sig", ""],
-    ["verify", "--signature", "x.sig", "--key", "pub.pem", ""], ["verify", ""], ["hash", ""],
+    ["sign", "--private-key", "key.pem", ""],
+    ["sign", "--private-key", "key.pem", "--output", "x.sig", ""],
+    ["verify", "--signature", "x.sig", "--public-key", "pub.pem", ""], ["verify", ""], ["hash", ""],
     ["clean", ""], ["delta", "recover", ""], ["delta", "show", ""],
     ["delta", "make", "", "", "", "--version", "2", "--base-version", "1"]])
 def test_command(words, empty_folder, command):

@@ -477,6 +477,6 @@ def test_command_loads_to_the_gpu(command, sample):
     assert done.returncode == 0 and stats["device_launches"] >= 1 and stats["device_bytes"] > 0
     assert "sent to the device" in call("--device", "hip", "--gds", "off").stdout
     done = call("--device", "cuda:0", fakes=False)
-    assert done.returncode == 2 and "no driver" in done.stderr
+    assert done.returncode == 4 and "no driver" in done.stderr
     done = call("--device", "cuda:9")
-    assert done.returncode == 2 and "does not exist" in done.stderr
+    assert done.returncode == 3 and "does not exist" in done.stderr

@@ -256,7 +256,7 @@ def test_messages_of_the_command(command, folder):
         f"hash {good} --manifest --chunk 3", f"show {good} zz", f"show {good} a [0:9]",
         f"verify --manifest {good}",
         f"verify --manifest=DIR/bad_manifest {good}", f"verify --signature x {good}",
-        f"sign DIR/two --key DIR/bad_key.pem", f"diff {good}", f"diff {good} DIR/absent",
+        f"sign DIR/two --private-key DIR/bad_key.pem", f"diff {good}", f"diff {good} DIR/absent",
         "clean DIR/absent", f"engines {good} x",
     ]  # fmt: skip
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.fspath(folder)}

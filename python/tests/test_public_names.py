@@ -201,7 +201,7 @@ def _types_of(parameter):
 
 # A parameter has one type. Functions that accept less, or require more, are listed here.
 ONE_TYPE = {"threads": {"int"}, "durable": {"bool"}, "cache": {"str"}, "engine": {"str"},
-            "alignment": {"int"}, "timeout": {"float | None", "float"},
+            "alignment": {"int | str"}, "timeout": {"float | None", "float"},
             "memory": {"int | str", "int | str | None"}, "gds": {"str"},
             "names": {"Iterable[str] | None"}, "filter": {"Callable[[str], bool] | None"},
             "max_shard_size": {"int | str"}, "allocator": {"str"}, "pin_memory": {"bool"},

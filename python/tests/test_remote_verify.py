@@ -166,7 +166,8 @@ def test_signed(tmp_path: pathlib.Path, command: str) -> None:
         subprocess.run([*words, tmp_path / f"{name}.pub"], check=True, capture_output=True)
     write_manifest(folder, algorithm="sha256")
     subprocess.run(
-        [command, "sign", "--key", tmp_path / "key.pem", folder], check=True, capture_output=True
+        [command, "sign", "--private-key", tmp_path / "key.pem", folder], check=True,
+        capture_output=True
     )
     assert (folder / "model.sig").exists()
     good, bad = SignedBy(tmp_path / "key.pub"), SignedBy(tmp_path / "other.pub")

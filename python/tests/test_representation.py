@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastsafetensors import safe_open  # noqa: E402
+from fastsafetensors import open_stream, safe_open  # noqa: E402
 from fastsafetensors.auto_loader import AutoLoader  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.loader import (  # noqa: E402
@@ -77,6 +77,13 @@ def test_repr_of_a_slice_names_its_tensor(path: Path) -> None:
     with safe_open(path, "pt") as file:
         text = repr(file.get_slice("a"))
     assert "'a'" in text and "[2, 3]" in text and "F32" in text
+
+
+def test_repr_of_a_stream_counts_what_is_left(path: Path) -> None:
+    with open_stream(path, names=["a", "n"]) as stream:
+        next(stream)
+        assert repr(stream) == f"<TensorStream {str(path)!r}: 2 tensors, 1 left>"
+    assert repr(stream) == f"<TensorStream {str(path)!r}: 2 tensors, closed>"
 
 
 def test_repr_has_no_query() -> None:

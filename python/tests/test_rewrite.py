@@ -502,7 +502,8 @@ def test_answers_as_json(run, sample, tmp_path):
     out, _ = run("convert", "--json", path, tmp_path / "out")
     assert json.loads(out)["tensors"] == len(tensors)
     out, _ = run("split", "--json", "--dry-run", "--count", "2", path, tmp_path / "set")
-    assert json.loads(out)["files"] == len(json.loads(out)["shards"]) == 2 and not (tmp_path / "set").exists()
+    assert json.loads(out)["files"] == len(json.loads(out)["shards"]) == 2
+    assert not (tmp_path / "set").exists()
     out, _ = run("diff", "--json", path, tmp_path / "out")
     assert json.loads(out) == {"differences": [], "same": len(tensors), "different": 0}
     out, _ = run("engines", "--json", path)

@@ -60,9 +60,9 @@ def test_sign_and_verify(curve: str, folder: pathlib.Path, tmp_path: pathlib.Pat
     key.
     """
     private, public = make_keys(tmp_path, curve)
-    signed = run("sign", "--json", "--key", private, folder)
+    signed = run("sign", "--json", "--private-key", private, folder)
     assert json.loads(signed.stdout)["files"] == 4, signed
-    ask = ("verify", "--json", "--signature", folder / "model.sig", "--key")
+    ask = ("verify", "--json", "--signature", folder / "model.sig", "--public-key")
     assert run(*ask, public, folder).returncode == 0
     other = make_keys(tmp_path, "secp384r1" if curve == "prime256v1" else "prime256v1")[1]
     wrong = run(*ask, other, folder)
@@ -85,7 +85,7 @@ def test_other_curves_are_refused(
         private, _ = make_keys(tmp_path, curve)
     except subprocess.CalledProcessError:
         pytest.skip(f"this openssl has no {curve}")
-    done = run("sign", "--key", private, folder)
+    done = run("sign", "--private-key", private, folder)
     assert done.returncode != 0 and "P-256" in done.stderr, done
 
 
@@ -95,8 +95,8 @@ def test_file_named_like_a_bundle(
     """Only the bundle itself is not signed."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle = tmp_path / "signed.sig"
-    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
-    ask = ("verify", "--json", "--signature", bundle, "--key", public, folder)
+    assert run("sign", "--private-key", private, "--output", bundle, folder).returncode == 0
+    ask = ("verify", "--json", "--signature", bundle, "--public-key", public, folder)
     assert run(*ask).returncode == 0
     (folder / "signed.sig").write_text("unsigned")
     answer = json.loads(run(*ask).stdout)
@@ -106,7 +106,7 @@ def test_file_named_like_a_bundle(
 def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Every flipped bit of payload, signature and hint is rejected."""
     private, public = make_keys(tmp_path, "prime256v1")
-    assert run("sign", "--key", private, folder).returncode == 0
+    assert run("sign", "--private-key", private, folder).returncode == 0
     bundle = folder / "model.sig"
     good = bundle.read_bytes()
     fields = json.loads(good)
@@ -119,10 +119,10 @@ def test_flipped_bits_of_a_bundle(folder: pathlib.Path, tmp_path: pathlib.Path) 
         bad = bytearray(good)
         bad[place] ^= 1 << place % 7
         bundle.write_bytes(bad)
-        done = run("verify", "--signature", bundle, "--key", public, folder)
+        done = run("verify", "--signature", bundle, "--public-key", public, folder)
         assert done.returncode == 1, (place, done)
     bundle.write_bytes(good)
-    assert run("verify", "--signature", bundle, "--key", public, folder).returncode == 0
+    assert run("verify", "--signature", bundle, "--public-key", public, folder).returncode == 0
 
 
 def test_invalid_bundles_and_keys(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -130,10 +130,10 @@ def test_invalid_bundles_and_keys(folder: pathlib.Path, tmp_path: pathlib.Path) 
     private, public = make_keys(tmp_path, "prime256v1")
     assert run("sign", folder).returncode == 3
     assert run("verify", "--signature", "x", folder).returncode == 3
-    assert run("sign", "--key", public, folder).returncode == 2
-    assert run("sign", "--key", folder / "README.md", folder).returncode == 2
+    assert run("sign", "--private-key", public, folder).returncode == 3
+    assert run("sign", "--private-key", folder / "README.md", folder).returncode == 3
     (folder / "model.sig").write_text("{}")
-    ask = ("verify", "--signature", folder / "model.sig", "--key", public, folder)
+    ask = ("verify", "--signature", folder / "model.sig", "--public-key", public, folder)
     assert run(*ask).returncode == 1
     statement = {"predicateType": "something/else", "padding": "x" * 200}
     payload = base64.b64encode(json.dumps(statement).encode()).decode()
@@ -150,7 +150,7 @@ def test_loads_by_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = folder / "model.safetensors"
     with pytest.raises(FileNotFoundError):
         fast_torch.load_file(path, verify=SignedBy(public))
-    assert run("sign", "--key", private, folder).returncode == 0
+    assert run("sign", "--private-key", private, folder).returncode == 0
     signed = SignedBy(public)
     assert fast_torch.load_file(path, verify=signed)["a"][7] == 7
     assert fast_numpy.load_file(path, verify=signed)["a"][7] == 7
@@ -195,7 +195,7 @@ def test_signatures_interoperate_with_model_signing(
                               capture_output=True, text=True)
 
     bundle = tmp_path / "bundle.sig"
-    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
+    assert run("sign", "--private-key", private, "--output", bundle, folder).returncode == 0
     verify = ("verify", "key", folder, "--signature", bundle, "--public_key", public)
     done = theirs(*verify)
     assert done.returncode == 0, done
@@ -203,7 +203,7 @@ def test_signatures_interoperate_with_model_signing(
     assert theirs(*verify).returncode != 0
     done = theirs("sign", "key", folder, "--private_key", private, "--signature", bundle)
     assert done.returncode == 0, done
-    ask = ("verify", "--signature", bundle, "--key", public, folder)
+    ask = ("verify", "--signature", bundle, "--public-key", public, folder)
     assert run(*ask).returncode == 0
     (folder / "README.md").write_text("hello")
     assert run(*ask).returncode == 1
@@ -211,7 +211,7 @@ def test_signatures_interoperate_with_model_signing(
 
 def sign_again(private: pathlib.Path, folder: pathlib.Path, old: pathlib.Path) -> dict[str, int]:
     """The counts of signing a folder again with an older bundle."""
-    done = run("sign", "--json", "--key", private, "--keep", old, folder)
+    done = run("sign", "--json", "--private-key", private, "--keep", old, folder)
     assert done.returncode == 0, done
     answer = json.loads(done.stdout)
     assert isinstance(answer, dict)
@@ -231,7 +231,7 @@ def test_only_a_changed_readme_is_read_again(
     """Manifest and bundle are made again, and both reuse the digests of unchanged files."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle, manifest = settled / "model.sig", settled / "model.manifest"
-    assert run("sign", "--key", private, settled).returncode == 0
+    assert run("sign", "--private-key", private, settled).returncode == 0
     again = sign_again(private, settled, bundle)
     # and stamps are copied to the new manifest
     assert (again["files"], again["files_kept"], again["bytes"]) == (4, 4, 0)
@@ -242,7 +242,7 @@ def test_only_a_changed_readme_is_read_again(
     again = sign_again(private, settled, bundle)
     assert again["bytes"] == manifest.stat().st_size + len("other words")
     assert made.bytes_read == len("other words")
-    assert run("verify", "--signature", bundle, "--key", public, settled).returncode == 0
+    assert run("verify", "--signature", bundle, "--public-key", public, settled).returncode == 0
     # The stamps are stored in the bundle, in a field that the model_signing package ignores.
     payload = base64.b64decode(json.loads(bundle.read_bytes())["dsseEnvelope"]["payload"])
     assert b'"stamp"' in payload
@@ -259,7 +259,7 @@ def test_touched_files_are_read_again(settled: pathlib.Path, tmp_path: pathlib.P
     other = tmp_path / "other.safetensors"
     shutil.copy2(model, other)
     (settled / "linked.bin").symlink_to(model)
-    assert run("sign", "--key", private, settled).returncode == 0
+    assert run("sign", "--private-key", private, settled).returncode == 0
     old = shutil.copy(settled / "model.sig", tmp_path / "old.sig")
     # the path of a bundle does not matter
     assert sign_again(private, settled, old)["files_kept"] == 5
@@ -271,7 +271,7 @@ def test_touched_files_are_read_again(settled: pathlib.Path, tmp_path: pathlib.P
         file.write(bytes([byte ^ 1]))
     os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert sign_again(private, settled, old)["files_kept"] == 3  # neither it nor the link to it
-    ask = ("verify", "--signature", settled / "model.sig", "--key", public)
+    ask = ("verify", "--signature", settled / "model.sig", "--public-key", public)
     assert run(*ask, settled).returncode == 0
     (settled / "linked.bin").unlink()
     (settled / "linked.bin").symlink_to(other)
@@ -279,7 +279,7 @@ def test_touched_files_are_read_again(settled: pathlib.Path, tmp_path: pathlib.P
     assert run(*ask, settled).returncode == 0
     copied = shutil.copytree(settled, tmp_path / "copied", symlinks=True)
     assert sign_again(private, copied, old)["files_kept"] == 0
-    assert run("verify", "--signature", copied / "model.sig", "--key", public, copied
+    assert run("verify", "--signature", copied / "model.sig", "--public-key", public, copied
                ).returncode == 0
 
 
@@ -288,8 +288,8 @@ def test_only_a_valid_bundle_is_reused(settled: pathlib.Path, tmp_path: pathlib.
     private, _ = make_keys(tmp_path, "prime256v1")
     other, _ = make_keys(tmp_path, "secp384r1")
     bundle = settled / "model.sig"
-    assert run("sign", "--key", private, settled).returncode == 0
-    done = run("sign", "--key", other, "--keep", bundle, settled)
+    assert run("sign", "--private-key", private, settled).returncode == 0
+    done = run("sign", "--private-key", other, "--keep", bundle, settled)
     assert done.returncode == 1 and "a different key" in done.stderr, done
     fields = json.loads(bundle.read_bytes())
     payload = base64.b64decode(fields["dsseEnvelope"]["payload"])
@@ -298,9 +298,9 @@ def test_only_a_valid_bundle_is_reused(settled: pathlib.Path, tmp_path: pathlib.
     fields["dsseEnvelope"]["payload"] = base64.b64encode(forged).decode()
     (tmp_path / "forged.sig").write_text(json.dumps(fields))
     before = bundle.read_bytes()
-    done = run("sign", "--key", private, "--keep", tmp_path / "forged.sig", settled)
+    done = run("sign", "--private-key", private, "--keep", tmp_path / "forged.sig", settled)
     assert done.returncode == 1 and "signature is invalid" in done.stderr, done
-    assert run("sign", "--key", private, "--keep", "nowhere", settled).returncode == 2
+    assert run("sign", "--private-key", private, "--keep", "nowhere", settled).returncode == 2
     assert bundle.read_bytes() == before
 
 
@@ -309,16 +309,16 @@ def test_endless_trees(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     search."""
     private, public = make_keys(tmp_path, "prime256v1")
     bundle = tmp_path / "kept.sig"
-    assert run("sign", "--key", private, "--output", bundle, folder).returncode == 0
+    assert run("sign", "--private-key", private, "--output", bundle, folder).returncode == 0
     (folder / "below" / "up").symlink_to(folder)
-    done = run("sign", "--key", private, folder)
+    done = run("sign", "--private-key", private, folder)
     assert done.returncode == 2 and "below/up" in done.stderr and "cannot be signed" in done.stderr
-    done = run("verify", "--signature", bundle, "--key", public, folder)
+    done = run("verify", "--signature", bundle, "--public-key", public, folder)
     assert done.returncode == 1 and "below/up: not signed: a symbolic link to a folder" in \
         done.stdout, done
     for number in range(4):  # each level four times as wide as the one above
         (folder / "below" / f"again {number}").symlink_to(folder)
-    done = run("sign", "--key", private, folder)
+    done = run("sign", "--private-key", private, folder)
     assert done.returncode not in (0, 1) and done.stderr != "", done
 
 
@@ -355,8 +355,8 @@ def test_entries_without_bytes_are_differences(
 ) -> None:
     """FIFOs, sockets, devices and broken links are each reported by name."""
     private, public = make_keys(tmp_path, "prime256v1")
-    assert run("sign", "--key", private, folder).returncode == 0
-    check = ("verify", "--signature", folder / "model.sig", "--key", public, folder)
+    assert run("sign", "--private-key", private, folder).returncode == 0
+    check = ("verify", "--signature", folder / "model.sig", "--public-key", public, folder)
     assert run(*check).returncode == 0
     for name, words in make_odd_entries(folder).items():
         kept = tmp_path / "kept"
@@ -370,7 +370,7 @@ def test_entries_without_bytes_are_differences(
         wanted = words if alone else "a broken symbolic link"
         assert f"below/{name}: not signed: {wanted}" in done.stdout, (name, done)
         assert done.stdout.count("not signed") == 1
-        done = run("sign", "--key", private, "--output", tmp_path / "new.sig", folder)
+        done = run("sign", "--private-key", private, "--output", tmp_path / "new.sig", folder)
         assert done.returncode == 2 and f"below/{name}" in done.stderr and wanted in done.stderr
         for other in kept.iterdir():
             other.rename(folder / "below" / other.name)
@@ -387,24 +387,25 @@ def test_entries_without_bytes_are_differences(
 def test_signature_and_key_paths(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Relative paths, paths through links, and missing paths."""
     private, public = make_keys(tmp_path, "prime256v1")
-    assert run("sign", "--key", private, folder).returncode == 0
+    assert run("sign", "--private-key", private, folder).returncode == 0
     linked = tmp_path / "linked"
     linked.symlink_to(folder)
     for place in (folder / "model.sig", linked / "model.sig", folder / "below/../model.sig"):
-        done = run("verify", "--signature", place, "--key", public, folder)
+        done = run("verify", "--signature", place, "--public-key", public, folder)
         assert done.returncode == 0, done
-        assert run("verify", "--signature", place, "--key", public, linked).returncode == 0
+        assert run("verify", "--signature", place, "--public-key", public, linked).returncode == 0
         signed = SignedBy(public, place)
         assert fast_torch.load_file(folder / "model.safetensors", verify=signed)["a"][7] == 7
         assert fast_torch.load_file(linked / "model.safetensors", verify=signed)["a"][7] == 7
     before = os.getcwd()
     try:
         os.chdir(folder)
-        assert run("verify", "--signature", "model.sig", "--key", public, ".").returncode == 0
+        done = run("verify", "--signature", "model.sig", "--public-key", public, ".")
+        assert done.returncode == 0
         assert fast_torch.load_file("model.safetensors", verify=SignedBy(public))["a"][7] == 7
     finally:
         os.chdir(before)
-    done = run("verify", "--signature", tmp_path / "none.sig", "--key", public, folder)
+    done = run("verify", "--signature", tmp_path / "none.sig", "--public-key", public, folder)
     assert done.returncode == 2 and "none.sig" in done.stderr, done
-    done = run("verify", "--signature", folder / "model.sig", "--key", "none.pub", folder)
+    done = run("verify", "--signature", folder / "model.sig", "--public-key", "none.pub", folder)
     assert done.returncode == 2 and "none.pub" in done.stderr, done

@@ -74,8 +74,8 @@ def test_errors(path, torch):
 
     with pytest.raises(ValueError, match="memory is 1048576 bytes"):
         next(open_stream(path, memory="1MiB"))
-    for memory in (-1, "much", True):
-        with pytest.raises(ValueError, match="memory must be"):
+    for memory, kind in ((-1, ValueError), ("much", ValueError), (True, TypeError)):
+        with pytest.raises(kind, match="memory must be"):
             open_stream(path, memory=memory)
     with pytest.raises(KeyError):
         open_stream(path, names=["none"])

@@ -97,7 +97,7 @@ def command_lines(file: str) -> list[list[str]]:
         ["inspect", file], ["inspect", "--metadata", file], ["inspect", "--tree", file],
         ["show", file, tensor], ["verify", file], ["verify", "--hash", file],
         ["verify", "--manifest", file], ["verify", f"--manifest={file}", "folder"],
-        ["verify", "--signature", file, "--key", file, "."], ["hash", file],
+        ["verify", "--signature", file, "--public-key", file, "."], ["hash", file],
         ["hash", "--sums", file], ["hash", "--manifest", file], ["load", file],
         ["load", "--verify", file], ["load", "--select", tensor, file], ["engines", file],
         ["diff", file, "b.safetensors"], ["diff", "--values", "a.safetensors", file],
@@ -108,7 +108,7 @@ def command_lines(file: str) -> list[list[str]]:
         ["split", "--size", "4", file, "o6"], ["merge", file, "b.safetensors", "o7.safetensors"],
         ["extract", "--select", tensor, file, "o8.safetensors"],
         ["rescue", file, "o9.safetensors"], ["clean", file], ["bench", "--repeat", "1", file],
-        ["sign", "--key", file, "folder"], ["delta", "show", file],
+        ["sign", "--private-key", file, "folder"], ["delta", "show", file],
         ["delta", "apply", file, "folder"], ["cache", "list", "--cache-dir", file],
     ]
 

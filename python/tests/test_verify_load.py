@@ -215,7 +215,7 @@ def test_the_command(model: pathlib.Path) -> None:
     assert ask("load", "--verify", model).returncode == 1
     os.remove(f"{model}.manifest")
     assert ask("verify", "--manifest", model).returncode == 2
-    assert ask("verify", "--key", "x", model).returncode == 3
+    assert ask("verify", "--public-key", "x", model).returncode == 3
     assert ask("hash", "--keep", "x", model).returncode == 3
 
 

@@ -128,10 +128,10 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
     API_REQUIRE_PATH(known.folder, "folder", error);
     API_REQUIRE_PATH(known.key, "key", error);
-    if (known.bundle != NULL) API_REQUIRE_PATH(known.bundle, "bundle", error);
+    if (known.signature != NULL) API_REQUIRE_PATH(known.signature, "signature", error);
     *out = (fsti_bundle_paths){
         .folder = known.folder,
-        .bundle = known.bundle,
+        .bundle = known.signature,
         .key = known.key,
         .keep = known.keep,
         .listener = {known.callback, known.context, {known.progress, known.progress_context}}};

@@ -72,10 +72,10 @@ fst_status fsti_loader_check_budget(const fst_loader *loader, fst_error *error) 
         location.tensor_size = tensor->name_size;
         if (workspaces == 0)
             return fsti_error_set(error, FST_E_BUDGET, location,
-                                  "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64, budget,
-                                  bytes);
+                                  "the budget is %" PRIu64 " bytes, the tensor needs %" PRIu64,
+                                  budget, bytes);
         return fsti_error_set(error, FST_E_BUDGET, location,
-                              "the budget is %" PRIu64 " bytes, a batch needs %" PRIu64
+                              "the budget is %" PRIu64 " bytes, the tensor needs %" PRIu64
                               " and threads that decompress %" PRIu64 " more",
                               budget, bytes, workspaces);
     }

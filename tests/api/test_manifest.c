@@ -305,9 +305,9 @@ TEST(no_text_replaces_a_model_or_a_key)
         fst_bundle_files bundle = FST_STRUCT_INIT(fst_bundle_files);
         bundle.folder = folder;
         bundle.key = key;
-        bundle.bundle = targets[i];
+        bundle.signature = targets[i];
         CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);
-        bundle.bundle = key;
+        bundle.signature = key;
         CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);
         CHECK(strstr(error.message, "overwrite") != NULL);
         CHECK(starts_with(targets[i], head, sizeof head));
@@ -352,7 +352,7 @@ TEST(no_text_takes_the_name_of_a_model)
         fst_bundle_files bundle = FST_STRUCT_INIT(fst_bundle_files);
         bundle.folder = folder;
         bundle.key = key;
-        bundle.bundle = target;
+        bundle.signature = target;
         CHECK_INT(fst_manifest_write(path, target, NULL, NULL, &error), FST_E_ARGUMENT);
         CHECK_CONTAINS(error.message, "the name of a model or an index");
         CHECK_INT(fst_bundle_sign(&bundle, NULL, &error), FST_E_ARGUMENT);

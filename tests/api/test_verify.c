@@ -384,7 +384,7 @@ TEST(manifest_needs_a_valid_signature)
              key, key, public_key);
     if (system(command) != 0) SKIP("no openssl command that makes keys");
     files.folder = folder;
-    files.bundle = bundle;
+    files.signature = bundle;
     files.key = key;
     CHECK_INT(fst_bundle_sign(&files, NULL, &error), FST_OK);
     options.flags = FST_OPEN_VERIFY;

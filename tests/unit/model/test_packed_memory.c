@@ -13,9 +13,9 @@
 
 /// The two numbers in the error of a budget that is too small.
 static bool read_needs(const fst_error *error, uint64_t *batch, uint64_t *rooms) {
-    const char *at = strstr(error->message, "a batch needs ");
+    const char *at = strstr(error->message, "the tensor needs ");
     return at != NULL &&
-           sscanf(at, "a batch needs %" SCNu64 " and threads that decompress %" SCNu64, batch,
+           sscanf(at, "the tensor needs %" SCNu64 " and threads that decompress %" SCNu64, batch,
                   rooms) == 2;
 }
 

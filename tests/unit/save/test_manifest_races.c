@@ -47,7 +47,7 @@ static fst_status write_sums(fst_error *error) {
 static fst_status write_signature(fst_error *error) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = folder;
-    files.bundle = target;
+    files.signature = target;
     files.key = secret;
     return fst_bundle_sign(&files, NULL, error);
 }

@@ -50,7 +50,7 @@ static fst_status make_sums(fst_error *error) {
 static fst_status sign_with(const char *keep, fst_error *error) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = folder;
-    files.bundle = target;
+    files.signature = target;
     files.key = secret;
     files.keep = keep;
     return fst_bundle_sign(&files, NULL, error);
@@ -68,7 +68,7 @@ static fst_status check_list(fst_error *error) {
 static fst_status check_bundle(fst_error *error) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = folder;
-    files.bundle = target;
+    files.signature = target;
     files.key = public_key;
     return fst_bundle_check(&files, NULL, error);
 }
@@ -503,7 +503,7 @@ TEST(other_digest_sources_are_enforced_after_any_failure)
 static fst_status sign_path(const char *path, fst_error *error) {
     fst_bundle_files files = FST_STRUCT_INIT(fst_bundle_files);
     files.folder = path;
-    files.bundle = target;
+    files.signature = target;
     files.key = secret;
     return fst_bundle_sign(&files, NULL, error);
 }
