@@ -38,7 +38,7 @@ PYTHON_PACKAGES = {
 }
 # Only these files of the packages are kept.
 KEPT = re.compile(r"/include/|/bin/ptxas$|/lib/lib(nvrtc|nvJitLink|cufile)[^/]*\.so[^/]*$"
-                  r"|/vgre/lib/libvgre\.so$|/vgre\.libs/")
+                  r"|/vgre/lib/libvgre_cudart\.so$|/vgre\.libs/")
 NOT_KEPT = re.compile(r"\.alt\.so|/include/(cccl|cub|thrust|cuda/std)/|/backends/nvidia/")
 DEBIAN_PACKAGES = ["libamdhip64-5", "libamdhip64-dev", "libamd-comgr2", "libhsa-runtime64-1",
                    "libhsakmt1", "rocm-device-libs", "libhiprtc-builtins5", "libllvm15",

@@ -353,3 +353,90 @@ def test_cufile_without_its_module(load_strictly, tmp_path, report):
     assert "has not started" not in done.stderr and "was not started" not in done.stderr
     if "rejects the file" in done.stderr:
         assert "/run/udev is missing here" in done.stderr
+
+
+# ---- whole loads through a CUDA that computes on the CPU ----
+
+
+@pytest.fixture(scope="module")
+def cpu_gpu(report, command, tmp_path_factory):
+    """compare_loads(model, dtype, budget, **environment) with a CUDA driver of other authors."""
+    has_compiler()
+    library = find("vgre", "libvgre_cudart.so")
+    folder, source = tmp_path_factory.mktemp("vgre"), ROOT / "tests/gpu_software"
+    build = pathlib.Path(command).parents[1] / "src"
+    if not (build / "libfastsafetensors.so").exists():
+        pytest.skip("libfastsafetensors is not built")
+    for words in (["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1",
+                   source / "cpu_driver.cpp", "-o", folder / "libcuda.so.1", "-ldl"],
+                  ["gcc", "-std=c11", f"-I{ROOT / 'include'}", source / "compare_loads.c", "-o",
+                   folder / "compare_loads", f"-L{build}", "-lfastsafetensors"]):
+        subprocess.run(words, check=True, timeout=300)
+
+    def start(model, dtype="-", budget=0, **environment):
+        paths = os.pathsep.join(map(os.fspath, (folder, build)))
+        environment = {**os.environ, "VGRE_LIBRARY": os.fspath(library), "LD_LIBRARY_PATH": paths,
+                       "FASTSAFETENSORS_SHARE_DIR": os.fspath(folder), **environment}
+        return subprocess.Popen([folder / "compare_loads", model, dtype, str(budget)],
+                                env=environment, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
+
+    return start
+
+
+def counts_of(process):
+    """(tensors, bytes, wrong, sent, launches) that compare_loads printed."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    assert "misaligned" not in out
+    return [int(number) for number in re.findall(r"\d+", out)]
+
+
+@pytest.fixture(scope="module")
+def odd_model(tmp_path_factory):
+    """A file whose tensors of 12 types begin at odd offsets, with all special values of floats."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(7)
+    words = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    every_byte = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    tensors = {f"bytes.{i:02}": every_byte[i: 97 + 2 * i].clone() for i in range(60)}
+    tensors |= {
+        "rows": torch.randn(31, 17, generator=generator), "F64": torch.randn(99).double(),
+        "F16": words[::97].clone().view(torch.float16), "I16": words[::201].clone(),
+        "BF16": words[::89].clone().view(torch.bfloat16), "I8": every_byte.view(torch.int8).clone(),
+        "F32": torch.randint(-2**31, 2**31 - 1, (500,), dtype=torch.int32).view(torch.float32),
+        "I32": torch.randint(-2**31, 2**31 - 1, (77,), dtype=torch.int32),
+        "E4M3": every_byte.clone().view(torch.float8_e4m3fn),
+        "E5M2": every_byte.clone().view(torch.float8_e5m2)}
+    path = tmp_path_factory.mktemp("odd") / "m.safetensors"
+    save_file(tensors, path)
+    return path, len(tensors) + 1, sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("dtype", ["-", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2",
+                                   "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "I64", "U32"])
+def test_loads_through_another_cuda_equal_the_cpu(dtype, cpu_gpu, odd_model, report):
+    path, count, size = odd_model
+    tensors, _, wrong, sent, launches = counts_of(cpu_gpu(path, dtype))
+    assert (tensors, wrong) == (count, 0)
+    assert sent >= size and launches > 0
+    report("loads through vgre", dtype, tensors, "tensors,", sent, "bytes sent,", launches,
+           "launches, 0 wrong")
+
+
+@pytest.mark.parametrize("environment", [
+    {"CPU_DRIVER_INTEGRATED": "1"}, {"CPU_DRIVER_LATE": "1"}, {"budget": 1 << 16}], ids=str)
+def test_loads_through_another_cuda_in_other_states(environment, cpu_gpu, odd_model):
+    """Memory shared with the processor; binaries that are refused late; streaming in a budget."""
+    path, count, _ = odd_model
+    tensors, _, wrong, sent, launches = counts_of(cpu_gpu(path, "BF16", **environment))
+    assert (tensors, wrong) == (count, 0)
+    assert (sent > 0 and launches > 0) or "CPU_DRIVER_INTEGRATED" in environment
+
+
+def test_four_processes_load_through_another_cuda(cpu_gpu, odd_model):
+    path, count, _ = odd_model
+    for process in [cpu_gpu(path, dtype) for dtype in ("-", "F16", "BF16", "F32")]:
+        assert counts_of(process)[::2][:2] == [count, 0]
