@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// compare_loads MODEL DTYPE BUDGET: loads a model to the CPU and to "cuda", and compares the bytes.
+/// compare_loads MODEL DTYPE BUDGET: loads a model to the CPU and to "cuda", and compares bytes.
 ///
 /// DTYPE: "-" or the type to convert to. BUDGET: bytes, 0 for none. If the model has a tensor
 /// "rows", its middle rows are loaded as well. Prints counts.
