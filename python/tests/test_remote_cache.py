@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import json
 import os
 import pathlib
@@ -533,12 +534,49 @@ def test_objects_without_version_are_not_cached(tmp_path: pathlib.Path,
             make(file, 3, 500, seed)
             os.utime(file, ns=(seed + 1, seed + 1))
             tensors, stats = load(server.url + file.name)
-            assert tensors == local(file) and "neither ETag nor Last-Modified" in stats["reason"]
+            assert tensors == local(file) and "neither a strong ETag nor" in stats["reason"]
         remote.configure(cache_dir=cache, cache_required=True)
-        with pytest.raises(REFUSALS, match="neither ETag nor Last-Modified"):
+        with pytest.raises(REFUSALS, match="neither a strong ETag nor"):
             load(server.url + file.name)
         del gone["Last-Modified"]
         sent = server.sent_bytes
         for _ in range(2):
             assert load(server.url + file.name)[0] == local(file)
         assert server.sent_bytes - sent == file.stat().st_size + BLOCK  # the second: its beginning
+
+
+@pytest.mark.parametrize("date", ["Date", "clock"])
+def test_objects_with_a_young_date_are_not_cached(
+    tmp_path: pathlib.Path, cache: pathlib.Path, date: str
+) -> None:
+    """An object may be replaced in the second of its date, so only an old date is a version."""
+    file = tmp_path / "model.safetensors"
+    age = [1]
+    whole = threading.Event()
+    now = 1700000000 if date == "Date" else time.time()
+
+    def strip(request: Request, answer: Answer) -> Answer:
+        sent = email.utils.formatdate(now, usegmt=True) if date == "Date" else None
+        modified = email.utils.formatdate(now - age[0], usegmt=True)
+        fields = {"ETag": None, "Last-Modified": modified, "Date": sent}
+        answer.headers.update(fields)  # type: ignore[arg-type]
+        if whole.is_set() or request.headers["range"] == "bytes=0-65535":
+            return answer
+        return Answer("404 Not Found", {})  # the first load ends after the first blocks
+
+    with web_server(tmp_path, strip) as server:
+        url = server.url + file.name
+        make(file, 3, 5000, 0)
+        with contextlib.suppress(*REFUSALS):
+            load(url)
+        whole.set()
+        make(file, 3, 5000, 1)  # replaced: the same size and date
+        os.utime(file, ns=(1, 1))
+        tensors, stats = load(url)
+        assert tensors == local(file) and "neither a strong ETag nor" in stats["reason"]
+        assert not list(cache.glob("*.ref"))
+        age[0] = 59 if date == "Date" else 20
+        assert "neither a strong ETag nor" in load(url)[1]["reason"]
+        age[0] = 60
+        assert load(url)[0] == local(file)
+        assert list(cache.glob("*.ref"))

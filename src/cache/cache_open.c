@@ -330,7 +330,9 @@ static bool use_cache(cache_opening *opening, fsti_cached *out) {
     char text[CACHE_NAME_BYTES + FSTI_VERSION_TEXT_BYTES];
     // A size alone does not identify a version.
     if (!fsti_object_has_version(opening->object))
-        return fail(opening, "the server sends neither ETag nor Last-Modified", EOPNOTSUPP);
+        return fail(opening,
+                    "the server sends neither a strong ETag nor a Last-Modified a minute old",
+                    EOPNOTSUPP);
     if (!fsti_object_version_text(opening->object, opening->version, sizeof opening->version))
         return fail(opening, "its version identifier is too long", 0);
     int used = snprintf(text, sizeof text, "%s\n%s", opening->address, opening->version);

@@ -63,7 +63,8 @@ bool fsti_file_version_text(const fsti_file *file, char *out, size_t size) {
     if (fd < 0 || fstat(fd, &stamp) != 0) return false;
     // Disk images are built with fixed times, whole seconds, so that files of two images that are
     // mounted one after the other differ in nothing but their mount. Other files have times that
-    // the kernel wrote. They do without, since each container has mounts of its own.
+    // the kernel wrote. Their mount does not count, because each container mounts a file
+    // system anew.
     bool has_fixed_times = stamp.st_mtim.tv_nsec == 0 && stamp.st_ctim.tv_nsec == 0;
     int used =
         snprintf(out, size, "file %ju %" PRIx64 " %" PRIx64 " %ju %jd %jd.%09ld %jd.%09ld",
