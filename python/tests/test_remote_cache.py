@@ -580,3 +580,23 @@ def test_objects_with_a_young_date_are_not_cached(
         age[0] = 60
         assert load(url)[0] == local(file)
         assert list(cache.glob("*.ref"))
+
+
+def test_files_of_others_are_kept(folder: pathlib.Path, cache: pathlib.Path) -> None:
+    """Only files whose contents are the cache's are listed, counted and deleted."""
+    cache.mkdir(0o700)
+    names = [letter * 32 + ending for letter, endings in (
+        ("a", [".data", ".map"]), ("b", [".part"]), ("c", [".map"]), ("d", [".ref", ".7.tmp"]),
+        ("e", [".data"])) for ending in endings]
+    for name in names:
+        (cache / name).write_bytes(b"precious" * 1000)
+        os.utime(cache / name, (1, 1))
+    with web_server(folder) as server:
+        remote.configure(cache_dir=cache, cache_bytes_max="12MiB")
+        load(server.url + "model.safetensors")
+        load(server.url + "model.safetensors?other")  # evicts the first one
+        assert len(remote.cache_objects(cache)) == 1
+    pruned = remote.cache_prune(0, cache)
+    assert pruned["removed_count"] == 1 and pruned["left_count"] == 0
+    kept = {path.name for path in cache.iterdir()}
+    assert set(names) <= kept and kept <= {*names, "lock", "turns", "CACHEDIR.TAG"}

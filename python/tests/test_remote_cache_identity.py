@@ -37,6 +37,7 @@ def test_leftovers_of_a_killed_process_are_listed(tmp_path: pathlib.Path, comman
     place = tmp_path / "cache"
     place.mkdir(mode=0o700)
     (place / ("0" * 32 + ".part")).touch(mode=0o600)
+    (place / ("0" * 32 + ".map")).write_bytes(b"fst-cache-map 1\n")
     assert [entry["size_bytes"] for entry in remote.cache_objects(place)] == [0]
     for words, said in ((["list"], "0 % of it"), (["clear"], "1 object removed")):
         done = subprocess.run(
