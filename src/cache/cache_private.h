@@ -26,7 +26,7 @@
 #define CACHE_FILE_NAME_BYTES 48u
 #define CACHE_PATH_BYTES 4096u
 
-/// The first bytes of maps and of references. They tell the cache's files from others.
+/// The first bytes of maps and of references, which distinguish the cache's files from others.
 #define CACHE_MAGIC_BYTES 16u
 #define CACHE_MAP_MAGIC "fst-cache-map 1\n"
 #define CACHE_REF_MAGIC "fst-cache-ref 1\n"
