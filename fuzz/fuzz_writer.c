@@ -36,6 +36,7 @@ static size_t take_text(fuzz_input *input, char *text, size_t capacity) {
 
 static void take_tensor(fuzz_input *input, save_case *out, size_t index) {
     fst_save_tensor *tensor = &out->tensors[index];
+    tensor->struct_size = sizeof *tensor;
     tensor->name = out->names[index];
     tensor->name_size = take_text(input, out->names[index], sizeof out->names[index]);
     tensor->dtype = (fst_dtype)fuzz_below(input, FST_DTYPE_COUNT);
