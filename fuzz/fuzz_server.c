@@ -7,7 +7,7 @@
 #include "object_server.h"
 
 #define TENSOR_BYTES ((size_t)150000)
-#define LARGE_BYTES ((size_t)18 << 20)
+#define LARGE_BYTES ((size_t)9 << 20) ///< two parts of an upload
 
 static const char header[] = "{\"w\":{\"dtype\":\"U8\",\"shape\":[150000],\"data_offsets\":"
                              "[0,150000]}}       ";
