@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_put("model.safetensors", model, sizeof model);
     load();
     uint8_t flags = fuzz_byte(&input);
-    require(fst_segment_visit(NULL, copy_name, name, NULL) == FST_OK);
+    (void)!fst_segment_visit(NULL, copy_name, name, NULL);
     snprintf(path, sizeof path, "segments/%s", name);
     if (name[0] != '\0') damage(path, &input, flags);
     if ((flags & FLAG_RENAME) != 0)
