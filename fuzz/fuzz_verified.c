@@ -6,6 +6,7 @@
 #include "format/bundle.h"
 #include "format/format.h"
 #include "fuzz_files.h"
+#include "fuzz_keys.h"
 #include "fuzz_target.h"
 
 #define TENSOR_BYTES 64u
@@ -13,18 +14,6 @@
 
 enum { LIST_MANIFEST, LIST_SUMS, LIST_SIDECAR, LIST_STATEMENT, LIST_COUNT };
 
-// Created for this target and used for nothing else.
-static const char private_pem[] =
-    "-----BEGIN EC PRIVATE KEY-----\n"
-    "MHcCAQEEIABijAnrhBh44TeVJHGiu/rDrytNlaOg46SSP99637itoAoGCCqGSM49\n"
-    "AwEHoUQDQgAEaVKfW17cJx8hnVc7spOLca3hzPvgf2PVLGvkQ71hcOnjn87uFitd\n"
-    "duv9foPRGD8vcNzrzjg955M3jFCStMm4hQ==\n"
-    "-----END EC PRIVATE KEY-----\n";
-static const char public_pem[] =
-    "-----BEGIN PUBLIC KEY-----\n"
-    "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaVKfW17cJx8hnVc7spOLca3hzPvg\n"
-    "f2PVLGvkQ71hcOnjn87uFitdduv9foPRGD8vcNzrzjg955M3jFCStMm4hQ==\n"
-    "-----END PUBLIC KEY-----\n";
 static const char header[] =
     "{\"w\":{\"dtype\":\"U8\",\"shape\":[64],\"data_offsets\":[0,64]}}     ";
 

@@ -49,7 +49,9 @@ def main() -> int:
         if dictionary.exists():
             command.append(f"-dict={dictionary}")
         print(f"{corpus.name}: {arguments.seconds} s", flush=True)
-        done = subprocess.run(command, capture_output=True, text=True)
+        # By default, undefined behaviour is reported and the run goes on.
+        done = subprocess.run(command, capture_output=True, text=True,
+                              env=dict(os.environ, UBSAN_OPTIONS="halt_on_error=1"))
         print("\n".join(row for row in done.stderr.splitlines()
                         if row.startswith("stat::") or " DONE " in row or "ERROR" in row))
         if done.returncode:

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ._lazy_dtypes import Reads
 from ._lazy_reads import Bounds, Stored
-from ._lazy_tensor import LazyTensor, Reads, make_lazy
+from ._lazy_tensor import LazyTensor, make_lazy
 from ._load import close_load
 from ._open import safe_open
 from ._readahead import ReadAhead

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from . import _view_arguments as view_arguments
 from . import _view_geometry as geometry
-from ._lazy_reads import Bounds, Stored
+from ._lazy_dtypes import Reads, reinterpret
+from ._lazy_reads import Stored
 from ._lazy_writers import (
     ELEMENTS,
     LAYOUT,
@@ -41,25 +42,6 @@ _plainly = _torch._C.DisableTorchFunctionSubclass
 _make = _Tensor._make_wrapper_subclass
 # Code that uses an invalid data pointer then fails instead of writing to memory.
 _forbid = getattr(_torch._C, "_set_throw_on_mutable_data_ptr", lambda tensor: None)
-
-
-class Reads(Protocol):
-    """The source of a lazy tensor's bytes."""
-
-    device: Any
-    stays_lazy: bool  # False: to() returns a plain tensor
-
-    def read(
-        self, stored: Stored, bounds: Bounds, to_copy: bool = False
-    ) -> tuple[Any, int | None, bool]:
-        """Return (plain tensor, offset of the stored tensor in it, whether its memory is shared).
-
-        Offset None: it is the slice. to_copy: only used for a copy, so it may be reused.
-        """
-        ...
-
-    def convert(self, stored: Stored, view: View, dtype: Any) -> Any:
-        """Return a view converted to another dtype; None: leave it to torch."""
 
 
 class LazyTensor(_torch.Tensor):  # type: ignore[misc]
@@ -402,13 +384,16 @@ def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
     is_many = isinstance(result, (tuple, list))
     made = []
     for part in result if is_many else (result,):
-        if not isinstance(part, _Tensor) or part.dtype != own._stored.dtype:
+        if not isinstance(part, _Tensor) or part.is_conj() or part.is_neg():
             return NotImplemented
         if part.untyped_storage()._cdata != meta_copy.untyped_storage()._cdata:
             return NotImplemented  # torch makes a copy
+        source = reinterpret(own._reads, own._stored, part.dtype)
+        if source is None:
+            return NotImplemented
         view = View(tuple(part.size()), part.stride(), int(part.storage_offset()))
-        view_arguments.check_inside(own._stored, view)
-        made.append(_view_of(own, view))
+        view_arguments.check_inside(source[1], view)
+        made.append(_new_lazy(*source, view))
     return type(result)(made) if is_many else made[0]
 
 
@@ -565,8 +550,8 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
     ("unbind __iter__", _parts),
     ("chunk", _chunk),
     ("squeeze expand expand_as view_as flatten unflatten ravel movedim moveaxis split "
-     "split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold reshape_as",
-     _ask_torch),
+     "split_with_sizes tensor_split hsplit vsplit dsplit diagonal unfold reshape_as "
+     "view_as_real view_as_complex real imag", _ask_torch),
     ("as_strided", _as_strided),
     ("detach data alias", _same),
     ("contiguous", _self_if_packed),
@@ -585,6 +570,7 @@ _TABLE: tuple[tuple[str, _Handler], ...] = (
 _HANDLERS: dict[Any, _Handler] = {
     func: handler for names, handler in _TABLE for func in find_functions(names)
 }
+_HANDLERS.update(dict.fromkeys((_torch.ops.aten.view, _torch.ops.aten.view.dtype), _ask_torch))
 _HANDLERS[getattr(_Tensor.requires_grad, "__set__")] = _set_requires_grad  # noqa: B009
 # Once a tensor was read, torch handles these functions on the plain tensor.
 _VIEW_MAKERS = {

@@ -49,7 +49,16 @@ VIEWS: dict[str, tuple[Maker, Maker]] = {
     "transposed": (lambda x: embed(swap_ends(x), 0, 1, 1), lambda t: swap_ends(t[1:-1])),
     "transposed columns": (lambda x: embed(swap_ends(x), -1, 2, 1),
                            lambda t: swap_ends(t[..., 2:-1])),
+    "bytes": (lambda x: embed(x, 0, 2, 1).unsqueeze(-1).contiguous().view(torch.uint8),
+              lambda t: t[2:-1]),
 }
+
+
+def view_of(name: str, tensor: Any, dtype: Any) -> Any:
+    """The view of a stored tensor, which may have the bytes of another dtype."""
+    made = VIEWS[name][1](tensor)
+    return made if made.dtype == dtype else made.view(dtype).squeeze(-1)
+
 
 # The results of these operators are undefined, random, or addresses.
 NO_VALUES = ("empty", "resize", "as_strided_partial")
@@ -165,9 +174,9 @@ def compare(operator: Any, dtype: Any, path: Path) -> list[str]:
             for key, base in chosen:
                 number, view = key.split(" ", 1)
                 for variant, function in variants(operator):
-                    make = VIEWS[view][1]
-                    plain = call(function, make(base.clone()), samples[int(number)])
-                    lazy = call(function, make(model[key]), samples[int(number)])
+                    sample = samples[int(number)]
+                    plain, lazy = (call(function, view_of(view, one, sample.input.dtype), sample)
+                                   for one in (base.clone(), model[key]))
                     difference = differences(plain, lazy, with_values)
                     if difference is not None:
                         found.append(f"{operator.formatted_name} ({variant}), sample {number}, "
@@ -215,22 +224,76 @@ USES: dict[str, Callable[[Any], Any]] = {
     "another dtype": lambda t: t.view(torch.int32),
 }
 
+# Views of another dtype; some sizes are an error for some views.
+RETYPED: dict[str, Callable[[Any], Any]] = {
+    "int32": lambda t: t.view(torch.int32),
+    "uint8": lambda t: t.view(torch.uint8),
+    "int64": lambda t: t.view(torch.int64),
+    "complex": lambda t: t.view(torch.complex64),
+    "real": lambda t: torch.view_as_real(t.view(torch.complex64)),
+    "imag": lambda t: t.view(torch.complex64).imag,
+    "as_complex": lambda t: torch.view_as_complex(t.unflatten(-1, (-1, 2))),
+    "operator": lambda t: torch.ops.aten.view(t, torch.int32),
+    "overload": lambda t: torch.ops.aten.view.dtype(t, torch.int32),
+    "keyword": lambda t: t.view(dtype=torch.int16),
+    "two": lambda t: t.view(torch.int32).view(torch.int16),
+    "there and back": lambda t: t.view(torch.int32)[1:].view(torch.float32),
+    "rows of bytes": lambda t: t.view(torch.uint8)[1:].view(torch.float32),
+    "columns of bytes": lambda t: t.view(torch.uint8)[..., 8:],
+    "a byte of each": lambda t: t.view(torch.uint8)[..., 3::4],
+    "transposed": lambda t: t.view(torch.int32).t(),
+}
+# What is then done with them.
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda t: t,
+    "as_strided": lambda t: t.as_strided((3,), (1,), 0),
+    "as_strided_": lambda t: t.as_strided_((3,), (1,), 0),
+    "as_strided_copy": lambda t: torch.as_strided_copy(t, (3,), (1,), 0),
+    "as_strided_scatter": lambda t: t.as_strided_scatter(t.as_strided((1,), (1,), 0), (1,), (1,)),
+    "resize_": lambda t: t.resize_(8),
+    "set_": lambda t: t.set_(t.untyped_storage(), 0, (3,), (1,)),
+    "data": lambda t: t.data.as_strided((3,), (1,), 0),
+    "storage": lambda t: (t.untyped_storage().nbytes(), bytes(t.untyped_storage())),
+    "item": lambda t: t.flatten()[-1],
+    "written": lambda t: t.add_(t),
+}
+
+
+def outcomes(use: Callable[[Any], Any], view: str, mode: str, path: Path) -> list[Any]:
+    """The outcomes of a function for a plain view and a lazy one."""
+    store = VIEWS[view][0]
+    values = store(torch.arange(24.0).reshape(4, 6)).contiguous()
+    others = {"a": torch.full((7,), -5.0), "z": torch.full((7,), 99.0)}
+    save_file({"w": values.clone(), **others}, path)
+    found = []
+    with LazyModel(path, mode=mode) as model:
+        for tensor in (values.clone(), model["w"]):
+            try:
+                result = use(view_of(view, tensor, torch.float32))
+                found.append((result.tolist(), geometry_of(result))
+                             if isinstance(result, torch.Tensor) else result)
+            except RuntimeError as error:
+                found.append(type(error))
+    return found
+
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("use", USES)
 def test_view_layout(use: str, view: str, mode: str, tmp_path: Path) -> None:
-    store, make = VIEWS[view]
-    values = store(torch.arange(24.0).reshape(4, 6)).contiguous()
-    others = {"a": torch.full((7,), -5.0), "z": torch.full((7,), 99.0)}
-    save_file({"w": values.clone(), **others}, tmp_path / "m.safetensors")
-    outcomes = []
-    with LazyModel(tmp_path / "m.safetensors", mode=mode) as model:
-        for tensor in (make(values.clone()), make(model["w"])):
-            try:
-                result = USES[use](tensor)
-                outcomes.append((result.tolist(), geometry_of(result))
-                                if isinstance(result, torch.Tensor) else result)
-            except RuntimeError as error:
-                outcomes.append(type(error))
-    assert outcomes[0] == outcomes[1]
+    plain, lazy = outcomes(USES[use], view, mode, tmp_path / "m.safetensors")
+    assert plain == lazy
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("retype", RETYPED)
+def test_views_of_another_dtype(retype: str, mode: str, tmp_path: Path) -> None:
+    """Whatever is done with them, they are as in torch, and their memory around them too."""
+    found = []
+    for view in VIEWS:
+        for name, look in LOOKS.items():
+            plain, lazy = outcomes(lambda t, look=look: look(RETYPED[retype](t)), view, mode,
+                                   tmp_path / "m.safetensors")
+            if repr(plain) != repr(lazy):  # NaN is not equal to itself
+                found.append(f"{view}, {name}: plain {plain}, lazy {lazy}")
+    assert not found, "\n".join(found)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import fcntl
 import os
 import pathlib
@@ -37,6 +39,7 @@ def test_leftovers_of_a_killed_process_are_listed(tmp_path: pathlib.Path, comman
     place = tmp_path / "cache"
     place.mkdir(mode=0o700)
     (place / ("0" * 32 + ".part")).touch(mode=0o600)
+    (place / ("0" * 32 + ".map")).write_bytes(b"fst-cache-map 1\n")
     assert [entry["size_bytes"] for entry in remote.cache_objects(place)] == [0]
     for words, said in ((["list"], "0 % of it"), (["clear"], "1 object removed")):
         done = subprocess.run(
@@ -183,3 +186,61 @@ def test_forks_keep_no_locks(tmp_path: pathlib.Path, cache: pathlib.Path) -> Non
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("date", ["Date", "clock"])
+def test_objects_with_a_young_date_are_not_cached(
+    tmp_path: pathlib.Path, cache: pathlib.Path, date: str
+) -> None:
+    """An object may be replaced in the second of its date, so only an old date is a version."""
+    file = tmp_path / "model.safetensors"
+    age = [1]
+    whole = threading.Event()
+    now = 1700000000 if date == "Date" else time.time()
+
+    def strip(request: Request, answer: Answer) -> Answer:
+        sent = email.utils.formatdate(now, usegmt=True) if date == "Date" else None
+        modified = email.utils.formatdate(now - age[0], usegmt=True)
+        fields = {"ETag": None, "Last-Modified": modified, "Date": sent}
+        answer.headers.update(fields)  # type: ignore[arg-type]
+        if whole.is_set() or request.headers["range"] == "bytes=0-65535":
+            return answer
+        return Answer("404 Not Found", {})  # the first load ends after the first blocks
+
+    with web_server(tmp_path, strip) as server:
+        url = server.url + file.name
+        make(file, 3, 5000, 0)
+        with contextlib.suppress(*REFUSALS):
+            load(url)
+        whole.set()
+        make(file, 3, 5000, 1)  # replaced: the same size and date
+        os.utime(file, ns=(1, 1))
+        tensors, stats = load(url)
+        assert tensors == local(file) and "neither a strong ETag nor" in stats["reason"]
+        assert not list(cache.glob("*.ref"))
+        age[0] = 59 if date == "Date" else 20
+        assert "neither a strong ETag nor" in load(url)[1]["reason"]
+        age[0] = 60
+        assert load(url)[0] == local(file)
+        assert list(cache.glob("*.ref"))
+
+
+def test_files_of_others_are_kept(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    """Only files whose contents are the cache's are listed, counted and deleted."""
+    cache.mkdir(0o700)
+    names = [letter * 32 + ending for letter, endings in (
+        ("a", [".data", ".map"]), ("b", [".part"]), ("c", [".map"]), ("d", [".ref", ".7.tmp"]),
+        ("e", [".data"])) for ending in endings]
+    for name in names:
+        (cache / name).write_bytes(b"precious" * 1000)
+        os.utime(cache / name, (1, 1))
+    make(tmp_path / "model.safetensors", 10, 1031)
+    with web_server(tmp_path) as server:
+        remote.configure(cache_dir=cache, cache_bytes_max="12MiB")
+        load(server.url + "model.safetensors")
+        load(server.url + "model.safetensors?other")  # evicts the first one
+        assert len(remote.cache_objects(cache)) == 1
+    pruned = remote.cache_prune(0, cache)
+    assert pruned["removed_count"] == 1 and pruned["left_count"] == 0
+    kept = {path.name for path in cache.iterdir()}
+    assert set(names) <= kept and kept <= {*names, "lock", "turns", "CACHEDIR.TAG"}

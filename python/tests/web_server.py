@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DATE = "Sun, 22 Nov 2026 10:00:00 GMT"
+MODIFIED = "Sun, 22 Nov 2026 09:00:00 GMT"  # so long before DATE that it identifies a version
 
 
 @dataclass
@@ -138,7 +139,7 @@ class WebServer(socketserver.ThreadingTCPServer):
         if found is None:
             return Answer("404 Not Found", {}, b"<Error><Code>NoSuchKey</Code></Error>")
         data, etag = found
-        headers = {"ETag": etag, "Last-Modified": DATE, "Accept-Ranges": "bytes"}
+        headers = {"ETag": etag, "Last-Modified": MODIFIED, "Accept-Ranges": "bytes"}
         wanted = request.headers.get("if-match")
         if wanted is not None and wanted != etag:
             return Answer("412 Precondition Failed", headers)

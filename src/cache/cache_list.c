@@ -43,15 +43,32 @@ static bool examine_file(const cache_folder *folder, const char *name, const cha
     return fstatat(folder->fd, file, info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info->st_mode);
 }
 
+/// Whether a file begins with these bytes. The user may have named a folder with other files, whose
+/// names may look the same; they are neither listed nor deleted.
+static bool begins_with(const cache_folder *folder, const char *file, const char *magic) {
+    char bytes[CACHE_MAGIC_BYTES];
+    int fd = fsti_cache_file_open(folder, file, O_RDONLY);
+    if (fd < 0) return false;
+    bool is_own = fsti_cache_pread(fd, bytes, sizeof bytes, 0) == 0 &&
+                  memcmp(bytes, magic, sizeof bytes) == 0;
+    close(fd);
+    return is_own;
+}
+
+/// Adds a version to the list if its map says that it is one. False without memory.
 static bool add_item(const cache_folder *folder, const char *file, item_list *list) {
     cache_item item = {.is_whole = is_file_of(file, ".data")};
+    char map_file[CACHE_FILE_NAME_BYTES];
     struct stat data, map;
     memcpy(item.name, file, CACHE_NAME_BYTES - 1);
-    if (!examine_file(folder, item.name, item.is_whole ? ".data" : ".part", &data)) return true;
-    bool has_map = examine_file(folder, item.name, ".map", &map);
+    fsti_cache_file_name(map_file, item.name, ".map");
+    if (!examine_file(folder, item.name, item.is_whole ? ".data" : ".part", &data) ||
+        !examine_file(folder, item.name, ".map", &map) ||
+        !begins_with(folder, map_file, CACHE_MAP_MAGIC))
+        return true;
     item.size_bytes = (uint64_t)data.st_size;
-    item.disk_bytes = disk_bytes_of(&data) + (has_map ? disk_bytes_of(&map) : 0);
-    item.used = has_map ? map.st_mtim : data.st_mtim;
+    item.disk_bytes = disk_bytes_of(&data) + disk_bytes_of(&map);
+    item.used = map.st_mtim;
     if (!fsti_array_reserve((void **)&list->items, &list->capacity, list->count,
                             sizeof *list->items, ITEM_COUNT_MAX))
         return false;
@@ -64,15 +81,15 @@ static void remove_remains(const cache_folder *folder, const char *file) {
     char name[CACHE_NAME_BYTES] = "";
     struct stat info;
     size_t size = strlen(file);
-    // Other files in a folder that the user named are left alone.
     bool is_unfinished = strspn(file, "0123456789abcdef") == CACHE_NAME_BYTES - 1 &&
                          size > CACHE_NAME_BYTES && fsti_ends_with(file, ".tmp");
     if (fstatat(folder->fd, file, &info, AT_SYMLINK_NOFOLLOW) != 0) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    if (is_unfinished && now.tv_sec - info.st_mtim.tv_sec > UNFINISHED_S)
+    if (is_unfinished && now.tv_sec - info.st_mtim.tv_sec > UNFINISHED_S &&
+        begins_with(folder, file, CACHE_REF_MAGIC))
         unlinkat(folder->fd, file, 0);
-    if (!is_file_of(file, ".map")) return;
+    if (!is_file_of(file, ".map") || !begins_with(folder, file, CACHE_MAP_MAGIC)) return;
     memcpy(name, file, CACHE_NAME_BYTES - 1);
     if (!examine_file(folder, name, ".data", &info) && !examine_file(folder, name, ".part", &info))
         unlinkat(folder->fd, file, 0);
@@ -249,7 +266,9 @@ static void remove_refs(const cache_folder *folder) {
     if (stream == NULL && fd >= 0) close(fd);
     if (stream == NULL) return;
     while ((entry = readdir(stream)) != NULL)
-        if (is_file_of(entry->d_name, ".ref")) unlinkat(folder->fd, entry->d_name, 0);
+        if (is_file_of(entry->d_name, ".ref") &&
+            begins_with(folder, entry->d_name, CACHE_REF_MAGIC))
+            unlinkat(folder->fd, entry->d_name, 0);
     closedir(stream);
 }
 

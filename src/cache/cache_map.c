@@ -10,8 +10,6 @@
 #include "cache_private.h"
 #include "digest/digest.h"
 
-static const char magic[16] = "fst-cache-map 1\n";
-
 uint64_t fsti_cache_digest(const void *bytes, size_t size) {
     uint64_t digest = 0;
     fsti_digest_xxh3_64.hash(bytes, size, (unsigned char *)&digest);
@@ -30,7 +28,7 @@ static uint64_t check_of(const cache_map_header *head) {
 }
 
 int fsti_cache_map_write_header(int fd, cache_map_header *head) {
-    memcpy(head->magic, magic, sizeof magic);
+    memcpy(head->magic, CACHE_MAP_MAGIC, sizeof head->magic);
     head->block_bytes = CACHE_BLOCK_BYTES;
     head->check = check_of(head);
     return fsti_cache_pwrite(fd, head, sizeof *head, 0);
@@ -39,7 +37,7 @@ int fsti_cache_map_write_header(int fd, cache_map_header *head) {
 int fsti_cache_map_read_header(int fd, cache_map_header *head) {
     int failed = fsti_cache_pread(fd, head, sizeof *head, 0);
     if (failed != 0) return failed;
-    bool is_valid = memcmp(head->magic, magic, sizeof magic) == 0 &&
+    bool is_valid = memcmp(head->magic, CACHE_MAP_MAGIC, sizeof head->magic) == 0 &&
                     head->block_bytes == CACHE_BLOCK_BYTES && head->check == check_of(head);
     return is_valid ? 0 : EINVAL;
 }

@@ -9,7 +9,6 @@
 
 #include "cache_private.h"
 
-#define REF_MAGIC "fst-cache-ref 1\n"
 /// A file that is deleted between lookup and lock is looked up again.
 #define OPEN_TRIES_MAX 8
 /// Processes wait at most this long for the one that resolves a URL, because the server may be
@@ -50,18 +49,19 @@ static uint64_t ref_check(const char *version) {
 
 /// Reads the stored version into opening->known; "" if unknown.
 static void read_ref(cache_opening *opening) {
-    char name[CACHE_FILE_NAME_BYTES], text[sizeof REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES];
+    char name[CACHE_FILE_NAME_BYTES], text[sizeof CACHE_REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES];
     opening->known[0] = '\0';
     fsti_cache_file_name(name, opening->address, ".ref");
     int fd = fsti_cache_file_open(&opening->folder, name, O_RDONLY);
     if (fd < 0) return;
     ssize_t got = pread(fd, text, sizeof text - 1, 0);
     close(fd);
-    const size_t begin = sizeof REF_MAGIC - 1 + sizeof(uint64_t);
-    if (got <= (ssize_t)begin || memcmp(text, REF_MAGIC, sizeof REF_MAGIC - 1) != 0) return;
+    const size_t begin = sizeof CACHE_REF_MAGIC - 1 + sizeof(uint64_t);
+    if (got <= (ssize_t)begin || memcmp(text, CACHE_REF_MAGIC, sizeof CACHE_REF_MAGIC - 1) != 0)
+        return;
     text[got] = '\0';
     uint64_t check;
-    memcpy(&check, text + sizeof REF_MAGIC - 1, sizeof check);
+    memcpy(&check, text + sizeof CACHE_REF_MAGIC - 1, sizeof check);
     size_t size = strlen(text + begin);
     if (size < sizeof opening->known && check == ref_check(text + begin))
         memcpy(opening->known, text + begin, size + 1);
@@ -73,10 +73,10 @@ static void read_ref(cache_opening *opening) {
 /// ignores the file.
 static void write_ref(const cache_opening *opening) {
     char name[CACHE_FILE_NAME_BYTES], temporary[CACHE_FILE_NAME_BYTES + 16];
-    char text[sizeof REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES] = REF_MAGIC;
+    char text[sizeof CACHE_REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES] = CACHE_REF_MAGIC;
     if (strcmp(opening->known, opening->version) == 0) return;
     uint64_t check = ref_check(opening->version);
-    size_t size = sizeof REF_MAGIC - 1, version_size = strlen(opening->version);
+    size_t size = sizeof CACHE_REF_MAGIC - 1, version_size = strlen(opening->version);
     memcpy(text + size, &check, sizeof check);
     memcpy(text + size + sizeof check, opening->version, version_size);
     size += sizeof check + version_size;
@@ -160,12 +160,12 @@ static void remove_files(const cache_opening *opening) {
 }
 
 /// Opens both files of a partial version. False if one is missing or they do not match.
-static bool open_pair(const cache_opening *opening, int flags, int *data_fd, int *map_fd) {
+static bool open_pair(const cache_opening *opening, int *data_fd, int *map_fd) {
     char name[CACHE_FILE_NAME_BYTES];
     fsti_cache_file_name(name, opening->name, ".part");
-    *data_fd = fsti_cache_file_open(&opening->folder, name, O_RDWR | flags);
+    *data_fd = fsti_cache_file_open(&opening->folder, name, O_RDWR);
     fsti_cache_file_name(name, opening->name, ".map");
-    *map_fd = *data_fd < 0 ? -1 : fsti_cache_file_open(&opening->folder, name, O_RDWR | flags);
+    *map_fd = *data_fd < 0 ? -1 : fsti_cache_file_open(&opening->folder, name, O_RDWR);
     if (*map_fd >= 0) return true;
     int failed = errno;
     if (*data_fd >= 0) close(*data_fd);
@@ -185,31 +185,42 @@ static bool is_valid_pair(const cache_opening *opening, int data_fd, int map_fd)
            head.size_bytes == opening->size_bytes && strcmp(head.version, opening->version) == 0;
 }
 
-static int fill_pair(const cache_opening *opening, int data_fd, int map_fd) {
+static int fill_map(const cache_opening *opening, int map_fd) {
     cache_map_header head = {.size_bytes = opening->size_bytes};
     uint64_t map_bytes =
         CACHE_MAP_HEADER_BYTES + sizeof(uint64_t) * fsti_cache_block_count(opening->size_bytes);
     snprintf(head.version, sizeof head.version, "%s", opening->version);
     snprintf(head.address, sizeof head.address, "%s", fsti_object_name(opening->object));
-    if (ftruncate(data_fd, (off_t)opening->size_bytes) != 0) return errno;
     if (ftruncate(map_fd, (off_t)map_bytes) != 0) return errno;
     return fsti_cache_map_write_header(map_fd, &head);
 }
 
-/// Creates both files. The folder must be locked.
+/// Creates both files: the map first, because it shows that the other one is the cache's. Returns 0
+/// or an errno.
+static int create_pair(const cache_opening *opening, int *data_fd, int *map_fd) {
+    const int flags = O_RDWR | O_CREAT | O_EXCL;
+    char name[CACHE_FILE_NAME_BYTES];
+    fsti_cache_file_name(name, opening->name, ".map");
+    *map_fd = fsti_cache_file_open(&opening->folder, name, flags);
+    if (*map_fd < 0) return errno;
+    int failed = fill_map(opening, *map_fd);
+    fsti_cache_file_name(name, opening->name, ".part");
+    *data_fd = failed != 0 ? -1 : fsti_cache_file_open(&opening->folder, name, flags);
+    if (failed == 0 && (*data_fd < 0 || ftruncate(*data_fd, (off_t)opening->size_bytes) != 0))
+        failed = errno;
+    if (failed == 0) return 0;
+    if (*data_fd >= 0) close(*data_fd);
+    close(*map_fd);
+    return failed;
+}
+
+/// Makes a new pair. The folder must be locked.
 static bool make_pair(cache_opening *opening, int *data_fd, int *map_fd) {
     remove_files(opening); // incomplete, or of another version
     if (!fsti_cache_evict(&opening->folder, opening->size_bytes, opening->settings.bytes_max))
         return fail(opening, "it does not fit in the cache", ENOSPC);
-    if (!open_pair(opening, O_CREAT | O_EXCL, data_fd, map_fd)) {
-        int failed = errno;
-        remove_files(opening);
-        return fail(opening, "the cache can't be written to", failed);
-    }
-    int failed = fill_pair(opening, *data_fd, *map_fd);
+    int failed = create_pair(opening, data_fd, map_fd);
     if (failed == 0) return true;
-    close(*data_fd);
-    close(*map_fd);
     remove_files(opening);
     return fail(opening, "the cache can't be written to", failed);
 }
@@ -236,7 +247,7 @@ static bool reserve_space(cache_opening *opening, int data_fd) {
 }
 
 static bool find_pair(cache_opening *opening, int *data_fd, int *map_fd) {
-    if (open_pair(opening, 0, data_fd, map_fd)) {
+    if (open_pair(opening, data_fd, map_fd)) {
         bool is_valid =
             is_valid_pair(opening, *data_fd, *map_fd) && has_first_block(opening, *map_fd);
         opening->is_full = is_valid && !reserve_space(opening, *data_fd);
@@ -330,7 +341,9 @@ static bool use_cache(cache_opening *opening, fsti_cached *out) {
     char text[CACHE_NAME_BYTES + FSTI_VERSION_TEXT_BYTES];
     // A size alone does not identify a version.
     if (!fsti_object_has_version(opening->object))
-        return fail(opening, "the server sends neither ETag nor Last-Modified", EOPNOTSUPP);
+        return fail(opening,
+                    "the server sends neither a strong ETag nor a Last-Modified a minute old",
+                    EOPNOTSUPP);
     if (!fsti_object_version_text(opening->object, opening->version, sizeof opening->version))
         return fail(opening, "its version identifier is too long", 0);
     int used = snprintf(text, sizeof text, "%s\n%s", opening->address, opening->version);

@@ -26,6 +26,11 @@
 #define CACHE_FILE_NAME_BYTES 48u
 #define CACHE_PATH_BYTES 4096u
 
+/// The first bytes of maps and of references, which distinguish the cache's files from others.
+#define CACHE_MAGIC_BYTES 16u
+#define CACHE_MAP_MAGIC "fst-cache-map 1\n"
+#define CACHE_REF_MAGIC "fst-cache-ref 1\n"
+
 /// An open folder: its descriptor, and its path for messages.
 typedef struct cache_folder {
     int fd, lock_fd;
@@ -63,7 +68,7 @@ int fsti_cache_pwrite(int fd, const void *bytes, size_t size, uint64_t offset);
 
 /// The header of a map.
 typedef struct cache_map_header {
-    char magic[16];
+    char magic[CACHE_MAGIC_BYTES];
     uint64_t check; ///< digest of the fields below
     uint64_t size_bytes, block_bytes;
     char version[FSTI_VERSION_TEXT_BYTES];

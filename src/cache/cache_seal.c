@@ -90,7 +90,8 @@ static bool rename_checked(const fsti_cache_entry *entry, cache_folder *folder, 
 static bool seal_claimed(fsti_cache_entry *entry, cache_folder *folder, const char *name) {
     if (is_sealed(folder, name)) return true;
     // The digests cover the kernel's copy; fdatasync() ensures that the device has it too.
-    return check_all(entry) && fdatasync(entry->data_fd) == 0 &&
+    // The map shows later that the file belongs to the cache.
+    return check_all(entry) && fdatasync(entry->data_fd) == 0 && fdatasync(entry->map_fd) == 0 &&
            rename_checked(entry, folder, name);
 }
 

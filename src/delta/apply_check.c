@@ -162,11 +162,11 @@ static bool record_fits(const apply_job *job, size_t number) {
            (!is_done || record->changed == count) && record->undo_at <= end + 1;
 }
 
-/// Whether a slot's word names a block of a tensor.
+/// Whether a slot's word is intact and names a block of a tensor.
 static bool word_fits(const apply_job *job, uint64_t word) {
     uint64_t number = journal_word_tensor(word), block = journal_word_block(word);
     if (word == 0) return true;
-    if (number >= job->tensor_count) return false;
+    if (!journal_word_is_valid(word) || number >= job->tensor_count) return false;
     uint64_t limit = apply_count_blocks(&job->tensors[number]);
     if (atomic_load(&job->journal.head->is_backward) != 0)
         limit = job->journal.records[number].changed;

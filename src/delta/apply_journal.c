@@ -12,10 +12,10 @@
 
 #include "output/output.h"
 
-#define MAGIC "fst-delta-jrn-2"
+#define MAGIC "fst-delta-jrn-3"
 #define PAGE_BYTES ((uint64_t)4096)
 #define TEXT_BYTES_MAX ((uint64_t)1 << 28)
-#define BLOCKS_MAX ((uint64_t)1 << 39)
+#define BLOCKS_MAX ((uint64_t)1 << 31) // see journal_word()
 
 /// Where the parts of the file begin.
 typedef struct journal_layout {

@@ -61,14 +61,27 @@ typedef struct apply_journal {
 /// The bytes of a slot.
 #define JOURNAL_SLOT_BYTES (2 * DELTA_BLOCK_BYTES)
 #define JOURNAL_WORD_STRIDE 8u ///< the words of two slots are this many words apart
-/// The word of a slot that holds a block of a tensor. An unused slot has 0.
+/// The word of a slot that holds a block of a tensor. An unused slot has 0. From the highest bit
+/// on: the tensor's number + 1 (24 bits), the block (31), a CRC of the other bits (8), is_dirty
+/// (1).
+static inline uint64_t journal_word_crc(uint64_t word) {
+    uint64_t rest = word & ~((uint64_t)0xff << 1);
+    for (int bit = 63; bit >= 8; bit--)
+        if ((rest >> bit & 1) != 0) rest ^= (uint64_t)0x107 << (bit - 8);
+    return rest & 0xff;
+}
 static inline uint64_t journal_word(size_t tensor, uint64_t block, bool is_dirty) {
-    return ((uint64_t)tensor + 1) << 40 | block << 1 | is_dirty;
+    uint64_t word = ((uint64_t)tensor + 1) << 40 | block << 9 | is_dirty;
+    return word | journal_word_crc(word) << 1;
 }
 
+/// False if the word was damaged: every change of one bit is found.
+static inline bool journal_word_is_valid(uint64_t word) {
+    return word == 0 || (word >> 1 & 0xff) == journal_word_crc(word);
+}
 static inline uint64_t journal_word_tensor(uint64_t word) { return (word >> 40) - 1; }
 static inline uint64_t journal_word_block(uint64_t word) {
-    return (word & (((uint64_t)1 << 40) - 1)) >> 1;
+    return (word & (((uint64_t)1 << 40) - 1)) >> 9;
 }
 
 /// The update that a new journal describes.

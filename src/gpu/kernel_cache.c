@@ -185,6 +185,17 @@ static bool is_temporary_name(const char *name) {
     return digits > 0 && is_named(name + 4 + digits, "-", 16);
 }
 
+/// Whether a file of this name is one of this cache. The user may have named a folder with other
+/// files, whose names may look the same; they are left alone.
+static bool is_kernel_file(int folder, const char *name) {
+    char begin[sizeof magic];
+    int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    bool is_own =
+        fd >= 0 && read_all(fd, begin, sizeof begin) && memcmp(begin, magic, sizeof begin) == 0;
+    if (fd >= 0) close(fd);
+    return is_own;
+}
+
 /// Deletes temporary files of killed processes and, if there are more than FILE_COUNT_MAX kernels,
 /// the oldest one.
 static void limit_folder(int folder) {
@@ -197,10 +208,11 @@ static void limit_folder(int folder) {
     if (list == NULL) return;
     for (const struct dirent *entry; (entry = readdir(list)) != NULL;) {
         struct stat info;
-        // Other files in a folder that the user named are left alone.
         bool is_temporary = is_temporary_name(entry->d_name);
         if (!is_temporary && !is_named(entry->d_name, "hip-", 16)) continue;
-        if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !is_kernel_file(folder, entry->d_name))
+            continue;
         if (is_temporary && time(NULL) - info.st_mtim.tv_sec > LEFTOVER_AGE_S)
             (void)unlinkat(folder, entry->d_name, 0);
         if (is_temporary) continue;

@@ -82,14 +82,17 @@ void fsti_request_put(const http_request *request, uint64_t at, const char *byte
         return;
     }
     while (size > 0) {
-        char *target = edges->tail + (at - fsti_min(at, edges->end));
-        uint64_t end = UINT64_MAX;
+        char *target;
+        uint64_t end;
         if (at < edges->begin) {
             target = edges->head + (at - request->begin);
             end = edges->begin;
         } else if (at < edges->end) {
             target = request->buffer + (at - edges->begin);
             end = edges->end;
+        } else { // without bytes behind the middle, `tail` may be NULL
+            target = edges->tail + (at - edges->end);
+            end = UINT64_MAX;
         }
         size_t part = (size_t)fsti_min(size, end - at);
         memcpy(target, bytes, part);

@@ -221,7 +221,8 @@ static request_step follow_redirect(http_request *request, http_attempt *attempt
     char *from = NULL;
     bool was_redirected;
     url_parts target;
-    if (fsti_curl_open(&curl, NULL) != FST_OK) return REQUEST_DONE;
+    request->status = fsti_curl_open(&curl, &request->error);
+    if (request->status != FST_OK) return REQUEST_DONE;
     curl->curl_easy_getinfo(attempt->easy, CURL_INFO_REDIRECT, &to);
     from = request->target;
     if (from == NULL && request->resource != NULL)

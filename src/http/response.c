@@ -7,6 +7,9 @@
 #include <time.h>
 
 #define RETRY_AFTER_MS_MAX ((int64_t)60000)
+/// An object with a younger Last-Modified may be replaced without a change of it: dates are whole
+/// seconds, and Date may come from another clock (RFC 9110, 8.8.2.2).
+#define STRONG_DATE_AGE_S 60
 
 void fsti_response_begin(http_response *answer) {
     *answer = (http_response){
@@ -173,6 +176,7 @@ bool fsti_response_line(http_response *answer, const char *line, size_t size, in
         const char *space = memchr(line, ' ', size);
         uint64_t status = 0;
         fsti_response_begin(answer);
+        answer->received_s = now_s;
         if (space == NULL || line + size - space < 4 || !read_number(space + 1, 3, &status))
             fail_line(answer, "the response has no status line");
         answer->status = (uint32_t)status;
@@ -206,11 +210,25 @@ bool fsti_version_is_strong(const resource_version *version) {
     return version->etag[0] == '"' && strlen(version->etag) > 2;
 }
 
+bool fsti_version_is_exact(const resource_version *version) {
+    return fsti_version_is_strong(version) || version->generation[0] != '\0' ||
+           version->has_strong_date;
+}
+
+/// Whether the date is a strong validator. A response without Date is dated by this machine.
+static bool has_strong_date(const http_response *answer) {
+    int64_t modified_s = fsti_response_date(answer->modified);
+    int64_t sent_s = fsti_response_date(answer->date);
+    if (sent_s < 0) sent_s = answer->received_s;
+    return modified_s >= 0 && sent_s - modified_s >= STRONG_DATE_AGE_S;
+}
+
 void fsti_version_set(resource_version *version, const http_response *answer) {
     *version = (resource_version){.is_set = true, .total_bytes = answer->total_bytes};
     memcpy(version->etag, answer->etag, sizeof version->etag);
     memcpy(version->modified, answer->modified, sizeof version->modified);
     memcpy(version->generation, answer->generation, sizeof version->generation);
+    version->has_strong_date = has_strong_date(answer);
 }
 
 /// Returns NULL if the response has the required version; else the difference.

@@ -28,6 +28,7 @@ typedef struct http_response {
     char code[64];       ///< x-ms-error-code, or from the body
     char region[40];     ///< x-amz-bucket-region
     char date[48];
+    int64_t received_s;     ///< Unix time of the status line, by this machine's clock
     int64_t retry_after_ms; ///< -1: missing
 } http_response;
 
@@ -46,9 +47,13 @@ typedef struct resource_version {
     char etag[RESPONSE_TEXT_BYTES]; ///< "" if there is no ETag
     char modified[64];
     char generation[32];
+    /// Whether `modified` is so much older than the response that a later version has another one.
+    bool has_strong_date;
 } resource_version;
 /// Whether the ETag alone identifies the version and can be used in conditions.
 bool fsti_version_is_strong(const resource_version *version);
+/// Whether two responses with this version are of the same content: by ETag, generation or date.
+bool fsti_version_is_exact(const resource_version *version);
 void fsti_version_set(resource_version *version, const http_response *answer);
 
 /// The meaning of a response to a request for [begin, end).

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What identifies a version of a file, as text.
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include "io_private.h"
 #include "store/store.h"
@@ -21,14 +25,50 @@ static bool describe_object(const fsti_object *object, char *out, size_t size) {
     return fsti_object_version_text(object, out + used, size - used);
 }
 
+/// A number that the file system has in itself: 0 if it has none.
+static uint64_t file_system_id(int fd) {
+    struct statfs info;
+    uint64_t id = 0;
+    if (fstatfs(fd, &info) == 0) memcpy(&id, &info.f_fsid, fsti_min(sizeof id, sizeof info.f_fsid));
+    return id;
+}
+
+/// The number of the mount: since Linux 6.8 one that no later mount gets until the next start of
+/// the system, before that one that is used again. 0 if the kernel reports none.
+static uint64_t mount_id(int fd) {
+    enum { MOUNT_ID = 0x1000, UNIQUE_MOUNT_ID = 0x4000 }; // STATX_MNT_ID.., linux/stat.h
+    // struct statx with a field that older C library headers lack.
+    union {
+        struct {
+            uint32_t mask, before[35];
+            uint64_t mount_id;
+        } fields;
+        char room[256];
+    } info;
+    const unsigned wanted[] = {UNIQUE_MOUNT_ID, MOUNT_ID};
+    for (size_t i = 0; i < 2; i++) {
+        memset(&info, 0, sizeof info);
+        if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, wanted[i], &info) == 0 &&
+            (info.fields.mask & wanted[i]) != 0)
+            return info.fields.mount_id;
+    }
+    return 0;
+}
+
 bool fsti_file_version_text(const fsti_file *file, char *out, size_t size) {
     const fsti_file *stored = file->derivation.origin != NULL ? file->derivation.origin : file;
     struct stat stamp;
     if (stored->object != NULL) return describe_object(stored->object, out, size);
     int fd = fsti_file_identity(file);
     if (fd < 0 || fstat(fd, &stamp) != 0) return false;
+    // Disk images are built with fixed times, whole seconds, so that files of two images that are
+    // mounted one after the other differ in nothing but their mount. Other files have times that
+    // the kernel wrote. Their mount does not count, because each container mounts a file
+    // system anew.
+    bool has_fixed_times = stamp.st_mtim.tv_nsec == 0 && stamp.st_ctim.tv_nsec == 0;
     int used =
-        snprintf(out, size, "file %ju %ju %jd %jd.%09ld %jd.%09ld", (uintmax_t)stamp.st_dev,
+        snprintf(out, size, "file %ju %" PRIx64 " %" PRIx64 " %ju %jd %jd.%09ld %jd.%09ld",
+                 (uintmax_t)stamp.st_dev, file_system_id(fd), has_fixed_times ? mount_id(fd) : 0,
                  (uintmax_t)stamp.st_ino, (intmax_t)stamp.st_size, (intmax_t)stamp.st_mtim.tv_sec,
                  stamp.st_mtim.tv_nsec, (intmax_t)stamp.st_ctim.tv_sec, stamp.st_ctim.tv_nsec);
     return used > 0 && (size_t)used < size;

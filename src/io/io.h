@@ -83,7 +83,8 @@ fst_status fsti_file_read(fsti_file *file, void *target, size_t size, uint64_t o
 /// Reads whole pages directly into page-aligned memory. Returns the number of bytes, fewer only at
 /// the end of the file, or -errno if direct reads fail.
 int64_t fsti_file_read_direct(fsti_file *file, void *target, size_t size, uint64_t offset);
-/// Writes what identifies the file's version: device, inode, size and times, or for a remote object
+/// Writes what identifies the file's version on this machine until its next start: device, file
+/// system, inode, size and times, and the mount if the times are whole seconds. For a remote object
 /// its address and version, which may contain secrets. False if nothing does, or it is too long.
 bool fsti_file_version_text(const fsti_file *file, char *out, size_t size);
 /// System calls made by fsti_file_read() on the file.

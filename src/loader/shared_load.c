@@ -34,16 +34,26 @@ static void add_numbers(key_text *key, const uint64_t *numbers, size_t count) {
     add_bytes(key, numbers, count * sizeof *numbers);
 }
 
-/// Adds a file's version, and the digests that its bytes were verified with. False if nothing
-/// identifies the version.
+/// Adds the digest of a header, which is in memory anyway: on some file systems, files of two
+/// versions of a model have the same version.
+static bool add_header(key_text *key, const fsti_header *header) {
+    unsigned char digest[FSTI_DIGEST_BYTES_MAX];
+    if (!fsti_digest_xxh3.hash(header->bytes, header->byte_count, digest)) return false;
+    add_numbers(key, (uint64_t[]){header->byte_count, header->data_begin}, 2);
+    add_bytes(key, digest, fsti_digest_xxh3.digest_bytes);
+    return true;
+}
+
+/// Adds a file's version, its header, and the digests that its bytes were verified with. False if
+/// nothing identifies the version.
 static bool add_file(key_text *key, const fsti_job_file *file) {
     char version[4096];
     const fsti_digest_list *digests = file->digests;
     if (!fsti_file_version_text(file->file, version, sizeof version) ||
-        fsti_file_check(file->file, NULL) != FST_OK)
+        fsti_file_check(file->file, NULL) != FST_OK || !add_header(key, file->header))
         return false;
     add_bytes(key, version, strlen(version) + 1);
-    add_numbers(key, (uint64_t[]){file->header->data_begin, fsti_file_size(file->file)}, 2);
+    add_numbers(key, (uint64_t[]){fsti_file_size(file->file)}, 1);
     bool is_verified = digests != NULL && digests->kind != NULL;
     add_numbers(key, (uint64_t[]){is_verified, is_verified ? digests->chunk_bytes : 0}, 2);
     if (!is_verified) return true;
@@ -92,7 +102,7 @@ static void add_chunks(key_text *key, const fsti_plan *plan) {
 
 /// False, with the reason in `why`, if the load cannot be identified.
 static bool make_key(const fst_loader *loader, key_text *key, char *why, size_t why_size) {
-    static const char layout[] = "fastsafetensors segment 1";
+    static const char layout[] = "fastsafetensors segment 2";
     const fsti_plan *plan = &loader->plan;
     add_bytes(key, layout, sizeof layout);
     add_numbers(key,

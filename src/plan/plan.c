@@ -47,8 +47,9 @@ static void sort_indices(fsti_plan *plan, uint32_t *indices, size_t count) {
 }
 
 static void sort_segments(fsti_plan *plan, size_t first) {
-    fsti_plan_segment *segments = plan->segments + first;
     size_t count = plan->segment_count - first;
+    if (count == 0) return; // without segments there is no array
+    fsti_plan_segment *segments = plan->segments + first;
     for (size_t i = 1; i < count; i++) {
         if (compare_segments(&segments[i - 1], &segments[i], plan) > 0) {
             qsort_r(segments, count, sizeof *segments, compare_segments, plan);

@@ -164,9 +164,10 @@ static fst_status measure_slice(const plan_build *build, const fsti_plan_want *w
                    pitch_bits(tensor, full_shape, cut - 1);
         for (uint32_t i = 0; i < cut; i++) {
             uint64_t bits = want->slice_begin[i] * pitch_bits(tensor, full_shape, i);
-            // An odd number of bits marks a slice that does not begin at whole bytes. It is refused
-            // below, with other runs that are not whole bytes.
-            if (bits % 8 != 0 || pitch_bits(tensor, full_shape, i) % 8 != 0) run_bits |= 1;
+            // An odd number of bits marks a slice that does not begin at whole bytes, or whose runs
+            // do not. It is refused below, with runs that do not end at whole bytes.
+            bool has_runs_in_bytes = i + 1 == cut || pitch_bits(tensor, full_shape, i) % 8 == 0;
+            if (bits % 8 != 0 || !has_runs_in_bytes) run_bits |= 1;
             first_bits += bits;
         }
     }

@@ -73,19 +73,20 @@ static bool read_version(const char *text, resource_version *version) {
     }
     char *end;
     version->total_bytes = strtoull(text, &end, 10);
+    version->has_strong_date = version->modified[0] != '\0'; // else nothing would be stored
     return end != text && *end == '\n' && version->total_bytes <= INT64_MAX;
 }
 
 bool fsti_object_has_version(const fsti_object *object) {
-    const resource_version *version = &object->resource.version;
-    return fsti_version_is_strong(version) || version->modified[0] != '\0' ||
-           version->generation[0] != '\0';
+    return fsti_version_is_exact(&object->resource.version);
 }
 
 bool fsti_object_version_text(const fsti_object *object, char *out, size_t size) {
     const resource_version *version = &object->resource.version;
-    int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n", version->etag, version->modified,
-                        version->generation, version->total_bytes);
+    // The last word keeps entries apart that were cached while any date counted as a version.
+    bool is_dated = !fsti_version_is_strong(version) && version->generation[0] == '\0';
+    int used = snprintf(out, size, "%s\n%s\n%s\n%" PRIu64 "\n%s", version->etag, version->modified,
+                        version->generation, version->total_bytes, is_dated ? "dated" : "");
     return used > 0 && (size_t)used < size;
 }
 

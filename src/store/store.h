@@ -37,7 +37,7 @@ fst_status fsti_object_fetch_first(fsti_object *object, const char *known, fst_e
 /// A URL that identifies the object, without signatures in its query. It may still contain secrets,
 /// so only a digest of it may be stored. False if it is too long.
 bool fsti_object_address(const fsti_object *object, char *out, size_t size);
-/// Whether more than its size identifies a version.
+/// Whether the response identifies a version: by a strong ETag, a generation, or an old date.
 bool fsti_object_has_version(const fsti_object *object);
 /// The object's version as text. False if it is too long.
 #define FSTI_VERSION_TEXT_BYTES ((size_t)512)

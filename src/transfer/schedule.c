@@ -280,10 +280,11 @@ static void wait_for_change(fsti_pipeline *pipeline) {
 /// allocation.
 static bool admit_batch(fsti_pipeline *pipeline) {
     const fsti_plan *plan = pipeline->job.plan;
-    const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
     if (pipeline->is_admitting || pipeline->batches_admitted == plan->batch_count ||
-        pipeline->has_failed || !fits_budget(pipeline, batch))
+        pipeline->has_failed)
         return false;
+    const fsti_plan_batch *batch = &plan->batches[pipeline->batches_admitted];
+    if (!fits_budget(pipeline, batch)) return false;
     bool is_first = pipeline->bytes_in_flight == 0;
     pipeline->is_admitting = true;
     pthread_mutex_unlock(&pipeline->lock);

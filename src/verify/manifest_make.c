@@ -171,9 +171,13 @@ static fst_status digest_tensor(manifest_job *job, made_file *made, const fsti_t
     for (; status == FST_OK && begin < end;) {
         size_t size = (size_t)fsti_min(job->chunk_bytes, end - begin), got = 0;
         status = fsti_file_read(made->file, buffer, size, begin, &got, error);
-        if (status == FST_OK && (got < size || !job->kind->update(state, buffer, size)))
-            status = fsti_error_set(error, FST_E_SHORT_READ, FSTI_NO_LOCATION,
-                                    "%s became shorter while it was read", made->path);
+        if (status == FST_OK && got < size) {
+            fsti_error_location location = {.file = made->path, .byte_offset = begin + got};
+            status = fsti_error_set(error, FST_E_SHORT_READ, location,
+                                    "the file became shorter while it was read");
+        }
+        if (status == FST_OK && !job->kind->update(state, buffer, size))
+            status = fsti_error_memory(error, 64);
         atomic_fetch_add(&job->bytes_hashed, size);
         begin += size;
         if (status == FST_OK) status = fsti_work_add(&job->progress, size, error);

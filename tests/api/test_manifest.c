@@ -222,6 +222,30 @@ TEST(progress_is_reported_and_can_cancel)
     }
 }
 
+/// Truncates the file of that path in the second half of the work: the file has been read once.
+static int truncate_halfway(void *context, uint64_t bytes_done, uint64_t bytes_total,
+                            size_t tensors_done, size_t tensors_total) {
+    (void)tensors_done, (void)tensors_total;
+    if (2 * bytes_done > bytes_total && truncate(context, 1 << 20) != 0) return 1;
+    return 0;
+}
+
+TEST(a_file_that_becomes_shorter_is_named)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", fixture_tensors("shorter", COUNT, BYTES));
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_error error;
+    options.flags = FST_MANIFEST_TENSORS;
+    options.thread_count = 1;
+    options.progress = truncate_halfway;
+    options.progress_context = path;
+    CHECK_INT(fst_manifest_write(path, NULL, &options, NULL, &error), FST_E_SHORT_READ);
+    CHECK_TEXT(error.file, path);
+    CHECK_INT(error.byte_offset, 1 << 20);
+    CHECK_CONTAINS(error.message, "the file became shorter while it was read");
+}
+
 /// Ends a digest; the first bytes as a number.
 static uint64_t end_digest(fst_digest_state *state, size_t *size) {
     unsigned char digest[FST_DIGEST_BYTES_MAX];

@@ -388,13 +388,17 @@ TEST(the_kernel_folder_is_bounded)
     fsti_free(got.bytes);
     CHECK(!fsti_kernel_cache_read("key 0", &got, note, sizeof note) && got.bytes == NULL);
     // What a killed process left is deleted an hour later, and not before.
+    // Files that only have such names stay.
     snprintf(said, sizeof said,
-             "touch %s/new-1-00000000000000aa && touch -d '2 hours ago' %s/new-1-00000000000000bb",
-             folder, folder);
+             "cd %s && for i in a b; do printf fstkern1 > new-1-00000000000000a$i; done &&"
+             " touch new-1-00000000000000cc hip-00000000000000dd && touch -d '2 hours ago'"
+             " new-1-00000000000000ab new-1-00000000000000cc hip-00000000000000dd",
+             folder);
     CHECK_INT(system(said), 0);
-    fsti_kernel_cache_write("key 39", &code, note, sizeof note);
+    fsti_kernel_cache_write("key 41", &code, note, sizeof note);
     snprintf(said, sizeof said,
-             "test -e %s/new-1-00000000000000aa && ! test -e %s/new-1-00000000000000bb", folder,
+             "cd %s && test -e new-1-00000000000000aa && ! test -e new-1-00000000000000ab &&"
+             " test -e new-1-00000000000000cc && test -e hip-00000000000000dd",
              folder);
     CHECK_INT(system(said), 0);
     unsetenv("FASTSAFETENSORS_KERNEL_CACHE_DIR");

@@ -199,6 +199,37 @@ TEST(responses_are_checked_before_bytes_are_used)
     CHECK_INT(judge(HEAD("HTTP/1.1 x"), NULL), HTTP_WRONG);
 }
 
+#define MODIFIED "Last-Modified: Mon, 01 Jan 2024 12:00:30 GMT"
+
+TEST(only_dates_of_old_objects_identify_a_version)
+{
+    static const struct {
+        const char *lines[4];
+        bool is_exact;
+    } cases[] = {
+        {{"HTTP/1.1 206 x", MODIFIED, "Date: Mon, 01 Jan 2024 12:01:29 GMT"}, false},
+        {{"HTTP/1.1 206 x", MODIFIED, "Date: Mon, 01 Jan 2024 12:01:30 GMT"}, true},
+        {{"HTTP/1.1 206 x", MODIFIED, "Date: Mon, 01 Jan 2024 11:59:30 GMT"}, false},
+        {{"HTTP/1.1 206 x", MODIFIED}, true}, // by the clock of this machine
+        {{"HTTP/1.1 206 x", MODIFIED, "Date: today"}, true},
+        {{"HTTP/1.1 206 x", "Last-Modified: long ago", "Date: Mon, 01 Jan 2024 12:01:30 GMT"},
+         false},
+        {{"HTTP/1.1 206 x", "ETag: W/\"1\""}, false},
+        {{"HTTP/1.1 206 x", "ETag: \"1\""}, true},
+        {{"HTTP/1.1 206 x", "X-Goog-Generation: 1"}, true},
+        {{"HTTP/1.1 206 x"}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        http_response answer;
+        resource_version version;
+        fsti_response_begin(&answer);
+        for (size_t k = 0; cases[i].lines[k] != NULL; k++)
+            fsti_response_line(&answer, cases[i].lines[k], strlen(cases[i].lines[k]), 1704200000);
+        fsti_version_set(&version, &answer);
+        CHECK_INT(fsti_version_is_exact(&version), cases[i].is_exact);
+    }
+}
+
 TEST(waits_are_random_below_a_bound_that_doubles)
 {
     for (uint64_t random = 0; random < 5000; random++) {

@@ -144,6 +144,34 @@ TEST(every_small_slice)
     }
 }
 
+/// Elements of half a byte, taken in pairs, are as the bytes of the pairs.
+TEST(slices_of_half_bytes)
+{
+    model halves, bytes;
+    init_model(&halves, 8);
+    init_model(&bytes, 8);
+    add_tensor(&halves, FST_DTYPE_F4, 3, (uint64_t[]){2, 3, 8});
+    add_tensor(&bytes, FST_DTYPE_U8, 3, (uint64_t[]){2, 3, 4});
+    fsti_plan_file files[1] = {{.header = &halves.header}};
+    for (uint64_t code = 0; code < 1u << 8; code++) {
+        uint64_t begin[3] = {code & 1, code >> 1 & 1, code >> 2 & 3};
+        uint64_t end[3] = {2, begin[1] + 1 + (code >> 4 & 1), begin[2] + 1 + (code >> 5 & 1)};
+        if (end[2] > 4) continue;
+        fsti_plan_want want = {.slice_begin = begin, .slice_end = end};
+        check_plan(&bytes, &want, 1, &plain_rules);
+        begin[2] *= 2;
+        end[2] *= 2;
+        fsti_plan plan;
+        CHECK_INT(make_plan(files, &want, 1, &plain_rules, &plan, NULL), FST_OK);
+        char **buffers = execute(&plan);
+        begin[2] /= 2;
+        end[2] /= 2;
+        CHECK(slice_matches(&bytes, &want, fsti_plan_item_address(plan.items, buffers[0])));
+        free_buffers(&plan, buffers);
+        fsti_plan_clear(&plan);
+    }
+}
+
 /// The plan describes every piece: above 2^22 pieces it would be larger than the requested bytes.
 TEST(slices_of_too_many_pieces_are_refused)
 {
