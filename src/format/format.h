@@ -99,8 +99,8 @@ static inline const char *fsti_header_name(const fsti_header *header, const fsti
 }
 static inline const uint64_t *fsti_header_shape(const fsti_header *header,
                                                 const fsti_tensor *tensor) {
-    // Without dimensions in any tensor there is no array.
-    return header->shapes == NULL ? NULL : header->shapes + tensor->shape_at;
+    static const uint64_t none[1]; // for a header whose tensors have no dimensions
+    return header->shapes == NULL ? none : header->shapes + tensor->shape_at;
 }
 
 /// Padding tensors fill the space between aligned tensors, because the format allows no gaps: U8
