@@ -136,7 +136,7 @@ def apply_fastsafetensors(local, folders):
     """Apply by the package."""
     from fastsafetensors import deltas
 
-    deltas.apply(local, *folders)
+    deltas.apply(local, *folders, durable=False)  # the others do not wait for the disk
 
 
 def locate_tensors(folder):

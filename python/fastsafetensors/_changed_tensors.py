@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from ._core import Model, error_class
+from ._options import check_location
 from ._types import Path
 
 _FIRST = "fastsafetensors-manifest"
@@ -94,6 +95,10 @@ def changed_tensors(filename: Path, old: Path, manifest: Path | None = None) -> 
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
+    check_location("filename", filename)
+    check_location("old", old)
+    if manifest is not None:
+        check_location("manifest", manifest)
     manifest = _manifest_path(filename) if manifest is None else manifest
     kind, now = _read(manifest)
     old_kind, before = _read(old)

@@ -68,10 +68,17 @@ def _encode(parameter: str, path: Path) -> bytes:
 
 
 def _check_versions(is_needed: bool = False, **versions: Any) -> None:
-    """TypeError for a version that is not text; None is allowed unless it is needed."""
+    """TypeError for a version that is not text, ValueError for an empty one.
+
+    None is allowed unless the version is needed.
+    """
     for name, version in versions.items():
-        if not isinstance(version, str) and (is_needed or version is not None):
+        if version is None and not is_needed:
+            continue
+        if not isinstance(version, str):
             raise TypeError(f"{name} must be a str such as '000007', not {version!r}")
+        if not version:
+            raise ValueError(f"{name} is empty; it must be a version such as '000007'")
 
 
 def _check_format(encoding: Any, checksum: Any, dialect: Any) -> None:
@@ -117,7 +124,7 @@ class Delta:
 
     def apply(
         self, checkpoint: Path, *, check_first: bool = False, new_files: bool = False,
-        version: str | None = None, threads: int = 0, durable: bool = False,
+        version: str | None = None, threads: int = 0, durable: bool = True,
     ) -> dict[str, Any]:
         """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
         check_switches(durable=durable, check_first=check_first, new_files=new_files)
@@ -180,11 +187,10 @@ class Delta:
         nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype, becomes
             dense: vLLM marks unchanged elements by NaN.
         """
+        check_no_empty_path("checkpoint", checkpoint)
         check_switches(dense=dense, nan_is_dense=nan_is_dense)
-        if framework not in ("torch", "numpy"):
-            raise ValueError(f"framework must be 'torch' or 'numpy', not {framework!r}")
-        if indices not in ("int32", "int64"):
-            raise ValueError(f"indices must be 'int32' or 'int64', not {indices!r}")
+        check_word("framework", framework, ("torch", "numpy"))
+        check_word("indices", indices, ("int32", "int64"))
         _expect(checkpoint, self.base_version)
         make = PatchMaker(self._delta, checkpoint, framework, indices, dense, nan_is_dense)
         names = [name for name, _, _ in self.tensors()]
@@ -192,11 +198,15 @@ class Delta:
 
     def weights(self, checkpoint: Path) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, new torch tensor) of the changed tensors, for `load_weights()`."""
-        for patch in self.patches(checkpoint, dense=True):
-            whole = patch.values
-            if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
-                whole = whole.reshape(patch.shape)
-            yield patch.name, whole
+        return map(_whole_tensor, self.patches(checkpoint, dense=True))
+
+
+def _whole_tensor(patch: Patch) -> tuple[str, Any]:
+    """Return the name and the tensor of a dense patch."""
+    whole = patch.values
+    if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
+        whole = whole.reshape(patch.shape)
+    return patch.name, whole
 
 
 class Change:
@@ -329,8 +339,12 @@ def convert(
 
     checkpoint: the base of the delta; it is only read, and needed because an XOR does not say what
         the new bytes are. delta: the folder of one version, or a Delta, for a chain. version,
-        base_version: the delta's own by default. The other arguments are those of make().
+        base_version: the delta's own by default. `version` must be newer than `base_version`, and
+        for SGLang be the next number unless several versions are folded. The other arguments are
+        those of make(), and so are the errors.
     """
+    if not isinstance(delta, Delta):
+        check_no_empty_path("delta", delta)
     check_count("level", level, 1, 19)
     check_switch("durable", durable)
     _check_versions(version=version, base_version=base_version)
@@ -345,7 +359,7 @@ def convert(
 
 def apply(
     checkpoint: Path, *folders: Path, check_first: bool = False, new_files: bool = False,
-    version: str | None = None, threads: int = 0, durable: bool = False,
+    version: str | None = None, threads: int = 0, durable: bool = True,
 ) -> dict[str, Any]:
     """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
 
@@ -353,10 +367,12 @@ def apply(
     rolls back, and the folder has its old version. Engines must not load the folder meanwhile.
 
     version: of a folder that has no note of it; None: it is taken to be the delta's base.
-    durable: the files are on the device when this returns. check_first: everything is decoded and
-    verified in a first pass. new_files: write new files and rename them over the old ones, for
-    readers that have these open or mapped. They share unchanged blocks where the file system can;
-    elsewhere whole files are copied. Links are replaced.
+    durable: the files are on the device when this returns; with False it returns sooner, but after
+    a power cut the files may have other bytes than their version note says.
+    check_first: everything is decoded and verified in a first pass.
+    new_files: write new files and rename them over the old ones, for readers that have these open
+    or mapped. They share unchanged blocks where the file system can; elsewhere whole files are
+    copied. Links are replaced.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
@@ -385,7 +401,7 @@ def verify(
 
 
 def recover(
-    checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = False
+    checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = True
 ) -> dict[str, Any]:
     """Finish an update that was killed, or undo it; no effect otherwise.
 
@@ -446,6 +462,7 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
             later decimal version, so one in between is missing.
         TypeError: an argument of another type.
     """
+    check_no_empty_path("source", source)
     versions = _read_versions(source)
     note = version_of(checkpoint)
     if note.version is not None:
@@ -477,10 +494,10 @@ def _follows(current: str, version: str) -> bool:
 
 
 def pull(
-    checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = False,
+    checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = True,
     timeout: float = _PULL_SECONDS,
 ) -> dict[str, Any] | None:
-    """Apply all versions in `source` that follow the checkpoint's own; see pending().
+    """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
 
     Several processes of a host may call this for the same folder: one applies, the others wait, up
     to `timeout` seconds. An update that was killed is finished first. Returns apply()'s
@@ -539,6 +556,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
     """
     import fcntl
 
+    check_no_empty_path("checkpoint", checkpoint)
     held = _open_lock(os.fsdecode(checkpoint))
     if held is None:
         yield version_of(checkpoint)

@@ -245,8 +245,9 @@ typedef enum fst_delta_dialect {
 /// What to make. `version`, `base_version` and one new state are required.
 typedef struct fst_delta_make_options {
     size_t struct_size; ///< sizeof(fst_delta_make_options)
-    /// Names of the new version and of its base; both are required. For FST_DELTA_SGLANG they are
-    /// decimal, and fst_delta_make() demands that the new one is the base's successor.
+    /// Names of the new version and of its base; both are required. If both are decimal, the new
+    /// one must be larger. For FST_DELTA_SGLANG they are decimal, and the new one must be the
+    /// base's successor unless `delta` spans several versions.
     const char *version, *base_version;
     fst_delta_encoding encoding;
     fst_digest digest; ///< FST_DIGEST_ADLER32, _XXH3_128 or _BLAKE3

@@ -72,6 +72,10 @@ TEST(arguments_that_are_nonsense_are_errors)
     CHECK_INT(fst_delta_recover("x", &options, NULL, &error), FST_E_ARGUMENT);
     options = (fst_delta_options){.struct_size = 3};
     CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    options = FST_STRUCT_INIT(fst_delta_options);
+    options.version = "";
+    CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "version is empty");
     CHECK_INT(fst_delta_apply(delta, "nowhere", NULL, NULL, &error), FST_E_NOT_FOUND);
     fst_delta_tensor tensor = FST_STRUCT_INIT(fst_delta_tensor);
     CHECK_INT(fst_delta_tensor_get(delta, 3, &tensor, &error), FST_E_ARGUMENT);
@@ -83,6 +87,35 @@ TEST(arguments_that_are_nonsense_are_errors)
     twice[0].size_bytes = 5;
     CHECK_INT(fst_delta_prepare(delta, twice, 1, NULL, &change, &error), FST_E_ARGUMENT);
     fst_delta_close(delta);
+}
+
+/// The versions of a delta that is made of another one: readers refuse a version that is not newer
+/// than its base.
+TEST(versions_that_readers_refuse_are_not_written)
+{
+    static const struct {
+        const char *base, *version, *words;
+        int from; ///< 1: of one version; 0: of the chain of two
+    } cases[] = {{"0", "0", "version '0' must be newer than base_version '0'", 0},
+                 {"3", "03", "version '03' must be newer", 0},
+                 {"9", "7", "version '7' must be newer", 1},
+                 {"1", "3", "must be base_version + 1", 1},
+                 {"", "1", "base_version is empty", 1},
+                 {"1", "", "version is empty", 1}};
+    fst_error error;
+    const char *one[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_ADLER32)};
+    fst_delta *sources[2] = {delta_open_chain(FST_DELTA_XOR, FST_DIGEST_ADLER32)};
+    CHECK_INT(fst_delta_open(one, 1, &sources[1], &error), FST_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fst_delta_make_options make = FST_STRUCT_INIT(fst_delta_make_options);
+        make.base_version = cases[i].base;
+        make.version = cases[i].version;
+        make.delta = sources[cases[i].from];
+        CHECK_INT(fst_delta_make("nowhere", "unused", &make, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, cases[i].words);
+    }
+    fst_delta_close(sources[0]);
+    fst_delta_close(sources[1]);
 }
 
 TEST(a_patch_has_the_changed_elements)
