@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -144,6 +145,39 @@ TEST(a_patch_has_the_changed_elements)
         CHECK_INT(values[i], delta_states[2][0][indices[i]]);
     fst_delta_patch_clear(&patch);
     fst_delta_close(delta);
+}
+
+/// Files are compared in their mappings. Here the new state is the program's own mapping of a file
+/// that became empty, so that reading it raises SIGBUS.
+TEST(a_file_that_shrinks_while_a_delta_is_made_is_an_error)
+{
+    char old[600], folder[600];
+    fst_error error;
+    fst_delta_memory memory[DELTA_TENSORS];
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("shrink-old"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("shrink-delta"));
+    delta_write_checkpoint(old, 0);
+    int fd = open(fixture_path("shrink-memory"), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)delta_sizes[0]) == 0);
+    void *mapped = mmap(NULL, delta_sizes[0], PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(mapped != MAP_FAILED && ftruncate(fd, 0) == 0);
+    close(fd);
+    for (int i = 0; i < DELTA_TENSORS; i++)
+        memory[i] = (fst_delta_memory){.name = delta_names[i],
+                                       .data = i == 0 ? mapped : delta_states[1][i],
+                                       .size_bytes = delta_sizes[i]};
+    options.tensors = memory;
+    options.tensor_count = DELTA_TENSORS;
+    options.base_version = "0";
+    options.version = "1";
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++) {
+        options.encoding = (fst_delta_encoding)encoding;
+        CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_IO);
+        CHECK_CONTAINS(error.message, "became shorter");
+        CHECK(strcmp(error.tensor, delta_names[0]) == 0 && rmdir(folder) == 0);
+    }
+    munmap(mapped, delta_sizes[0]);
 }
 
 /// Otherwise two calls that write to one folder at once would mix their shards.
