@@ -96,8 +96,9 @@ FST_API FST_NODISCARD fst_status fst_delta_tensor_get(const fst_delta *delta, si
 /// began are finished, also with this flag.
 #define FST_DELTA_ROLL_BACK 8u
 
-/// For fst_delta_apply(): write new files and rename them over the old ones instead of changing
-/// them in place. Readers that have the old files open keep their bytes. The new files share
+/// For fst_delta_apply(): write new files and give them the names of the old ones instead of
+/// changing these in place. Readers that have the old files open keep their bytes. An error puts
+/// the old files back, where the file system can exchange names. The new files share
 /// unchanged blocks with the old ones if the file system can (XFS, Btrfs); otherwise files are
 /// copied. Links are replaced, not followed.
 #define FST_DELTA_NEW_FILES 16u
