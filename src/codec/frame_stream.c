@@ -86,14 +86,13 @@ static fst_status fetch_stored(fsti_frame_reader *reader, fst_error *error) {
     return FST_OK;
 }
 
-fst_status fsti_frame_expect(fsti_frame_reader *reader, uint64_t content_bytes, fst_error *error) {
+fst_status fsti_frame_stated(fsti_frame_reader *reader, uint64_t *content_bytes, fst_error *error) {
     FST_TRY(fetch_stored(reader, error));
     unsigned long long stated =
         reader->zstd->ZSTD_getFrameContentSize(reader->stored, reader->input.size);
-    if (stated >= ZSTD_SIZE_ERROR || stated == content_bytes) return FST_OK; // read() finds errors
-    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
-                          "CorruptData: the zstd frame holds %llu bytes, but the tensor needs %llu",
-                          stated, (unsigned long long)content_bytes);
+    // fsti_frame_read() finds what is wrong with bytes that are no frame.
+    *content_bytes = stated >= ZSTD_SIZE_ERROR ? FSTI_FRAME_UNSTATED : stated;
+    return FST_OK;
 }
 
 /// Decodes into `output` until it is full or the frame is over.

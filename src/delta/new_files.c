@@ -246,7 +246,7 @@ static bool put_back(const sync_folder *sync, const fsti_delta_state *list) {
 }
 
 /// Undoes the renames after an error. `version`: of the note that was removed; NULL: there was
-/// none. The message says so if the folder is not as it was.
+/// none. The message says so if the folder has not its old state again.
 static void undo_renames(const sync_folder *sync, const new_file_set *set, const char *version,
                          fst_error *error) {
     fsti_delta_state list;

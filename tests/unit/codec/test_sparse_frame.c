@@ -65,15 +65,16 @@ static stored make_frame(const unsigned char *content, size_t size, size_t piece
 static bool comes_back(const unsigned char *content, size_t size, stored *frame) {
     fsti_frame_reader *reader;
     fst_error error = {0};
+    uint64_t stated = 0;
     unsigned char *back = malloc(size + 1);
     fsti_frame_source source = {pull, frame, frame->size};
     fst_status status = fsti_frame_reader_open(&reader, &error);
     if (status == FST_OK) fsti_frame_begin(reader, &source);
-    if (status == FST_OK) status = fsti_frame_expect(reader, size, &error);
+    if (status == FST_OK) status = fsti_frame_stated(reader, &stated, &error);
     if (status == FST_OK) status = fsti_frame_read(reader, back, size, &error);
     if (status == FST_OK) status = fsti_frame_end(reader, &error);
     if (status != FST_OK) fprintf(stderr, "# %s\n", error.message);
-    bool same = status == FST_OK && memcmp(back, content, size) == 0;
+    bool same = status == FST_OK && stated == size && memcmp(back, content, size) == 0;
     fsti_frame_reader_close(reader);
     free(back);
     return same;

@@ -296,7 +296,6 @@ TEST(a_call_that_fails_puts_the_old_files_back)
         bool is_noted = is_consistent(&state);
         // Removing the list of renames is the last step, after the note of the new version.
         bool is_last = status != FST_OK && state == 2;
-        if (!is_noted && !is_last) printf("# call %ld: %s, state %d\n", number, error.message, state);
         CHECK(is_noted || is_last);
         CHECK(is_last || (status == FST_OK) == (state == 2));
         failed += status != FST_OK;
