@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
-import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple
 from . import _core
 from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
+from ._delta_source import find_chain, plain_version
 from ._errors import refuse
 from ._options import (
     check_count,
@@ -265,7 +264,7 @@ def _expect(checkpoint: Path, version: str) -> None:
     if note.interrupted:
         what = ("an update by a delta was interrupted, so the files are of two versions; "
                 "run 'fastsafetensors delta recover' first")
-    elif note.version is not None and _plain(note.version) != _plain(version):
+    elif note.version is not None and plain_version(note.version) != plain_version(version):
         what = (f"the checkpoint has version {note.version} according to its version note, "
                 f"not {version}")
     if what:
@@ -430,27 +429,6 @@ def version_of(checkpoint: Path) -> VersionNote:
     return VersionNote(version or None, interrupted)
 
 
-def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
-    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
-    found = {}
-    for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
-        index = entry / "model.safetensors.index.json"
-        try:
-            metadata = json.loads(index.read_bytes()).get("metadata", {})
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue  # not published yet, or no version
-        if isinstance(metadata, dict) and "delta_encoding" in metadata:
-            base, version = metadata.get("base_version"), metadata.get("version")
-            found[_plain(base)] = (_plain(version), str(entry))
-    return found
-
-
-def _plain(version: Any) -> str:
-    """Return a version in the form that is compared: decimal ones without leading zeros."""
-    text = str(version)
-    return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
-
-
 def pending(checkpoint: Path, source: Path) -> list[str]:
     """Return the folders in `source` that follow the checkpoint's version, oldest first.
 
@@ -463,41 +441,23 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
         TypeError: an argument of another type.
     """
     check_no_empty_path("source", source)
-    versions = _read_versions(source)
-    note = version_of(checkpoint)
-    if note.version is not None:
-        current = _plain(note.version)
-    else:
-        made = {version for version, _ in versions.values()}
-        roots = [base for base in versions if base not in made]
-        if len(roots) > 1:
-            raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
-                             "checkpoint has no note of its version")
-        current = roots[0] if roots else ""
-    chain = []
-    while current in versions:
-        current, folder = versions.pop(current)
-        chain.append(folder)
-    later = [made for made, _ in versions.values() if _follows(current, made)]
-    if later and not chain:
-        first = min(later, key=lambda version: (len(version), version))
-        refuse(f"{os.fsdecode(source)}: versions between {current} and {first} are missing",
-               "VersionMismatch")
-    return chain
+    return _following(checkpoint, source, None)
 
 
-def _follows(current: str, version: str) -> bool:
-    """Whether both are decimal and the second one is larger."""
-    if not (current.isdigit() and version.isdigit()):
-        return False
-    return (len(version), version) > (len(current), current)
+def _following(checkpoint: Path, source: Path, until: str | None) -> list[str]:
+    """Return the folders of the versions to apply."""
+    chain = find_chain(source, version_of(checkpoint).version, until)
+    return [folder for _, folder in chain.versions]
 
 
 def pull(
     checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = True,
-    timeout: float = _PULL_SECONDS,
+    timeout: float = _PULL_SECONDS, until: str | None = None,
 ) -> dict[str, Any] | None:
     """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
+
+    until: the last version to apply, by which engines that must have the same one agree;
+    SafetensorError where it does not follow.
 
     Several processes of a host may call this for the same folder: one applies, the others wait, up
     to `timeout` seconds. An update that was killed is finished first. Returns apply()'s
@@ -512,6 +472,8 @@ def pull(
     check_no_empty_path("source", source)
     # Another thread may change the current folder while this one waits.
     checkpoint, source = fixed_location(checkpoint), fixed_location(source)
+    _check_versions(until=until)
+    last = None if until is None else plain_version(until)
     limit = check_timeout(timeout)
     end = math.inf if limit is None else time.monotonic() + limit
     finished: dict[str, Any] | None = None
@@ -521,7 +483,7 @@ def pull(
             if version_of(checkpoint).interrupted:
                 stats = recover(checkpoint, durable=durable, threads=threads)
                 finished = stats if stats["recovered"] else finished
-            elif not (chain := pending(checkpoint, source)):
+            elif not (chain := _following(checkpoint, source, last)):
                 return finished
             else:
                 # In parts, because an opened delta holds a descriptor for each shard.
@@ -536,7 +498,7 @@ def pull(
         except _core.error_class() as error:
             # Another process was faster: look again.
             if (error.tag != "VersionMismatch" or not chain
-                    or pending(checkpoint, source) == chain):
+                    or _following(checkpoint, source, last) == chain):
                 raise
 
 
