@@ -24,6 +24,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from . import _core
+from ._delta_manifest import install_manifest, published_manifest
 from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
 from ._delta_source import find_chain, plain_version
@@ -359,6 +360,7 @@ def convert(
 def apply(
     checkpoint: Path, *folders: Path, check_first: bool = False, new_files: bool = False,
     version: str | None = None, threads: int = 0, durable: bool = True,
+    manifest: Path | None = None,
 ) -> dict[str, Any]:
     """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
 
@@ -372,6 +374,8 @@ def apply(
     new_files: write new files and rename them over the old ones, for readers that have these open
     or mapped. They share unchanged blocks where the file system can; elsewhere whole files are
     copied. Links are replaced.
+    manifest: of the new version, as write_manifest() makes it. After the update all files are
+    compared with it, also the tensors that no delta changed, and it becomes the folder's manifest.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
@@ -384,9 +388,14 @@ def apply(
     """
     check_no_empty_path("checkpoint", checkpoint)
     check_switches(durable=durable, check_first=check_first, new_files=new_files)
-    return Delta(*folders).apply(
+    if manifest is not None:
+        check_no_empty_path("manifest", manifest)
+    stats = Delta(*folders).apply(
         checkpoint, version=version, durable=durable, check_first=check_first,
         new_files=new_files, threads=threads)
+    if manifest is not None:
+        install_manifest(checkpoint, manifest, durable)
+    return stats
 
 
 def verify(
@@ -456,6 +465,8 @@ def pull(
 ) -> dict[str, Any] | None:
     """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
 
+    A version's folder may hold a model.manifest, which is used like apply()'s.
+
     until: the last version to apply, by which engines that must have the same one agree;
     SafetensorError where it does not follow.
 
@@ -487,8 +498,9 @@ def pull(
                 return finished
             else:
                 # In parts, because an opened delta holds a descriptor for each shard.
-                finished = apply(checkpoint, *chain[:_PULL_VERSIONS], durable=durable,
-                                 threads=threads)
+                part = chain[:_PULL_VERSIONS]
+                finished = apply(checkpoint, *part, durable=durable, threads=threads,
+                                 manifest=published_manifest(part))
                 if len(chain) <= _PULL_VERSIONS:
                     return finished
         except TimeoutError:
