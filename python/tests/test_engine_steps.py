@@ -3,15 +3,18 @@
 load returns weights of two steps."""
 
 import collections
+import dataclasses
 import logging
+import sys
 import threading
 import time
+import types
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastsafetensors import SafetensorError, deltas, fast_loading  # noqa: E402
+from fastsafetensors import SafetensorError, deltas, fast_loading, sglang, vllm  # noqa: E402
 from fastsafetensors._engine_weights import EngineOptions, begun, iterate  # noqa: E402
 
 LOGGER = logging.getLogger("test")
@@ -43,23 +46,87 @@ def versions(tmp_path_factory):
     return folder / "published"
 
 
-def load(folder, options):
+def files_of(folder):
+    """Return the paths of a checkpoint's files, as engines list them before a load."""
+    return [str(path) for path in sorted(folder.glob("*.safetensors"))]
+
+
+def read_by_sglang(folder, options):
+    """Read by the function that replaces SGLang's iterator."""
+    before, sglang._state.options = sglang._state.options, options
+    try:
+        return sglang._iterate(files_of(folder))
+    finally:
+        sglang._state.options = before
+
+
+@dataclasses.dataclass
+class LoadConfig:
+    """The fields of vLLM's configuration that the plug-in uses."""
+
+    model_loader_extra_config: dict
+    load_format: str = "fastsafetensors"
+    use_tqdm_on_load: bool = False
+
+
+class DefaultModelLoader:
+    """Stands in for vLLM's class: it lists the files, and iterates over the sources."""
+
+    def __init__(self, load_config):
+        self.load_config = load_config
+
+    def _prepare_weights(self, folder, *_):
+        return folder, files_of(folder), True, None
+
+    def get_all_weights(self, folder, model):
+        source = types.SimpleNamespace(
+            model_or_path=folder, subfolder=None, revision=None, fall_back_to_pt=False,
+            allow_patterns_overrides=None, is_unused_weight=None, prefix="")
+        yield from self._get_weights_iterator(source)
+
+
+def read_by_vllm(folder, options):
+    """Read by the plug-in's loader for vLLM."""
+    place = "vllm.model_executor.model_loader"
+    modules = {"vllm.logger": {"init_logger": logging.getLogger},
+               f"{place}.default_loader": {"DefaultModelLoader": DefaultModelLoader},
+               f"{place}.sharded_state_loader": {"ShardedStateLoader": object}}
+    before = dict(sys.modules)
+    for name, contents in modules.items():
+        for end in (len("vllm"), *(at for at, letter in enumerate(name) if letter == ".")):
+            sys.modules.setdefault(name[:end], types.ModuleType(name[:end]))
+        sys.modules[name] = types.SimpleNamespace(**contents)
+    try:
+        kind = vllm._make_loaders()["fastsafetensors"]
+    finally:
+        for name in set(sys.modules) - set(before):
+            del sys.modules[name]
+        sys.modules.update(before)
+    given = {"mode": options.mode, "progress": False}
+    return kind(LoadConfig(given)).get_all_weights(folder, torch.nn.Module())
+
+
+READERS = {"sglang": read_by_sglang, "vllm": read_by_vllm,
+           "both": lambda folder, options: begun(iterate(files_of(folder), options, LOGGER,
+                                                         device="cpu"))}
+
+
+def load(folder, options, reader="both"):
     """Load as the plug-ins do. Return the steps whose weights were found."""
-    files = [str(path) for path in sorted(folder.glob("*.safetensors"))]
     weights = dict.fromkeys(NAMES)
-    for name, tensor in begun(iterate(files, options, LOGGER, device="cpu")):
+    for name, tensor in READERS[reader](folder, options):
         weights[name] = torch.empty(64, 512).copy_(tensor)
     return {value for tensor in weights.values() for value in tensor.unique().tolist()}
 
 
-def load_until(done, folder, options):
+def load_until(done, folder, options, reader="both"):
     """Load until `done` is set, and once more. Return how many loads were of which step, and how
     many raised an error."""
     found, errors, is_last = collections.Counter(), 0, False
     while not is_last:
         is_last = done.is_set()
         try:
-            steps = load(folder, options)
+            steps = load(folder, options, reader)
         except (SafetensorError, OSError) as error:
             assert not is_last, error
             errors += 1
@@ -96,13 +163,14 @@ def apply_each(folder, versions, **options):
 
 
 @pytest.mark.parametrize("new_files", [False, True])
-@pytest.mark.parametrize("mode", ["auto", "load"])
-def test_files_that_deltas_change(tmp_path, versions, mode, new_files):
+@pytest.mark.parametrize(("mode", "reader"), [
+    ("auto", "sglang"), ("load", "sglang"), ("auto", "vllm"), ("load", "vllm")])
+def test_files_that_deltas_change(tmp_path, versions, mode, new_files, reader):
     folder = tmp_path / "local"
     save(folder, 0)
     (folder / ".weight_sync").mkdir()
     done = run_beside(lambda: apply_each(folder, versions, new_files=new_files))
-    found, errors = load_until(done, folder, EngineOptions(mode=mode, progress=False))
+    found, errors = load_until(done, folder, EngineOptions(mode=mode, progress=False), reader)
     assert errors == 0 and found[STEPS] > 0
     assert len(found) > 5 and sum(found.values()) > 10, found
 
@@ -134,8 +202,9 @@ def test_engines_that_apply_deltas_themselves(tmp_path, versions):
         assert failed == 0 and seen[STEPS] > 0 and len(seen) > 2, seen
 
 
-@pytest.mark.parametrize("mode", ["auto", "load", "map"])
-def test_files_that_saves_replace(tmp_path, mode):
+@pytest.mark.parametrize(("mode", "reader"), [
+    ("auto", "sglang"), ("load", "vllm"), ("map", "sglang")])
+def test_files_that_saves_replace(tmp_path, mode, reader):
     folder = tmp_path / "local"
     save(folder, 0)
 
@@ -143,5 +212,6 @@ def test_files_that_saves_replace(tmp_path, mode):
         for step in range(1, 3 * STEPS + 1):
             save(folder, step)
 
-    found, _ = load_until(run_beside(replace), folder, EngineOptions(mode=mode, progress=False))
+    options = EngineOptions(mode=mode, progress=False)
+    found, _ = load_until(run_beside(replace), folder, options, reader)
     assert found[3 * STEPS] > 0 and len(found) > 2, found
