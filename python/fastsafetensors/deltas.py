@@ -460,8 +460,8 @@ def _following(checkpoint: Path, source: Path, until: str | None) -> list[str]:
 
 
 def pull(
-    checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = True,
-    timeout: float = _PULL_SECONDS, until: str | None = None,
+    checkpoint: Path, source: Path, *, until: str | None = None, threads: int = 0,
+    durable: bool = True, timeout: float = _PULL_SECONDS,
 ) -> dict[str, Any] | None:
     """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
 
