@@ -215,3 +215,19 @@ def test_files_that_saves_replace(tmp_path, mode, reader):
     options = EngineOptions(mode=mode, progress=False)
     found, _ = load_until(run_beside(replace), folder, options, reader)
     assert found[3 * STEPS] > 0 and len(found) > 2, found
+
+
+@pytest.mark.parametrize("new_files", [False, True])
+def test_the_version_is_known_while_deltas_are_applied(tmp_path, versions, new_files):
+    """version_of() takes no lock: what it reads before and after a change must not be mixed."""
+    folder = tmp_path / "local"
+    save(folder, 0)
+    deltas.apply(folder, versions / "000001", durable=False)
+    done = run_beside(lambda: [deltas.apply(folder, versions / f"{step:06d}", durable=False,
+                                            new_files=new_files) for step in range(2, STEPS + 1)])
+    last, count = 1, 0
+    while not done.is_set():
+        note = deltas.version_of(folder)
+        assert note.interrupted or note.version is not None
+        last, count = max(last, int(note.version or 0)), count + 1
+    assert deltas.version_of(folder).version == str(STEPS) and count > 20
