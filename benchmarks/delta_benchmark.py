@@ -9,9 +9,13 @@ Deltas are made by fastsafetensors.deltas (level 1). Receivers, interleaved, eac
 process on a fresh copy of the base, with a warm page cache and written-back files:
 
 fastsafetensors  deltas.apply()
+live             Delta.prepare() and commit() into tensors in memory; the commit is printed, too
 numpy            the method of SGLang's receiver: mapped files, one task per tensor, 2 MiB of frame
                  at a time, XOR and checksum in place (python-zstandard, zlib)
 modelexpress     the package's own receiver, reading local files instead of S3
+
+Making is compared with reading both states twice from the page cache, by as many threads; both are
+measured for each of the four versions, one after the other.
 
 Every receiver verifies each new tensor; the final files are compared with the sender's state.
 Printed are medians [min-max] of seconds, CPU seconds and the peak of anonymous memory.
@@ -82,7 +86,7 @@ def step(tensors, share, generator):
 
 
 def make_data(folder, mib, share, checksum, encoding):
-    """The base, CHAIN deltas and the final state; returns the deltas' sizes and seconds to make."""
+    """The base, CHAIN deltas and the final state; returns what was measured for each delta."""
     import ml_dtypes  # noqa: F401 - for safetensors' BF16
     import numpy
 
@@ -99,15 +103,14 @@ def make_data(folder, mib, share, checksum, encoding):
         target = folder / f"weight_v{version:06d}"
         old = folder / ("base" if version == 1 else f"state{version - 1}")
         os.sync()
-        begin = time.perf_counter()
+        read = timed(lambda old=old, version=version: read_twice(old, folder / f"state{version}"))
+        cpu, begin = time.process_time(), time.perf_counter()
         deltas.make(old, folder / f"state{version}", target, version=f"{version:06d}",
                     base_version=f"{version - 1:06d}", checksum=checksum, encoding=encoding,
                     durable=False)
-        seconds = time.perf_counter() - begin
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
         size = sum(file.stat().st_size for file in target.iterdir())
-        made.append((size, seconds))
-        if version == 1:
-            made[0] += (read_twice(old, folder / "state1"),)
+        made.append({"size": size, "make": (seconds, cpu), "read": read})
         state = new
         if 1 < version <= CHAIN:
             shutil.rmtree(old)
@@ -115,7 +118,7 @@ def make_data(folder, mib, share, checksum, encoding):
 
 
 def read_twice(*folders):
-    """Seconds to read both checkpoints twice from the page cache, by as many threads."""
+    """Read both checkpoints twice from the page cache, by as many threads."""
     files = [file for folder in folders for file in folder.glob("*.safetensors")] * 2
 
     def read(path):
@@ -124,10 +127,15 @@ def read_twice(*folders):
             while file.readinto(buffer):
                 pass
 
-    begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(read, files))
-    return time.perf_counter() - begin
+
+
+def timed(work):
+    """Seconds and CPU seconds of a call."""
+    cpu, begin = time.process_time(), time.perf_counter()
+    work()
+    return time.perf_counter() - begin, time.process_time() - cpu
 
 
 # ---- receivers: each applies delta folders to a checkpoint ----
@@ -136,7 +144,23 @@ def apply_fastsafetensors(local, folders):
     """Apply by the package."""
     from fastsafetensors import deltas
 
-    deltas.apply(local, *folders)
+    deltas.apply(local, *folders, durable=False)  # the others do not wait for the disk
+
+
+def load_live(local):
+    """The checkpoint's tensors in memory, as arrays of bytes."""
+    import numpy
+
+    return {name: numpy.fromfile(path, numpy.uint8, end - begin, offset=begin)
+            for name, (path, begin, end) in locate_tensors(local).items()}
+
+
+def apply_live(live, folders):
+    """Prepare and commit; returns the seconds of the commit, during which an engine pauses."""
+    from fastsafetensors import deltas
+
+    change = deltas.Delta(*folders).prepare(live)
+    return timed(change.commit)[0]
 
 
 def locate_tensors(folder):
@@ -266,6 +290,10 @@ def run_child(receiver, local, folders):
     """One application, measured; prints JSON."""
     if receiver == "modelexpress":
         opened = open_modelexpress(local)
+    elif receiver == "live":
+        from fastsafetensors import deltas  # noqa: F401
+
+        live = load_live(local)
     elif receiver == "numpy":
         import numpy  # noqa: F401
         import zstandard  # noqa: F401
@@ -274,15 +302,21 @@ def run_child(receiver, local, folders):
     os.sync()
     sampler = AnonymousPeak()
     sampler.start()
+    commit, result = None, str(local)
     cpu, begin = time.process_time(), time.perf_counter()
     if receiver == "modelexpress":
-        local = apply_modelexpress(opened, folders)
+        result = str(apply_modelexpress(opened, folders))
+    elif receiver == "live":
+        commit = apply_live(live, folders)
     else:
         {"numpy": apply_numpy, "fastsafetensors": apply_fastsafetensors}[receiver](local, folders)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     sampler.stopped.set()
     print(json.dumps({"seconds": seconds, "cpu": cpu, "mib": sampler.peak - sampler.begin,
-                      "result": str(local)}))
+                      "commit": commit, "result": result}))
+    if receiver == "live":
+        (local.parent / "sums").write_text(json.dumps(
+            {name: zlib.crc32(tensor) for name, tensor in live.items()}))
 
 
 def has_modelexpress():
@@ -304,7 +338,9 @@ def measure(receiver, folder, chain, expected):
     done = subprocess.run([sys.executable, __file__, "--child", receiver, str(work / "local"),
                            *folders], check=True, capture_output=True, text=True)
     row = json.loads(done.stdout.splitlines()[-1])
-    if expected is not None:
+    if expected is not None and receiver == "live":
+        compare_live(work / "sums", expected)
+    elif expected is not None:
         compare(pathlib.Path(row["result"]), expected)
     shutil.rmtree(work, ignore_errors=True)
     return row
@@ -317,6 +353,14 @@ def compare(made, expected):
             raise RuntimeError(f"{path.name} differs after the application")
 
 
+def compare_live(sums, expected):
+    """The same bytes in every tensor."""
+    made = json.loads(sums.read_text())
+    for name, tensor in load_live(expected).items():
+        if made[name] != zlib.crc32(tensor):
+            raise RuntimeError(f"{name} differs after the application")
+
+
 def spread(values, digits=2):
     """Median and range."""
     return (f"{statistics.median(values):.{digits}f} "
@@ -326,11 +370,12 @@ def spread(values, digits=2):
 def measure_share(folder, share, arguments):
     """All receivers for one share of changed elements."""
     made = make_data(folder, arguments.mib, share, arguments.checksum, arguments.encoding)
-    sizes = [row[0] for row in made]
-    seconds = [row[1] for row in made]
-    print(f"\n{share} % changed: {statistics.median(sizes) / 1e6:.1f} MB a delta; made in "
-          f"{spread(seconds)} s (reading both states twice: {made[0][2]:.2f} s)", flush=True)
-    receivers = ["fastsafetensors", "numpy"]
+    size = statistics.median(row["size"] for row in made)
+    print(f"\n{share} % changed: {size / 1e6:.1f} MB a delta")
+    for what, key in (("made in", "make"), ("reading both states twice takes", "read")):
+        print(f"  {what} {spread([row[key][0] for row in made], 3)} s, "
+              f"CPU {spread([row[key][1] for row in made], 3)} s", flush=True)
+    receivers = ["fastsafetensors", "live", "numpy"]
     if has_modelexpress() and (arguments.checksum, arguments.encoding) == ("adler32", "xor"):
         receivers.append("modelexpress")
     for chain in (1, CHAIN):
@@ -344,7 +389,9 @@ def measure_share(folder, share, arguments):
             middle = statistics.median(row["seconds"] for row in own)
             print(f"  chain of {chain}  {receiver:16s} {spread([r['seconds'] for r in own])} s  "
                   f"CPU {spread([r['cpu'] for r in own])} s  "
-                  f"{max(r['mib'] for r in own):.0f} MiB  ratio {best / middle:.2f}", flush=True)
+                  f"{max(r['mib'] for r in own):.0f} MiB  ratio {best / middle:.2f}"
+                  + ("" if own[0]["commit"] is None else
+                     f"  commit {spread([r['commit'] for r in own], 3)} s"), flush=True)
 
 
 def main():

@@ -127,7 +127,9 @@ static bool show_note(const char *path, bool may_lack, int *code) {
     int is_interrupted;
     fst_error error;
     fst_status status = fst_delta_version(path, version, &is_interrupted, &error);
-    *code = status == FST_E_FILE_CHANGED ? cli_fail(&error) : EXIT_OK;
+    // FST_E_ARGUMENT: a file, which can be neither a delta nor the folder of a checkpoint.
+    bool is_final = status == FST_E_FILE_CHANGED || status == FST_E_ARGUMENT;
+    *code = is_final ? cli_fail(&error) : EXIT_OK;
     if (*code != EXIT_OK) return true;
     if (status != FST_OK || (version[0] == '\0' && !is_interrupted && !may_lack)) return false;
     if (cli_wants_json()) {
@@ -143,6 +145,17 @@ static bool show_note(const char *path, bool may_lack, int *code) {
         cli_print_name(version, strlen(version));
         printf("\n");
     }
+    return true;
+}
+
+/// Whether a folder that could not be opened as a delta is a checkpoint: a full version, to which
+/// no delta was applied yet, or one without an index.
+static bool is_checkpoint(const char *path, fst_status status) {
+    fst_model *model;
+    if (status == FST_E_ARGUMENT) return true;
+    if (status != FST_E_NOT_FOUND || fst_model_open(path, NULL, &model, NULL) != FST_OK)
+        return false;
+    fst_model_close(model);
     return true;
 }
 
@@ -202,8 +215,8 @@ static int run_opened(delta_request *request, const char *action, char **words, 
     if (is_show && count == 1 && show_note(words[0], false, &code)) return code;
     fst_status status =
         fst_delta_open((const char *const *)words + first, (size_t)(end - first), &delta, &error);
-    // A full version is a checkpoint to which no delta was applied yet.
-    if (status == FST_E_ARGUMENT && is_show && count == 1 && show_note(words[0], true, &code))
+    if (status != FST_OK && is_show && count == 1 && is_checkpoint(words[0], status) &&
+        show_note(words[0], true, &code))
         return code;
     if (status != FST_OK) return cli_fail(&error);
     if (is_show) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Fuzzes what a weight delta's files hold: by the first byte the input is the stored bytes of a
-/// tensor (xor or overwrite), a whole shard, or the journal of a checkpoint folder. Nothing but an
-/// error, or new bytes that match their checksum, may come of it.
+/// tensor (xor or overwrite), a whole shard, the list of renames or of copies of a checkpoint
+/// folder, the mark of a folder that is written to, or a journal. Nothing but an error, or new
+/// bytes that match their checksum, may come of it.
 #include <sys/stat.h>
 
 #include "fastsafetensors/experimental.h"
@@ -65,11 +66,33 @@ static void try_shard(const uint8_t *data, size_t size) {
     try_delta();
 }
 
-static void try_journal(const uint8_t *data, size_t size) {
+/// Recovers with a file that another process left in the folder's .weight_sync.
+static void try_recovery(const char *path, const uint8_t *data, size_t size) {
     fst_error error;
     mkdir(".weight_sync", 0700);
-    fuzz_put(".weight_sync/journal", data, size);
+    fuzz_put("model.safetensors.delta-tmp", "new", 3);
+    fuzz_put(path, data, size);
     if (fst_delta_recover(".", NULL, NULL, &error) != FST_OK) fuzz_check_error(&error);
+}
+
+/// Makes a delta in a folder with the mark of a killed call.
+static void try_mark(const uint8_t *data, size_t size) {
+    fst_error error;
+    unsigned char bytes[4] = {1};
+    fst_delta_memory memory = {.name = "w", .data = bytes, .size_bytes = sizeof bytes};
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    options.version = "1";
+    options.base_version = "0";
+    options.tensors = &memory;
+    options.tensor_count = 1;
+    options.thread_count = 1;
+    put_model("old.safetensors", "{\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
+              "abcd", 4);
+    mkdir("out", 0700);
+    fuzz_put("out/model-00000-of-00001.safetensors", "shard", 5);
+    fuzz_put("out/making.tmp", data, size);
+    if (fst_delta_make("old.safetensors", "out", &options, NULL, &error) != FST_OK)
+        fuzz_check_error(&error);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -79,7 +102,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     case 'x': try_stored("xor", data + 1, size - 1); break;
     case 'o': try_stored("overwrite", data + 1, size - 1); break;
     case 's': try_shard(data + 1, size - 1); break;
-    default: try_journal(data + 1, size - 1); break;
+    case 'r': try_recovery(".weight_sync/renames", data + 1, size - 1); break;
+    case 'c': try_recovery(".weight_sync/copies", data + 1, size - 1); break;
+    case 'm': try_mark(data + 1, size - 1); break;
+    default: try_recovery(".weight_sync/journal", data + 1, size - 1); break;
     }
     return 0;
 }

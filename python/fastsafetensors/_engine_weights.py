@@ -16,6 +16,7 @@ from typing import Any
 
 from . import deltas
 from ._core import error_class
+from ._delta_ranks import VersionAgreement
 from ._errors import add_location
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._load import OpenLoad
@@ -188,27 +189,38 @@ def _hold_version(
     files: Sequence[str], options: EngineOptions, locks: contextlib.ExitStack,
     logger: logging.Logger,
 ) -> None:
-    """Apply pending deltas to each folder of the files, and keep others from doing it."""
+    """Apply pending deltas to each folder of the files, and keep others from doing it.
+
+    With deltas, all ranks of the default group come here, and have the same version afterwards.
+    """
     for folder in sorted({os.path.dirname(os.path.abspath(file)) for file in files}):
         if options.deltas is not None:
-            stats = _pull(folder, options, logger)
-            if stats is not None:
-                logger.info("fastsafetensors: applied deltas to %s in %.2f s: now version %s",
-                            folder, stats["seconds"], deltas.version_of(folder).version)
+            locks.enter_context(_pull_together(folder, options, logger))
+            continue
         # A folder that no delta was applied to gets no lock from engines that read no deltas.
-        if options.deltas is not None or os.path.isdir(os.path.join(folder, ".weight_sync")):
+        if os.path.isdir(os.path.join(folder, ".weight_sync")):
             locks.enter_context(deltas.reading(folder))
 
 
-def _pull(
+@contextlib.contextmanager
+def _pull_together(
     folder: str, options: EngineOptions, logger: logging.Logger
-) -> dict[str, Any] | None:
-    """Apply what follows. A source that does not exist yet has no versions."""
-    source = options.deltas
-    if source is None or not os.path.isdir(source):
+) -> Iterator[None]:
+    """Apply the versions that all ranks have, and hold the result. A source that does not exist
+    yet has no versions.
+    """
+    source = str(options.deltas)
+    if not os.path.isdir(source):
         logger.warning("fastsafetensors: the folder of deltas %s does not exist yet", source)
-        return None
-    return deltas.pull(folder, source, threads=options.threads)
+    ranks = VersionAgreement(folder, source)
+    with contextlib.ExitStack() as lock:
+        with ranks.step("applying deltas"):
+            stats = ranks.pull(options.threads)
+            if stats is not None:
+                logger.info("fastsafetensors: applied deltas to %s in %.2f s: now version %s",
+                            folder, stats["seconds"], deltas.version_of(folder).version)
+            ranks.check(lock.enter_context(deltas.reading(folder)))
+        yield
 
 
 def _read(

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
-import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
 from . import _core
+from ._delta_manifest import install_manifest, published_manifest
 from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
+from ._delta_source import find_chain, plain_version
 from ._errors import refuse
 from ._options import (
     check_count,
@@ -68,10 +68,17 @@ def _encode(parameter: str, path: Path) -> bytes:
 
 
 def _check_versions(is_needed: bool = False, **versions: Any) -> None:
-    """TypeError for a version that is not text; None is allowed unless it is needed."""
+    """TypeError for a version that is not text, ValueError for an empty one.
+
+    None is allowed unless the version is needed.
+    """
     for name, version in versions.items():
-        if not isinstance(version, str) and (is_needed or version is not None):
+        if version is None and not is_needed:
+            continue
+        if not isinstance(version, str):
             raise TypeError(f"{name} must be a str such as '000007', not {version!r}")
+        if not version:
+            raise ValueError(f"{name} is empty; it must be a version such as '000007'")
 
 
 def _check_format(encoding: Any, checksum: Any, dialect: Any) -> None:
@@ -117,7 +124,7 @@ class Delta:
 
     def apply(
         self, checkpoint: Path, *, check_first: bool = False, new_files: bool = False,
-        version: str | None = None, threads: int = 0, durable: bool = False,
+        version: str | None = None, threads: int = 0, durable: bool = True,
     ) -> dict[str, Any]:
         """Apply the chain to the files of a checkpoint folder, in place; see apply()."""
         check_switches(durable=durable, check_first=check_first, new_files=new_files)
@@ -180,11 +187,10 @@ class Delta:
         nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype, becomes
             dense: vLLM marks unchanged elements by NaN.
         """
+        check_no_empty_path("checkpoint", checkpoint)
         check_switches(dense=dense, nan_is_dense=nan_is_dense)
-        if framework not in ("torch", "numpy"):
-            raise ValueError(f"framework must be 'torch' or 'numpy', not {framework!r}")
-        if indices not in ("int32", "int64"):
-            raise ValueError(f"indices must be 'int32' or 'int64', not {indices!r}")
+        check_word("framework", framework, ("torch", "numpy"))
+        check_word("indices", indices, ("int32", "int64"))
         _expect(checkpoint, self.base_version)
         make = PatchMaker(self._delta, checkpoint, framework, indices, dense, nan_is_dense)
         names = [name for name, _, _ in self.tensors()]
@@ -192,11 +198,15 @@ class Delta:
 
     def weights(self, checkpoint: Path) -> Iterator[tuple[str, Any]]:
         """Iterate over (name, new torch tensor) of the changed tensors, for `load_weights()`."""
-        for patch in self.patches(checkpoint, dense=True):
-            whole = patch.values
-            if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
-                whole = whole.reshape(patch.shape)
-            yield patch.name, whole
+        return map(_whole_tensor, self.patches(checkpoint, dense=True))
+
+
+def _whole_tensor(patch: Patch) -> tuple[str, Any]:
+    """Return the name and the tensor of a dense patch."""
+    whole = patch.values
+    if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
+        whole = whole.reshape(patch.shape)
+    return patch.name, whole
 
 
 class Change:
@@ -255,7 +265,7 @@ def _expect(checkpoint: Path, version: str) -> None:
     if note.interrupted:
         what = ("an update by a delta was interrupted, so the files are of two versions; "
                 "run 'fastsafetensors delta recover' first")
-    elif note.version is not None and _plain(note.version) != _plain(version):
+    elif note.version is not None and plain_version(note.version) != plain_version(version):
         what = (f"the checkpoint has version {note.version} according to its version note, "
                 f"not {version}")
     if what:
@@ -329,8 +339,12 @@ def convert(
 
     checkpoint: the base of the delta; it is only read, and needed because an XOR does not say what
         the new bytes are. delta: the folder of one version, or a Delta, for a chain. version,
-        base_version: the delta's own by default. The other arguments are those of make().
+        base_version: the delta's own by default. `version` must be newer than `base_version`, and
+        for SGLang be the next number unless several versions are folded. The other arguments are
+        those of make(), and so are the errors.
     """
+    if not isinstance(delta, Delta):
+        check_no_empty_path("delta", delta)
     check_count("level", level, 1, 19)
     check_switch("durable", durable)
     _check_versions(version=version, base_version=base_version)
@@ -345,7 +359,8 @@ def convert(
 
 def apply(
     checkpoint: Path, *folders: Path, check_first: bool = False, new_files: bool = False,
-    version: str | None = None, threads: int = 0, durable: bool = False,
+    version: str | None = None, threads: int = 0, durable: bool = True,
+    manifest: Path | None = None,
 ) -> dict[str, Any]:
     """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
 
@@ -353,10 +368,14 @@ def apply(
     rolls back, and the folder has its old version. Engines must not load the folder meanwhile.
 
     version: of a folder that has no note of it; None: it is taken to be the delta's base.
-    durable: the files are on the device when this returns. check_first: everything is decoded and
-    verified in a first pass. new_files: write new files and rename them over the old ones, for
-    readers that have these open or mapped. They share unchanged blocks where the file system can;
-    elsewhere whole files are copied. Links are replaced.
+    durable: the files are on the device when this returns; with False it returns sooner, but after
+    a power cut the files may have other bytes than their version note says.
+    check_first: everything is decoded and verified in a first pass.
+    new_files: write new files and rename them over the old ones, for readers that have these open
+    or mapped. They share unchanged blocks where the file system can; elsewhere whole files are
+    copied. Links are replaced.
+    manifest: of the new version, as write_manifest() makes it. After the update all files are
+    compared with it, also the tensors that no delta changed, and it becomes the folder's manifest.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
@@ -369,9 +388,14 @@ def apply(
     """
     check_no_empty_path("checkpoint", checkpoint)
     check_switches(durable=durable, check_first=check_first, new_files=new_files)
-    return Delta(*folders).apply(
+    if manifest is not None:
+        check_no_empty_path("manifest", manifest)
+    stats = Delta(*folders).apply(
         checkpoint, version=version, durable=durable, check_first=check_first,
         new_files=new_files, threads=threads)
+    if manifest is not None:
+        install_manifest(checkpoint, manifest, durable)
+    return stats
 
 
 def verify(
@@ -385,7 +409,7 @@ def verify(
 
 
 def recover(
-    checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = False
+    checkpoint: Path, *, roll_back: bool = False, threads: int = 0, durable: bool = True
 ) -> dict[str, Any]:
     """Finish an update that was killed, or undo it; no effect otherwise.
 
@@ -414,27 +438,6 @@ def version_of(checkpoint: Path) -> VersionNote:
     return VersionNote(version or None, interrupted)
 
 
-def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
-    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
-    found = {}
-    for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
-        index = entry / "model.safetensors.index.json"
-        try:
-            metadata = json.loads(index.read_bytes()).get("metadata", {})
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue  # not published yet, or no version
-        if isinstance(metadata, dict) and "delta_encoding" in metadata:
-            base, version = metadata.get("base_version"), metadata.get("version")
-            found[_plain(base)] = (_plain(version), str(entry))
-    return found
-
-
-def _plain(version: Any) -> str:
-    """Return a version in the form that is compared: decimal ones without leading zeros."""
-    text = str(version)
-    return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
-
-
 def pending(checkpoint: Path, source: Path) -> list[str]:
     """Return the folders in `source` that follow the checkpoint's version, oldest first.
 
@@ -446,41 +449,26 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
             later decimal version, so one in between is missing.
         TypeError: an argument of another type.
     """
-    versions = _read_versions(source)
-    note = version_of(checkpoint)
-    if note.version is not None:
-        current = _plain(note.version)
-    else:
-        made = {version for version, _ in versions.values()}
-        roots = [base for base in versions if base not in made]
-        if len(roots) > 1:
-            raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
-                             "checkpoint has no note of its version")
-        current = roots[0] if roots else ""
-    chain = []
-    while current in versions:
-        current, folder = versions.pop(current)
-        chain.append(folder)
-    later = [made for made, _ in versions.values() if _follows(current, made)]
-    if later and not chain:
-        first = min(later, key=lambda version: (len(version), version))
-        refuse(f"{os.fsdecode(source)}: versions between {current} and {first} are missing",
-               "VersionMismatch")
-    return chain
+    check_no_empty_path("source", source)
+    return _following(checkpoint, source, None)
 
 
-def _follows(current: str, version: str) -> bool:
-    """Whether both are decimal and the second one is larger."""
-    if not (current.isdigit() and version.isdigit()):
-        return False
-    return (len(version), version) > (len(current), current)
+def _following(checkpoint: Path, source: Path, until: str | None) -> list[str]:
+    """Return the folders of the versions to apply."""
+    chain = find_chain(source, version_of(checkpoint).version, until)
+    return [folder for _, folder in chain.versions]
 
 
 def pull(
-    checkpoint: Path, source: Path, *, threads: int = 0, durable: bool = False,
-    timeout: float = _PULL_SECONDS,
+    checkpoint: Path, source: Path, *, until: str | None = None, threads: int = 0,
+    durable: bool = True, timeout: float = _PULL_SECONDS,
 ) -> dict[str, Any] | None:
-    """Apply all versions in `source` that follow the checkpoint's own; see pending().
+    """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
+
+    A version's folder may hold a model.manifest, which is used like apply()'s.
+
+    until: the last version to apply, by which engines that must have the same one agree;
+    SafetensorError where it does not follow.
 
     Several processes of a host may call this for the same folder: one applies, the others wait, up
     to `timeout` seconds. An update that was killed is finished first. Returns apply()'s
@@ -495,6 +483,8 @@ def pull(
     check_no_empty_path("source", source)
     # Another thread may change the current folder while this one waits.
     checkpoint, source = fixed_location(checkpoint), fixed_location(source)
+    _check_versions(until=until)
+    last = None if until is None else plain_version(until)
     limit = check_timeout(timeout)
     end = math.inf if limit is None else time.monotonic() + limit
     finished: dict[str, Any] | None = None
@@ -504,12 +494,13 @@ def pull(
             if version_of(checkpoint).interrupted:
                 stats = recover(checkpoint, durable=durable, threads=threads)
                 finished = stats if stats["recovered"] else finished
-            elif not (chain := pending(checkpoint, source)):
+            elif not (chain := _following(checkpoint, source, last)):
                 return finished
             else:
                 # In parts, because an opened delta holds a descriptor for each shard.
-                finished = apply(checkpoint, *chain[:_PULL_VERSIONS], durable=durable,
-                                 threads=threads)
+                part = chain[:_PULL_VERSIONS]
+                finished = apply(checkpoint, *part, durable=durable, threads=threads,
+                                 manifest=published_manifest(part))
                 if len(chain) <= _PULL_VERSIONS:
                     return finished
         except TimeoutError:
@@ -519,7 +510,7 @@ def pull(
         except _core.error_class() as error:
             # Another process was faster: look again.
             if (error.tag != "VersionMismatch" or not chain
-                    or pending(checkpoint, source) == chain):
+                    or _following(checkpoint, source, last) == chain):
                 raise
 
 
@@ -539,6 +530,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
     """
     import fcntl
 
+    check_no_empty_path("checkpoint", checkpoint)
     held = _open_lock(os.fsdecode(checkpoint))
     if held is None:
         yield version_of(checkpoint)

@@ -58,6 +58,28 @@ def test_a_full_version_without_a_note_is_shown(run):
     assert answer == {"version": "", "interrupted": False}
 
 
+def test_a_checkpoint_of_one_file_is_shown(run):
+    folder = run.folder / "one"
+    folder.mkdir()
+    (run.folder / "s0/model-00001-of-00002.safetensors").rename(folder / "model.safetensors")
+    done = run("show", "one")
+    assert (done.returncode, done.stderr) == (0, "") and "no version note" in done.stdout
+    assert json.loads(run("show", "--json", "one").stdout)["version"] == ""
+    done = run("show", "one/model.safetensors")
+    assert done.returncode == 2 and "folder, not to a file" in done.stderr
+    assert run("show", ".").returncode == 2
+
+
+def test_versions_that_are_refused(run):
+    assert make(run, 1).returncode == 0
+    for version, words in (("0", "version '0' must be newer than base_version '0'"),
+                           ("5", "must be base_version + 1"), ("", "version is empty")):
+        done = run("convert", "s0", "v1", "made", "--version", version)
+        assert done.returncode == 2 and words in done.stderr
+        assert not (run.folder / "made").exists()
+    assert "version is empty" in run("verify", "s0", "v1", "--version", "").stderr
+
+
 def test_errors_and_exit_codes(run):
     assert make(run, 1).returncode == 0
     done = run("apply", "s1", "v1")

@@ -13,6 +13,7 @@ import pytest
 from delta_folders import expect, make_states, read_checkpoint, same, write_chain
 from delta_folders import write_checkpoint, write_delta, write_file
 
+import fastsafetensors
 from fastsafetensors import deltas
 
 zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package")
@@ -305,6 +306,39 @@ def test_make_refuses_versions_that_cannot_be_opened(tmp_path, states, base, ver
     with pytest.raises(ValueError, match="version"):
         deltas.make(tmp_path / "old", states[1], tmp_path / "made", version=version,
                     base_version=base, dialect="modelexpress")
+
+
+# ---- manifests ----
+
+def test_a_manifest_of_the_result_covers_unchanged_tensors(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    write_checkpoint(tmp_path / "new", states[3])
+    manifest = tmp_path / "new.manifest"
+    fastsafetensors.write_manifest(local)  # becomes stale
+    fastsafetensors.write_manifest(tmp_path / "new", manifest)
+    shutil.copytree(local, tmp_path / "copy")
+    deltas.apply(local, *chain, manifest=manifest)
+    assert fastsafetensors.check_manifest(local) == []
+    damaged = next(path for path in (tmp_path / "copy").glob("*.safetensors")
+                   if "same" in folders.read_file(path)[0])
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1  # of a tensor that no delta changes
+    damaged.write_bytes(data)
+    assert "no delta changed" in expect("DigestMismatch", lambda: deltas.apply(
+        tmp_path / "copy", *chain, manifest=manifest))
+    with pytest.raises(TypeError, match="^manifest must be a path"):
+        deltas.apply(local, *chain, manifest=3)
+
+
+def test_pull_uses_the_manifest_of_the_last_version(tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    chain = write_chain(source, states)
+    write_checkpoint(tmp_path / "new", states[3])
+    fastsafetensors.write_manifest(tmp_path / "new", chain[-1] / "model.manifest")
+    deltas.pull(local, source)
+    assert fastsafetensors.check_manifest(local) == []
+    assert same(read_checkpoint(local), states[3])
 
 
 # ---- patches and live tensors ----

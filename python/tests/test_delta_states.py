@@ -6,7 +6,7 @@ import shutil
 import numpy
 import pytest
 
-from fastsafetensors import deltas
+from fastsafetensors import SafetensorError, deltas
 from fastsafetensors.numpy import load_file as load_arrays
 
 VERSIONS = {"version": "1", "base_version": "0"}
@@ -94,6 +94,14 @@ def test_tensors_that_cannot_be_written(torch, base, delta):
     for shape, steps in (((2, 4), (4, 1)), ((2, 4), (3, 2))):  # the second one's rows interleave
         room = torch.zeros(20).as_strided(shape, steps).copy_(base["w"].view(shape))
         delta.prepare({**good, "w": room}).drop()
+
+
+def test_a_tensor_of_another_dtype_is_named(torch, base, delta):
+    """The error speaks of the dtype: the delta itself is not damaged."""
+    for name in base:
+        with pytest.raises(SafetensorError, match="another dtype or shape") as caught:
+            delta.prepare({**base, name: base[name].to(torch.complex128)})
+        assert caught.value.tag == "TensorInvalidInfo"
 
 
 def test_a_module_is_a_state(tmp_path, torch, old):

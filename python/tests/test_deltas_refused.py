@@ -191,6 +191,18 @@ def test_bad_overwrite_lists(tmp_path, states, local, places, count):
     assert folders.digest_folder(local) == before
 
 
+def test_a_frame_that_states_another_size_than_its_list(tmp_path, states, local):
+    def change(index, tables):
+        table, name = first_of(tables)
+        payload = struct.pack("<I", 1) + bytes(4) + b"x" + bytes(10**7)
+        table["tensors"][name] = zstandard.ZstdCompressor().compress(payload)
+
+    folder = write_delta(tmp_path / "v", states[0], states[1], "1", "0", encoding="overwrite",
+                         change=change)
+    assert "holds 10000009 bytes, but the tensor needs 9" in expect(
+        "CorruptData", lambda: deltas.verify(local, folder))
+
+
 def set_metadata(**values):
     def change(index, tables):
         for key, value in values.items():

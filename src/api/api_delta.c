@@ -53,8 +53,11 @@ static fst_status copy_options(const fst_delta_options *options, fst_delta_optio
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(out, sizeof *out, options, options->struct_size, error));
     API_REQUIRE((out->flags & ~DELTA_FLAGS) == 0, error, "unknown flags 0x%x", out->flags);
-    API_REQUIRE(out->version == NULL || strlen(out->version) < FST_DELTA_VERSION_BYTES, error,
-                "the version has more than %d bytes", FST_DELTA_VERSION_BYTES - 1);
+    if (out->version == NULL) return FST_OK;
+    API_REQUIRE(out->version[0] != '\0', error,
+                "version is empty; it must be a version such as '000007'");
+    API_REQUIRE(strlen(out->version) < FST_DELTA_VERSION_BYTES, error,
+                "version has more than %d bytes", FST_DELTA_VERSION_BYTES - 1);
     return FST_OK;
 }
 
@@ -195,24 +198,33 @@ static bool follows(const char *base, const char *version) {
     return carry == 0;
 }
 
-/// What a dialect allows.
+/// Whether the new state is several versions behind its base: a chain, or one that was folded.
+static bool spans_several(const fst_delta *delta) {
+    fst_delta_info info = FST_STRUCT_INIT(fst_delta_info);
+    if (delta == NULL) return false;
+    fsti_delta_info(delta, &info);
+    if (info.version_count > 1) return true;
+    return is_decimal(info.base_version) && is_decimal(info.version) &&
+           !follows(info.base_version, info.version);
+}
+
+/// What a dialect allows. Readers refuse a version that is not newer than its base.
 static fst_status check_dialect(const fst_delta_make_options *options, fst_error *error) {
-    if (options->dialect == FST_DELTA_MODELEXPRESS) {
-        API_REQUIRE(options->encoding == FST_DELTA_XOR && options->digest == FST_DIGEST_ADLER32,
-                    error, "ModelExpress reads only xor with adler32");
-        fsti_version_order order = fsti_version_compare(options->base_version, options->version);
-        API_REQUIRE(order != FSTI_VERSION_SAME && order != FSTI_VERSION_NEWER, error,
-                    "version '%.64s' must be newer than base_version '%.64s'", options->version,
-                    options->base_version);
-        return FST_OK;
-    }
-    API_REQUIRE(is_decimal(options->version) && is_decimal(options->base_version), error,
+    bool is_sglang = options->dialect == FST_DELTA_SGLANG;
+    API_REQUIRE(is_sglang ||
+                    (options->encoding == FST_DELTA_XOR && options->digest == FST_DIGEST_ADLER32),
+                error, "ModelExpress reads only xor with adler32");
+    API_REQUIRE(!is_sglang || (is_decimal(options->version) && is_decimal(options->base_version)),
+                error,
                 "SGLang's versions are decimal numbers, such as '000007', not '%.64s' on '%.64s'",
                 options->version, options->base_version);
-    // A folded chain spans several numbers; the new version of a comparison is the next number.
-    bool is_folded = options->delta != NULL;
-    API_REQUIRE(is_folded || follows(options->base_version, options->version), error,
-                "SGLang's version must be base_version + 1, not '%.64s' on '%.64s'",
+    fsti_version_order order = fsti_version_compare(options->base_version, options->version);
+    API_REQUIRE(order != FSTI_VERSION_SAME && order != FSTI_VERSION_NEWER, error,
+                "version '%.64s' must be newer than base_version '%.64s'", options->version,
+                options->base_version);
+    API_REQUIRE(!is_sglang || follows(options->base_version, options->version) ||
+                    spans_several(options->delta),
+                error, "SGLang's version must be base_version + 1, not '%.64s' on '%.64s'",
                 options->version, options->base_version);
     return FST_OK;
 }
@@ -220,11 +232,12 @@ static fst_status check_dialect(const fst_delta_make_options *options, fst_error
 static fst_status check_make(const fst_delta_make_options *options, fst_error *error) {
     API_REQUIRE(options->version != NULL && options->base_version != NULL, error,
                 "version and base_version are required");
-    API_REQUIRE(options->version[0] != '\0' && options->base_version[0] != '\0', error,
-                "version or base_version is empty");
-    API_REQUIRE(strlen(options->version) < FST_DELTA_VERSION_BYTES &&
-                    strlen(options->base_version) < FST_DELTA_VERSION_BYTES,
-                error, "a version has more than %d bytes", FST_DELTA_VERSION_BYTES - 1);
+    API_REQUIRE(options->version[0] != '\0', error, "version is empty");
+    API_REQUIRE(options->base_version[0] != '\0', error, "base_version is empty");
+    API_REQUIRE(strlen(options->version) < FST_DELTA_VERSION_BYTES, error,
+                "version has more than %d bytes", FST_DELTA_VERSION_BYTES - 1);
+    API_REQUIRE(strlen(options->base_version) < FST_DELTA_VERSION_BYTES, error,
+                "base_version has more than %d bytes", FST_DELTA_VERSION_BYTES - 1);
     API_REQUIRE((unsigned)options->encoding < FST_DELTA_ENCODING_COUNT, error,
                 "unknown encoding %d", (int)options->encoding);
     API_REQUIRE((unsigned)options->dialect < FST_DELTA_DIALECT_COUNT, error, "unknown dialect %d",

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One zstd frame as a stream of bytes: reading stops at what was asked for, so a frame that claims
 /// more than its reader expects costs no memory.
-#include "zstd_library.h"
+#include <string.h>
+
+#include "sparse_blocks.h"
 
 // Parameters and directives of zstd.h.
 enum {
@@ -84,14 +86,13 @@ static fst_status fetch_stored(fsti_frame_reader *reader, fst_error *error) {
     return FST_OK;
 }
 
-fst_status fsti_frame_expect(fsti_frame_reader *reader, uint64_t content_bytes, fst_error *error) {
+fst_status fsti_frame_stated(fsti_frame_reader *reader, uint64_t *content_bytes, fst_error *error) {
     FST_TRY(fetch_stored(reader, error));
     unsigned long long stated =
         reader->zstd->ZSTD_getFrameContentSize(reader->stored, reader->input.size);
-    if (stated >= ZSTD_SIZE_ERROR || stated == content_bytes) return FST_OK; // read() finds errors
-    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
-                          "CorruptData: the zstd frame holds %llu bytes, but the tensor needs %llu",
-                          stated, (unsigned long long)content_bytes);
+    // fsti_frame_read() finds what is wrong with bytes that are no frame.
+    *content_bytes = stated >= ZSTD_SIZE_ERROR ? FSTI_FRAME_UNSTATED : stated;
+    return FST_OK;
 }
 
 /// Decodes into `output` until it is full or the frame is over.
@@ -139,6 +140,9 @@ fst_status fsti_frame_end(fsti_frame_reader *reader, fst_error *error) {
 struct fsti_frame_writer {
     const zstd_library *zstd;
     void *context;
+    sparse_blocks *sparse; ///< NULL: other levels than 1, or libzstd lacks what it needs
+    bool is_sparse;        ///< the current frame
+    size_t stored_size;    ///< bytes of a sparse frame that were not given away yet
     fsti_frame_sink sink;
     unsigned char stored[STORED_BYTES];
 };
@@ -150,6 +154,7 @@ fst_status fsti_frame_writer_open(int level, fsti_frame_writer **out, fst_error 
     fsti_frame_writer *writer = fsti_alloc(sizeof *writer);
     if (writer == NULL) return fsti_error_memory(error, sizeof *writer);
     writer->zstd = zstd;
+    writer->sparse = NULL;
     writer->context = fsti_alloc_fails() ? NULL : zstd->ZSTD_createCCtx();
     if (writer->context == NULL) {
         fsti_free(writer);
@@ -157,25 +162,65 @@ fst_status fsti_frame_writer_open(int level, fsti_frame_writer **out, fst_error 
     }
     (void)zstd->ZSTD_CCtx_setParameter(writer->context, ZSTD_LEVEL, level);
     (void)zstd->ZSTD_CCtx_setParameter(writer->context, ZSTD_CONTENT_SIZE, 1);
-    *out = writer;
-    return FST_OK;
+    fst_status status = level == 1 ? fsti_sparse_open(zstd, &writer->sparse, error) : FST_OK;
+    if (status == FST_OK)
+        *out = writer;
+    else
+        fsti_frame_writer_close(writer);
+    return status;
 }
 
 void fsti_frame_writer_close(fsti_frame_writer *writer) {
     if (writer == NULL) return;
     writer->zstd->ZSTD_freeCCtx(writer->context);
+    fsti_sparse_close(writer->sparse);
     fsti_free(writer);
 }
 
 fst_status fsti_frame_write_begin(fsti_frame_writer *writer, uint64_t content_bytes,
                                   const fsti_frame_sink *sink, fst_error *error) {
     writer->sink = *sink;
+    writer->is_sparse = false;
     (void)writer->zstd->ZSTD_CCtx_reset(writer->context, ZSTD_RESET_SESSION);
     size_t code = writer->zstd->ZSTD_CCtx_setPledgedSrcSize(writer->context, content_bytes);
     if (writer->zstd->ZSTD_isError(code))
         return fsti_error_set(error, FST_E_IO, FSTI_NO_LOCATION,
                               "libzstd refuses a frame of %llu bytes",
                               (unsigned long long)content_bytes);
+    return FST_OK;
+}
+
+fst_status fsti_frame_write_begin_sparse(fsti_frame_writer *writer, uint64_t content_bytes,
+                                         const fsti_frame_sink *sink, fst_error *error) {
+    if (writer->sparse == NULL) return fsti_frame_write_begin(writer, content_bytes, sink, error);
+    writer->sink = *sink;
+    writer->is_sparse = true;
+    writer->stored_size = SPARSE_HEAD_BYTES;
+    fsti_sparse_head(content_bytes, writer->stored);
+    return FST_OK;
+}
+
+/// Collects stored bytes, because the blocks of a sparse frame are small.
+static fst_status put_stored(fsti_frame_writer *writer, const void *bytes, size_t size,
+                             fst_error *error) {
+    if (size > STORED_BYTES - writer->stored_size) {
+        size_t collected = writer->stored_size;
+        writer->stored_size = 0;
+        FST_TRY(writer->sink.put(writer->sink.context, writer->stored, collected, error));
+    }
+    if (size > STORED_BYTES) return writer->sink.put(writer->sink.context, bytes, size, error);
+    memcpy(writer->stored + writer->stored_size, bytes, size);
+    writer->stored_size += size;
+    return FST_OK;
+}
+
+static fst_status encode_sparse(fsti_frame_writer *writer, const unsigned char *bytes, size_t size,
+                                fst_error *error) {
+    for (size_t at = 0; at < size; at += SPARSE_BLOCK_BYTES) {
+        size_t piece = (size_t)fsti_min(SPARSE_BLOCK_BYTES, size - at);
+        stored_block block = fsti_sparse_block(writer->sparse, bytes + at, piece);
+        FST_TRY(put_stored(writer, block.bytes, block.size, error));
+    }
     return FST_OK;
 }
 
@@ -197,10 +242,13 @@ static fst_status encode_some(fsti_frame_writer *writer, zstd_input *input, int 
 fst_status fsti_frame_write(fsti_frame_writer *writer, const void *bytes, size_t size,
                             fst_error *error) {
     zstd_input input = {bytes, size, 0};
+    if (writer->is_sparse) return encode_sparse(writer, bytes, size, error);
     return size == 0 ? FST_OK : encode_some(writer, &input, ZSTD_CONTINUE, error);
 }
 
 fst_status fsti_frame_write_end(fsti_frame_writer *writer, fst_error *error) {
     zstd_input input = {"", 0, 0};
-    return encode_some(writer, &input, ZSTD_END, error);
+    if (!writer->is_sparse) return encode_some(writer, &input, ZSTD_END, error);
+    FST_TRY(put_stored(writer, fsti_sparse_tail, SPARSE_TAIL_BYTES, error));
+    return writer->sink.put(writer->sink.context, writer->stored, writer->stored_size, error);
 }

@@ -489,23 +489,46 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
     return status;
 }
 
-fst_status fsti_delta_version(const char *checkpoint, char *version, int *is_interrupted,
-                              fst_error *error) {
-    sync_folder sync;
-    fsti_delta_state state = {0};
+/// How often the version is read again while other processes update the folder.
+#define VERSION_READS_MAX 50
+
+static bool is_updating(const sync_folder *sync) {
+    return access(sync->journal_path, F_OK) == 0 || access(sync->renames_path, F_OK) == 0;
+}
+
+/// Reads the version without the lock. *is_stable: no update began or ended meanwhile, so that what
+/// was read belongs together.
+static fst_status read_version(const sync_folder *sync, char *version, int *is_interrupted,
+                               bool *is_stable, fst_error *error) {
+    fsti_delta_state state = {0}, again = {0};
     version[0] = '\0';
-    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
-    *is_interrupted = status == FST_OK && (access(sync.journal_path, F_OK) == 0 ||
-                                           access(sync.renames_path, F_OK) == 0);
-    if (status == FST_OK) status = fsti_sync_read_state(&sync, &state, error);
+    *is_interrupted = is_updating(sync);
+    fst_status status = fsti_sync_read_state(sync, &state, error);
     // A checkpoint that was saved again has another version than the note says.
     if (status == FST_OK && state.version != NULL && !*is_interrupted)
-        status = fsti_sync_check_files(&sync, &state, error);
+        status = fsti_sync_check_files(sync, &state, error);
+    *is_stable = is_updating(sync) == (*is_interrupted != 0) &&
+                 fsti_sync_read_state(sync, &again, NULL) == FST_OK &&
+                 strcmp(state.version == NULL ? "" : state.version,
+                        again.version == NULL ? "" : again.version) == 0;
     if (status == FST_OK && state.version != NULL) {
         strncpy(version, state.version, FST_DELTA_VERSION_BYTES - 1);
         version[FST_DELTA_VERSION_BYTES - 1] = '\0';
     }
     fsti_delta_state_clear(&state);
+    fsti_delta_state_clear(&again);
+    return status;
+}
+
+fst_status fsti_delta_version(const char *checkpoint, char *version, int *is_interrupted,
+                              fst_error *error) {
+    sync_folder sync;
+    version[0] = '\0';
+    *is_interrupted = 0;
+    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
+    bool is_stable = status != FST_OK;
+    for (int reads = 0; reads < VERSION_READS_MAX && !is_stable; reads++)
+        status = read_version(&sync, version, is_interrupted, &is_stable, error);
     fsti_sync_close(&sync);
     return status;
 }

@@ -103,6 +103,9 @@ void fsti_fold_close(delta_fold *fold);
 /// Begins a tensor of `size_bytes`. `undo` may be NULL; it is copied.
 fst_status fsti_fold_begin(delta_fold *fold, const delta_frames *frames, uint64_t size_bytes,
                            const fold_undo *undo, fst_error *error);
+/// After fsti_fold_begin() failed: the size of the tensor that an xor frame was made of, if that is
+/// why; else 0.
+uint64_t fsti_fold_other_bytes(const delta_fold *fold);
 /// Bytes that the undo values of the tensor take; valid after fsti_fold_begin(). 0 for xor.
 uint64_t fsti_fold_undo_bytes(const delta_fold *fold);
 /// Turns the old bytes of the next block into the new ones, in place.

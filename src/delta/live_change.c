@@ -49,6 +49,28 @@ typedef struct new_bytes {
     void *context;
 } new_bytes;
 
+/// Whether one size is 2, 4 or 8 times the other, as sizes of elements are.
+static bool differ_by_dtype(uint64_t a, uint64_t b) {
+    for (uint64_t times = 2; times <= 8; times *= 2)
+        if (a / times == b || b / times == a) return true;
+    return false;
+}
+
+/// Refuses a tensor of another size than the frame states: it probably has another dtype, or the
+/// delta is damaged.
+static fst_status refuse_size(const delta_fold *fold, const delta_tensor *tensor, size_t size,
+                              fst_error *error) {
+    uint64_t stated = fsti_fold_other_bytes(fold);
+    fsti_error_location location = {
+        .tensor = tensor->name, .tensor_size = tensor->name_size, .byte_offset = FST_NO_OFFSET};
+    fst_status status = differ_by_dtype(size, stated) ? FST_E_TENSOR_INVALID_INFO : FST_E_CORRUPT;
+    return fsti_error_set(error, status, location,
+                          "the tensor has %zu bytes, but the delta was made of one with %llu: it "
+                          "has another dtype or shape than in the checkpoint%s",
+                          size, (unsigned long long)stated,
+                          status == FST_E_CORRUPT ? ", or the delta is damaged" : "");
+}
+
 /// Computes the new bytes of a tensor. Their checksum is verified at the end, after take() has
 /// received all of them.
 static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta_tensor *tensor,
@@ -60,7 +82,10 @@ static fst_status make_new(delta_fold *fold, const fst_delta *delta, const delta
     if (block == NULL) return fsti_error_memory(error, DELTA_BLOCK_BYTES);
     void *state = kind->begin();
     fst_status status = state == NULL ? fsti_error_memory(error, 64) : FST_OK;
-    if (status == FST_OK) status = fsti_fold_begin(fold, &frames, bytes->size, NULL, error);
+    bool is_begun = status == FST_OK;
+    if (is_begun) status = fsti_fold_begin(fold, &frames, bytes->size, NULL, error);
+    if (is_begun && status == FST_E_CORRUPT && fsti_fold_other_bytes(fold) > 0)
+        status = refuse_size(fold, tensor, bytes->size, error);
     for (size_t at = 0; at < bytes->size && status == FST_OK; at += DELTA_BLOCK_BYTES) {
         size_t size = (size_t)fsti_min(DELTA_BLOCK_BYTES, bytes->size - at);
         memcpy(block, bytes->old + at, size);

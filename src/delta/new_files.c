@@ -185,8 +185,15 @@ static fst_status write_renames(const sync_folder *sync, const new_file_set *set
     return status;
 }
 
-/// Renames a copy, or (`is_check`) only checks that this is possible. If the copy is missing
-/// and the file has the copy's stamp, it was renamed before a kill.
+/// Gives the copy the file's name. The old file gets the copy's name, so that it can be put back;
+/// file systems that cannot exchange two names remove it.
+static int replace_name(const char *copy, const char *path) {
+    if (renameat2(AT_FDCWD, copy, AT_FDCWD, path, RENAME_EXCHANGE) == 0) return 0;
+    return errno == EINVAL || errno == ENOSYS ? rename(copy, path) : -1;
+}
+
+/// Renames a copy, or (`is_check`) only checks that this is possible. A file that has the copy's
+/// stamp was renamed before a kill.
 static fst_status rename_one(const sync_folder *sync, const fsti_delta_stamp *rows, bool is_check,
                              fst_error *error) {
     char *path = join(sync, rows[0].name, "");
@@ -197,7 +204,7 @@ static fst_status rename_one(const sync_folder *sync, const fsti_delta_stamp *ro
     else if (!fsti_sync_is_same(path, &rows[1]) &&
              (!fsti_sync_is_same(path, &rows[0]) || !fsti_sync_is_same(copy, &rows[1])))
         status = refuse_changed(path, error);
-    else if (!is_check && !fsti_sync_is_same(path, &rows[1]) && rename(copy, path) != 0)
+    else if (!is_check && !fsti_sync_is_same(path, &rows[1]) && replace_name(copy, path) != 0)
         status = fsti_error_errno(error, errno, path, "renaming the new file");
     fsti_free(path);
     fsti_free(copy);
@@ -221,9 +228,48 @@ static fst_status rename_all(const sync_folder *sync, const fsti_delta_state *li
     return FST_OK;
 }
 
-/// Does all steps that follow after the list of renames was written. Each can be repeated after a
-/// kill.
-static fst_status finish_renames(const sync_folder *sync, bool durable, fst_error *error) {
+/// Gives the old files their names again. False if one of them cannot be put back.
+static bool put_back(const sync_folder *sync, const fsti_delta_state *list) {
+    bool is_old = true;
+    for (size_t i = 0; i + 1 < list->file_count; i += 2) {
+        const fsti_delta_stamp *rows = &list->files[i];
+        char *path = join(sync, rows[0].name, "");
+        char *copy = join(sync, rows[0].name, COPY_ENDING);
+        if (path != NULL && copy != NULL && fsti_sync_is_same(path, &rows[1]) &&
+            fsti_sync_is_same(copy, &rows[0]))
+            (void)renameat2(AT_FDCWD, copy, AT_FDCWD, path, RENAME_EXCHANGE);
+        is_old = is_old && path != NULL && fsti_sync_is_same(path, &rows[0]);
+        fsti_free(path);
+        fsti_free(copy);
+    }
+    return is_old;
+}
+
+/// Undoes the renames after an error. `version`: of the note that was removed; NULL: there was
+/// none. The message says so if the folder has not its old state again.
+static void undo_renames(const sync_folder *sync, const new_file_set *set, const char *version,
+                         fst_error *error) {
+    fsti_delta_state list;
+    const char *outcome = "could not be rolled back and holds files of two versions";
+    fst_status status = fsti_sync_read_note(sync->renames_path, &list, NULL);
+    bool is_old = status == FST_OK && put_back(sync, &list);
+    if (status == FST_OK) fsti_delta_state_clear(&list);
+    if (is_old) {
+        outcome = "has its old files again, but not the note of its version";
+        status = version == NULL
+                     ? fsti_sync_remove(sync->state_path, NULL)
+                     : fsti_sync_write_state(sync, version, set->model, set->durable, NULL);
+        if (status == FST_OK) status = fsti_sync_remove(sync->renames_path, NULL);
+        if (status == FST_OK) return;
+    }
+    if (error == NULL) return;
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used,
+             ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'", outcome);
+}
+
+/// Renames the copies and writes the note. Each step can be repeated after a kill.
+static fst_status rename_and_note(const sync_folder *sync, bool durable, fst_error *error) {
     fsti_delta_state list;
     fst_model *model = NULL;
     model_request wish = {0};
@@ -234,21 +280,35 @@ static fst_status finish_renames(const sync_folder *sync, bool durable, fst_erro
     if (status == FST_OK) status = fsti_sync_write_state(sync, list.version, model, durable, error);
     fsti_model_unref(model);
     fsti_delta_state_clear(&list);
-    if (status == FST_OK) status = fsti_sync_remove(sync->renames_path, error);
-    if (status == FST_OK) (void)fsti_sync_remove(sync->copies_path, NULL);
     return status;
+}
+
+/// The last steps: removes the list of renames, and then the old files.
+static fst_status end_renames(const sync_folder *sync, fst_error *error) {
+    FST_TRY(fsti_sync_remove(sync->renames_path, error));
+    fsti_new_files_remove(sync);
+    return FST_OK;
 }
 
 fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *set,
                                   fst_error *error) {
-    FST_TRY(write_renames(sync, set, error));
+    fsti_delta_state before;
+    FST_TRY(fsti_sync_read_state(sync, &before, error));
+    fst_status status = write_renames(sync, set, error);
     // Between the renames, other programs must not find a note that names the old version.
-    FST_TRY(fsti_sync_remove(sync->state_path, error));
-    return finish_renames(sync, set->durable, error);
+    if (status == FST_OK) status = fsti_sync_remove(sync->state_path, error);
+    if (status == FST_OK) status = rename_and_note(sync, set->durable, error);
+    // The list may be there although writing it failed, where only its folder was not synced.
+    if (status != FST_OK && access(sync->renames_path, F_OK) == 0)
+        undo_renames(sync, set, before.version, error);
+    fsti_delta_state_clear(&before);
+    return status == FST_OK ? end_renames(sync, error) : status;
 }
 
 fst_status fsti_new_files_resume(const sync_folder *sync, bool durable, bool *is_done,
                                  fst_error *error) {
     *is_done = access(sync->renames_path, F_OK) == 0;
-    return *is_done ? finish_renames(sync, durable, error) : FST_OK;
+    if (!*is_done) return FST_OK;
+    FST_TRY(rename_and_note(sync, durable, error));
+    return end_renames(sync, error);
 }

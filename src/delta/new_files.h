@@ -17,7 +17,8 @@ fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp
 void fsti_new_files_remove(const sync_folder *sync);
 /// Renames the copies of files[i] (where is_changed[i]) to the files' names and writes the version
 /// note. A list of the renames is written first. After a kill, fsti_new_files_resume() completes
-/// them from that list. FST_E_FILE_CHANGED if a file is no longer the one that was copied.
+/// them from that list. After an error the old files have their names again, or the message says
+/// that they have not. FST_E_FILE_CHANGED if a file is no longer the one that was copied.
 typedef struct new_file_set {
     const fst_model *model;
     const bool *is_changed;

@@ -98,9 +98,14 @@ fst_status fsti_sync_read_note(const char *path, fsti_delta_state *out, fst_erro
 }
 
 fst_status fsti_sync_read_state(const sync_folder *sync, fsti_delta_state *out, fst_error *error) {
+    fst_error own;
     *out = (fsti_delta_state){0};
     if (access(sync->state_path, F_OK) != 0 && errno == ENOENT) return FST_OK;
-    return fsti_sync_read_note(sync->state_path, out, error);
+    fst_status status = fsti_sync_read_note(sync->state_path, out, &own);
+    // An update by another process has removed it meanwhile.
+    if (status == FST_E_NOT_FOUND) return FST_OK;
+    if (status != FST_OK && error != NULL) *error = own;
+    return status;
 }
 
 static char *join_file(const sync_folder *sync, const char *name) {

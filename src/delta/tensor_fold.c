@@ -40,6 +40,7 @@ struct delta_fold {
     bool has_undo;
     size_t current; ///< the frame that was decoded last
     uint64_t size_bytes, position, undo_bytes;
+    uint64_t other_bytes; ///< the size that an xor frame states, if it is not the tensor's
     unsigned char piece[PIECE_BYTES];
     unsigned char old_values[DELTA_BLOCK_BYTES];
 };
@@ -89,6 +90,14 @@ static fst_status refuse_list(const char *what, fst_error *error) {
     return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION, "CorruptData: %s", what);
 }
 
+/// Refuses a frame that states another content size than `expected`, before it is decoded.
+static fst_status check_stated(uint64_t stated, uint64_t expected, fst_error *error) {
+    if (stated == FSTI_FRAME_UNSTATED || stated == expected) return FST_OK;
+    return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
+                          "CorruptData: the zstd frame holds %llu bytes, but the tensor needs %llu",
+                          (unsigned long long)stated, (unsigned long long)expected);
+}
+
 static uint32_t read_u32(const unsigned char *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
@@ -120,6 +129,8 @@ static fst_status make_list_room(delta_fold *fold, size_t at, fst_error *error) 
 static fst_status begin_list(delta_fold *fold, size_t at, fst_error *error) {
     fold_list *list = &fold->lists[at];
     unsigned char count[COUNT_BYTES];
+    uint64_t stated;
+    FST_TRY(fsti_frame_stated(fold->readers[at], &stated, error));
     FST_TRY(fsti_frame_read(fold->readers[at], count, COUNT_BYTES, error));
     list->count = read_u32(count);
     list->taken = 0;
@@ -129,6 +140,7 @@ static fst_status begin_list(delta_fold *fold, size_t at, fst_error *error) {
     fold->undo_bytes += list->count;
     if (list->count > fold->size_bytes)
         return refuse_list("an overwrite list has more entries than the tensor has bytes", error);
+    FST_TRY(check_stated(stated, COUNT_BYTES + list->count * (POSITION_BYTES + 1), error));
     FST_TRY(make_list_room(fold, at, error));
     if (list->kept == NULL) return FST_OK;
     list->chunk_end = (size_t)list->count;
@@ -136,23 +148,32 @@ static fst_status begin_list(delta_fold *fold, size_t at, fst_error *error) {
                            error);
 }
 
+/// Begins an xor frame. It has as many bytes as the tensor had when the delta was made.
+static fst_status begin_difference(delta_fold *fold, size_t at, fst_error *error) {
+    uint64_t stated;
+    FST_TRY(fsti_frame_stated(fold->readers[at], &stated, error));
+    if (stated != FSTI_FRAME_UNSTATED && stated != fold->size_bytes) fold->other_bytes = stated;
+    return check_stated(stated, fold->size_bytes, error);
+}
+
 fst_status fsti_fold_begin(delta_fold *fold, const delta_frames *frames, uint64_t size_bytes,
                            const fold_undo *undo, fst_error *error) {
     fold->frames = *frames;
     fold->size_bytes = size_bytes;
-    fold->position = fold->undo_bytes = 0;
+    fold->position = fold->undo_bytes = fold->other_bytes = 0;
     fold->has_undo = undo != NULL;
     if (undo != NULL) fold->undo = *undo;
     for (size_t i = 0; i < frames->count; i++) {
         fold->current = i;
         FST_TRY(begin_reader(&fold->readers[i], &frames->frames[i], error));
-        if (frames->frames[i].encoding == FST_DELTA_OVERWRITE)
-            FST_TRY(begin_list(fold, i, error));
-        else
-            FST_TRY(fsti_frame_expect(fold->readers[i], size_bytes, error));
+        FST_TRY(frames->frames[i].encoding == FST_DELTA_OVERWRITE
+                    ? begin_list(fold, i, error)
+                    : begin_difference(fold, i, error));
     }
     return FST_OK;
 }
+
+uint64_t fsti_fold_other_bytes(const delta_fold *fold) { return fold->other_bytes; }
 
 uint64_t fsti_fold_undo_bytes(const delta_fold *fold) { return fold->undo_bytes; }
 

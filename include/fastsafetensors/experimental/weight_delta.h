@@ -96,8 +96,9 @@ FST_API FST_NODISCARD fst_status fst_delta_tensor_get(const fst_delta *delta, si
 /// began are finished, also with this flag.
 #define FST_DELTA_ROLL_BACK 8u
 
-/// For fst_delta_apply(): write new files and rename them over the old ones instead of changing
-/// them in place. Readers that have the old files open keep their bytes. The new files share
+/// For fst_delta_apply(): write new files and give them the names of the old ones instead of
+/// changing these in place. Readers that have the old files open keep their bytes. An error puts
+/// the old files back, where the file system can exchange names. The new files share
 /// unchanged blocks with the old ones if the file system can (XFS, Btrfs); otherwise files are
 /// copied. Links are replaced, not followed.
 #define FST_DELTA_NEW_FILES 16u
@@ -245,8 +246,9 @@ typedef enum fst_delta_dialect {
 /// What to make. `version`, `base_version` and one new state are required.
 typedef struct fst_delta_make_options {
     size_t struct_size; ///< sizeof(fst_delta_make_options)
-    /// Names of the new version and of its base; both are required. For FST_DELTA_SGLANG they are
-    /// decimal, and fst_delta_make() demands that the new one is the base's successor.
+    /// Names of the new version and of its base; both are required. If both are decimal, the new
+    /// one must be larger. For FST_DELTA_SGLANG they are decimal, and the new one must be the
+    /// base's successor unless `delta` spans several versions.
     const char *version, *base_version;
     fst_delta_encoding encoding;
     fst_digest digest; ///< FST_DIGEST_ADLER32, _XXH3_128 or _BLAKE3

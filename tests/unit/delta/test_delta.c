@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72,6 +73,10 @@ TEST(arguments_that_are_nonsense_are_errors)
     CHECK_INT(fst_delta_recover("x", &options, NULL, &error), FST_E_ARGUMENT);
     options = (fst_delta_options){.struct_size = 3};
     CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    options = FST_STRUCT_INIT(fst_delta_options);
+    options.version = "";
+    CHECK_INT(fst_delta_apply(delta, "x", &options, NULL, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "version is empty");
     CHECK_INT(fst_delta_apply(delta, "nowhere", NULL, NULL, &error), FST_E_NOT_FOUND);
     fst_delta_tensor tensor = FST_STRUCT_INIT(fst_delta_tensor);
     CHECK_INT(fst_delta_tensor_get(delta, 3, &tensor, &error), FST_E_ARGUMENT);
@@ -83,6 +88,35 @@ TEST(arguments_that_are_nonsense_are_errors)
     twice[0].size_bytes = 5;
     CHECK_INT(fst_delta_prepare(delta, twice, 1, NULL, &change, &error), FST_E_ARGUMENT);
     fst_delta_close(delta);
+}
+
+/// The versions of a delta that is made of another one: readers refuse a version that is not newer
+/// than its base.
+TEST(versions_that_readers_refuse_are_not_written)
+{
+    static const struct {
+        const char *base, *version, *words;
+        int from; ///< 1: of one version; 0: of the chain of two
+    } cases[] = {{"0", "0", "version '0' must be newer than base_version '0'", 0},
+                 {"3", "03", "version '03' must be newer", 0},
+                 {"9", "7", "version '7' must be newer", 1},
+                 {"1", "3", "must be base_version + 1", 1},
+                 {"", "1", "base_version is empty", 1},
+                 {"1", "", "version is empty", 1}};
+    fst_error error;
+    const char *one[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_ADLER32)};
+    fst_delta *sources[2] = {delta_open_chain(FST_DELTA_XOR, FST_DIGEST_ADLER32)};
+    CHECK_INT(fst_delta_open(one, 1, &sources[1], &error), FST_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fst_delta_make_options make = FST_STRUCT_INIT(fst_delta_make_options);
+        make.base_version = cases[i].base;
+        make.version = cases[i].version;
+        make.delta = sources[cases[i].from];
+        CHECK_INT(fst_delta_make("nowhere", "unused", &make, NULL, &error), FST_E_ARGUMENT);
+        CHECK_CONTAINS(error.message, cases[i].words);
+    }
+    fst_delta_close(sources[0]);
+    fst_delta_close(sources[1]);
 }
 
 TEST(a_patch_has_the_changed_elements)
@@ -111,6 +145,39 @@ TEST(a_patch_has_the_changed_elements)
         CHECK_INT(values[i], delta_states[2][0][indices[i]]);
     fst_delta_patch_clear(&patch);
     fst_delta_close(delta);
+}
+
+/// Files are compared in their mappings. Here the new state is the program's own mapping of a file
+/// that became empty, so that reading it raises SIGBUS.
+TEST(a_file_that_shrinks_while_a_delta_is_made_is_an_error)
+{
+    char old[600], folder[600];
+    fst_error error;
+    fst_delta_memory memory[DELTA_TENSORS];
+    fst_delta_make_options options = FST_STRUCT_INIT(fst_delta_make_options);
+    snprintf(old, sizeof old, "%s", fixture_path("shrink-old"));
+    snprintf(folder, sizeof folder, "%s", fixture_path("shrink-delta"));
+    delta_write_checkpoint(old, 0);
+    int fd = open(fixture_path("shrink-memory"), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)delta_sizes[0]) == 0);
+    void *mapped = mmap(NULL, delta_sizes[0], PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(mapped != MAP_FAILED && ftruncate(fd, 0) == 0);
+    close(fd);
+    for (int i = 0; i < DELTA_TENSORS; i++)
+        memory[i] = (fst_delta_memory){.name = delta_names[i],
+                                       .data = i == 0 ? mapped : delta_states[1][i],
+                                       .size_bytes = delta_sizes[i]};
+    options.tensors = memory;
+    options.tensor_count = DELTA_TENSORS;
+    options.base_version = "0";
+    options.version = "1";
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++) {
+        options.encoding = (fst_delta_encoding)encoding;
+        CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_IO);
+        CHECK_CONTAINS(error.message, "became shorter");
+        CHECK(strcmp(error.tensor, delta_names[0]) == 0 && rmdir(folder) == 0);
+    }
+    munmap(mapped, delta_sizes[0]);
 }
 
 /// Otherwise two calls that write to one folder at once would mix their shards.
@@ -249,7 +316,10 @@ TEST(a_live_tensor_of_another_size_is_refused)
     memory[0].size_bytes -= 2;
     CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error),
               FST_E_CORRUPT);
-    CHECK_CONTAINS(error.message, "bytes, but the tensor needs");
+    CHECK_CONTAINS(error.message, "another dtype or shape");
+    memory[0].size_bytes = delta_sizes[0] / 2;
+    CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error),
+              FST_E_TENSOR_INVALID_INFO);
     CHECK(change == NULL && strcmp(error.tensor, delta_names[0]) == 0);
     fst_delta_close(delta);
 }

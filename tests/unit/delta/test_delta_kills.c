@@ -53,6 +53,8 @@ ssize_t __wrap_pwrite64(int fd, const void *bytes, size_t size, off_t at) {
     }
 WRAP(ssize_t, pread64, (int fd, void *bytes, size_t size, off_t at), (fd, bytes, size, at), EIO)
 WRAP(int, rename, (const char *from, const char *to), (from, to), EIO)
+WRAP(int, renameat2, (int a, const char *from, int b, const char *to, unsigned flags),
+     (a, from, b, to, flags), EIO)
 WRAP(int, unlink, (const char *path), (path), EIO)
 WRAP(int, fdatasync, (int fd), (fd), EIO)
 WRAP(int, fsync, (int fd), (fd), EIO)
@@ -274,6 +276,34 @@ TEST(a_call_that_fails_rolls_back)
                 CHECK(survives((fst_delta_encoding)encoding, (fault)wanted, number, &is_done) ||
                       is_done);
         }
+}
+
+/// Until the new version has its note, a failure puts the old files back.
+TEST(a_call_that_fails_puts_the_old_files_back)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    bool is_done = false;
+    int failed = 0;
+    for (long number = 1; !is_done; number++) {
+        fst_error error = {0};
+        fst_delta_stats stats;
+        int state;
+        delta_write_checkpoint(local, 0);
+        kind = FAULT_ONE;
+        due = number;
+        fst_status status = apply(FST_DELTA_XOR, FST_DELTA_NEW_FILES | FST_DELTA_DURABLE, &error);
+        is_done = atomic_load(&calls) < number;
+        bool is_noted = is_consistent(&state);
+        // Removing the list of renames is the last step, after the note of the new version.
+        bool is_last = status != FST_OK && state == 2;
+        CHECK(is_noted || is_last);
+        CHECK(is_last || (status == FST_OK) == (state == 2));
+        failed += status != FST_OK;
+        CHECK_INT(recover(false, &stats), FST_OK);
+        CHECK(is_consistent(&state));
+        CHECK_INT(state == 2, status == FST_OK || is_last);
+    }
+    CHECK(failed > 20);
 }
 
 TEST(an_allocation_that_fails_rolls_back)

@@ -24,6 +24,7 @@ static fst_status make(fst_error *error) {
     options.checkpoint = made;
     options.base_version = "0";
     options.version = "1";
+    options.thread_count = 1; // one shard, whichever thread takes which tensor
     return fst_delta_make(old, folder, &options, NULL, error);
 }
 

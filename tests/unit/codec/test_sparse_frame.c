@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Frames of content that is mostly zeros: any content comes back, frames are smaller than
+/// libzstd's own, and nothing but a frame is written.
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "codec/codec.h"
+#include "fixture.h"
+
+#define BLOCK ((size_t)128 << 10)
+
+/// Stored bytes of a frame.
+typedef struct stored {
+    unsigned char *bytes;
+    size_t size, capacity;
+} stored;
+
+static fst_status put(void *context, const void *bytes, size_t size, fst_error *error) {
+    stored *out = context;
+    (void)error;
+    if (out->size + size > out->capacity) {
+        out->capacity = 2 * (out->size + size);
+        out->bytes = realloc(out->bytes, out->capacity);
+    }
+    memcpy(out->bytes + out->size, bytes, size);
+    out->size += size;
+    return FST_OK;
+}
+
+static fst_status pull(void *context, void *target, size_t size, uint64_t offset,
+                       fst_error *error) {
+    const stored *in = context;
+    (void)error;
+    memcpy(target, in->bytes + offset, size);
+    return FST_OK;
+}
+
+static fst_status write_frame(fsti_frame_writer *writer, const unsigned char *content, size_t size,
+                              size_t piece, fst_error *error) {
+    for (size_t at = 0; at < size; at += piece)
+        FST_TRY(fsti_frame_write(writer, content + at, (size_t)fsti_min(piece, size - at), error));
+    return fsti_frame_write_end(writer, error);
+}
+
+/// Writes a frame in pieces of up to `piece` bytes; no bytes after an error.
+static stored make_frame(const unsigned char *content, size_t size, size_t piece, bool is_sparse) {
+    fsti_frame_writer *writer;
+    fst_error error;
+    stored out = {NULL, 0, 0};
+    fsti_frame_sink sink = {put, &out};
+    fst_status status = fsti_frame_writer_open(1, &writer, &error);
+    // The second frame is kept: a writer is used for many.
+    for (int i = 0; i < 2 && status == FST_OK; i++) {
+        out.size = 0;
+        status = is_sparse ? fsti_frame_write_begin_sparse(writer, size, &sink, &error)
+                           : fsti_frame_write_begin(writer, size, &sink, &error);
+        if (status == FST_OK) status = write_frame(writer, content, size, piece, &error);
+    }
+    fsti_frame_writer_close(writer);
+    if (status != FST_OK) out.size = 0;
+    return out;
+}
+
+static bool comes_back(const unsigned char *content, size_t size, stored *frame) {
+    fsti_frame_reader *reader;
+    fst_error error = {0};
+    uint64_t stated = 0;
+    unsigned char *back = malloc(size + 1);
+    fsti_frame_source source = {pull, frame, frame->size};
+    fst_status status = fsti_frame_reader_open(&reader, &error);
+    if (status == FST_OK) fsti_frame_begin(reader, &source);
+    if (status == FST_OK) status = fsti_frame_stated(reader, &stated, &error);
+    if (status == FST_OK) status = fsti_frame_read(reader, back, size, &error);
+    if (status == FST_OK) status = fsti_frame_end(reader, &error);
+    if (status != FST_OK) fprintf(stderr, "# %s\n", error.message);
+    bool same = status == FST_OK && stated == size && memcmp(back, content, size) == 0;
+    fsti_frame_reader_close(reader);
+    free(back);
+    return same;
+}
+
+/// One byte in `distance` is not zero; 0: none is.
+static unsigned char *make_content(size_t size, unsigned distance, uint64_t *seed) {
+    unsigned char *content = calloc(size + 1, 1);
+    for (size_t i = 0; i < size && distance > 0; i++)
+        if (fixture_random(seed) % distance == 0)
+            content[i] = (unsigned char)(1 + fixture_random(seed) % 7);
+    return content;
+}
+
+TEST(every_content_comes_back)
+{
+    static const size_t sizes[] = {
+        0, 1, 2, 7, 63, 64, 65, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5 * BLOCK + 77};
+    static const unsigned distances[] = {0, 1, 2, 5, 9, 19, 21, 200, 5000, 100000};
+    uint64_t seed = 3;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t k = 0; k < sizeof distances / sizeof *distances; k++) {
+            unsigned char *content = make_content(sizes[i], distances[k], &seed);
+            stored frame = make_frame(content, sizes[i], k % 2 == 0 ? 2 * BLOCK : 1000, true);
+            CHECK(comes_back(content, sizes[i], &frame));
+            free(frame.bytes);
+            free(content);
+        }
+}
+
+TEST(random_bytes_are_stored_as_they_are)
+{
+    uint64_t seed = 4;
+    size_t size = 2 * BLOCK + 5;
+    unsigned char *content = calloc(size, 1);
+    for (size_t i = 0; i < size; i++) content[i] = (unsigned char)fixture_random(&seed);
+    stored frame = make_frame(content, size, size, true);
+    CHECK(comes_back(content, size, &frame) && frame.size < size + 64);
+    free(frame.bytes);
+    free(content);
+}
+
+TEST(frames_of_few_changes_are_small)
+{
+    uint64_t seed = 5;
+    size_t size = 16 * BLOCK;
+    static const unsigned distances[] = {200, 40};
+    for (size_t i = 0; i < sizeof distances / sizeof *distances; i++) {
+        unsigned char *content = make_content(size, distances[i], &seed);
+        stored sparse = make_frame(content, size, size, true);
+        stored plain = make_frame(content, size, size, false);
+        CHECK(comes_back(content, size, &plain));
+        CHECK(sparse.size < plain.size);
+        free(sparse.bytes);
+        free(plain.bytes);
+        free(content);
+    }
+    unsigned char *zeros = calloc(size, 1);
+    stored frame = make_frame(zeros, size, size, true);
+    CHECK_INT(frame.size, 14 + 16 * 4 + 3);
+    free(frame.bytes);
+    free(zeros);
+}
+
+TEST(a_writer_without_memory_is_an_error)
+{
+    fst_error error;
+    fst_status status = FST_E_NO_MEMORY;
+    for (long number = 0; number < 20 && status == FST_E_NO_MEMORY; number++) {
+        fsti_frame_writer *writer = NULL;
+        fsti_alloc_fail_after(number);
+        status = fsti_frame_writer_open(1, &writer, &error);
+        fsti_alloc_fail_after(-1);
+        CHECK((status == FST_OK) == (writer != NULL));
+        fsti_frame_writer_close(writer);
+    }
+    CHECK_INT(status, FST_OK);
+}
