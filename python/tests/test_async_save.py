@@ -333,14 +333,30 @@ def test_cancel(tmp_path: pathlib.Path) -> None:
         change(tensors)
         handle = save_file_async(tensors, tmp_path / "a", durable=True)
         time.sleep(generator.random() * 0.01)
-        assert handle.cancel()
+        cancelled = handle.cancel()
         error = handle.exception()
+        assert cancelled == handle.cancel() == (error is not None)
         if error is None:
             old = clone(tensors)
         else:
             assert "cancelled" in str(error)
         assert same(tmp_path / "a", old)
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_cancel_says_whether_it_was_in_time(tmp_path: pathlib.Path) -> None:
+    """False for a save that is done, and for one that has failed."""
+    done = save_file_async(make(), tmp_path / "a")
+    done.wait()
+    assert done.cancel() is False and done.exception() is None
+    failed = save_file_async(make(), tmp_path / "none" / "a")
+    assert isinstance(failed.exception(), FileNotFoundError) and failed.cancel() is False
+    tensors = {f"w{i}": torch.ones(MIB) for i in range(60)}
+    early = save_file_async(tensors, tmp_path / "b", stage="none", durable=True)
+    assert early.cancel() is True and early.cancel() is True
+    with pytest.raises(RuntimeError, match="^cancelled$"):
+        early.wait()
+    assert sorted(os.listdir(tmp_path)) == ["a"]
 
 
 def test_a_context_ends_the_save(tmp_path: pathlib.Path) -> None:
