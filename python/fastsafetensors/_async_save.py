@@ -398,6 +398,10 @@ class ThreadSave(SaveHandle):
         """Check the timeout: the tensors were copied in the call."""
         check_timeout(timeout)
 
+    def forget_error(self) -> None:
+        """The error is reported elsewhere: it is not logged."""
+        self._is_told = True
+
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
         self._thread.join()

@@ -14,10 +14,10 @@ rank 0 publishes the files as one set.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import _core
-from ._agreement import Agreement
+from ._agreement import Agreement, RankError
 from ._async_save import (
     FileSave,
     Hooks,
@@ -124,30 +124,47 @@ class JointSave:
         """Take part without files; raise what went wrong on any rank."""
         self.publish([] if error is None else None, error)
         if self.error is not None:
-            self.remove_folders()
             raise self.error
-
-    def remove_folders(self) -> None:
-        """Remove the folders that were made for the save, if they are empty."""
-        if self.place is not None:
-            remove_folders(Path(self.place.folder), self._missing)
 
     def _publish(self, paths: list[str], error: Exception | None) -> str:
         pg = get_framework_op("pytorch").get_process_group(self.group, self.timeout)
         pg.limit_waits()
         agreement = Agreement(pg)
-        self._exchange_states(pg, error)
-        agreement.agree("a sharded save", self.lines, error)
+        try:
+            self._exchange_states(pg, error)
+            agreement.agree("a sharded save", self.lines, error)
+            texts = pg.exchange_texts(json.dumps([self.names, len(paths)]), "the names")
+            every = [json.loads(text) for text in texts]
+            check_unique([rows for rows, _ in every])  # the same error on all ranks
+        except Exception:
+            self._withdraw(pg, paths)
+            raise
         assert self.place is not None
-        texts = pg.exchange_texts(json.dumps([self.names, len(paths)]), "the names")
-        every = [json.loads(text) for text in texts]
-        check_unique([rows for rows, _ in every])  # the same error on all ranks
         first = sum(count for _, count in every[: pg.rank()])
         hidden = {first + at: os.path.basename(path) for at, path in enumerate(paths)}
         publish_hidden(pg, agreement, hidden, self.place)
         is_single = sum(count for _, count in every) == 1
         name = f"{self.place.stem}.safetensors"
         return os.path.join(self.place.folder, name if is_single else f"{name}.index.json")
+
+    def _withdraw(self, pg: Any, paths: list[str]) -> None:
+        """Delete the files of all ranks before any is published, and the folders made for them.
+
+        One rank deletes the folders while the others wait: they may use them in their next save.
+        """
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._meet(pg)
+        if self.place is not None and (pg.rank() == 0 or pg.has_lost_ranks):
+            remove_folders(Path(self.place.folder), self._missing)
+        self._meet(pg)
+
+    def _meet(self, pg: Any) -> None:
+        """Wait for the other ranks, if none is lost."""
+        if pg.size() > 1 and not pg.has_lost_ranks:
+            with contextlib.suppress(RankError):
+                pg.exchange(b"\0", "the end of the save")
 
     def _exchange_states(self, pg: Any, error: Exception | None) -> None:
         """Raise RuntimeError on all ranks if the save was cancelled on one."""
@@ -225,26 +242,12 @@ def _as_ours(error: Exception | None) -> Any:
     return error
 
 
-def _remove_folders_after(joint: JointSave, started: list[RanksSave]) -> None:
-    """Remove folders when the library has deleted the files of a failed save."""
-    while not started or not started[0].done():
-        time.sleep(0.005)
-    joint.remove_folders()
-
-
 def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
     """Start this rank's part of a save; joint.place is set.
 
     An error of the start is the handle's, because the other ranks must learn of it.
     """
     started: list[RanksSave] = []
-
-    def publish(paths: list[str] | None, error: Exception | None) -> str | None:
-        why = joint.publish(paths, error)
-        if why is not None:
-            threading.Thread(target=_remove_folders_after, args=(joint, started),
-                             name="fastsafetensors save").start()
-        return why
 
     def make_handle(core: _core.AsyncSave, path: AnyPath, at_exit: str) -> RanksSave:
         started.append(RanksSave(core, path, at_exit, joint))
@@ -254,7 +257,7 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
     joint.names = [[row[0], row[4]] for row in data.rows]
     try:
         return start_rows(joint.place.folder, data.rows, data.metadata, staging,
-                          Hooks(data.is_unchanged, publish, make_handle),
+                          Hooks(data.is_unchanged, joint.publish, make_handle),
                           promise=promise_word(joint.place.durable), **data.options)
     except BaseException as error:
         if started:  # Ctrl-C: the writing thread tells the others

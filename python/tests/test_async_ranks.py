@@ -55,7 +55,9 @@ for number in range(12):
         tensor.add_(10)
 handle = save_on_ranks_async(mine, target, side)
 handle.wait()
+dist.barrier()
 assert len([name for name in os.listdir(target) if name.startswith(".")]) == 0
+dist.barrier()
 bad = {**mine, **({"x": 3} if rank == 1 else {})}
 handle = save_on_ranks_async(bad, target, side)
 error = handle.exception()

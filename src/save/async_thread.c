@@ -45,6 +45,7 @@ static fst_status publish_with_others(fst_async_save *save, fst_status status, f
     else if (status == FST_OK && atomic_load(&save->is_cancelled))
         status = fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
     if (status != FST_OK) fsti_snapshot_stop(writer->source.snapshot, status, error);
+    writer->target.folders_made = 0; // other processes may use the folder
     for (size_t f = 0; status == FST_OK && f < count; f++)
         paths[f] = fsti_writer_hidden_path(writer, (uint32_t)f);
     status =
