@@ -36,6 +36,7 @@ def all_agree(value):
 run = f"{folder}/run"
 side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=300))
 model, counts = torch.nn.Linear(300, 200 + rank), {}
+model.register_parameter("tied", model.weight)
 state = {"model": model, "counts": counts, "epoch": 0, "rng": RNG}
 options = {"group": side, "keep_last": 2, "timeout": 250}
 """
@@ -121,6 +122,7 @@ with CheckpointManager(run, ranks="first", **options) as manager:
     dist.barrier()
     assert steps() == [2, 3]
     state["model"] = model = torch.nn.Linear(300, 200)
+    model.register_parameter("tied", model.weight)
     assert manager.resume(state, verify=True) == 3
     check(3)
     handle = manager.save(4, state)
@@ -205,7 +207,9 @@ def test_each_rank_saves_its_state(folder, size):
         for rank in range(size):
             assert latest.load(rank=rank, verify=True)["epoch"] == 12 + 100 * rank
     path = consolidate(found, folder / "hf", prefix="rank-1.model.")
-    assert load_file(path)["weight"].eq(112).all()
+    found = load_file(path)
+    assert found.keys() == {"weight", "bias", "tied"}
+    assert all(found[name].eq(112).all() for name in found)
 
 
 def test_the_first_rank_saves_for_all(folder):
@@ -213,6 +217,7 @@ def test_the_first_rank_saves_for_all(folder):
     run_ranks(FIRST, folder, 2)
     with CheckpointManager(folder / "run") as manager:
         model = torch.nn.Linear(300, 200)
+        model.register_parameter("tied", model.weight)
         assert manager.resume({"model": model}, step=3, verify=True) == 3
         assert model.weight.eq(3).all()
 
