@@ -85,19 +85,22 @@ class JointSave:
 
     def __post_init__(self) -> None:
         """Take the place behind the save before."""
+        self.is_started = False  # the library's threads will call publish()
         self._missing = 0  # folders to make
         if self.place is not None:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
         self._end = threading.Event()
         self._before: threading.Event | None = None
         if self.group is not None:
-            with _last_lock:
+            # Another object than a group is an error in publish().
+            with _last_lock, contextlib.suppress(TypeError):
                 self._before = _last.get(self.group)
                 _last[self.group] = self._end
 
     def leave(self) -> None:
-        """Take no part. The other ranks' saves fail at their time limit."""
-        self._end.set()
+        """Take no part, if the save is not started. The others fail at their time limit."""
+        if not self.is_started:
+            self._end.set()
 
     def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
         """Publish the files of all ranks. Called once, on every rank.
@@ -247,11 +250,9 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
 
     An error of the start is the handle's, because the other ranks must learn of it.
     """
-    started: list[RanksSave] = []
-
     def make_handle(core: _core.AsyncSave, path: AnyPath, at_exit: str) -> RanksSave:
-        started.append(RanksSave(core, path, at_exit, joint))
-        return started[0]
+        joint.is_started = True
+        return RanksSave(core, path, at_exit, joint)
 
     assert joint.place is not None
     joint.names = [[row[0], row[4]] for row in data.rows]
@@ -259,13 +260,11 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
         return start_rows(joint.place.folder, data.rows, data.metadata, staging,
                           Hooks(data.is_unchanged, joint.publish, make_handle),
                           promise=promise_word(joint.place.durable), **data.options)
-    except BaseException as error:
-        if started:  # Ctrl-C: the writing thread tells the others
-            raise
-        if not isinstance(error, Exception):
-            joint.leave()
-            raise
+    except Exception as error:
         return EmptySave(joint, joint.place.folder, error)
+    except BaseException:
+        joint.leave()
+        raise
 
 
 def save_on_ranks_async(

@@ -248,7 +248,8 @@ class CheckpointManager:
                     joint, states_of(state), _metadata(number, metric), self._pool,
                     self._options), number)
         except Exception as error:
-            self._ranks.refuse(joint, error)
+            if not joint.is_started:
+                self._ranks.refuse(joint, error)
             raise
         except BaseException:
             joint.leave()

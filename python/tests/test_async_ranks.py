@@ -58,6 +58,18 @@ handle.wait()
 dist.barrier()
 assert len([name for name in os.listdir(target) if name.startswith(".")]) == 0
 dist.barrier()
+# Several in flight, each with its memory, take their turns with the group.
+from fastsafetensors.async_save import StagingPool
+many = [save_on_ranks_async(mine, f"{folder}/many{i}", side, pool=StagingPool(),
+                            durable=(i + rank) % 2 == 0) for i in range(6)]
+for i, handle in enumerate(many):
+    if i % 3 == 2 and rank == 0:
+        handle.cancel()
+    error = handle.exception()
+    assert error is None or (i % 3 == 2 and "cancelled" in str(error)), (i, error)
+dist.barrier()
+for i in range(6):
+    assert len(load_file(f"{folder}/many{i}")) == 2 * size if i % 3 != 2 else True
 bad = {**mine, **({"x": 3} if rank == 1 else {})}
 handle = save_on_ranks_async(bad, target, side)
 error = handle.exception()

@@ -143,5 +143,5 @@ FULL = textwrap.dedent("""
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: pathlib.Path) -> None:
-    """In a process whose files may not grow: an error, no folder of the step, and the next works."""
+    """In a process whose files may not grow: an error, no folder of the step; the next works."""
     subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], check=True, timeout=600)
