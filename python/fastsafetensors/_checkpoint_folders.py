@@ -89,6 +89,12 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
                       int(metadata.get("ranks", "1")))
 
 
+def verify_checkpoint(checkpoint: Checkpoint) -> None:
+    """Read all states, one at a time; raise if bytes differ from the manifest."""
+    for rank in range(checkpoint.ranks):
+        checkpoint.load(rank=rank, verify=True)
+
+
 def has_visible_files(path: Path) -> bool:
     return any(not entry.name.startswith(".") for entry in path.iterdir())
 

@@ -35,6 +35,7 @@ from ._checkpoint_folders import (
     has_visible_files,
     make_folder,
     read_checkpoint,
+    verify_checkpoint,
 )
 from ._checkpoint_ranks import Ranks
 from ._options import check_count, check_no_empty_path, check_switch, check_switches, parse_size
@@ -383,7 +384,7 @@ class CheckpointManager:
             try:
                 checkpoint = read_checkpoint(path, step)
                 if verify:
-                    checkpoint.load(verify=True)
+                    verify_checkpoint(checkpoint)
             except Exception as error:
                 if isinstance(error, FileNotFoundError) and verify:
                     unverified = unverified or error
@@ -416,7 +417,7 @@ class CheckpointManager:
                                     str(path))
         checkpoint = read_checkpoint(path, step)
         if verify:
-            checkpoint.load(verify=True)
+            verify_checkpoint(checkpoint)
         return checkpoint
 
     def resume(

@@ -303,3 +303,34 @@ def test_relative_folders_of_dcp(two_folders, monkeypatch):
     assert found["a"].eq(1).all()
     assert os.listdir(two_folders / "here/saved") == ["model.safetensors"]
     assert not os.listdir(two_folders / "elsewhere")
+
+
+EXITS = COMMON + """
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.training import CheckpointManager
+side = dist.new_group(backend="gloo")
+mine = {f"r{rank}": torch.full((2_000_000,), 7.0)}
+if sys.argv[5] == "manager":
+    manager = CheckpointManager(f"{folder}/run", group=side, at_exit=sys.argv[6])
+    manager.save(1, mine)
+else:
+    save_on_ranks_async(mine, f"{folder}/saved", side, at_exit=sys.argv[6])
+"""
+
+
+@pytest.mark.parametrize("at_exit", ["wait", "cancel"])
+@pytest.mark.parametrize("way", ["function", "manager"])
+def test_ranks_that_exit(tmp_path, way, at_exit):
+    """Programs that end right after the call complete the save, or cancel it on all ranks."""
+    from fastsafetensors.torch import load_file
+    from fastsafetensors.training import CheckpointManager
+
+    run_ranks(EXITS, tmp_path, 2, way, at_exit)
+    if way == "manager":
+        latest = CheckpointManager(tmp_path / "run").latest(verify=True)
+        if at_exit == "wait" or latest is not None:
+            assert latest.ranks == 2 and latest.load(rank=1)["r1"].eq(7).all()
+        return
+    if at_exit == "wait" or (tmp_path / "saved").exists():
+        found = load_file(tmp_path / "saved")
+        assert found.keys() == {"r0", "r1"} and found["r1"].eq(7).all()
