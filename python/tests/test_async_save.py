@@ -131,13 +131,14 @@ def test_the_barrier_is_a_hook_of_torch(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["resized", "freed"])
-def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
+@pytest.mark.parametrize("options", [{"stage": "none"}, {"stage": "lazy", "memory": "32MiB"}])
+def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str, options: dict) -> None:
     """Memory that is unmapped during a save causes an error, and neither a crash nor a mixed
     file."""
     tensors = {f"w{i}": torch.ones(MIB) for i in range(40)}
     path = tmp_path / "a.safetensors"
     save_file({"old": torch.ones(3)}, path)
-    handle = save_file_async(tensors, path, stage="none")
+    handle = save_file_async(tensors, path, **options)
     tensors["w39"].untyped_storage().resize_(8 if what == "resized" else 0)
     assert isinstance(handle.exception(), SafetensorError)
     assert same(path, {"old": torch.ones(3)})
