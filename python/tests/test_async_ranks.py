@@ -80,6 +80,48 @@ save_on_ranks_async(mine, target, side).wait()
 finish()
 """
 
+PUBLISHES = COMMON + """
+import errno
+from fastsafetensors import _publish
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.torch import load_file
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=60))
+mine = {f"r{rank}": torch.full((300000,), 1.0)}
+save_on_ranks_async(mine, f"{folder}/saved", side).wait()
+real = _publish.publish_set
+def refuse(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/saved")
+_publish.publish_set = refuse
+for target in ("saved", "new"):
+    mine[f"r{rank}"].add_(1)
+    handle = save_on_ranks_async(mine, f"{folder}/{target}", side)
+    error = handle.exception()
+    assert isinstance(error, OSError if rank == 0 else RankError), error
+    assert "No space left" in str(error) and not handle.cancel(), error
+dist.barrier()
+found = load_file(f"{folder}/saved", mode="load")
+assert len(found) == size and all(tensor.eq(1).all() for tensor in found.values())
+for target in ("saved", "new"):
+    assert not [name for name in os.listdir(f"{folder}/{target}") if name.startswith(".")]
+dist.barrier()
+_publish.publish_set = real
+# The older ones of several saves are superseded on all ranks, or on none.
+handles = []
+for step in range(6):
+    mine[f"r{rank}"].fill_(step)
+    handles.append(save_on_ranks_async(mine, f"{folder}/saved", side, overlap="supersede"))
+errors = [handle.exception() for handle in handles]
+assert errors[-1] is None, errors
+assert all(error is None or str(error).startswith("cancelled") for error in errors), errors
+every = [None] * size
+dist.all_gather_object(every, [error is None for error in errors])
+assert all(one == every[0] for one in every), every
+found = load_file(f"{folder}/saved", mode="load")
+assert len(found) == size and all(tensor.eq(5).all() for tensor in found.values())
+dist.barrier()
+finish()
+"""
+
 DIES = COMMON + """
 from fastsafetensors.distributed import save_on_ranks_async
 from fastsafetensors.torch import load_file
@@ -156,6 +198,11 @@ finish()
 def test_ranks_save_without_stopping(tmp_path, size):
     """The saved state is that of the call, on every rank. An error on one rank is raised on all."""
     run_ranks(RANKS, tmp_path, size)
+
+
+def test_failed_publications_and_superseded_saves(tmp_path):
+    """If rank 0 can't publish, the old model stays on all ranks. A superseded save is on all."""
+    run_ranks(PUBLISHES, tmp_path, 2)
 
 
 def test_a_rank_that_dies(tmp_path):
