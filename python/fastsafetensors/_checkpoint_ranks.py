@@ -70,7 +70,7 @@ class Ranks:
 
     def refuse(self, joint: JointSave, error: Exception) -> None:
         """Let the save fail on all ranks, in a thread."""
-        EmptySave(joint, str(joint.place), error).forget_error()
+        EmptySave(joint, "", error).forget_error()
 
     def start(self, joint: JointSave, state: Mapping[str, Any], metadata: dict[str, str],
               pool: StagingPool, options: Mapping[str, Any]) -> SaveHandle:
