@@ -12,7 +12,8 @@ blocks   seconds in the call; for lazy saves the wait before the optimizer's ste
 done     seconds from the call until the files are complete, while the loop goes on
 lost     seconds that the save costs in all: the time of the save and of the steps until two after
          its end, less the same number of undisturbed steps
-stop     the longest stop, in milliseconds, of a loop in Python while a save runs
+stop     the longest stop, in milliseconds, of a loop in Python while an asynchronous save runs
+slowed   by how many per cent that loop is slower than without a save
 peak     MB of anonymous and shared memory of the process and its children above the loop's own
 """
 
@@ -234,7 +235,7 @@ def remove(path: pathlib.Path) -> None:
 def one_save(loop: Loop, way: Way, path: pathlib.Path) -> dict[str, float]:
     """Save once while the loop goes on; what it cost."""
     undisturbed = []
-    for _ in range(3):
+    for _ in range(5):
         begin = time.perf_counter()
         loop.step()
         undisturbed.append(time.perf_counter() - begin)
@@ -268,21 +269,58 @@ def one_save(loop: Loop, way: Way, path: pathlib.Path) -> dict[str, float]:
             "lost": lost, "step": statistics.median(undisturbed)}
 
 
-def longest_stop(loop: Loop, way: Way, path: pathlib.Path) -> float:
-    """The longest stop, in seconds, of a loop in Python while a save runs, after its call."""
-    done = way(loop.state(), path)
-    longest, last = 0.0, time.perf_counter()
-    next_look = last + 0.02
-    while done is not None:
+def spin(seconds: float, is_over: Callable[[], bool]) -> tuple[float, float]:
+    """Run a loop in Python; return its longest stop in seconds, and its iterations per second."""
+    longest, count = 0.0, 0
+    begin = last = time.perf_counter()
+    looked = 0.0  # seconds in is_over()
+    next_look = begin + 0.02
+    while last - begin < seconds:
         now = time.perf_counter()
         longest = max(longest, now - last)
         last = now
+        count += 1
         if now > next_look:
-            if done():
-                break
+            over = is_over()
             last = time.perf_counter()
+            looked += last - now
             next_look = last + 0.02
-    return longest
+            if over:
+                break
+    return longest, count / (last - begin - looked)
+
+
+def disturb_python(loop: Loop, way: Way, path: pathlib.Path) -> tuple[float, float] | None:
+    """What an asynchronous save does to a loop in Python, after its call.
+
+    Returns the longest stop in seconds and the slowdown as a fraction; None for other saves.
+    """
+    _, undisturbed = spin(1.0, lambda: False)
+    done = way(loop.state(), path)
+    if done is None:
+        return None
+    longest, disturbed = spin(600.0, done)
+    return longest, 1 - disturbed / undisturbed
+
+
+def check_file(loop: Loop, way: Way, path: pathlib.Path) -> None:
+    """Save while the loop goes on; the file must have the state at the call."""
+    wanted = {name: value.clone() for name, value in loop.state().items()}
+    done = way(loop.state(), path)
+    loop.step()
+    while done is not None and not done():
+        time.sleep(0.005)
+    if not path.is_file():
+        return  # folders of torch.distributed.checkpoint are not read here
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except Exception:
+        found = loop.torch.load(path)
+    if found.keys() != wanted.keys() or not all(
+            loop.torch.equal(found[name], wanted[name]) for name in wanted):
+        raise SystemExit("the file does not have the state at the call")
 
 
 def run_way(name: str, arguments: argparse.Namespace) -> None:
@@ -301,11 +339,16 @@ def run_way(name: str, arguments: argparse.Namespace) -> None:
     most = peak.end()
     remove(path)
     loop.before_step = lambda: None
-    stop = longest_stop(loop, way, path)
+    disturbed = disturb_python(loop, way, path)
     size = sum(value.nbytes for value in loop.state().values())
     remove(path)
-    print("RESULT " + json.dumps({"saves": saves, "peak": (most - base) / 1e6,
-                                  "stop": stop * 1e3, "state": size / 1e6}))
+    loop.before_step = lambda: None
+    check_file(loop, way, path)
+    remove(path)
+    result: dict[str, Any] = {"saves": saves, "peak": (most - base) / 1e6, "state": size / 1e6}
+    if disturbed is not None:
+        result.update(stop=disturbed[0] * 1e3, slowed=disturbed[1] * 100)
+    print("RESULT " + json.dumps(result))
     sys.stdout.flush()
     os._exit(0)
 
@@ -341,16 +384,17 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def print_table(results: dict[str, list[dict[str, Any]]]) -> None:
     """Print the medians of all runs."""
-    print("| way | n | blocks, s | done, s | lost, s | stop, ms | peak, MB |\n|---|---|---|---|---"
-          "|---|---|")
+    print("| way | n | blocks, s | done, s | lost, s | stop, ms | slowed, % | peak, MB |\n"
+          "|---|---|---|---|---|---|---|---|")
     for name, runs in results.items():
         saves = [save for run in runs for save in run["saves"]]
         if not saves:
             continue
         columns = [spread([save[key] for save in saves], 3) for key in ("blocks", "done", "lost")]
-        stops = spread([run["stop"] for run in runs], 1)
-        peaks = spread([run["peak"] for run in runs], 0)
-        print(f"| {name} | {len(saves)} | {' | '.join(columns)} | {stops} | {peaks} |")
+        columns += [spread([run[key] for run in runs], 1) if key in runs[0] else "-"
+                    for key in ("stop", "slowed")]
+        columns.append(spread([run["peak"] for run in runs], 0))
+        print(f"| {name} | {len(saves)} | {' | '.join(columns)} |")
     first = next((run for runs in results.values() for run in runs), None)
     if first is not None:
         steps = [save["step"] for runs in results.values() for run in runs for save in run["saves"]]

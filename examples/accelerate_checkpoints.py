@@ -3,7 +3,7 @@
 """Save checkpoints of an accelerate training in the background.
 
     pip install torch accelerate fastsafetensors
-    python accelerate_checkpoints.py FOLDER [STEPS]
+    python accelerate_checkpoints.py FOLDER [STEPS]     # or: accelerate launch ...
 
 Run it again, even after a kill: it continues from the newest complete checkpoint.
 """
@@ -28,10 +28,11 @@ def main():
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     state = {"model": accelerator.unwrap_model(model), "optimizer": optimizer,
              "scheduler": scheduler, "rng": RNG}
-    # Every process has the same state here: one saves. (Sharded states: see save_on_ranks_async()
-    # and dcp.async_save() with FastSafetensorsWriter.)
-    is_main = accelerator.is_main_process
-    with CheckpointManager(folder, every=10, keep_last=2, keep_best=1, stage="lazy") as manager:
+    # Every process has the same state here: the first one saves for all. Processes with states of
+    # their own use ranks="each". The group is for the manager's messages alone.
+    group = torch.distributed.new_group(backend="gloo") if accelerator.num_processes > 1 else None
+    with CheckpointManager(folder, every=10, keep_last=2, keep_best=1, stage="lazy", group=group,
+                           ranks="first") as manager:
         begin = manager.resume(state, verify=True)
         # Before the optimizer changes a tensor, its bytes must have been copied.
         optimizer.optimizer.register_step_pre_hook(manager.before_step)
@@ -43,8 +44,7 @@ def main():
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            if is_main:
-                manager.save(step, state, metric=loss.item())
+            manager.save(step, state, metric=loss.item())
         manager.wait()
         accelerator.print(f"steps {begin + 1} to {steps}, loss {loss.item():.4f}, checkpoints "
                           f"{[checkpoint.step for checkpoint in manager.checkpoints()]}")

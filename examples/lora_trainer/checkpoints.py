@@ -1,101 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: the adapter in peft's format, and the optimizer's state."""
+"""Checkpoints of the run, and the trained adapter in peft's format."""
 
-import json
 import pathlib
 
 import torch
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
-from utils.fast_loading import load_safetensors, save_safetensors_async
-
-ADAPTER = "adapter_model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "trainer_state.json"
+from utils.fast_loading import CheckpointManager, save_safetensors
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is incomplete, damaged or of other settings."""
+    """A checkpoint that is missing, damaged or of other settings."""
 
 
-class StartedCheckpoint:
-    """A checkpoint whose files are being written while the training goes on."""
+class Adapter:
+    """The adapter of a model, as something that has a state."""
 
-    def __init__(self, folder, saves, state):
-        """Keep the handles of the saves."""
-        self.folder = folder
-        self._saves, self._state = saves, state
+    def __init__(self, model, settings):
+        """Keep the model."""
+        self._model, self._rank = model, settings.lora.rank
 
-    def finish(self):
-        """Wait for the files, then write the state file, which marks the checkpoint complete."""
-        for save in self._saves:
-            save.wait()
-        (self.folder / STATE).write_text(json.dumps(self._state))
-        print(f"saved {self.folder}")
+    def state_dict(self):
+        """Return the rank and the weights."""
+        return {"rank": self._rank, "weights": get_peft_model_state_dict(self._model)}
+
+    def load_state_dict(self, state):
+        """Set the weights. Checks them first, because resume() sets the optimizer after them."""
+        if state["rank"] != self._rank:
+            raise CheckpointError(f"the checkpoint has rank {state['rank']}, the settings have "
+                                  f"{self._rank}; nothing was changed")
+        if state["weights"].keys() != get_peft_model_state_dict(self._model).keys():
+            raise CheckpointError("the checkpoint adapts other modules than the settings; nothing "
+                                  "was changed")
+        set_peft_model_state_dict(self._model, state["weights"])
 
 
-def start_checkpoint(folder, model, optimizer, settings, step, loss):
-    """Copy the state and start to save it. Call finish() on the result."""
-    folder = pathlib.Path(folder)
+class Checkpoints:
+    """The checkpoints of a run. They are written while the training goes on."""
+
+    def __init__(self, settings, model, optimizer):
+        """Open the output folder."""
+        self._manager = CheckpointManager(
+            settings.output_dir, every=settings.train.save_every, keep_last=2, stage="lazy")
+        # Before the optimizer changes a tensor, its bytes must have been copied.
+        optimizer.register_step_pre_hook(self._manager.before_step)
+        self._state = {"adapter": Adapter(model, settings), "optimizer": optimizer}
+
+    def save(self, step, is_last):
+        """Save at every save_every steps, and at the last one."""
+        if self._manager.save(step, self._state, force=is_last) is not None:
+            print(f"saving the checkpoint of step {step}")
+
+    def resume(self, which):
+        """Load the checkpoint of a step, or the "latest" intact one; return its step."""
+        try:
+            step = None if which == "latest" else int(which)
+            done = self._manager.resume(self._state, step=step, verify=True)
+        except CheckpointError:
+            raise
+        except Exception as error:  # each package raises its own class
+            raise CheckpointError(f"no checkpoint {which!r} can be loaded ({error}); nothing was "
+                                  "changed") from error
+        if done == 0:
+            raise CheckpointError(f"{self._manager.folder} has no complete checkpoint to resume "
+                                  "from")
+        return done
+
+    def close(self):
+        """Wait until all checkpoints are written."""
+        self._manager.close()
+
+
+def save_adapter(settings, model):
+    """Save the adapter as peft.PeftModel.from_pretrained() loads it."""
+    folder = pathlib.Path(settings.output_dir) / "adapter"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / STATE).unlink(missing_ok=True)
     weights = {name: tensor.detach().cpu().contiguous()
                for name, tensor in get_peft_model_state_dict(model).items()}
-    metadata = {"format": "pt", "lora_rank": str(settings.lora.rank)}
-    saves = [save_safetensors_async(weights, folder / ADAPTER, metadata)]
+    save_safetensors(weights, folder / "adapter_model.safetensors",
+                     {"format": "pt", "lora_rank": str(settings.lora.rank)})
     model.peft_config["default"].save_pretrained(folder)
-    moments = {
-        f"{number}.{name}": value.detach().cpu().contiguous()
-        for number, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-    }
-    saves.append(save_safetensors_async(moments, folder / OPTIMIZER))
-    state = {"step": step, "loss": loss, "lora_rank": settings.lora.rank}
-    return StartedCheckpoint(folder, saves, state)
-
-
-def find_checkpoint(output_dir, resume):
-    """Return the folder to resume from: `resume`, or for "latest" the last complete one."""
-    if resume != "latest":
-        return pathlib.Path(resume)
-    complete = [path.parent for path in pathlib.Path(output_dir).glob(f"checkpoint-*/{STATE}")]
-    if not complete:
-        raise CheckpointError(f"{output_dir} has no complete checkpoint to resume from")
-    return max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def _load(path, settings):
-    try:
-        return load_safetensors(path, settings.fastsafetensors_num_threads)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} is incomplete: {path.name} is missing; nothing "
-                              "was changed") from None
-    except Exception as error:  # each package raises its own class
-        raise CheckpointError(f"{path} is damaged ({error}); nothing was changed") from error
-
-
-def load_checkpoint(folder, model, optimizer, settings):
-    """Restore a checkpoint and return its step. Reads every file before it changes anything."""
-    folder = pathlib.Path(folder)
-    try:
-        state = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is incomplete: {error}") from error
-    if state["lora_rank"] != settings.lora.rank:
-        raise CheckpointError(f"{folder} has rank {state['lora_rank']}, the settings have "
-                              f"{settings.lora.rank}; nothing was changed")
-    weights = _load(folder / ADAPTER, settings)
-    moments = _load(folder / OPTIMIZER, settings)
-    current = get_peft_model_state_dict(model)
-    if weights.keys() != current.keys():
-        raise CheckpointError(f"{folder} adapts other modules than the settings")
-    set_peft_model_state_dict(model, weights)
-    layout = optimizer.state_dict()
-    layout["state"] = {}
-    for key, value in moments.items():
-        number, _, name = key.partition(".")
-        layout["state"].setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict(layout)
-    return state["step"]
+    print(f"saved {folder}")
 
 
 def as_batch(items, device):

@@ -4,20 +4,13 @@
     python train.py config.yaml [key=value ...]
 """
 
-import pathlib
 import sys
 import time
 
 import torch
 from base_model import fingerprint, load_base
 from caches import CachedEmbeddings, CacheError, make_caches
-from checkpoints import (
-    CheckpointError,
-    as_batch,
-    find_checkpoint,
-    load_checkpoint,
-    start_checkpoint,
-)
+from checkpoints import CheckpointError, Checkpoints, as_batch, save_adapter
 from peft import LoraConfig, get_peft_model
 from settings import SettingsError, load_settings
 from utils.fast_loading import is_fastsafetensors_available
@@ -49,31 +42,36 @@ def train(settings):
         target_modules=list(settings.lora.target_modules), task_type="CAUSAL_LM"))
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=settings.train.learning_rate)
-    done = 0
-    if settings.train.resume:
-        folder = find_checkpoint(settings.output_dir, settings.train.resume)
-        done = load_checkpoint(folder, model, optimizer, settings)
-        print(f"resumed from {folder}, step {done}")
-    losses, output, started = [], pathlib.Path(settings.output_dir), None
+    checkpoints = Checkpoints(settings, model, optimizer)
+    try:
+        done = 0
+        if settings.train.resume:
+            done = checkpoints.resume(settings.train.resume)
+            print(f"resumed from step {done} of {settings.output_dir}")
+        losses = run_steps(settings, dataset, (model, optimizer, checkpoints), done)
+    finally:
+        checkpoints.close()
+    save_adapter(settings, model)
+    return losses
+
+
+def run_steps(settings, dataset, parts, done):
+    """Train from the step after `done` on; return the losses."""
+    model, optimizer, checkpoints = parts
+    losses, last = [], settings.train.steps
     source = batches(dataset, settings)
     for _ in range(done):  # skip the batches of the earlier run
         next(source)
-    for step in range(done + 1, settings.train.steps + 1):
+    for step in range(done + 1, last + 1):
         batch = next(source)
         loss = model(inputs_embeds=batch["prompt_embeds"], labels=batch["labels"]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        if step % 10 == 0 or step == settings.train.steps:
+        if step % 10 == 0 or step == last:
             print(f"step {step}: loss {losses[-1]:.4f}")
-        if step % settings.train.save_every == 0 or step == settings.train.steps:
-            if started is not None:
-                started.finish()
-            started = start_checkpoint(output / f"checkpoint-{step}", model, optimizer, settings,
-                                       step, losses[-1])
-    if started is not None:
-        started.finish()
+        checkpoints.save(step, is_last=step == last)
     return losses
 
 

@@ -141,12 +141,18 @@ class Staging:
             if getattr(self, name) != unset:
                 raise ValueError(f'{name} has no effect with stage="none", which copies nothing')
 
-    def settings(self, is_unchanged: Callable[[], bool] | None) -> Any:
+    def settings(self, hooks: Hooks) -> Any:
         """Return the settings of the C call."""
         memory = _staging_limit(self.memory)
         pool = self.pool or _shared_pool()
         return (self.stage, self.overlap, self.copy_threads, self.nice, memory, pool._core,
-                is_unchanged)
+                hooks.is_unchanged, hooks.publish)
+
+
+def was_cancelled(error: BaseException | None) -> bool:
+    """Whether the error of a save says that it was cancelled."""
+    # Other failures have a class of their own, and a path in the text.
+    return type(error) is RuntimeError and str(error).startswith("cancelled")
 
 
 class SaveHandle(ABC):
@@ -182,12 +188,25 @@ class SaveHandle(ABC):
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
 
-    @abstractmethod
     def cancel(self) -> bool:
-        """Make the save end soon, with the old files in place. False: it can't be cancelled.
+        """Cancel the save, and wait for its end, which comes soon.
 
-        True does not say that it was in time: wait() raises RuntimeError if it was.
+        A save of several ranks is cancelled on all of them or on none; the call waits until they
+        have agreed, which is when the last one has written its files.
+
+        Returns:
+            True: it was cancelled, now or before, and the old files are in place; wait() raises
+            RuntimeError. False: it was too late, or the save has failed: see wait(). Also in a
+            fork's child, which can't cancel saves of its parent.
         """
+        if self._is_of_parent():
+            return False
+        self._stop()
+        return was_cancelled(self.exception())
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Cancel the save if it is not too late, without waiting."""
 
     @abstractmethod
     def wait_staged(self, timeout: float | None = None) -> None:
@@ -287,12 +306,14 @@ class FileSave(SaveHandle):
         """Whether the save has ended."""
         return self._core.stats()["state"] in ("done", "failed")
 
-    def cancel(self) -> bool:
-        """Make the save end soon."""
-        if self._is_of_parent():
-            return False
+    def _stop(self) -> None:
+        """Cancel the save if it is not too late, without waiting."""
         self._core.cancel()
-        return True
+
+    def _interrupt(self) -> None:
+        """Cancel the save, because its call is interrupted."""
+        self._stop()
+        self.exception()
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until no tensor is read any more."""
@@ -370,13 +391,16 @@ class ThreadSave(SaveHandle):
         if self._is_of_parent():
             raise RuntimeError("the save was started before fork(): it belongs to the parent")
 
-    def cancel(self) -> bool:
-        """Several processes take part: one can't end it alone."""
-        return False
+    def _stop(self) -> None:
+        """Do nothing: the work can't be cancelled."""
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Check the timeout: the tensors were copied in the call."""
         check_timeout(timeout)
+
+    def forget_error(self) -> None:
+        """The error is reported elsewhere: it is not logged."""
+        self._is_told = True
 
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
@@ -404,6 +428,18 @@ class ThreadSave(SaveHandle):
         return {"state": self.progress.state}
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What a save calls."""
+
+    # Whether the tensors are what they were at the call; None: they are copied before it returns.
+    is_unchanged: Callable[[], bool] | None = None
+    # Called by the writing thread instead of putting the files in place, with their temporary
+    # paths, or with None and the error. Returns None if they are in place then, else why not.
+    publish: Callable[[list[str] | None, Exception | None], str | None] | None = None
+    make_handle: Callable[[_core.AsyncSave, Path, str], FileSave] = FileSave
+
+
 class _Running:
     """Saves that have not ended: their handles live, and the interpreter's exit ends them."""
 
@@ -428,7 +464,7 @@ class _Running:
         handles, self._handles = self._handles, set()
         for handle in handles:
             if handle.at_exit == "cancel":
-                handle.cancel()
+                handle._stop()
         for handle in handles:
             handle._end()
         log_drain()
@@ -444,24 +480,23 @@ def start_rows(
     rows: list[Any],
     metadata: dict[str, str] | None,
     staging: Staging,
-    is_unchanged: Callable[[], bool] | None = None,
+    hooks: Hooks | None = None,
     **options: Any,
 ) -> FileSave:
     """Start a save of rows; return its handle when the tensors are staged as asked."""
-    options = check_save_options(options)
+    options, hooks = check_save_options(options), hooks or Hooks()
     follow_logging()
     try:
-        core = _core.AsyncSave(staging.settings(is_unchanged), path, rows, metadata, **options)
+        core = _core.AsyncSave(staging.settings(hooks), path, rows, metadata, **options)
     except OSError as error:
         raise serialization_error(error) from error
-    handle = FileSave(core, path, staging.at_exit)
+    handle = hooks.make_handle(core, path, staging.at_exit)
     if staging.stage != "copy":
         return handle
     try:
         handle.wait_staged()
     except (KeyboardInterrupt, SystemExit):
-        handle.cancel()
-        handle.exception()
+        handle._interrupt()
         raise
     except Exception:
         pass  # wait() raises it

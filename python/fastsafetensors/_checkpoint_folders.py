@@ -34,8 +34,11 @@ class Checkpoint:
     path: Path
     step: int
     metric: float | None
+    ranks: int = 1  # that have saved a state each
 
-    def load(self, device: Any = "cpu", *, verify: bool = False) -> dict[str, Any]:
+    def load(
+        self, device: Any = "cpu", *, rank: int | None = None, verify: bool = False
+    ) -> dict[str, Any]:
         """Return the state that was saved: {name: what its state_dict() gave}.
 
         Names that were one tensor in the state are one tensor in the result: clone those that are
@@ -50,14 +53,29 @@ class Checkpoint:
 
         Args:
             device: where the tensors go.
-            verify: compare every byte with the manifest that was saved with it.
+            rank: whose state, if several ranks have saved one each; nothing else is read.
+            verify: compare every byte that is read with the manifest that was saved with it.
 
         Raises:
             SafetensorError: damaged files; with verify, bytes that differ.
-            ValueError: files that CheckpointManager did not write.
+            ValueError: files that CheckpointManager did not write; a rank that has saved nothing,
+                or none given where several have.
         """
         check_switch("verify", verify)
-        return decode_state(load_file(self.path, device, mode="load", verify=verify or None))
+        how: dict[str, Any] = {"mode": "load", "verify": verify or None}
+        if self.ranks == 1 and rank in (None, 0):
+            return decode_state(load_file(self.path, device, **how))
+        if rank is None or not 0 <= rank < self.ranks:
+            raise ValueError(f"{self.path} has the states of {self.ranks} ranks: rank must be "
+                             f"0 to {self.ranks - 1}, not {rank}")
+        prefix = rank_prefix(rank)
+        found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
+        return decode_state({name[len(prefix):]: found[name] for name in found})
+
+
+def rank_prefix(rank: int) -> str:
+    """What the names of a rank's tensors begin with."""
+    return f"rank-{rank}."
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
@@ -67,7 +85,14 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
     metric = metadata.get("metric")
     if metadata.get("step") != str(step):
         raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
-    return Checkpoint(path, step, None if metric is None else float(metric))
+    return Checkpoint(path, step, None if metric is None else float(metric),
+                      int(metadata.get("ranks", "1")))
+
+
+def verify_checkpoint(checkpoint: Checkpoint) -> None:
+    """Read all states, one at a time; raise if bytes differ from the manifest."""
+    for rank in range(checkpoint.ranks):
+        checkpoint.load(rank=rank, verify=True)
 
 
 def has_visible_files(path: Path) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from ._torch_tensors import wrap
 # The bytes that the kernel copies per call, and the buffer size if it cannot copy.
 _KERNEL_BYTES = 64 << 20
 _MEMORY_BYTES = 8 << 20
+# The names of a rank's tensors in a checkpoint of several ranks begin so.
+_RANK = re.compile(r"rank-[0-9]+\.")
 # Why another method may work where copy_file_range() failed.
 _REFUSALS = {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF}
 
@@ -154,13 +157,16 @@ def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[
     """
     chosen = {name[len(prefix):]: parts for name, parts in stored.items()
               if name.startswith(prefix)}
-    if not prefix or DESCRIPTION not in stored:
+    match = _RANK.match(prefix)
+    rank = match[0] if match else ""
+    described = rank + DESCRIPTION
+    if not prefix or described not in stored:
         return chosen
-    with OpenLoad(stored[DESCRIPTION][0].model, [DESCRIPTION], mode="load") as loader:
+    with OpenLoad(stored[described][0].model, [described], mode="load") as loader:
         description = bytes(wrap(next(iter(loader))).numpy())
     for path, name in described_tensors(description):
-        if path.startswith(prefix) and not name.startswith(f"{path}#"):
-            chosen.setdefault(path[len(prefix):], stored[name])
+        if (rank + path).startswith(prefix) and not name.startswith(f"{path}#"):
+            chosen.setdefault((rank + path)[len(prefix):], stored[rank + name])
     return chosen
 
 
@@ -190,7 +196,8 @@ def consolidate(
         max_shard_size: most bytes of tensors in a file.
         metadata: of every file; without it, {"format": "pt"}.
         prefix: only tensors whose names begin so, without it ("model." of a checkpoint of
-            CheckpointManager). A tensor of several names is written under each of them.
+            CheckpointManager, "rank-0.model." if each rank has saved its state). A tensor of
+            several names is written under each of them.
         alignment: as in save_file. Blocks are shared only where tensors begin at multiples of 4096
             bytes, in the source as well.
         memory: most bytes of memory for tensors that are cut along other dimensions than the first

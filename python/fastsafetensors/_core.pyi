@@ -167,9 +167,10 @@ class StagingPool:
     def close(self) -> None: ...
     def nbytes(self) -> int: ...
 
-# stage, overlap, threads, nice, memory, pool, is_unchanged.
+# stage, overlap, threads, nice, memory, pool, is_unchanged, publish.
 AsyncSettings = tuple[
-    str, str, int, int, int, StagingPool | None, Callable[[], object] | None
+    str, str, int, int, int, StagingPool | None, Callable[[], object] | None,
+    Callable[[list[str] | None, Exception | None], str | None] | None
 ]
 
 class AsyncSave:

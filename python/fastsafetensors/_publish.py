@@ -59,10 +59,8 @@ def publish_together(
 ) -> None:
     """Write the files of all ranks, {number: writer} on each; then rank 0 publishes them.
 
-    The writers must stay open until this returns. error: an earlier failure on this rank. Until
-    rank 0 publishes, an error on any rank is an error on all, and the old model is intact; closing
-    a writer deletes its file. Then the others wait for its outcome as long as the group allows: a
-    time limit of theirs would make an error of a model that is in place.
+    The writers must stay open until this returns; closing one deletes its file, if it was not
+    published. error: an earlier failure on this rank.
     """
     hidden: dict[int, str] = {}
     if error is None:
@@ -70,6 +68,22 @@ def publish_together(
             hidden = _hand_over(writers)
         except Exception as failure:
             error = failure
+    publish_hidden(pg, agreement, hidden, place, error)
+
+
+def publish_hidden(
+    pg: Any,
+    agreement: Agreement,
+    hidden: Mapping[int, str],
+    place: SetTarget,
+    error: Exception | None = None,
+) -> None:
+    """Let rank 0 publish the files of all ranks, {number: temporary name} on each.
+
+    error: an earlier failure on this rank. Until rank 0 publishes, an error on any rank is an error
+    on all, and the old model is intact. Then the others wait for its outcome as long as the group
+    allows: a time limit of theirs would make an error of a model that is in place.
+    """
     agreement.agree("the end of writing", error=error)
     every: dict[str, str] = {}
     # Only rank 0 knows that it has not published: it does so after this.

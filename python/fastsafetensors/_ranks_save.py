@@ -18,21 +18,20 @@ import pathlib
 from typing import Any, NamedTuple
 
 from ._agreement import Agreement
-from ._async_save import SaveHandle, ThreadSave
 from ._core import Writer
-from ._kept_copies import KeptCopies
 from ._options import check_no_empty_path, check_switch, check_timeout
 from ._paths import absolute_path
 from ._publish import SetTarget, publish_together
 from ._saving import fixed_manifest, manifest_options, promise_word, refuse_address
+from ._shard_rows import stem_of
 from ._torch_state import check_tensors, make_rows
 from ._types import Path
 from .v05.frameworks import get_framework_op
 
-__all__ = ["save_on_ranks", "save_on_ranks_async"]
+__all__ = ["save_on_ranks"]
 
 
-def _check_unique(every: list[list[list[Any]]]) -> None:
+def check_unique(every: list[list[list[Any]]]) -> None:
     """ValueError for a name that two ranks have."""
     seen: dict[str, int] = {}
     for rank, rows in enumerate(every):
@@ -42,12 +41,12 @@ def _check_unique(every: list[list[list[Any]]]) -> None:
             seen[name] = rank
 
 
-def _missing_count(folder: pathlib.Path) -> int:
+def missing_count(folder: pathlib.Path) -> int:
     """Count the folders to make: the folder itself, and parents."""
     return sum(not path.exists() for path in (folder, *folder.parents))
 
 
-def _remove_folders(folder: pathlib.Path, count: int) -> None:
+def remove_folders(folder: pathlib.Path, count: int) -> None:
     """Remove folders that the save has made, if they are empty."""
     with contextlib.suppress(OSError):
         for path in (folder, *folder.parents)[:count]:
@@ -63,9 +62,10 @@ class _Request(NamedTuple):
     manifest: dict[str, Any]  # manifest_options() as given, on which all ranks must agree
     fixed_manifest: dict[str, Any]  # the same with an absolute path
     timeout: float | None
+    stem: str = "model"  # of the files' names
 
 
-def _make_request(
+def make_request(
     folder: str | os.PathLike[str],
     metadata: dict[str, str] | None,
     durable: bool,
@@ -87,6 +87,7 @@ def save_on_ranks(
     group: Any = None,
     metadata: dict[str, str] | None = None,
     *,
+    filename_pattern: str = "model{suffix}.safetensors",
     durable: bool = False,
     manifest: bool | Path = False,
     timeout: float | None = None,
@@ -103,6 +104,8 @@ def save_on_ranks(
         folder: created if missing; a failed save removes what it created.
         group: a torch.distributed group; None: a single process.
         metadata: of every file; {"format": "pt"} by default.
+        filename_pattern: for file names, as in save_safetensors_sharded; {suffix} is the number of
+            the rank.
         durable: wait until files and folder are on the device.
         manifest: as in save_file, for the whole model; rank 0 reads all files for it.
         timeout: seconds to wait for other ranks, in all; None: the group's timeout for each wait.
@@ -121,7 +124,8 @@ def save_on_ranks(
     """
     request, failure = None, None
     try:
-        request = _make_request(folder, metadata, durable, manifest, timeout)
+        request = make_request(folder, metadata, durable, manifest, timeout)._replace(
+            stem=stem_of(filename_pattern))
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
     name = _save(tensors, request, group, failure)
@@ -142,7 +146,8 @@ def _save(
     pg.limit_waits()
     agreement = Agreement(pg)
     rank, ranks = pg.rank(), pg.size()
-    name = f"model-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else "model"
+    stem = "model" if request is None else request.stem
+    name = f"{stem}-{rank + 1:05d}-of-{ranks:05d}" if ranks > 1 else stem
     mine: list[list[Any]] = []
     lines: list[str] = []
     missing = 0
@@ -151,14 +156,14 @@ def _save(
             raise failure
         assert request is not None
         check_tensors(tensors, request.metadata)
-        missing = _missing_count(request.folder)
+        missing = missing_count(request.folder)
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
         lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}"]
     except Exception as error:
         failure = error
     agreement.agree("a sharded save", lines, failure)
     assert request is not None
-    made = SetTarget(str(request.folder), "model", request.durable,
+    made = SetTarget(str(request.folder), stem, request.durable,
                      manifest=request.fixed_manifest)
     every = [json.loads(text) for text in
              pg.exchange_texts(json.dumps([mine, missing]), "the names")]
@@ -168,7 +173,7 @@ def _save(
     is_saved = False
     try:
         try:
-            _check_unique([rows for rows, _ in every])
+            check_unique([rows for rows, _ in every])
             request.folder.mkdir(parents=True, exist_ok=True)
             rows, owners = make_rows(tensors, on_device=True)
             writers[rank] = Writer(
@@ -184,85 +189,5 @@ def _save(
             writer.close()
         # The last rank that closes its file finds the folder empty.
         if not is_saved:
-            _remove_folders(request.folder, missing)
-    return "model.safetensors.index.json" if ranks > 1 else "model.safetensors"
-
-
-# Buffers of save_on_ranks_async(), of this process.
-_copies: KeptCopies | None = None
-
-
-def _forget_copies() -> None:
-    """In a fork's child: no thread of it will release them."""
-    global _copies
-    _copies = None
-
-
-os.register_at_fork(after_in_child=_forget_copies)
-
-
-def save_on_ranks_async(
-    tensors: dict[str, Any],
-    folder: str | os.PathLike[str],
-    group: Any = None,
-    metadata: dict[str, str] | None = None,
-    *,
-    durable: bool = False,
-    manifest: bool | Path = False,
-    timeout: float | None = None,
-) -> SaveHandle:
-    """Start save_on_ranks() on copies of the tensors, and return while a thread does it.
-
-    The files have the state at the call. The copies lie in CPU memory that is kept for the next
-    call, which waits until the save before it has ended. A rank that fails or dies fails the save
-    on all ranks, at wait().
-
-    Args:
-        tensors: {name: tensor} of this rank.
-        folder: is made if it is not there. A relative path is resolved in the call.
-        group: a torch.distributed group with a CPU backend (gloo) that nothing else uses while the
-            save runs: the thread exchanges messages over it. None: alone.
-        metadata: of every file; without it, {"format": "pt"}.
-        durable: files and folder are on the device when the save has ended.
-        manifest: as in save_file, of the set.
-        timeout: as in save_on_ranks.
-
-    Returns:
-        The handle. It can't be cancelled: the other ranks would wait. ``result`` is the absolute
-        path of the index, or of the one file.
-
-    Raises:
-        NotImplementedError: a URL.
-        KeyboardInterrupt: Ctrl-C; the other ranks' saves fail at their time limit.
-        TypeError: an argument of another type. The call waits for the other ranks, whose saves then
-            fail as well.
-    """
-    global _copies
-    if _copies is None:
-        _copies = KeptCopies()
-    copies = _copies
-    copies.acquire()
-    staged: dict[str, Any] = {}
-    failure: Exception | None = None
-
-    def work() -> str:
-        try:
-            return str(request.folder / _save(staged, request, group, failure))
-        finally:
-            copies.release()
-
-    try:
-        try:
-            request = _make_request(folder, metadata, durable, manifest, timeout)
-        except Exception as error:
-            _save({}, None, group, error)  # the other ranks wait to hear of it
-            raise
-        try:
-            check_tensors(tensors, metadata)
-            staged = copies.copy(tensors)
-        except Exception as error:  # the same
-            failure = error
-        return ThreadSave(work, os.fsdecode(folder))
-    except BaseException:  # Ctrl-C, or no thread: nothing will release them
-        copies.release()
-        raise
+            remove_folders(request.folder, missing)
+    return f"{stem}.safetensors{'.index.json' if ranks > 1 else ''}"

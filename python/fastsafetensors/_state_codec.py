@@ -31,6 +31,9 @@ class _Encoder:
 
     def _tensor(self, tensor: Any, path: str) -> str:
         """The name of a tensor; one that comes twice is kept once."""
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{path}: the parameter of a lazy module has no values yet. Call the "
+                             "module with a batch before its state is saved")
         key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
                tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
         if tensor.numel() > 0 and key in self._known:

@@ -42,7 +42,8 @@ from ._rank_parts import (
     part_on_mesh,
     tensor_named,
 )
-from ._ranks_save import save_on_ranks, save_on_ranks_async
+from ._ranks_async import save_on_ranks_async
+from ._ranks_save import save_on_ranks
 from ._torch_installed import torch
 from ._torch_state import format_box, torch_dtype, torch_shape
 from ._torch_tensors import export, make_item

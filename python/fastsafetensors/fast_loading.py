@@ -21,13 +21,12 @@ from collections import OrderedDict
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
-from ._core import Model, SafetensorError, assign_shards
+from ._core import Model, SafetensorError
 from ._load import load_from
 from ._open import check_device, check_path, is_meta
-from ._options import check_count, check_location, name_list, parse_size
+from ._options import check_count, check_location, name_list
 from ._progress import Progress
 from ._saving import (
-    check_names,
     compress_word,
     manifest_options,
     promise_word,
@@ -147,34 +146,6 @@ def load_safetensors_mmap(
 # ---- sharded models ----
 
 
-def _storage_groups(tensors: dict[str, Any]) -> list[int]:
-    """A number per tensor, equal for tensors that share memory.
-
-    Tensors without elements have no address, which Hugging Face's splitter takes for shared.
-    """
-    from ._tensor_memory import storage_ptr
-
-    keys = [(str(tensor.device), storage_ptr(tensor)) for tensor in tensors.values()]
-    counts: dict[tuple[str, int], int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
-    numbers: dict[tuple[str, int], int] = {}
-    return [
-        numbers.setdefault(key, len(numbers) + 1) if counts[key] > 1 else 0
-        for key in keys
-    ]
-
-
-def _stem_of(pattern: str) -> str:
-    """The file name stem before the number; an error for an invalid filename_pattern."""
-    text = pattern if isinstance(pattern, str) else ""
-    stem, found, ending = text.partition("{suffix}")
-    if not found or ending != ".safetensors" or not stem or "/" in stem or stem.startswith("."):
-        kind = ValueError if isinstance(pattern, str) else TypeError
-        raise kind(f"filename_pattern must be 'NAME{{suffix}}.safetensors', not {pattern!r}")
-    return stem
-
-
 def save_safetensors_sharded(
     state_dict: dict[str, Tensor],
     output_dir: Path,
@@ -219,7 +190,9 @@ def save_safetensors_sharded(
         TypeError: an argument of another type.
     """
     check_location("output_dir", output_dir)
-    rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
+    from ._shard_rows import plan_shards
+
+    rows, options, tied = plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     paths, _ = save_rows(
         output_dir,
         rows,
@@ -232,31 +205,6 @@ def save_safetensors_sharded(
         **manifest_options(manifest),
     )
     return str(paths[-1])
-
-
-def _plan_shards(
-    state_dict: dict[str, Tensor],
-    max_shard_size: int | str,
-    filename_pattern: str,
-    metadata: dict[str, str] | None,
-) -> tuple[list[Any], dict[str, Any], dict[str, str]]:
-    """The rows of a sharded save, the writer's options, and {left out: kept} of tied tensors."""
-    from ._tensor_memory import find_same, settled
-    from ._torch_state import check_kinds, make_rows
-
-    limit = parse_size("max_shard_size", max_shard_size)
-    stem = _stem_of(filename_pattern)
-    check_kinds(state_dict)
-    check_names(state_dict, metadata)
-    state_dict = settled(state_dict)
-    tied = find_same(state_dict)
-    kept = {name: tensor for name, tensor in state_dict.items() if name not in tied}
-    rows, owners = make_rows(kept)
-    sizes = [row[4] for row in rows]
-    file_of, file_count = assign_shards(sizes, _storage_groups(kept), limit)
-    options = {"file_of": file_of, "file_count": max(file_count, 1), "stem": stem,
-               "owners": owners}
-    return rows, options, tied
 
 
 def save_safetensors_sharded_async(
@@ -307,7 +255,8 @@ def save_safetensors_sharded_async(
         ValueError: an invalid size or pattern, and tensors that save_file can't save.
         TypeError: an argument of another type.
     """
-    from ._async_save import Staging, start_rows
+    from ._async_save import Hooks, Staging, start_rows
+    from ._shard_rows import plan_shards
     from ._tensor_memory import watch_changes
     from ._torch_state import check_kinds
 
@@ -315,13 +264,13 @@ def save_safetensors_sharded_async(
     check_location("output_dir", output_dir)
     check_kinds(state_dict)
     is_unchanged = None if how.stage == "copy" else watch_changes(state_dict)
-    rows, options, tied = _plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
+    rows, options, tied = plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     return start_rows(
         output_dir,
         rows,
         with_ties({"format": "pt"} if metadata is None else metadata, tied),
         how,
-        is_unchanged,
+        Hooks(is_unchanged),
         promise=promise_word(durable),
         threads=threads,
         compress=compress_word(compress),

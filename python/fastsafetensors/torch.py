@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ._async_save import SaveHandle, Staging, StagingPool, start_rows
+from ._async_save import Hooks, SaveHandle, Staging, StagingPool, start_rows
 from ._core import serialize
 from ._dtypes import dtype_word
 from ._gpu import check_present, is_gpu, load_options, report_gds
@@ -456,7 +456,7 @@ def save_file_async(
     check_tensors(tensors, metadata)
     is_unchanged = None if stage == "copy" else watch_changes(tensors)
     rows, owners = make_rows(tensors, on_device=True)
-    return start_rows(filename, rows, metadata, staging, is_unchanged, owners=owners,
+    return start_rows(filename, rows, metadata, staging, Hooks(is_unchanged), owners=owners,
                       **file_options(durable, alignment, engine, compress, manifest))
 
 

@@ -18,17 +18,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import operator
 import os
-import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._async_save import SaveHandle, Staging, StagingPool
+from ._async_save import SaveHandle, Staging, StagingPool, was_cancelled
 from ._checkpoint_folders import (
     STEM,
     Checkpoint,
@@ -37,11 +35,21 @@ from ._checkpoint_folders import (
     has_visible_files,
     make_folder,
     read_checkpoint,
+    verify_checkpoint,
 )
+from ._checkpoint_ranks import Ranks
 from ._options import check_count, check_no_empty_path, check_switch, check_switches, parse_size
 from ._paths import absolute_path
 from ._state_codec import encode_state
-from ._torch_installed import torch
+from ._training_state import (
+    RNG,
+    check_loaded,
+    check_state,
+    check_targets,
+    load_into,
+    states_of,
+    step_number,
+)
 from .fast_loading import save_safetensors_sharded_async
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
@@ -49,71 +57,31 @@ __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 _log = logging.getLogger("fastsafetensors")
 
 
-class _Rng:
-    """The states of Python's, NumPy's and torch's random number generators."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states."""
-        state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-        with contextlib.suppress(ImportError):
-            import numpy
-
-            state["numpy"] = numpy.random.get_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = torch.cuda.get_rng_state_all()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the states."""
-        random.setstate(state["python"])
-        torch.set_rng_state(state["torch"].clone())
-        if "numpy" in state:
-            import numpy
-
-            numpy.random.set_state(state["numpy"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([one.clone() for one in state["cuda"]])
+def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for invalid arguments of CheckpointManager."""
+    keep_last, keep_best = retention["keep_last"], retention["keep_best"]
+    check_count("every", retention["every"], 1)
+    check_count("keep_best", keep_best)
+    if keep_last is not None:
+        check_count("keep_last", keep_last, 1)
+    elif keep_best:
+        raise ValueError("keep_best has no effect without keep_last, because all checkpoints "
+                         "are kept")
+    check_switches(manifest=options["manifest"], durable=options["durable"])
+    check_no_empty_path("folder", folder)
+    if "://" in os.fsdecode(folder):
+        raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
+    if retention["best"] not in ("min", "max"):
+        raise ValueError(f"best must be 'min' or 'max', not {retention['best']!r}")
+    if options["stage"] not in ("copy", "lazy"):
+        raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
+    Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
+    parse_size("max_shard_size", options["max_shard_size"])
 
 
-# The random number generators of this process, as something that has a state.
-RNG = _Rng()
-
-
-def _state_of(value: Any) -> Any:
-    return value.state_dict() if hasattr(value, "state_dict") else value
-
-
-# Methods that load a dict and nothing else.
-_DICT_LOADERS = (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict,
-                 _Rng.load_state_dict)
-
-
-def _check_state(state: Any) -> None:
-    """Raise TypeError for a state that is not a mapping."""
-    if not isinstance(state, Mapping):
-        raise TypeError("state must be a dict {name: what has a state}, not a "
-                        f"{type(state).__name__}")
-
-
-def _check_targets(state: Mapping[str, Any]) -> None:
-    """Raise TypeError for a value that a state can't be loaded into."""
-    for name, target in state.items():
-        if not callable(getattr(target, "load_state_dict", None)):
-            raise TypeError(f"state[{name!r}] must have a load_state_dict(), which a "
-                            f"{type(target).__name__} lacks: read it with latest().load()")
-
-
-def _is_cancelled(error: Exception) -> bool:
-    # Other failures have a class of their own, and a path in the text.
-    return type(error) is RuntimeError and str(error) == "cancelled"
-
-
-def _step_number(step: Any) -> int:
-    """Return a step as an int. TypeError or ValueError if it is not a valid step number."""
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"step must not be negative: {number}")
-    return number
+def _metadata(step: int, metric: float | None) -> dict[str, str]:
+    metadata = {"format": "pt", "step": str(step)}
+    return metadata if metric is None else {**metadata, "metric": repr(float(metric))}
 
 
 class CheckpointManager:
@@ -127,6 +95,8 @@ class CheckpointManager:
         keep_last: int | None = None,
         keep_best: int = 0,
         best: str = "min",
+        group: Any = None,
+        ranks: str = "each",
         max_shard_size: int | str = "100GB",
         stage: str = "copy",
         memory: int | str | None = None,
@@ -135,6 +105,7 @@ class CheckpointManager:
         manifest: bool = True,
         overlap: str = "order",
         at_exit: str = "wait",
+        timeout: float | None = None,
     ) -> None:
         """Open a folder of checkpoints, and delete what killed runs have left in it.
 
@@ -153,46 +124,48 @@ class CheckpointManager:
             keep_best: with keep_last, so many of those with the best metric are kept as well. NaN
                 is no metric.
             best: "min" or "max": which metric is better, for keep_best and best().
-            max_shard_size: most bytes of tensors in a file; by default nearly always one file.
+            group: a torch.distributed group with a CPU backend (gloo) that nothing else uses. All
+                of its ranks must see the folder, make a manager with the same arguments, and call
+                save() and resume() in the same order. A checkpoint is complete when all ranks have
+                written their files; an error on one rank is an error on all. None: one process.
+            ranks: "each": every rank saves its own state, and resumes from it, in a group of the
+                same size. "first": rank 0 saves its state, and all ranks resume from it.
+            max_shard_size: most bytes of tensors in a file; by default nearly always one.
             stage: "copy" or "lazy", as in fastsafetensors.torch.save_file_async; with "lazy",
                 register before_step() with the optimizer.
             memory: the most staging memory, as in StagingPool.
             ready: so much of it is allocated now, as in StagingPool.
             durable: a checkpoint counts as saved when its files are on the device, and so are the
                 entries of the folders that were made for it.
-            manifest: checkpoints are saved with checksums, for resume(verify=True).
+            manifest: checkpoints are saved with checksums, for resume(verify=True). For a group
+                rank 0 reads all files for it.
             overlap: "order" or "supersede", as in save_file_async.
             at_exit: "wait" or "cancel", as in save_file_async.
+            timeout: seconds to wait for other ranks, in a call and at the end of a save; None: the
+                group's timeout for each message.
 
         Raises:
             TypeError, ValueError: an argument of another type, or out of range; a URL.
             OSError: the folder can't be made or read.
+            RankError: an error on another rank, or other arguments there.
         """
-        every = check_count("every", every, 1)
-        check_count("keep_best", keep_best)
-        if keep_last is not None:
-            check_count("keep_last", keep_last, 1)
-        elif keep_best:
-            raise ValueError("keep_best has no effect without keep_last, because all checkpoints "
-                             "are kept")
-        check_switches(manifest=manifest, durable=durable)
-        check_no_empty_path("folder", folder)
-        if "://" in os.fsdecode(folder):
-            raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
-        if best not in ("min", "max"):
-            raise ValueError(f"best must be 'min' or 'max', not {best!r}")
-        if stage not in ("copy", "lazy"):
-            raise ValueError(f"stage must be 'copy' or 'lazy', not {stage!r}")
-        Staging(stage, overlap=overlap, at_exit=at_exit)  # checks the words
-        parse_size("max_shard_size", max_shard_size)
-        self.folder = absolute_path(folder)
-        self.every = every
-        self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
+        self._ranks = Ranks(group, ranks, timeout)
+        retention = {"every": every, "keep_last": keep_last, "keep_best": keep_best, "best": best}
         self._options: dict[str, Any] = {
             "durable": durable, "manifest": manifest, "stage": stage, "overlap": overlap,
             "at_exit": at_exit, "max_shard_size": max_shard_size,
             "filename_pattern": STEM + "{suffix}.safetensors"}
-        self._pool = StagingPool(memory, ready)
+        described = {**retention, **self._options, "ranks": ranks}
+        with self._ranks.agreement_after("CheckpointManager()", [
+                f"{name} {value}" for name, value in described.items()]):
+            _check_arguments(folder, retention, self._options)
+            self._pool = StagingPool(memory, ready)
+            self.folder = absolute_path(folder)
+            if self._ranks.rank == 0:
+                make_folder(self.folder, durable)
+                clean_up(self.folder)
+        self.every = int(every)
+        self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
         self._lock, self._pruning = threading.Lock(), threading.Lock()
         self._pid, self._is_closed = os.getpid(), False
         self._handle: SaveHandle | None = None
@@ -203,8 +176,6 @@ class CheckpointManager:
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
         self._passed_over: set[int] = set()
         self._resumed: int | None = None
-        make_folder(self.folder, durable)
-        clean_up(self.folder)
 
     # ---- saving ----
 
@@ -245,52 +216,85 @@ class CheckpointManager:
             ValueError: a negative step; the manager is closed.
             RuntimeError: the manager was made before a fork().
         """
+        if self._ranks.group is not None:
+            return self._save_together(step, state, metric, force)
         check_switch("force", force)
-        _check_state(state)
-        step = _step_number(step)
+        check_state(state)
+        step = step_number(step)
         if not force and not self.should_save(step):
             return None
         self._check_usable()
         self.check()
-        tensors = encode_state({name: _state_of(value) for name, value in state.items()})
-        metadata = {"format": "pt", "step": str(step)}
-        if metric is not None:
-            metadata["metric"] = repr(float(metric))
-        place = self.folder / f"step-{step}"
+        tensors = encode_state(states_of(state))
+        with self._starting(step):
+            return self._watch(save_safetensors_sharded_async(
+                tensors, self._place_of(step), metadata=_metadata(step, metric), pool=self._pool,
+                **self._options), step)
+
+    def _save_together(
+        self, step: Any, state: Mapping[str, Any], metric: float | None, force: bool
+    ) -> SaveHandle | None:
+        """save() of a group: what fails here must fail on all ranks."""
+        self._check_usable()
+        number = step_number(step)
+        check_switch("force", force)
+        if not force and not self.should_save(number):
+            return None
+        joint = self._ranks.join(self._place_of(number), self._options)
+        try:
+            self.check()
+            check_state(state)
+            with self._starting(number):
+                return self._watch(self._ranks.start(
+                    joint, states_of(state), _metadata(number, metric), self._pool,
+                    self._options), number)
+        except Exception as error:
+            if not joint.is_started:
+                self._ranks.refuse(joint, error)
+            raise
+        except BaseException:
+            joint.leave()
+            raise
+
+    def _place_of(self, step: int) -> Path:
+        return self.folder / f"step-{step}"
+
+    @contextlib.contextmanager
+    def _starting(self, step: int) -> Iterator[None]:
+        """Count a save of a step as running while it is started, and then if that was possible."""
         with self._lock:
             self._saving[step] += 1
         try:
-            handle = save_safetensors_sharded_async(
-                tensors, place, metadata=metadata, pool=self._pool, **self._options)
+            yield
         except BaseException:
             with self._lock:
                 self._saving[step] -= 1
             raise
+
+    def _watch(self, handle: SaveHandle, step: int) -> SaveHandle:
+        """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._handle = handle
         self._calls += 1
-        self._watch(handle, step, self._calls)
-        return handle
-
-    def _watch(self, handle: SaveHandle, step: int, number: int) -> None:
-        """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         # The interpreter's exit joins threads that are no daemons before it cancels saves.
-        thread = threading.Thread(target=self._finish, args=(handle, step, number),
+        thread = threading.Thread(target=self._finish, args=(handle, step, self._calls),
                                   name="fastsafetensors checkpoints",
                                   daemon=handle.at_exit == "cancel")
         thread.start()
         self._threads.append(thread)
+        return handle
 
     def _finish(self, handle: SaveHandle, step: int, number: int) -> None:
         error = handle.exception()
         with self._lock:
             self._saving[step] -= 1
             if error is not None:
-                # A failed save leaves an empty folder at most. Another save of the step may use it.
-                if self._saving[step] == 0:
+                # A failed save leaves an empty folder at most. Another save of the step may use it;
+                # ranks delete it together.
+                if self._saving[step] == 0 and self._ranks.group is None:
                     with contextlib.suppress(OSError):
                         (self.folder / f"step-{step}").rmdir()
-                if not _is_cancelled(error):
+                if not was_cancelled(error):
                     self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
                 return
@@ -380,7 +384,7 @@ class CheckpointManager:
             try:
                 checkpoint = read_checkpoint(path, step)
                 if verify:
-                    checkpoint.load(verify=True)
+                    verify_checkpoint(checkpoint)
             except Exception as error:
                 if isinstance(error, FileNotFoundError) and verify:
                     unverified = unverified or error
@@ -413,7 +417,7 @@ class CheckpointManager:
                                     str(path))
         checkpoint = read_checkpoint(path, step)
         if verify:
-            checkpoint.load(verify=True)
+            verify_checkpoint(checkpoint)
         return checkpoint
 
     def resume(
@@ -422,44 +426,88 @@ class CheckpointManager:
         """Load a complete checkpoint into what is given; return its step, 0 without one.
 
         Args:
-            state: {name: what has a load_state_dict()}, names as in save(). Names that the
-                checkpoint has beyond these are left.
+            state: {name: value}, names as in save(). What has a load_state_dict() is given the
+                saved state. Dicts, lists and tensors get the saved contents in place; other plain
+                values, such as numbers, are replaced in `state`. Names that the checkpoint has
+                beyond these are left.
             step: the checkpoint to load; None: the latest. Later checkpoints stay, and latest()
                 still returns them until they are saved again or deleted.
             verify: compare every byte with the manifest first; a damaged checkpoint is passed over,
                 or an error if `step` asks for it.
 
+        In a group, all ranks load the same step, the latest that all can read; verify= compares
+        the bytes that a rank reads.
+
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
-            TypeError: a state that is not a mapping, a value without load_state_dict(), or a module
-                or optimizer whose name has no dict in the checkpoint; nothing was changed.
+            TypeError: a state that is not a mapping, or one that can't be changed and has plain
+                values; a module or optimizer whose name has no dict in the checkpoint; nothing was
+                changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
+            RankError: an error on another rank.
         """
+        if self._ranks.group is not None:
+            return self._resume_together(state, step, verify)
         check_switch("verify", verify)
-        _check_state(state)
-        _check_targets(state)
+        check_state(state)
+        check_targets(state)
         if step is None:
             checkpoint = self.latest(verify=verify)
         else:
-            checkpoint = self._checkpoint_of(_step_number(step), verify)
+            checkpoint = self._checkpoint_of(step_number(step), verify)
         if checkpoint is None:
             return 0
         loaded = checkpoint.load()
-        missing = sorted(map(str, state.keys() - loaded.keys()))
-        if missing:
-            raise KeyError(f"{checkpoint.path} has no state of {', '.join(missing)}")
-        for name, target in state.items():
-            takes_dict = getattr(type(target), "load_state_dict", None) in _DICT_LOADERS
-            if takes_dict and not isinstance(loaded[name], dict):
-                raise TypeError(f"{checkpoint.path}: the state of {name!r} is a "
-                                f"{type(loaded[name]).__name__}, and a {type(target).__name__} "
-                                "loads a dict")
+        check_loaded(state, loaded, checkpoint.path)
         self._resumed = checkpoint.step
-        for name, target in state.items():
-            target.load_state_dict(loaded[name])
+        load_into(state, loaded)
         return checkpoint.step
+
+    def _resume_together(self, state: Mapping[str, Any], step: Any, verify: bool) -> int:
+        """resume() of a group, which no running save may use meanwhile."""
+        self._check_usable()
+        for thread in self._threads:
+            thread.join()
+        with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
+            check_switch("verify", verify)
+            check_state(state)
+            check_targets(state)
+            step = None if step is None else step_number(step)
+        unverified: Exception | None = None
+        for number, loaded, refused in self._ranks.read_steps(
+                self._steps_to_try(step), lambda number: self._read_part(number, verify)):
+            if refused is None:
+                self._load_together(state, loaded, number)
+                return number
+            if step is not None:
+                raise refused
+            _log.warning("%s is passed over: %s", self._place_of(number), refused)
+            self._passed_over.add(number)
+            if isinstance(refused, FileNotFoundError) or "FileNotFoundError" in str(refused):
+                unverified = unverified or refused
+        if verify and unverified is not None:
+            raise unverified
+        return 0
+
+    def _steps_to_try(self, step: int | None) -> list[int]:
+        if step is not None:
+            return [step]
+        return [number for number, path in reversed(find_steps(self.folder))
+                if has_visible_files(path)]
+
+    def _read_part(self, step: int, verify: bool) -> dict[str, Any]:
+        """Read this rank's state of a step."""
+        return self._ranks.read(self._checkpoint_of(step, verify=False), verify)
+
+    def _load_together(self, state: Mapping[str, Any], loaded: dict[str, Any], step: int) -> None:
+        """Load on all ranks, or on none if the state does not fit on one."""
+        with self._ranks.agreement_after(f"the state of step {step}"):
+            check_loaded(state, loaded, self._place_of(step))
+        self._resumed = step
+        with self._ranks.agreement_after(f"loading the state of step {step}"):
+            load_into(state, loaded)
 
     # ---- deleting ----
 
@@ -479,7 +527,7 @@ class CheckpointManager:
         Only a checkpoint that is known to be readable may push out another one. Higher steps belong
         to a run before this one, which has begun again at a lower step.
         """
-        if self._keep_last is None:
+        if self._keep_last is None or self._ranks.rank > 0:
             return
         counted = [one for one in self.checkpoints()
                    if one.step <= saved and one.step not in self._passed_over]

@@ -3,6 +3,8 @@
 /// between such saves.
 #include "save_request.h"
 
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 /// Interval of checks for Ctrl-C.
@@ -99,6 +101,90 @@ static int ask_unchanged(void *context) {
     return is_good;
 }
 
+/// What a save that other processes take part in calls at its end.
+typedef struct publish_call {
+    PyObject *callable;
+    module_state *state;
+} publish_call;
+
+static PyObject *list_paths(const char *const *paths, size_t count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *path = PyUnicode_DecodeFSDefault(paths[i]);
+        if (path == NULL || PyList_SetItem(list, (Py_ssize_t)i, path) != 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+/// The exception of an error, as an object.
+static PyObject *make_exception(module_state *state, const fst_error *error) {
+    PyObject *kind, *value, *trace;
+    fstpy_raise(state, error);
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return value;
+}
+
+/// Returns what the program's function returns: None, or a text that says why nothing was
+/// published.
+static PyObject *ask_publish(const publish_call *call, fst_status status, const char *const *paths,
+                             size_t path_count, const fst_error *error) {
+    PyObject *first = status == FST_OK ? list_paths(paths, path_count) : Py_NewRef(Py_None);
+    PyObject *second = status == FST_OK ? Py_NewRef(Py_None) : make_exception(call->state, error);
+    PyObject *answer = NULL;
+    if (first != NULL && second != NULL)
+        answer = PyObject_CallFunctionObjArgs(call->callable, first, second, NULL);
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    return answer;
+}
+
+/// Called once, by a thread of the library without the GIL.
+static fst_status call_publish(void *context, fst_status status, const char *const *paths,
+                               size_t path_count, fst_error *error) {
+    publish_call *call = context;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *answer = ask_publish(call, status, paths, path_count, error);
+    bool is_published = answer == Py_None;
+    if (answer == NULL) PyErr_WriteUnraisable(call->callable);
+    if (!is_published && status == FST_OK) {
+        const char *why = answer == NULL ? NULL : PyUnicode_AsUTF8AndSize(answer, NULL);
+        *error = (fst_error){.status = FST_E_IO, .byte_offset = FST_NO_OFFSET};
+        snprintf(error->message, sizeof error->message, "%s",
+                 why == NULL ? "the set of files was not published" : why);
+        status = FST_E_IO;
+        PyErr_Clear();
+    }
+    Py_XDECREF(answer);
+    Py_DECREF(call->callable);
+    PyMem_Free(call);
+    PyGILState_Release(gil);
+    return is_published ? FST_OK : status;
+}
+
+/// Sets the options for a callable. The call frees what it needs; if it is never made, the caller
+/// calls drop_publish().
+static int set_publish(module_state *state, PyObject *callable, fst_async_options *options) {
+    publish_call *call = PyMem_Malloc(sizeof *call);
+    if (call == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    *call = (publish_call){Py_NewRef(callable), state};
+    options->publish = call_publish;
+    options->publish_context = call;
+    return 1;
+}
+
+static void drop_publish(const fst_async_options *options) {
+    publish_call *call = options->publish_context;
+    if (call == NULL) return;
+    Py_DECREF(call->callable);
+    PyMem_Free(call);
+}
+
 static fst_async_save *begin_use(PyObject *self) {
     async_object *object = (async_object *)self;
     if (object->is_closed) {
@@ -124,16 +210,17 @@ static void end_use(PyObject *self) {
     close_unused((async_object *)self);
 }
 
-/// `settings`: (stage, overlap, threads, nice, memory, pool or None, callable or None).
-static int read_settings(const module_state *state, PyObject *settings, fst_async_options *options,
+/// `settings`: (stage, overlap, threads, nice, memory, pool or None, callable or None that checks
+/// whether tensors are unchanged, callable or None that publishes).
+static int read_settings(module_state *state, PyObject *settings, fst_async_options *options,
                          async_object *object) {
     static const char *const stages[] = {"copy", "lazy", "none"};
     static const char *const overlaps[] = {"order", "supersede"};
     const char *stage, *overlap;
-    PyObject *pool, *is_unchanged;
+    PyObject *pool, *is_unchanged, *publish;
     unsigned long long memory;
-    if (!PyArg_ParseTuple(settings, "ssIIKOO", &stage, &overlap, &options->thread_count,
-                          &options->nice, &memory, &pool, &is_unchanged))
+    if (!PyArg_ParseTuple(settings, "ssIIKOOO", &stage, &overlap, &options->thread_count,
+                          &options->nice, &memory, &pool, &is_unchanged, &publish))
         return 0;
     int stage_at = fstpy_find_word(stage, stages, FST_STAGE_COUNT, "stage");
     int overlap_at =
@@ -154,11 +241,12 @@ static int read_settings(const module_state *state, PyObject *settings, fst_asyn
             return 0;
         }
     }
-    if (is_unchanged == Py_None) return 1;
-    object->is_unchanged = Py_NewRef(is_unchanged);
-    options->is_unchanged = ask_unchanged;
-    options->context = object;
-    return 1;
+    if (is_unchanged != Py_None) {
+        object->is_unchanged = Py_NewRef(is_unchanged);
+        options->is_unchanged = ask_unchanged;
+        options->context = object;
+    }
+    return publish == Py_None || set_publish(state, publish, options);
 }
 
 static int start_save(PyTypeObject *type, async_object *object, PyObject *settings,
@@ -178,8 +266,10 @@ static int start_save(PyTypeObject *type, async_object *object, PyObject *settin
         pool->uses--;
         close_unused_pool(pool);
     }
-    if (status != FST_OK) fstpy_raise(fstpy_state(type), &error);
-    return status == FST_OK;
+    if (status == FST_OK) return 1;
+    drop_publish(&options);
+    fstpy_raise(fstpy_state(type), &error);
+    return 0;
 }
 
 /// AsyncSave(settings, path, rows, metadata, ...): the settings, then the arguments of Writer.

@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import time
 
 import pytest
 from test_rank_faults import COMMON, run_ranks
@@ -29,7 +30,46 @@ for step in range(3):
     for name, tensor in found.items():
         assert tensor.eq(int(name[1]) + 10 * step).all(), (name, step)
     dist.barrier()
-assert not handle.cancel()
+assert not handle.cancel()  # its files are in place
+# Cancelled on one rank, a save is cancelled on all; if it is too late, on none.
+for number in range(12):
+    before = load_file(target, mode="load")
+    handle = save_on_ranks_async(mine, target, side, memory="32MiB" if number % 2 else None,
+                                 stage="lazy" if number % 3 == 2 else "copy")
+    handle.wait_staged()
+    cancelled = rank == number % size and handle.cancel()
+    error = handle.exception()
+    assert handle.cancel() == (error is not None), error
+    words = torch.tensor([error is not None, "cancelled" in str(error)], dtype=torch.int)
+    every = [torch.zeros_like(words) for _ in range(size)]
+    dist.all_gather(every, words)
+    assert all(torch.equal(one, words) for one in every), (number, every)
+    assert bool(words[0]) == bool(words[1]), error
+    if words[0]:
+        assert str(error) == ("cancelled" if rank == number % size
+                              else f"cancelled by rank {number % size}"), error
+        after = load_file(target, mode="load")
+        assert all(torch.equal(after[name], before[name]) for name in before)
+    dist.barrier()
+    for tensor in mine.values():
+        tensor.add_(10)
+handle = save_on_ranks_async(mine, target, side)
+handle.wait()
+dist.barrier()
+assert len([name for name in os.listdir(target) if name.startswith(".")]) == 0
+dist.barrier()
+# Several in flight, each with its memory, take their turns with the group.
+from fastsafetensors.async_save import StagingPool
+many = [save_on_ranks_async(mine, f"{folder}/many{i}", side, pool=StagingPool(),
+                            durable=(i + rank) % 2 == 0) for i in range(6)]
+for i, handle in enumerate(many):
+    if i % 3 == 2 and rank == 0:
+        handle.cancel()
+    error = handle.exception()
+    assert error is None or (i % 3 == 2 and "cancelled" in str(error)), (i, error)
+dist.barrier()
+for i in range(6):
+    assert len(load_file(f"{folder}/many{i}")) == 2 * size if i % 3 != 2 else True
 bad = {**mine, **({"x": 3} if rank == 1 else {})}
 handle = save_on_ranks_async(bad, target, side)
 error = handle.exception()
@@ -40,18 +80,61 @@ save_on_ranks_async(mine, target, side).wait()
 finish()
 """
 
+PUBLISHES = COMMON + """
+import errno
+from fastsafetensors import _publish
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.torch import load_file
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=60))
+mine = {f"r{rank}": torch.full((300000,), 1.0)}
+save_on_ranks_async(mine, f"{folder}/saved", side).wait()
+real = _publish.publish_set
+def refuse(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/saved")
+_publish.publish_set = refuse
+for target in ("saved", "new"):
+    mine[f"r{rank}"].add_(1)
+    handle = save_on_ranks_async(mine, f"{folder}/{target}", side)
+    error = handle.exception()
+    assert isinstance(error, OSError if rank == 0 else RankError), error
+    assert "No space left" in str(error) and not handle.cancel(), error
+dist.barrier()
+found = load_file(f"{folder}/saved", mode="load")
+assert len(found) == size and all(tensor.eq(1).all() for tensor in found.values())
+for target in ("saved", "new"):
+    assert not [name for name in os.listdir(f"{folder}/{target}") if name.startswith(".")]
+dist.barrier()
+_publish.publish_set = real
+# The older ones of several saves are superseded on all ranks, or on none.
+handles = []
+for step in range(6):
+    mine[f"r{rank}"].fill_(step)
+    handles.append(save_on_ranks_async(mine, f"{folder}/saved", side, overlap="supersede"))
+errors = [handle.exception() for handle in handles]
+assert errors[-1] is None, errors
+assert all(error is None or str(error).startswith("cancelled") for error in errors), errors
+every = [None] * size
+dist.all_gather_object(every, [error is None for error in errors])
+assert all(one == every[0] for one in every), every
+found = load_file(f"{folder}/saved", mode="load")
+assert len(found) == size and all(tensor.eq(5).all() for tensor in found.values())
+dist.barrier()
+finish()
+"""
+
 DIES = COMMON + """
-from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async
+from fastsafetensors.distributed import save_on_ranks_async
 from fastsafetensors.torch import load_file
 target = f"{folder}/saved"
 side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=5))
 mine = {f"r{rank}": torch.full((1000,), 1.0)}
-save_on_ranks(mine, target, WORLD)
+save_on_ranks_async(mine, target, side).wait()
 dist.barrier()
 if rank == 1:
     os._exit(0)
 handle = save_on_ranks_async({"r0": torch.full((1000,), 2.0)}, target, side, timeout=5)
-assert handle.exception(120) is not None
+error = handle.exception(120)
+assert isinstance(error, RankError) and "rank 1 has ended" in str(error), error
 found = load_file(target, mode="load")
 assert len(found) == size and all(tensor.eq(1).all() for tensor in found.values())
 os._exit(0)
@@ -117,6 +200,11 @@ def test_ranks_save_without_stopping(tmp_path, size):
     run_ranks(RANKS, tmp_path, size)
 
 
+def test_failed_publications_and_superseded_saves(tmp_path):
+    """If rank 0 can't publish, the old model stays on all ranks. A superseded save is on all."""
+    run_ranks(PUBLISHES, tmp_path, 2)
+
+
 def test_a_rank_that_dies(tmp_path):
     """The handle raises an error within the time limit, and the old model stays."""
     run_ranks(DIES, tmp_path, 2)
@@ -143,25 +231,64 @@ def test_a_core_writer_is_finished_by_one_call_at_a_time(tmp_path):
     writer.close()
 
 
-def test_an_interrupted_call_releases_the_copies(tmp_path, monkeypatch):
-    """Ctrl-C while the tensors are copied: the next call does not wait for it."""
+def test_an_interrupted_call_leaves_the_group_to_the_next(tmp_path, monkeypatch):
+    """Ctrl-C while the tensors are checked: the next call does not wait for it."""
     torch = pytest.importorskip("torch")
-    from fastsafetensors import _ranks_save
+    from fastsafetensors import _ranks_async
     from fastsafetensors.distributed import save_on_ranks_async
 
     def interrupt(tensors, metadata):
         raise KeyboardInterrupt
 
+    made = []
+
+    class Kept(_ranks_async.JointSave):
+        def __post_init__(self):
+            super().__post_init__()
+            made.append(self)
+
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(_ranks_save, "check_tensors", interrupt)
+        patched.setattr(_ranks_async, "JointSave", Kept)
+        patched.setattr(_ranks_async, "check_tensors", interrupt)
         save_on_ranks_async({"a": torch.ones(3)}, tmp_path)
-    assert _ranks_save._copies._free.acquire(blocking=False)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if _ranks_save._copies is None else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    _ranks_save._copies.release()
+    assert made[0]._end.is_set()
     save_on_ranks_async({"a": torch.ones(3)}, tmp_path).wait()
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors"]
+
+
+def test_one_rule_for_names(tmp_path):
+    """filename_pattern= names the files of every function that saves a set, as in
+    save_safetensors_sharded()."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async
+
+    tensors = {"a": torch.ones(3)}
+    pattern = "checkpoint{suffix}.safetensors"
+    path = save_on_ranks(tensors, tmp_path / "a", filename_pattern=pattern)
+    handle = save_on_ranks_async(tensors, tmp_path / "b", filename_pattern=pattern)
+    handle.wait()
+    assert path == str(tmp_path / "a/checkpoint.safetensors")
+    assert handle.result == str(tmp_path / "b/checkpoint.safetensors")
+    for save in (save_on_ranks, save_on_ranks_async):
+        with pytest.raises(ValueError, match="filename_pattern must be"):
+            save(tensors, tmp_path / "c", filename_pattern="checkpoint")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_failed_save_leaves_no_folder(tmp_path):
+    """The folders that a failed save has made are removed, also those of a bad tensor."""
+    torch = pytest.importorskip("torch")
+    from fastsafetensors.distributed import save_on_ranks_async
+
+    tensors = {f"w{i}": torch.ones(1 << 20) for i in range(10)}
+    for bad in ({"x": 3}, {}):
+        handle = save_on_ranks_async({**tensors, **bad}, tmp_path / "new/deep")
+        handle.cancel()
+        assert handle.exception() is not None
+        end = time.monotonic() + 60
+        while (tmp_path / "new").exists() and time.monotonic() < end:
+            time.sleep(0.005)
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -183,17 +310,17 @@ def test_a_relative_folder_is_that_of_the_call(two_folders, monkeypatch):
     """The thread of a save resolves no path in a folder to which the program has changed."""
     import threading
 
-    from fastsafetensors import _ranks_save, check_manifest
+    from fastsafetensors import _ranks_async, check_manifest
     from fastsafetensors.distributed import save_on_ranks_async
     from fastsafetensors.torch import load_file
 
-    may_run, real = threading.Event(), _ranks_save.Agreement
+    may_run, real = threading.Event(), _ranks_async.Agreement
 
     def wait_first(pg):
         assert may_run.wait(60)
         return real(pg)
 
-    monkeypatch.setattr(_ranks_save, "Agreement", wait_first)
+    monkeypatch.setattr(_ranks_async, "Agreement", wait_first)
     for folder in ("saved", b"bytes"):
         may_run.clear()
         monkeypatch.chdir(two_folders / "here")
@@ -223,3 +350,34 @@ def test_relative_folders_of_dcp(two_folders, monkeypatch):
     assert found["a"].eq(1).all()
     assert os.listdir(two_folders / "here/saved") == ["model.safetensors"]
     assert not os.listdir(two_folders / "elsewhere")
+
+
+EXITS = COMMON + """
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.training import CheckpointManager
+side = dist.new_group(backend="gloo")
+mine = {f"r{rank}": torch.full((2_000_000,), 7.0)}
+if sys.argv[5] == "manager":
+    manager = CheckpointManager(f"{folder}/run", group=side, at_exit=sys.argv[6])
+    manager.save(1, mine)
+else:
+    save_on_ranks_async(mine, f"{folder}/saved", side, at_exit=sys.argv[6])
+"""
+
+
+@pytest.mark.parametrize("at_exit", ["wait", "cancel"])
+@pytest.mark.parametrize("way", ["function", "manager"])
+def test_ranks_that_exit(tmp_path, way, at_exit):
+    """Programs that end right after the call complete the save, or cancel it on all ranks."""
+    from fastsafetensors.torch import load_file
+    from fastsafetensors.training import CheckpointManager
+
+    run_ranks(EXITS, tmp_path, 2, way, at_exit)
+    if way == "manager":
+        latest = CheckpointManager(tmp_path / "run").latest(verify=True)
+        if at_exit == "wait" or latest is not None:
+            assert latest.ranks == 2 and latest.load(rank=1)["r1"].eq(7).all()
+        return
+    if at_exit == "wait" or (tmp_path / "saved").exists():
+        found = load_file(tmp_path / "saved")
+        assert found.keys() == {"r0", "r1"} and found["r1"].eq(7).all()

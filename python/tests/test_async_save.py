@@ -131,13 +131,14 @@ def test_the_barrier_is_a_hook_of_torch(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["resized", "freed"])
-def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str) -> None:
+@pytest.mark.parametrize("options", [{"stage": "none"}, {"stage": "lazy", "memory": "32MiB"}])
+def test_unmapped_memory_is_an_error(tmp_path: pathlib.Path, what: str, options: dict) -> None:
     """Memory that is unmapped during a save causes an error, and neither a crash nor a mixed
     file."""
     tensors = {f"w{i}": torch.ones(MIB) for i in range(40)}
     path = tmp_path / "a.safetensors"
     save_file({"old": torch.ones(3)}, path)
-    handle = save_file_async(tensors, path, stage="none")
+    handle = save_file_async(tensors, path, **options)
     tensors["w39"].untyped_storage().resize_(8 if what == "resized" else 0)
     assert isinstance(handle.exception(), SafetensorError)
     assert same(path, {"old": torch.ones(3)})
@@ -333,14 +334,30 @@ def test_cancel(tmp_path: pathlib.Path) -> None:
         change(tensors)
         handle = save_file_async(tensors, tmp_path / "a", durable=True)
         time.sleep(generator.random() * 0.01)
-        assert handle.cancel()
+        cancelled = handle.cancel()
         error = handle.exception()
+        assert cancelled == handle.cancel() == (error is not None)
         if error is None:
             old = clone(tensors)
         else:
             assert "cancelled" in str(error)
         assert same(tmp_path / "a", old)
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_cancel_says_whether_it_was_in_time(tmp_path: pathlib.Path) -> None:
+    """False for a save that is done, and for one that has failed."""
+    done = save_file_async(make(), tmp_path / "a")
+    done.wait()
+    assert done.cancel() is False and done.exception() is None
+    failed = save_file_async(make(), tmp_path / "none" / "a")
+    assert isinstance(failed.exception(), FileNotFoundError) and failed.cancel() is False
+    tensors = {f"w{i}": torch.ones(MIB) for i in range(60)}
+    early = save_file_async(tensors, tmp_path / "b", stage="none", durable=True)
+    assert early.cancel() is True and early.cancel() is True
+    with pytest.raises(RuntimeError, match="^cancelled$"):
+        early.wait()
+    assert sorted(os.listdir(tmp_path)) == ["a"]
 
 
 def test_a_context_ends_the_save(tmp_path: pathlib.Path) -> None:

@@ -95,7 +95,7 @@ def losses(text):
 
 
 MODULES = ("base_model", "caches", "checkpoints", "settings", "train", "utils",
-           "utils.fast_loading")
+           "utils.fast_loading", "utils.plain_checkpoints")
 
 
 @pytest.fixture
@@ -131,16 +131,16 @@ def test_trainer(trainer, train, torch):
     assert "FastSafeTensors available: True, used: True" in text
     first = losses(text)
     assert first[20] < first[10] < 5.6  # random guessing has a loss of ln 256 = 5.5
-    shutil.rmtree(trainer / "run/output/checkpoint-20")
+    shutil.rmtree(trainer / "run/output/step-20")
     resumed = train("train.steps=20", "train.save_every=10", "train.resume=latest")
-    assert "resumed from run/output/checkpoint-10, step 10" in resumed
+    assert "resumed from step 10 of run/output" in resumed
     assert losses(resumed)[20] == first[20]  # as if it had not been interrupted
 
     import peft
     import transformers
     from safetensors import safe_open
 
-    adapter = trainer / "run/output/checkpoint-20"
+    adapter = trainer / "run/output/adapter"
     with safe_open(adapter / "adapter_model.safetensors", "pt") as f:
         assert f.metadata() == {"format": "pt", "lora_rank": "16"}
     base = transformers.AutoModelForCausalLM.from_pretrained(trainer / "run/base")
@@ -161,6 +161,15 @@ def test_trainer_without_the_package(trainer, tmp_path):
     plain = run("train.py", "config.yaml", "train.steps=10", "use_fastsafetensors=false",
                 "output_dir=run/plain", cwd=trainer)
     assert "used: False" in plain and losses(plain) == losses(same)
+    # Checkpoints without the package.
+    blocked = {"PYTHONPATH": str(block.parent)}
+    words = ["train.py", "config.yaml", "train.save_every=4", "output_dir=run/blocked"]
+    whole = run(*words, "train.steps=20", cwd=trainer, **blocked)
+    assert sorted(os.listdir(trainer / "run/blocked")) == ["adapter", "step-16.pt", "step-20.pt"]
+    again = run(*words, "train.steps=20", "train.resume=16", cwd=trainer, **blocked)
+    assert "resumed from step 16" in again and losses(again)[20] == losses(whole)[20]
+    assert "no checkpoint '7' can be loaded" in run(
+        *words, "train.resume=7", cwd=trainer, expect=2, **blocked)
 
 
 def test_trainer_reports_configuration_errors(trainer, train, torch):
@@ -196,24 +205,27 @@ def test_trainer_reports_configuration_errors(trainer, train, torch):
 
 def test_trainer_refuses_damaged_checkpoints(trainer, train):
     train("train.steps=2")
-    folder = trainer / "run/output/checkpoint-2"
+    folder = trainer / "run/output/step-2"
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def resume(*words):
-        return train("train.steps=4", "train.resume=latest", *words, expect=2)
+    def resume(*words, which="latest"):
+        return train("train.steps=4", f"train.resume={which}", *words, expect=2)
 
     assert "rank 16" in resume("lora.rank=4")
-    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
-        (folder / name).write_bytes(kept[name][:1000])
-        assert f"{name} is damaged" in resume()
-        (folder / name).unlink()
-        assert f"{name} is missing" in resume()
-        (folder / name).write_bytes(kept[name])
-    (folder / "trainer_state.json").write_text("{")
-    assert "is incomplete" in resume()
-    (folder / "trainer_state.json").write_bytes(kept["trainer_state.json"])
+    assert "'7' can be loaded" in resume(which="7")
+    assert "'first' can be loaded" in resume(which="first")
+    name = "checkpoint.safetensors"
+    (folder / name).write_bytes(kept[name][:-100])
+    assert "no complete checkpoint" in resume()
+    assert "the file is truncated" in resume(which="2")
+    (folder / name).write_bytes(kept[name][:-1] + bytes([kept[name][-1] ^ 1]))
+    assert "no complete checkpoint" in resume()
+    assert "differs from its" in resume(which="2")
+    (folder / name).unlink()
+    assert "step-2" in resume(which="2")
+    (folder / name).write_bytes(kept[name])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
-    assert sorted(os.listdir(trainer / "run/output")) == ["checkpoint-2"]
+    assert sorted(os.listdir(trainer / "run/output")) == ["adapter", "step-2"]
 
 
 # ---- the performance test and the benchmarks ----
@@ -322,3 +334,15 @@ def test_accelerate_checkpoints(tmp_path):
     assert "steps 1 to 25" in first and "checkpoints [10, 20]" in first
     second = subprocess.run([*program, "40"], check=True, capture_output=True, text=True).stdout
     assert "steps 21 to 40" in second
+
+
+def test_accelerate_checkpoints_of_two_processes(tmp_path):
+    """Both resume from what the first has saved."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("torch")
+    program = ["-m", "torch.distributed.run", "--nproc-per-node", "2",
+               EXAMPLES / "accelerate_checkpoints.py", tmp_path / "run"]
+    environment = {"ACCELERATE_USE_CPU": "true"}
+    assert "checkpoints [10, 20]" in run(*program, "25", **environment)
+    text = run(*program, "40", **environment)
+    assert "steps 21 to 40" in text and "30, 40]" in text

@@ -81,7 +81,7 @@ static fst_status open_pool(fst_async_save *save, fst_error *error) {
     return FST_OK;
 }
 
-static fst_status check_data(const fsti_async_request *request, fst_error *error) {
+static fst_status check_request(const fsti_async_request *request, fst_error *error) {
     for (size_t i = 0; i < request->tensor_count; i++)
         if (request->tensors[i].data == NULL)
             return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
@@ -92,12 +92,16 @@ static fst_status check_data(const fsti_async_request *request, fst_error *error
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                               "a file that other processes write parts of can't be saved "
                               "asynchronously: start a thread for it");
+    if (request->options.publish != NULL && request->options.save->manifest != NULL)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                              "the process that publishes the files creates their manifest: "
+                              "fst_publish_options.manifest");
     return FST_OK;
 }
 
 fst_status fsti_async_save_start(const fsti_async_request *request, fst_async_save **out,
                                  fst_error *error) {
-    FST_TRY(check_data(request, error));
+    FST_TRY(check_request(request, error));
     fst_async_save *save = fsti_async_make(request);
     if (save == NULL) return fsti_error_memory(error, sizeof *save);
     fst_status status = open_pool(save, error);

@@ -30,7 +30,29 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
     FST_TRY(fsti_writer_finish(writer, error));
     // Whether the tensors were changed meanwhile must be known before anything is put in place.
     FST_TRY(fsti_snapshot_await_staged(writer->source.snapshot, error));
-    return fsti_writer_commit(writer, error);
+    return save->options.publish == NULL ? fsti_writer_commit(writer, error)
+                                         : fsti_writer_hand_over(writer, error);
+}
+
+/// Lets the program publish the files together with those of other processes, or learn of the
+/// failure. No thread waits for the tensors meanwhile, because the call may take long.
+static fst_status publish_with_others(fst_async_save *save, fst_status status, fst_error *error) {
+    fst_writer *writer = save->writer;
+    size_t count = writer->contents.file_count;
+    const char **paths = status == FST_OK ? fsti_alloc_zeroed(count, sizeof *paths) : NULL;
+    if (status == FST_OK && paths == NULL)
+        status = fsti_error_memory(error, count * sizeof *paths);
+    else if (status == FST_OK && atomic_load(&save->is_cancelled))
+        status = fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
+    if (status != FST_OK) fsti_snapshot_stop(writer->source.snapshot, status, error);
+    writer->target.folders_made = 0; // other processes may use the folder
+    for (size_t f = 0; status == FST_OK && f < count; f++)
+        paths[f] = fsti_writer_hidden_path(writer, (uint32_t)f);
+    status =
+        save->options.publish(save->options.publish_context, status,
+                              status == FST_OK ? paths : NULL, status == FST_OK ? count : 0, error);
+    fsti_free(paths);
+    return status;
 }
 
 /// Waits until no caller uses the snapshot, and closes the writer: a failed one leaves
@@ -66,6 +88,7 @@ static void *write_files(void *context) {
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);
     fst_status status = run_save(save, &error);
+    if (save->options.publish != NULL) status = publish_with_others(save, status, &error);
     close_writer(save, status, &error);
     fsti_async_leave(save);
     pthread_mutex_lock(&save->lock);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loading functions of fastsafetensors, or safetensors' if it is not installed.
+"""The functions of fastsafetensors, or of safetensors and torch if it is not installed.
 
 is_fastsafetensors_available() says which. With safetensors, embeddings must be a flat dict.
 """
@@ -12,9 +12,11 @@ try:
         save_embeddings_safetensors,
         save_safetensors,
     )
-    from fastsafetensors.torch import save_file_async as save_safetensors_async
+    from fastsafetensors.training import CheckpointManager
 except ImportError:
     from safetensors.torch import load_file, save_file
+
+    from .plain_checkpoints import CheckpointManager
 
     def is_fastsafetensors_available():
         """Return False."""
@@ -28,17 +30,6 @@ except ImportError:
         """Save a file with safetensors."""
         save_file(state_dict, path, {"format": "pt"} if metadata is None else metadata)
 
-    class _Saved:
-        """The handle of a save that has ended."""
-
-        def wait(self):
-            """Do nothing."""
-
-    def save_safetensors_async(state_dict, path, metadata=None):
-        """Save a file with safetensors, which returns when the file is written."""
-        save_safetensors(state_dict, path, metadata)
-        return _Saved()
-
     def load_embeddings_safetensors(path, device="cpu"):
         """Load a flat dict of tensors."""
         return load_file(path, device=str(device))
@@ -49,10 +40,10 @@ except ImportError:
 
 
 __all__ = [
+    "CheckpointManager",
     "is_fastsafetensors_available",
     "load_embeddings_safetensors",
     "load_safetensors",
     "save_embeddings_safetensors",
     "save_safetensors",
-    "save_safetensors_async",
 ]

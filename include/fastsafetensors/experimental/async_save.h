@@ -84,6 +84,18 @@ typedef struct fst_async_options {
     /// has failed before. Must not use this save. May be NULL.
     int (*is_unchanged)(void *context);
     void *context;
+    /// For a set of files that several processes save: called once by the writing thread instead of
+    /// the commit. `paths`: the temporary paths of this process's files, which are complete, as
+    /// those of fst_writer_hidden_path(); the files are deleted after the call, unless they have
+    /// other names by then. A folder that was made for them stays. NULL if this process's part has
+    /// failed with `status` and *error. Returns FST_OK when the files were published
+    /// (fst_set_publish()), by this process or another one; otherwise it fills *error, and the save
+    /// fails with it. The function may wait for other processes. It must not use this save, except
+    /// fst_async_save_cancel(), which then has no effect. The save must not make a manifest. NULL:
+    /// the save publishes its files.
+    fst_status (*publish)(void *publish_context, fst_status status, const char *const *paths,
+                          size_t path_count, fst_error *error);
+    void *publish_context;
 } fst_async_options;
 
 /// A save that is running or finished. May be used from any thread; call fst_async_save_close()

@@ -439,6 +439,93 @@ TEST(a_child_of_fork_has_no_saves)
     fst_staging_close(pool);
 }
 
+/// A set that this process publishes in place of several.
+typedef struct joint_set {
+    const char *folder;
+    fst_status answer, status; ///< what the call returns, and what it was given
+    size_t path_count;
+    int call_count;
+} joint_set;
+
+static fst_status publish_joint_set(void *context, fst_status status, const char *const *paths,
+                                    size_t path_count, fst_error *error) {
+    joint_set *set = context;
+    set->call_count++;
+    set->status = status;
+    set->path_count = path_count;
+    if (status != FST_OK) return status;
+    if (set->answer != FST_OK) {
+        *error = (fst_error){.status = set->answer, .message = "another process has failed"};
+        return set->answer;
+    }
+    return fst_set_publish(set->folder, paths, path_count, NULL, NULL, error);
+}
+
+static void save_joint_set(joint_set *set, const char *folder, bool is_cancelled,
+                           fst_status wanted) {
+    fst_save_tensor tensors[TENSOR_COUNT];
+    fst_save_options save = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_async_save *handle;
+    fst_error error;
+    async_make_tensors(tensors);
+    set->folder = folder;
+    save.file_count = 2;
+    for (uint32_t i = 0; i < TENSOR_COUNT; i++) tensors[i].file_index = i % 2;
+    save.progress = is_cancelled ? wait_to_write : NULL;
+    options.save = &save;
+    options.publish = publish_joint_set;
+    options.publish_context = set;
+    atomic_store(&may_write, false);
+    CHECK_INT(fst_async_save_start(folder, tensors, TENSOR_COUNT, &options, &handle, NULL), FST_OK);
+    if (is_cancelled) fst_async_save_cancel(handle);
+    atomic_store(&may_write, true);
+    fst_status status = fst_async_save_wait(handle, -1, &error);
+    fst_async_save_close(handle);
+    CHECK_INT(set->call_count, 1);
+    CHECK_INT(status, wanted);
+    if (status != FST_OK) CHECK_INT(error.status, wanted);
+}
+
+TEST(a_joint_set_is_published_by_the_program)
+{
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s", fixture_path("joint"));
+    for (int round = 0; round < 2; round++) {
+        joint_set set = {0};
+        async_fill((unsigned char)('j' + round));
+        save_joint_set(&set, folder, false, FST_OK);
+        CHECK_INT(set.path_count, 2);
+        CHECK_INT(async_value_at(folder), 'j' + round);
+    }
+    // Whatever goes wrong, the old set stays.
+    async_fill('x');
+    joint_set failed = {.answer = FST_E_IO}, cancelled = {0};
+    save_joint_set(&failed, folder, false, FST_E_IO);
+    CHECK_INT(failed.path_count, 2);
+    save_joint_set(&cancelled, folder, true, FST_E_CANCELLED);
+    CHECK_INT(cancelled.status, FST_E_CANCELLED);
+    CHECK_INT(cancelled.path_count, 0);
+    CHECK_INT(async_value_at(folder), 'k');
+    // Nor does any file stay where there was no set; another process may use the folder.
+    snprintf(folder, sizeof folder, "%s", fixture_path("unjoined"));
+    failed.call_count = 0;
+    save_joint_set(&failed, folder, false, FST_E_IO);
+    CHECK_INT(rmdir(folder), 0);
+}
+
+TEST(the_process_that_publishes_makes_the_manifest)
+{
+    fst_save_options save = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_async_save *handle;
+    save.manifest = "";
+    options.save = &save;
+    options.publish = publish_joint_set;
+    CHECK_INT(async_start(fixture_path("manifest"), &options, &handle), FST_E_UNSUPPORTED);
+    CHECK(handle == NULL);
+}
+
 TEST(timeouts_end_waits)
 {
     fst_async_save *save;

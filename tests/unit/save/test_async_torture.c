@@ -30,11 +30,11 @@ static void torture(fst_stage stage, unsigned rounds) {
 
 TEST(torture_copy)
 {
-    torture(FST_STAGE_COPY, CHECK_ROUNDS(200));
+    torture(FST_STAGE_COPY, CHECK_ROUNDS(500));
 }
 TEST(torture_lazy)
 {
-    torture(FST_STAGE_LAZY, CHECK_ROUNDS(200));
+    torture(FST_STAGE_LAZY, CHECK_ROUNDS(500));
 }
 
 typedef struct worker {

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CheckpointManager in a group of ranks: one complete checkpoint of all ranks, or none."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.checkpoint import consolidate  # noqa: E402
+from fastsafetensors.torch import load_file  # noqa: E402
+from fastsafetensors.training import CheckpointManager  # noqa: E402
+
+RUN = COMMON + """
+from fastsafetensors.training import RNG, CheckpointManager
+def steps():
+    return sorted(int(name[5:]) for name in os.listdir(run))
+def fill(value):
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, float(value))
+    counts["step"], state["epoch"] = value, value
+def check(value):
+    for parameter in model.parameters():
+        assert parameter.eq(value).all(), (rank, value, parameter)
+    assert counts["step"] == state["epoch"] == value, (rank, value, state)
+def all_agree(value):
+    every = [None] * size
+    dist.all_gather_object(every, value)
+    assert len(set(every)) == 1, every
+    return value
+run = f"{folder}/run"
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=300))
+model, counts = torch.nn.Linear(300, 200 + rank), {}
+model.register_parameter("tied", model.weight)
+state = {"model": model, "counts": counts, "epoch": 0, "rng": RNG}
+options = {"group": side, "keep_last": 2, "timeout": 250}
+"""
+
+EACH = RUN + """
+me = 100 * rank
+with CheckpointManager(run, every=2, stage="lazy", **options) as manager:
+    for step in range(1, 9):
+        fill(step + me)
+        manager.save(step, state, metric=step)
+        manager.before_step()
+    manager.wait()
+    dist.barrier()
+    assert steps() == [6, 8], steps()
+    assert manager.latest().ranks == size and manager.best().step == 6
+with CheckpointManager(run, **options) as manager:
+    fill(-1)
+    torch.manual_seed(5)
+    wanted = torch.rand(1)
+    assert manager.resume(state, verify=True) == 8
+    check(8 + me)
+    assert manager.resume(state, step=6) == 6
+    check(6 + me)
+    # A file of the last rank is damaged: all ranks pass the checkpoint over.
+    dist.barrier()
+    path = f"{run}/step-8/checkpoint-{size:05d}-of-{size:05d}.safetensors"
+    if rank == 0:
+        with open(path, "r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)[0]
+            file.seek(-1, 2)
+            file.write(bytes([last ^ 1]))
+    dist.barrier()
+    assert manager.resume(state, verify=True) == 6
+    check(6 + me)
+    # What one rank does wrong is an error on all, and the next save works.
+    for bad, kind in (({"model": object()}, TypeError), (7, TypeError),
+                      ({"missing": 1}, KeyError)):
+        call = manager.resume if kind is KeyError else lambda given: manager.save(10, given)
+        try:
+            call(bad if rank == 1 else state)
+            manager.wait()
+        except (kind if rank == 1 else RankError) as error:
+            assert rank == 1 or "rank 1 failed" in str(error), error
+        else:
+            raise AssertionError(bad)
+        dist.barrier()
+        assert 10 not in steps(), steps()
+        check(6 + me)
+        dist.barrier()
+    fill(12 + me)
+    manager.save(12, state)
+    manager.wait()
+    assert manager.resume(state, verify=True) == 12
+    # Cancelled on one rank: on all, or it was too late.
+    handle = manager.save(14, state)
+    cancelled = all_agree(handle.cancel() if rank == size - 1 else handle.exception() is not None)
+    manager.wait()
+    dist.barrier()
+    assert (14 in steps()) is not cancelled
+    dist.barrier()
+try:
+    CheckpointManager(run, **{**options, "keep_last": 2 + (rank == 1)})
+except RankError as error:
+    assert "keep_last 2; rank 1 has keep_last 3" in str(error), error
+else:
+    raise AssertionError("the arguments differ")
+try:
+    CheckpointManager(run, **{**options, "best": "most" if rank == 1 else "min"})
+except (ValueError if rank == 1 else RankError) as error:
+    assert "best must be" in str(error), error
+else:
+    raise AssertionError("an argument is invalid")
+finish()
+"""
+
+FIRST = RUN + """
+with CheckpointManager(run, ranks="first", **options) as manager:
+    for step in range(1, 4):
+        fill(step + 100 * rank)
+        manager.save(step, state if rank == 0 else {})
+    manager.wait()
+    dist.barrier()
+    assert steps() == [2, 3]
+    state["model"] = model = torch.nn.Linear(300, 200)
+    model.register_parameter("tied", model.weight)
+    assert manager.resume(state, verify=True) == 3
+    check(3)
+    handle = manager.save(4, state)
+    cancelled = all_agree(handle.cancel() if rank == 1 else handle.exception() is not None)
+    manager.wait()
+    dist.barrier()
+    assert (4 in steps()) is not cancelled
+dist.barrier()
+finish()
+"""
+
+DIES = RUN + """
+side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=20))
+manager = CheckpointManager(run, **{**options, "group": side, "timeout": 15})
+fill(1)
+manager.save(1, state)
+manager.wait()
+dist.barrier()
+if rank == 1 and sys.argv[5] == "before":
+    os._exit(0)
+fill(2)
+state["large"] = torch.ones(30_000_000)
+manager.save(2, state)
+if rank == 1:
+    os._exit(0)
+try:
+    manager.wait()
+except RankError as error:
+    assert "rank 1 has ended" in str(error), error
+else:
+    assert sys.argv[5] == "during"  # it had agreed before it died
+try:
+    manager.resume(state)
+except RankError as error:
+    assert "rank 1 has ended" in str(error), error
+else:
+    raise AssertionError("it resumed without rank 1")
+os._exit(0)
+"""
+
+AGAIN = RUN + """
+with CheckpointManager(run, **options) as manager:
+    begin = manager.resume(state, verify=True)
+    if begin:
+        check(begin + 100 * rank)
+    newest = [int(name[5:]) for name in os.listdir(run)]
+    assert begin == max(newest, default=0), (begin, newest)
+    assert not [name for step in newest for name in os.listdir(f"{run}/step-{step}")
+                if name.startswith(".")]
+    dist.barrier()
+    print(begin, flush=True)
+    if sys.argv[5] == "look":
+        manager.close()
+        finish()
+    for step in range(begin + 1, begin + 100000):
+        fill(step + 100 * rank)
+        manager.save(step, state)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return an empty folder."""
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_rank_saves_its_state(folder, size):
+    """Every rank resumes from its own state of the newest step that all can read."""
+    run_ranks(EACH, folder, size)
+    found = folder / "run/step-12"
+    names = {path.name for path in found.iterdir()}
+    assert names == {"checkpoint.safetensors.index.json", "model.manifest",
+                     *(f"checkpoint-{at:05d}-of-{size:05d}.safetensors"
+                       for at in range(1, size + 1))}
+    with CheckpointManager(folder / "run") as manager:
+        latest = [one for one in manager.checkpoints() if one.step == 12][0]
+        with pytest.raises(ValueError, match=f"the states of {size} ranks: rank must be 0 to"):
+            latest.load()
+        with pytest.raises(ValueError, match="read it with Checkpoint.load|rank must be 0 to"):
+            manager.resume({"epoch": 1}, step=12)
+        for rank in range(size):
+            assert latest.load(rank=rank, verify=True)["epoch"] == 12 + 100 * rank
+    path = consolidate(found, folder / "hf", prefix="rank-1.model.")
+    found = load_file(path)
+    assert found.keys() == {"weight", "bias", "tied"}
+    assert all(found[name].eq(112).all() for name in found)
+
+
+def test_the_first_rank_saves_for_all(folder):
+    """The checkpoint is an ordinary one, which any number of ranks and one process can load."""
+    run_ranks(FIRST, folder, 2)
+    with CheckpointManager(folder / "run") as manager:
+        model = torch.nn.Linear(300, 200)
+        model.register_parameter("tied", model.weight)
+        assert manager.resume({"model": model}, step=3, verify=True) == 3
+        assert model.weight.eq(3).all()
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_rank_that_dies_is_named(folder, when):
+    """The save fails on the others within the time limit, and the old checkpoint stays."""
+    run_ranks(DIES, folder, 2, when)
+    with CheckpointManager(folder / "run") as manager:
+        steps = [one.step for one in manager.checkpoints()]
+        assert steps in ([1], [1, 2]) and (when == "during" or steps == [1])
+        assert manager.latest().load(rank=1, verify=True)["epoch"] == steps[-1]
+    left = {path.name for step in (folder / "run").iterdir() for path in step.iterdir()}
+    assert not [name for name in left if name.startswith(".")], left
+
+
+def test_ranks_killed_at_random_moments(folder):
+    """After kill -9 of all ranks, or of one, the next run resumes from a complete checkpoint."""
+    generator = random.Random(7)
+    last, size = 0, 2
+    for number in range(5):
+        (folder / "store").unlink(missing_ok=True)
+        ranks = [subprocess.Popen([sys.executable, "-c", AGAIN, folder, folder / "store", str(rank),
+                                   str(size), "run"], stdout=subprocess.PIPE, text=True)
+                 for rank in range(size)]
+        begins = [json.loads(rank.stdout.readline()) for rank in ranks]
+        assert begins[0] == begins[1] >= last
+        last = begins[0]
+        time.sleep(0.2 + generator.random() * 0.5)
+        for rank in ranks[number % 2:]:
+            rank.kill()
+        if number % 2:
+            time.sleep(generator.random() * 0.2)
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdout.close()
+    assert last > 0
+    (folder / "store").unlink(missing_ok=True)
+    run_ranks(AGAIN, folder, size, "look")
+    shutil.rmtree(folder / "run")

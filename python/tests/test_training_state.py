@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of lazy modules, counters and tied parameters; the memory of a save; a full disk."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.training import RNG, CheckpointManager  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    """A module with a lazy layer, counters of BatchNorm, and one parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.lazy = torch.nn.LazyLinear(8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.head = torch.nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.lazy(self.embed(rows))))
+
+
+def train(net: Net, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Take steps on random rows."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.randint(0, 20, (6,))).pow(2).mean().backward()
+        optimizer.step()
+
+
+def test_lazy_modules_counters_and_tied_parameters(tmp_path: pathlib.Path) -> None:
+    """A run that is resumed with new modules, also with uninitialised ones, goes on as before."""
+    torch.manual_seed(3)
+    net = Net()
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(ValueError, match="net.lazy.weight: the parameter of a lazy module has"):
+            manager.save(1, {"net": net})
+        net(torch.arange(4))
+        optimizer = torch.optim.AdamW(net.parameters())
+        train(net, optimizer, 3)
+        manager.save(2, {"net": net, "optimizer": optimizer, "rng": RNG})
+        manager.wait()
+        wanted = net.state_dict()
+        saved = {name: value.clone() for name, value in wanted.items()}
+        train(net, optimizer, 2)
+        for is_fresh in (False, True):
+            other = Net()
+            if not is_fresh:
+                other(torch.arange(4))
+            weight = other.embed.weight
+            assert manager.resume({"net": other}, verify=True) == 2
+            assert other.embed.weight is weight is other.head.weight
+            assert int(other.norm.num_batches_tracked) == 4
+            assert all(torch.equal(value, saved[name])
+                       for name, value in other.state_dict().items())
+            again = torch.optim.AdamW(other.parameters())
+            assert manager.resume({"optimizer": again, "rng": RNG}) == 2
+            train(other, again, 2)
+            for name, value in other.state_dict().items():
+                assert torch.equal(value, wanted[name]), (name, is_fresh)
+        latest = manager.latest()
+        assert latest is not None
+        loaded = latest.load()["net"]
+        assert loaded["embed.weight"] is loaded["head.weight"]
+
+
+BUDGET = textwrap.dedent("""
+    import pathlib, re, sys, threading, torch
+    from fastsafetensors.training import CheckpointManager
+
+    def used():
+        text = pathlib.Path("/proc/self/smaps_rollup").read_text()
+        return 1024 * sum(int(re.search(rf"^{name}: +([0-9]+) kB", text, re.M)[1])
+                          for name in ("Pss_Anon", "Pss_Shmem"))
+
+    state = {"a": {f"w{i}": torch.full((1 << 20,), float(i)) for i in range(64)}}
+    with CheckpointManager(sys.argv[1], memory="32MiB", stage=sys.argv[2]) as manager:
+        manager.save(0, {"a": {"x": torch.ones(1000)}})
+        manager.wait()
+        base = most = used()
+        may_end = threading.Event()
+        def watch():
+            global most
+            while not may_end.wait(0.001):
+                most = max(most, used())
+        thread = threading.Thread(target=watch)
+        thread.start()
+        handle = manager.save(1, state)
+        manager.before_step()
+        for tensor in state["a"].values():
+            tensor.add_(1)
+        manager.wait()
+        may_end.set()
+        thread.join()
+        stats = handle.stats
+        assert stats["memory_peak_bytes"] <= stats["memory_limit_bytes"] == 32 << 20, stats
+        assert stats["bytes_staged"] >= 256 << 20
+        assert stats["writer"]["bytes_read"] == 0
+        assert most - base <= (32 + 32) << 20, (base, most)
+        loaded = manager.latest(verify=True).load()["a"]
+        assert all(bool(loaded[f"w{i}"].eq(i).all()) for i in range(64))
+    """)
+
+
+@pytest.mark.parametrize("stage", ["copy", "lazy"])
+def test_a_save_keeps_to_its_memory(tmp_path: pathlib.Path, stage: str) -> None:
+    """256 MiB are saved with memory="32MiB": the process grows by that and 32 MiB at most."""
+    subprocess.run([sys.executable, "-c", BUDGET, str(tmp_path), stage], check=True, timeout=600)
+
+
+FULL = textwrap.dedent("""
+    import os, resource, signal, sys, torch
+    from fastsafetensors.training import CheckpointManager
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for stage in ("copy", "lazy"):
+        with CheckpointManager(sys.argv[1], stage=stage, max_shard_size="1MB") as manager:
+            manager.save(1, {"a": {"x": torch.ones(1000)}})
+            manager.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+            manager.save(2, {"a": {f"x{i}": torch.ones(1 << 18) for i in range(9)}})
+            try:
+                manager.wait()
+            except OSError as error:
+                assert "step-2" in str(error), error
+            else:
+                raise AssertionError("no error")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            assert manager.latest(verify=True).step == 1
+            assert os.listdir(sys.argv[1]) == ["step-1"], os.listdir(sys.argv[1])
+            manager.save(3, {"a": {"x": torch.ones(1000)}})
+            manager.wait()
+            os.system(f"rm -r {sys.argv[1]}/step-3")
+    """)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: pathlib.Path) -> None:
+    """In a process whose files may not grow: an error, no folder of the step; the next works."""
+    subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], check=True, timeout=600)
