@@ -151,7 +151,9 @@ static int run(const cli_command *command, char **argv) {
     if (request.algorithm == NULL) request.algorithm = "xxh3";
     if (request.manifest.target != NULL || request.manifest.keep != NULL ||
         request.manifest.tensors || request.manifest.chunk_bytes != 0)
-        return cli_usage("hash", "--output, --keep, --chunk and --tensors need --manifest");
+        return cli_usage(
+            "hash",
+            "--output needs --manifest or --sums; --keep, --chunk and --tensors need --manifest");
     if (request.write && cli_is_input(request.path))
         return cli_usage("hash", "--write needs a file, not standard input");
     return hash_model(&request);

@@ -230,7 +230,8 @@ static int load_once(fst_model *model, load_request *request) {
     double start = cli_seconds_now();
     if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK) {
         int code = fail_load(&error);
-        bool lacks_driver = error.status == FST_E_UNSUPPORTED && is_on_gpu(request);
+        bool lacks_driver =
+            error.status == FST_E_UNSUPPORTED && request->options.device.kind != FST_DEVICE_CPU;
         return lacks_driver ? EXIT_MISSING : code;
     }
     fst_status status = FST_OK;

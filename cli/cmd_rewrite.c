@@ -39,7 +39,7 @@ static int take_number(rewrite_request *request, int key, const char *text) {
     uint64_t number = 0;
     switch (key) {
     case 'a':
-        if (!cli_parse_count(text, 1 << 20, &number) || (number & (number - 1)) != 0)
+        if (!fst_size_parse(text, &number) || number > 1 << 20 || (number & (number - 1)) != 0)
             return cli_usage(name, "--alignment must be a power of two up to 1048576, not '%s'",
                              text);
         plan->save.alignment_bytes = number;
@@ -156,18 +156,15 @@ static bool is_same_file(const char *a, const char *b) {
            infos[0].st_dev == infos[1].st_dev && infos[0].st_ino == infos[1].st_ino;
 }
 
-/// Prints how much of a truncated file is lost. The error of a strict open says so.
-static void print_loss(const char *path) {
+/// Finds how much of a truncated file is lost, which the error of a strict open says; "" if nothing
+/// is.
+static void find_loss(const char *path, fst_error *error) {
     fst_model *model = NULL;
-    fst_error error;
-    bool whole = fst_model_open(path, NULL, &model, &error) == FST_OK;
-    if (!cli_wants_json())
-        cli_print_note("%s", whole ? "the file is complete: all of its tensors are copied"
-                                   : error.message);
+    if (fst_model_open(path, NULL, &model, error) == FST_OK) error->message[0] = '\0';
     fst_model_close(model);
 }
 
-static int check_rescue(const rewrite_request *request, const fst_model *model) {
+static int check_rescue(const rewrite_request *request, const fst_model *model, fst_error *loss) {
     const char *source = request->sources[0];
     // The rest of a truncated tensor may still be useful, or completed by the download.
     if (is_same_file(source, request->plan.target))
@@ -175,19 +172,27 @@ static int check_rescue(const rewrite_request *request, const fst_model *model) 
                          "TARGET '%s' is SOURCE, whose incomplete tensors would be lost. Give "
                          "another name",
                          source);
-    print_loss(source);
+    find_loss(source, loss);
+    if (!cli_wants_json())
+        cli_print_note("%s", loss->message[0] == '\0'
+                                 ? "the file is complete: all of its tensors are copied"
+                                 : loss->message);
     // If no tensor is complete, do not replace an existing target.
     if (fst_model_tensor_count(model) > 0) return EXIT_OK;
     return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor is complete. Nothing is written");
 }
 
-static int rewrite_sources(const rewrite_request *request) {
+static int rewrite_sources(rewrite_request *request) {
+    fst_error loss;
     fst_open_options options = {.struct_size = sizeof options, .flags = request->open_flags};
     fst_model *model;
     int code = cli_open_sources((const char *const *)request->sources, request->source_count,
                                 &options, &model);
     if (code != EXIT_OK) return code;
-    if (request->command == &rescue_command) code = check_rescue(request, model);
+    if (request->command == &rescue_command) {
+        code = check_rescue(request, model, &loss);
+        request->plan.loss = loss.message;
+    }
     if (request->command == &split_command) code = cli_check_selection(model, &request->plan);
     if (code == EXIT_OK) code = cli_rewrite(model, &request->plan);
     fst_model_close(model);
@@ -233,8 +238,8 @@ static const cli_option options[] = {
     CLI_SELECT_OPTION,
     {'D', "dtype", "DTYPE", cli_dtype_words, "convert floats, and integers to wider ones, to DTYPE",
      ~(unsigned)RESCUE},
-    {'a', "alignment", "N", NULL,
-     "begin each tensor at a multiple of N bytes (64, 4096); adds padding tensors where needed",
+    {'a', "alignment", "SIZE", NULL,
+     "begin each tensor at a multiple of SIZE (64, 4K); adds padding tensors where needed",
      ~(unsigned)RESCUE},
     {'k', "compress", "[=WHICH]", compressions,
      "compress float tensors, or all, without loss (needs libzstd)", ~(unsigned)RESCUE},

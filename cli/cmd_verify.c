@@ -126,6 +126,11 @@ static int accept_path(const char *path, fst_model *model, const verify_request 
         hash_check_clear(&check);
         return code;
     }
+    if (request->quiet && !request->hash) return EXIT_OK;
+    if (request->quiet && hash_is_same(model, &check)) {
+        hash_check_clear(&check);
+        return EXIT_OK;
+    }
     if (cli_wants_json()) {
         printf("{\"path\": ");
         cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));

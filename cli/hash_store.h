@@ -26,6 +26,8 @@ typedef struct hash_check {
 /// printing the error. Call hash_check_clear() in any case.
 int hash_gather(const char *path, fst_model *model, hash_check *check);
 void hash_check_clear(hash_check *check);
+/// Whether there are stored digests, and the computed ones equal them. Prints nothing.
+bool hash_is_same(const fst_model *model, const hash_check *check);
 /// Prints the differences; in JSON as members of the caller's object. EXIT_INVALID if there is a
 /// difference or nothing is stored.
 int hash_compare(const char *path, const fst_model *model, const hash_check *check, bool quiet);

@@ -12,10 +12,11 @@ static fst_digest digest_of(const char *algorithm) {
     return FST_DIGEST_XXH3_128; // "xxh3"
 }
 
-static int fail(const fst_error *error) {
+static int fail(const char *path, const fst_error *error) {
     int code = cli_fail(error);
-    // Here only the hash function's library can be missing.
-    return error->status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
+    // For local files only the hash function's library can be missing.
+    bool lacks_library = error->status == FST_E_UNSUPPORTED && !cli_is_address(path);
+    return lacks_library ? EXIT_MISSING : code;
 }
 
 int manifest_make(const char *path, const manifest_request *request) {
@@ -33,7 +34,7 @@ int manifest_make(const char *path, const manifest_request *request) {
     options.progress = cli_progress_begin();
     fst_status status = fst_manifest_write(path, request->target, &options, &stats, &error);
     cli_progress_end(status == FST_OK);
-    if (status != FST_OK) return fail(&error);
+    if (status != FST_OK) return fail(path, &error);
     double seconds = (double)stats.total_ns / 1e9;
     char size[16];
     if (cli_wants_json())
@@ -50,12 +51,21 @@ int manifest_make(const char *path, const manifest_request *request) {
 }
 
 typedef struct difference_list {
+    const char *path;
     uint64_t count, unreadable; ///< unreadable: of files that are there and cannot be read
 } difference_list;
+
+/// Begins the answer in JSON.
+static void begin_answer(const char *path) {
+    printf("{\"path\": ");
+    cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
+    printf(", \"errors\": [");
+}
 
 static void report_difference(void *context, const fst_error *difference) {
     difference_list *list = context;
     if (cli_wants_json()) {
+        if (list->count == 0) begin_answer(list->path);
         printf("%s", list->count == 0 ? "" : ", ");
         cli_print_error_json(difference);
     } else {
@@ -75,16 +85,9 @@ static int code_of_check(fst_status status, const difference_list *list) {
     return cli_code_of(status);
 }
 
-static void begin_answer(const char *path) {
-    if (!cli_wants_json()) return;
-    printf("{\"path\": ");
-    cli_print_json(cli_display_path(path), strlen(cli_display_path(path)));
-    printf(", \"errors\": [");
-}
-
 /// The result of a finished check.
 typedef struct check_answer {
-    const char *path, *words;
+    const char *words;
     fst_status status;
     const difference_list *differences;
     const fst_manifest_stats *stats;
@@ -95,7 +98,9 @@ typedef struct check_answer {
 static int finish_answer(const check_answer *answer) {
     bool good = answer->status == FST_OK;
     bool is_listed = good || answer->differences->count > 0;
+    if (good && answer->quiet) return EXIT_OK;
     if (cli_wants_json()) {
+        if (answer->differences->count == 0) begin_answer(answer->differences->path);
         printf("], \"valid\": %s", good ? "true" : "false");
         if (good)
             printf(", \"files\": %" PRIu64 ", \"bytes\": %" PRIu64, answer->stats->file_count,
@@ -107,9 +112,9 @@ static int finish_answer(const check_answer *answer) {
         printf("}\n");
         return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
     }
-    if (!is_listed) return fail(answer->error);
-    if (good && !answer->quiet) {
-        cli_print_path(answer->path);
+    if (!is_listed) return fail(answer->differences->path, answer->error);
+    if (good) {
+        cli_print_path(answer->differences->path);
         printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,
                cli_plural(answer->stats->file_count));
     }
@@ -118,18 +123,16 @@ static int finish_answer(const check_answer *answer) {
 
 int manifest_verify(const char *path, const char *manifest, bool quiet) {
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
-    difference_list list = {0};
+    difference_list list = {.path = path};
     fst_error error;
     fst_check_options options = {.struct_size = sizeof options,
                                  .manifest = manifest,
                                  .callback = report_difference,
                                  .context = &list,
                                  .progress = cli_progress_begin()};
-    begin_answer(path);
     fst_status status = fst_manifest_check(path, &options, &stats, &error);
     cli_progress_end(status == FST_OK);
-    return finish_answer(&(check_answer){.path = path,
-                                         .words = "matches its manifest",
+    return finish_answer(&(check_answer){.words = "matches its manifest",
                                          .status = status,
                                          .differences = &list,
                                          .stats = &stats,
@@ -139,16 +142,14 @@ int manifest_verify(const char *path, const char *manifest, bool quiet) {
 
 int signature_verify(fst_bundle_files *files, bool quiet) {
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
-    difference_list list = {0};
+    difference_list list = {.path = files->folder};
     fst_error error;
-    begin_answer(files->folder);
     files->callback = report_difference;
     files->context = &list;
     files->progress = cli_progress_begin();
     fst_status status = fst_bundle_check(files, &stats, &error);
     cli_progress_end(status == FST_OK);
-    return finish_answer(&(check_answer){.path = files->folder,
-                                         .words = "matches its signature",
+    return finish_answer(&(check_answer){.words = "matches its signature",
                                          .status = status,
                                          .differences = &list,
                                          .stats = &stats,

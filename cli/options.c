@@ -273,11 +273,11 @@ static int take_inputs(const cli_command *command, const void *request,
     if (command->inputs == INPUTS_NONE) return EXIT_OK;
     if (command->inputs == INPUTS_ALL_BUT_LAST) count--;
     if (command->inputs == INPUTS_FIRST && count > 1) count = 1;
+    for (int i = 0; i < count; i++)
+        if (operands->words[i][0] == '\0')
+            return cli_usage(command->name, "the path of a model is empty");
     for (int i = 0; i < count && code == EXIT_OK; i++)
-        code = operands->words[i][0] == '\0'
-                   ? cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_NOT_FOUND),
-                                "the path of a model is empty")
-                   : cli_take_input(&operands->words[i], part);
+        code = cli_take_input(&operands->words[i], part);
     return code;
 }
 

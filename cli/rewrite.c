@@ -376,6 +376,15 @@ static int write_pieces(rewrite_job *job, fst_loader *loader, fst_writer *writer
     return status == FST_OK ? EXIT_OK : cli_fail(&error);
 }
 
+static void print_loss(const char *loss) {
+    if (loss == NULL) return;
+    printf(", \"loss\": ");
+    if (*loss == '\0')
+        printf("null");
+    else
+        cli_print_json(loss, strlen(loss));
+}
+
 static void print_done(const rewrite_job *job, const fst_writer *writer) {
     fst_save_stats stats = {.struct_size = sizeof stats};
     char size[16];
@@ -387,9 +396,11 @@ static void print_done(const rewrite_job *job, const fst_writer *writer) {
         cli_print_json(job->plan->target, strlen(job->plan->target));
         printf(", \"tensors\": %zu, \"bytes\": %" PRIu64 ", \"files\": %" PRIu32
                ", \"converted\": %zu, \"seconds\": %.6f, \"engine\": \"%s\", \"promise\": "
-               "\"%s\"}\n",
+               "\"%s\"",
                stats.tensor_count, stats.bytes_total, stats.file_count, count_converted(job),
                seconds, stats.engine, promise);
+        print_loss(job->plan->loss);
+        printf("}\n");
         return;
     }
     cli_print_path(job->plan->target);

@@ -26,6 +26,8 @@ typedef struct rewrite_plan {
     uint32_t wanted_files;   ///< split into this many; 0: no
     bool by_layer;           ///< split by the first number in the names
     bool dry_run;
+    const char
+        *loss; ///< of rescue, for JSON: a message about missing bytes; "": none. Otherwise NULL
     const fst_tensor_rename
         *renames; ///< one per tensor of the model; without a new name: unchanged
     /// Replaces the model's metadata; NULL: keep it.

@@ -137,8 +137,8 @@ typedef struct fst_load_options {
 
     /// The most bytes of tensors that were read and not yet returned by fst_loader_next(); 0: no
     /// limit (the loader keeps all tensors). A converted tensor counts with its new size. A
-    /// returned tensor no longer counts, whether released or not. Parts with a destination and
-    /// memory-mapped tensors do not count: they need no memory of the load. FST_E_BUDGET if a
+    /// returned tensor no longer counts, whether released or not. Parts with a destination do
+    /// not count. FST_E_ARGUMENT with FST_MODE_MAP, whose tensors need no memory. FST_E_BUDGET if a
     /// single tensor needs more: its size and up to 2 MiB, because memory is allocated in pages.
     /// The limit does not include the buffers that reads go through (fst_load_stats.bounce_bytes)
     /// and tensors that fst_loader_tensor_at() reads out of order. It includes about 4.3 MiB per

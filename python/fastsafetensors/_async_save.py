@@ -17,7 +17,7 @@ from . import _core, _counters
 from ._core import log_drain
 from ._errors import serialization_error
 from ._log import follow_logging
-from ._options import check_count, check_save_options, check_timeout, parse_size
+from ._options import check_count, check_save_options, check_timeout, check_word, parse_size
 from ._representation import shown_as, with_plain_hints
 from ._types import Path
 
@@ -124,9 +124,7 @@ class Staging:
     def __post_init__(self) -> None:
         """Check the values, and refuse those that would have no effect."""
         for name, words in (("stage", _STAGES), ("overlap", _OVERLAPS), ("at_exit", _EXITS)):
-            value = getattr(self, name)
-            if value not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+            check_word(name, getattr(self, name), words)
         if self.pool is not None and not isinstance(self.pool, StagingPool):
             raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
         check_count("copy_threads", self.copy_threads)

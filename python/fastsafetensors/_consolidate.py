@@ -15,8 +15,8 @@ from typing import Any
 from ._checkpoint_shards import StoredPart, open_parts, size_of
 from ._core import Model, Writer, assign_shards
 from ._load import OpenLoad
-from ._options import check_save_options, parse_size
-from ._saving import manifest_options, refuse_address
+from ._options import check_no_empty_path, check_save_options, check_switch, parse_size
+from ._saving import check_names, manifest_options, refuse_address
 from ._state_codec import DESCRIPTION, described_tensors
 from ._torch_installed import torch
 from ._torch_state import torch_dtype, torch_shape
@@ -214,7 +214,12 @@ def consolidate(
         SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
         TypeError: an argument of another type.
     """
+    check_no_empty_path("folder", folder)
     refuse_address(folder)
+    check_switch("durable", durable)
+    check_names((), metadata)
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be text, not {prefix!r}")
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     layout = check_save_options({"alignment": alignment})
     with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:

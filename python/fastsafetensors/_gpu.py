@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ._options import check_word
 from ._torch_installed import torch
 
 _T = TypeVar("_T")
@@ -49,8 +50,7 @@ def load_options(device: Any, gds: str = "auto", memory: str = "torch") -> dict[
     """Options of open_load() for a device; {} for the CPU and for devices that only torch
     supports.
     """
-    if gds not in ("auto", "off", "strict"):
-        raise ValueError(f'gds must be "auto", "off" or "strict", not {gds!r}')
+    check_word("gds", gds, ("auto", "off", "strict"))
     if gds == "strict" and not is_gpu(device):
         raise ValueError(f'gds="strict" needs a GPU, and device is {str(device)!r}')
     if not is_gpu(device) or not gpu_kind():

@@ -34,13 +34,14 @@ class TensorStream(Iterator[tuple[str, Any]]):
         *,
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
-        mode: str = "auto",
+        mode: str | None = "auto",
         memory: int | str = 0,
         verify: Verify | None = None,
         **options: Any,
     ) -> None:
         """Start to read; see open_stream(). options: of open_load()."""
         check_path(filename)
+        mode = "auto" if mode is None else mode
         check_load_options({"mode": mode, **options})
         limit = parse_limit("memory", memory)
         if limit and mode == "map":
@@ -63,7 +64,8 @@ class TensorStream(Iterator[tuple[str, Any]]):
         """Return the path and the number of remaining tensors."""
         is_closed = self._loader is None and not self._is_finished
         left = "closed" if is_closed else f"{self._left} left"
-        return f"<TensorStream {format_paths(self._path)}: {self._count} tensors, {left}>"
+        tensors = "1 tensor" if self._count == 1 else f"{self._count} tensors"
+        return f"<TensorStream {format_paths(self._path)}: {tensors}, {left}>"
 
     def __len__(self) -> int:
         """Return the number of tensors that the stream has in all."""

@@ -108,7 +108,7 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
             target.update(value)
         elif isinstance(target, list) and isinstance(value, list):
             target[:] = value
-        elif _is_alike(target, value):
+        elif isinstance(target, torch.Tensor) and _is_alike(target, value):
             with torch.no_grad():
                 target.copy_(value)
         elif isinstance(state, MutableMapping):

@@ -10,7 +10,7 @@ from typing import Any
 from ._command import ask_command, raise_error
 from ._core import Model
 from ._digests import Problem, _plain_path
-from ._options import check_no_empty_path, check_optional_paths, check_switch
+from ._options import check_no_empty_path, check_optional_paths, check_switch, check_word
 from ._types import Path
 
 _ALGORITHMS = ("xxh3-128", "blake3", "sha256")
@@ -69,9 +69,7 @@ def write_manifest(
     """
     check_no_empty_path("filename", filename)
     check_switch("tensors", tensors)
-    if algorithm not in _ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}; expected one of: "
-                         f"{', '.join(_ALGORITHMS)}")
+    check_word("algorithm", algorithm, _ALGORITHMS)
     if target in _ALGORITHMS:
         raise ValueError(f"target is a path, and {target!r} is an algorithm: write "
                          f"algorithm={target!r}, or the path as './{target}'")

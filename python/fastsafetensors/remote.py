@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from os import PathLike
 from typing import Any
 
@@ -33,7 +34,7 @@ def configure(
     account_key: str | None = None,
     anonymous: bool = False,
     bucket_style: str = "auto",
-    ca_file: str | None = None,
+    ca_file: str | PathLike[str] | None = None,
     connect_ms: int = 0,
     first_byte_ms: int = 0,
     stall_ms: int = 0,
@@ -97,6 +98,8 @@ def configure(
             raise TypeError(f"{name} must be True or False, not {settings[name]!r}")
     for name in _COUNTS:
         check_count(name, settings[name], high=2**32 - 1)
+    check_optional_paths(ca_file=ca_file)
+    settings["ca_file"] = None if ca_file is None else os.fsdecode(ca_file)
     for name in _TEXTS:
         if settings[name] is not None and not isinstance(settings[name], str):
             raise TypeError(f"{name} must be text or None, not {settings[name]!r}")

@@ -191,7 +191,7 @@ def open_stream(
     names: Iterable[str] | None = None,
     filter: Callable[[str], bool] | None = None,
     dtype: Any = None,
-    mode: str = "auto",
+    mode: str | None = None,
     memory: int | str = 0,
     share: str = "off",
     share_grace: int = 0,

@@ -184,3 +184,42 @@ def test_a_missing_driver_has_exit_code_4(command, work):
     if done.returncode == 0:
         pytest.skip("this machine has a GPU driver")
     assert done.returncode == 4 and "libcuda" in done.stderr
+
+
+def test_verify_is_quiet_about_valid_models(command, work, tmp_path):
+    """Exit code 0 and no output; a model that is not valid is still printed."""
+    model = tmp_path / "m.safetensors"
+    shutil.copy(work / "m.safetensors", model)
+    for words in (["hash", "--write", model], ["hash", "--manifest", model]):
+        subprocess.run([command, *words], check=True, capture_output=True)
+    for check in ([], ["--hash"], ["--manifest"]):
+        words = [command, "verify", "--json", "--quiet", *check]
+        done = subprocess.run([*words, model], text=True, capture_output=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), check
+        done = subprocess.run([*words, model, work / "bad.safetensors"], text=True,
+                              capture_output=True)
+        assert json.loads(done.stdout)["path"] == str(work / "bad.safetensors")
+    with open(model, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    for check in (["--hash"], ["--manifest"]):
+        done = subprocess.run([command, "verify", "--json", "--quiet", *check, model], text=True,
+                              capture_output=True)
+        assert done.returncode == 1 and not json.loads(done.stdout)["valid"]
+
+
+def test_verify_says_that_there_are_no_digests(command, work):
+    done = subprocess.run([command, "verify", "--json", "--hash", "n.safetensors"], cwd=work,
+                          text=True, capture_output=True)
+    assert done.returncode == 1 and json.loads(done.stdout)["error"]["kind"] == "NoDigests"
+
+
+def test_rescue_says_what_is_lost(command, work, tmp_path):
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes((work / "m.safetensors").read_bytes()[:-8])
+    for source, loss in ((cut, "1 of 2 tensors"), (work / "m.safetensors", None)):
+        words = [command, "rescue", "--json", source, tmp_path / "out.safetensors"]
+        done = subprocess.run(words, text=True, capture_output=True)
+        answer = json.loads(done.stdout)
+        compare(answer, schemas()["rewrite"], "rewrite")
+        assert answer["loss"] is None if loss is None else loss in answer["loss"]

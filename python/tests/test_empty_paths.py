@@ -52,6 +52,7 @@ OPTIONAL = [
     ("target", lambda path: fastsafetensors.edit_header("m", {"a": "b"}, target=path)),
     ("old", lambda path: fastsafetensors.changed_tensors("m", path)),
     ("manifest", lambda path: fastsafetensors.changed_tensors("m", "old", path)),
+    ("ca_file", lambda path: remote.configure(ca_file=path)),
     ("cache_dir", lambda path: remote.cache_objects(path)),
     ("cache_dir", lambda path: remote.cache_prune(0, path)),
 ]
@@ -66,7 +67,7 @@ def test_optional_paths(number, value, kind, empty_folder, torch):
     assert os.listdir(empty_folder) == []
 
 
-@pytest.mark.parametrize("name", ["endpoint", "ca_file", "bucket_style"])
+@pytest.mark.parametrize("name", ["endpoint", "bucket_style"])
 def test_remote_settings_are_text(name):
     with pytest.raises(TypeError, match=f"^{name} must be text or None"):
         remote.configure(**{name: 3})

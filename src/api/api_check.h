@@ -15,7 +15,17 @@
 /// Checks the path of a folder or file to work on. An empty one would become "/" as the beginning
 /// of a longer path.
 #define API_REQUIRE_PATH(path, name, error)                                                        \
-    API_REQUIRE((path) != NULL && (path)[0] != '\0', error, "%s is NULL or empty", name)
+    do {                                                                                           \
+        API_REQUIRE((path) != NULL, error, "%s is NULL", name);                                    \
+        API_CHECK_PATH(path, name, error);                                                         \
+    } while (0)
+/// Checks a path that may be NULL.
+#define API_CHECK_PATH(path, name, error)                                                          \
+    do {                                                                                           \
+        if ((path) != NULL && (path)[0] == '\0')                                                   \
+            return fsti_error_set((error), FST_E_NOT_FOUND, FSTI_NO_LOCATION,                      \
+                                  "%s is an empty path", name);                                    \
+    } while (0)
 
 /// Checks a field that is 0 or 1. Other values may get a meaning in a later version.
 #define API_REQUIRE_SWITCH(value, name, error)                                                     \

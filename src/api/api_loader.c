@@ -59,6 +59,8 @@ static fst_status check_options(const fst_load_options *options, fst_error *erro
                 "mode map is not available on a device. Use mode load");
     API_REQUIRE(!options->convert || options->mode != FST_MODE_MAP, error,
                 "mapped tensors can't be converted. Use mode load");
+    API_REQUIRE(options->budget_bytes == 0 || options->mode != FST_MODE_MAP, error,
+                "mapped tensors need no memory that a budget could limit. Use mode load");
     API_REQUIRE(options->parts != NULL || options->part_count == 0, error, "parts is NULL");
     API_REQUIRE(options->globs != NULL || options->glob_count == 0, error, "globs is NULL");
     for (size_t i = 0; i < options->glob_count; i++)

@@ -19,6 +19,9 @@ static fst_status read_options(const fst_open_options *options, model_request *r
                                .manifest = known.manifest,
                                .signature = known.signature,
                                .public_key = known.public_key};
+    API_CHECK_PATH(known.manifest, "manifest", error);
+    API_CHECK_PATH(known.signature, "signature", error);
+    API_CHECK_PATH(known.public_key, "public_key", error);
     bool verifies = known.manifest != NULL || (known.flags & FST_OPEN_VERIFY) != 0;
     API_REQUIRE((known.signature == NULL) == (known.public_key == NULL), error,
                 "signature and key must be given together");

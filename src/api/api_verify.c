@@ -98,9 +98,11 @@ fst_status fst_manifest_write(const char *path, const char *target,
     API_DEFER_CANCEL;
     fst_manifest_options known = FST_STRUCT_INIT(fst_manifest_options);
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    API_CHECK_PATH(target, "target", error);
+    API_CHECK_PATH(known.keep, "keep", error);
     FST_TRY(check_options(&known, error));
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
     return give_stats(fsti_manifest_make(path, target, &known, &full, error), &full, stats, error);
@@ -111,7 +113,7 @@ fst_status fst_manifest_check(const char *path, const fst_check_options *options
     API_DEFER_CANCEL;
     fst_check_options known = FST_STRUCT_INIT(fst_check_options);
     fst_manifest_stats full = FST_STRUCT_INIT(fst_manifest_stats);
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
     fsti_check_listener listener = {
@@ -128,7 +130,8 @@ static fst_status read_files(const fst_bundle_files *files, fsti_bundle_paths *o
     FST_TRY(fsti_api_copy_struct(&known, sizeof known, files, files->struct_size, error));
     API_REQUIRE_PATH(known.folder, "folder", error);
     API_REQUIRE_PATH(known.key, "key", error);
-    if (known.signature != NULL) API_REQUIRE_PATH(known.signature, "signature", error);
+    API_CHECK_PATH(known.signature, "signature", error);
+    API_CHECK_PATH(known.keep, "keep", error);
     *out = (fsti_bundle_paths){
         .folder = known.folder,
         .bundle = known.signature,

@@ -302,7 +302,8 @@ fst_status fst_header_edit(const char *path, const char *target, const fst_edit_
     API_DEFER_CANCEL;
     fst_edit_options own = {.struct_size = sizeof own};
     fst_save_stats full = {.struct_size = sizeof full};
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
+    API_CHECK_PATH(target, "target", error);
     // Check before anything is replaced, because afterwards nothing may fail.
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
     if (options != NULL)

@@ -529,6 +529,7 @@ TEST(options_without_effect_are_refused)
     check_refused(model, load, TUNING(.unified = FST_UNIFIED_OFF), "is for GPUs");
     check_refused(model, load, TUNING(.staging_bytes = 1 << 20), "is for GPUs");
     check_refused(model, map, TUNING(.coalesce_gap_bytes = 4096), "no effect");
+    check_refused(model, OPTIONS(.mode = FST_MODE_MAP, .budget_bytes = 1 << 20), NULL, "budget");
     check_refused(model, load, TUNING(.ring = FST_RING_SLOTS, .engine = FST_ENGINE_PREAD),
                   "ring has no effect");
     fst_loader *loader; // without `convert`, dtype is not read
