@@ -22,6 +22,7 @@ typedef struct rewrite_request {
     size_t source_count;
     uint32_t open_flags;
     bool decompress;
+    fst_error loss; ///< of rescue: its message says what is missing
 } rewrite_request;
 
 const char *const cli_manifest_words[] = {"xxh3-128", "blake3", "sha256", NULL};
@@ -172,26 +173,25 @@ static int check_rescue(const rewrite_request *request, const fst_model *model, 
                          "TARGET '%s' is SOURCE, whose incomplete tensors would be lost. Give "
                          "another name",
                          source);
-    find_loss(source, loss);
+    find_loss(source, &request->loss);
     if (!cli_wants_json())
-        cli_print_note("%s", loss->message[0] == '\0'
+        cli_print_note("%s", request->loss.message[0] == '\0'
                                  ? "the file is complete: all of its tensors are copied"
-                                 : loss->message);
+                                 : request->loss.message);
     // If no tensor is complete, do not replace an existing target.
     if (fst_model_tensor_count(model) > 0) return EXIT_OK;
     return cli_refuse(EXIT_INVALID, "NoTensors", "no tensor is complete. Nothing is written");
 }
 
 static int rewrite_sources(rewrite_request *request) {
-    fst_error loss;
     fst_open_options options = {.struct_size = sizeof options, .flags = request->open_flags};
     fst_model *model;
     int code = cli_open_sources((const char *const *)request->sources, request->source_count,
                                 &options, &model);
     if (code != EXIT_OK) return code;
     if (request->command == &rescue_command) {
-        code = check_rescue(request, model, &loss);
-        request->plan.loss = loss.message;
+        code = check_rescue(request, model);
+        request->plan.loss = request->loss.message;
     }
     if (request->command == &split_command) code = cli_check_selection(model, &request->plan);
     if (code == EXIT_OK) code = cli_rewrite(model, &request->plan);
