@@ -165,7 +165,7 @@ static void find_loss(const char *path, fst_error *error) {
     fst_model_close(model);
 }
 
-static int check_rescue(const rewrite_request *request, const fst_model *model, fst_error *loss) {
+static int check_rescue(rewrite_request *request, const fst_model *model) {
     const char *source = request->sources[0];
     // The rest of a truncated tensor may still be useful, or completed by the download.
     if (is_same_file(source, request->plan.target))
