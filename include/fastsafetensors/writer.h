@@ -244,7 +244,7 @@ typedef struct fst_edit_options {
     size_t struct_size; ///< sizeof(fst_edit_options)
     fst_save_promise promise;
     int clear_metadata;                 ///< 1: remove all entries that `metadata` does not set
-    const fst_metadata_entry *metadata; ///< entries to set; a NULL value removes the entry
+    const fst_metadata_entry *metadata; ///< set in order; a NULL value removes the entry
     size_t metadata_count;
     const fst_tensor_rename *renames; ///< applied at once: two tensors may exchange their names
     size_t rename_count;
