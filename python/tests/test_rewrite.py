@@ -371,8 +371,8 @@ def test_edit(run, tmp_path, torch):
     path = tmp_path / "m"
     tensors = {f"model.layers.{i}.w": torch.full((2,), i) for i in range(3)} | {"x": torch.ones(1)}
     save_file(tensors, path, {"a": "1", "b": "2"})
-    run("edit", "--set", "c=3=4", "--unset", "a", "--set", "b=old", "--set", "b=new", "--rename", "model.*=*",
-        "--rename", "x=y", path, tmp_path / "out")
+    run("edit", "--set", "c=3=4", "--unset", "a", "--set", "b=old", "--set", "b=new",
+        "--rename", "model.*=*", "--rename", "x=y", path, tmp_path / "out")
     loaded = load_file(tmp_path / "out")
     assert sorted(loaded) == ["layers.0.w", "layers.1.w", "layers.2.w", "y"]
     assert torch.equal(loaded["layers.2.w"], tensors["model.layers.2.w"])
