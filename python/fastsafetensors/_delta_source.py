@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import stat
 from typing import Any, NamedTuple
 
 from ._errors import refuse
 from ._types import Path
+
+_INDEX_BYTES_MAX = 100_000_000  # as in the library
 
 
 class Chain(NamedTuple):
@@ -27,13 +30,22 @@ def plain_version(version: Any) -> str:
     return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
 
 
+def _read_index(path: pathlib.Path) -> bytes:
+    """Read an index. OSError for what is no regular file or is larger than a model's may be."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _INDEX_BYTES_MAX:
+            raise OSError(f"{path}: not a regular file of at most {_INDEX_BYTES_MAX} bytes")
+        return file.read(_INDEX_BYTES_MAX)
+
+
 def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
     """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
     found = {}
     for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
         index = entry / "model.safetensors.index.json"
         try:
-            metadata = json.loads(index.read_bytes()).get("metadata", {})
+            metadata = json.loads(_read_index(index)).get("metadata", {})
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # not published yet, or no version
         if isinstance(metadata, dict) and "delta_encoding" in metadata:

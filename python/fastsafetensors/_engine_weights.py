@@ -17,7 +17,7 @@ from typing import Any
 from . import deltas
 from ._core import error_class
 from ._delta_ranks import VersionAgreement
-from ._errors import add_location
+from ._errors import add_location, printable
 from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
 from ._load import OpenLoad
 from ._options import parse_limit
@@ -218,7 +218,8 @@ def _pull_together(
             stats = ranks.pull(options.threads)
             if stats is not None:
                 logger.info("fastsafetensors: applied deltas to %s in %.2f s: now version %s",
-                            folder, stats["seconds"], deltas.version_of(folder).version)
+                            folder, stats["seconds"],
+                            printable(str(deltas.version_of(folder).version)))
             ranks.check(lock.enter_context(deltas.reading(folder)))
         yield
 

@@ -25,9 +25,15 @@ _CLASSES: dict[str, type[Exception]] = {
 }
 
 
+def printable(text: str) -> str:
+    """Return a text from a file for a terminal or a log: control characters become "?"."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:
     """Raise the error class of a kind, by default SafetensorError, which gets the kind as its tag.
     """
+    message = printable(message)
     if kind in _CLASSES:
         raise _CLASSES[kind](message)
     error = error_class()(message)
@@ -46,7 +52,7 @@ def add_location(error: Any, tensor: str | None = None) -> None:
     words = []
     if tensor is not None and not getattr(error, "tensor", None):
         error.tensor = tensor
-        words.append(f"tensor `{tensor}`")
+        words.append(f"tensor `{printable(tensor)}`")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         ranks = distributed.get_world_size()

@@ -14,9 +14,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from ._errors import printable
+
 # Keys of training checkpoints that contain the weights.
 _NESTED = ("state_dict", "model", "model_state_dict", "module")
-
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,11 @@ class Options:
     select: tuple[str, ...] = ()
 
 
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in text)
-
-
 def _say(error: object, source: str | None = None) -> None:
     """Print the first line of an error, with control characters removed."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0]
-    where = f", in {_printable(source)}" if source else ""
-    print(f"fastsafetensors: {_printable(text)}{where}", file=sys.stderr)
+    where = f", in {printable(source)}" if source else ""
+    print(f"fastsafetensors: {printable(text)}{where}", file=sys.stderr)
 
 
 def _holds_tensors(value: Any, torch: Any) -> bool:
@@ -172,7 +169,7 @@ def _answer(reported: dict[str, Any], options: Options) -> None:
         begin = "would write " if options.dry_run else ""
         end = "" if options.dry_run else f", {reported['seconds']:.2f} s"
         mib = reported.get("bytes", reported.get("tensor_bytes", 0)) / 2**20
-        print(f"{begin}{_printable(reported['target'])}: {count} tensor{'s' if count != 1 else ''}"
+        print(f"{begin}{printable(reported['target'])}: {count} tensor{'s' if count != 1 else ''}"
               f", {mib:.1f} MiB in 1 file{end}")
 
 

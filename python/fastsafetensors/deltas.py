@@ -18,13 +18,20 @@ import contextlib
 import errno
 import math
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
 from . import _core
-from ._delta_manifest import install_manifest, published_manifest
+from ._delta_manifest import (
+    finish_manifest,
+    forget_manifest,
+    published_manifest,
+    remember_manifest,
+    waits_for_manifest,
+)
 from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
 from ._delta_source import find_chain, plain_version
@@ -390,12 +397,33 @@ def apply(
     check_switches(durable=durable, check_first=check_first, new_files=new_files)
     if manifest is not None:
         check_no_empty_path("manifest", manifest)
-    stats = Delta(*folders).apply(
-        checkpoint, version=version, durable=durable, check_first=check_first,
-        new_files=new_files, threads=threads)
+    delta = Delta(*folders)
+    _finish(checkpoint, durable)
     if manifest is not None:
-        install_manifest(checkpoint, manifest, durable)
+        remember_manifest(checkpoint, manifest, delta.version, durable)
+    try:
+        stats = delta.apply(
+            checkpoint, version=version, durable=durable, check_first=check_first,
+            new_files=new_files, threads=threads)
+    except Exception:
+        if manifest is not None:
+            forget_manifest(checkpoint, delta.version)
+        raise
+    _finish(checkpoint, durable)
     return stats
+
+
+def _finish(checkpoint: Path, durable: bool) -> None:
+    """Compare the files with their version's manifest, if an update has left that to be done."""
+    note = version_of(checkpoint)
+    if note.interrupted or note.version is None:
+        return
+    if waits_for_manifest(checkpoint, note.version):
+        try:
+            finish_manifest(checkpoint, note.version, durable)
+        except _core.error_class():
+            if version_of(checkpoint) == note:
+                raise
 
 
 def verify(
@@ -424,7 +452,9 @@ def recover(
     check_switches(roll_back=roll_back, durable=durable)
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
     count = check_count("threads", threads)
-    return _core.delta_apply(None, _encode("checkpoint", checkpoint), flags, count, None)
+    stats = _core.delta_apply(None, _encode("checkpoint", checkpoint), flags, count, None)
+    _finish(checkpoint, durable)
+    return stats
 
 
 def version_of(checkpoint: Path) -> VersionNote:
@@ -494,15 +524,16 @@ def pull(
             if version_of(checkpoint).interrupted:
                 stats = recover(checkpoint, durable=durable, threads=threads)
                 finished = stats if stats["recovered"] else finished
-            elif not (chain := _following(checkpoint, source, last)):
+                continue
+            _finish(checkpoint, durable)
+            if not (chain := _following(checkpoint, source, last)):
                 return finished
-            else:
-                # In parts, because an opened delta holds a descriptor for each shard.
-                part = chain[:_PULL_VERSIONS]
-                finished = apply(checkpoint, *part, durable=durable, threads=threads,
-                                 manifest=published_manifest(part))
-                if len(chain) <= _PULL_VERSIONS:
-                    return finished
+            # In parts, because an opened delta holds a descriptor for each shard.
+            part = chain[:_PULL_VERSIONS]
+            finished = apply(checkpoint, *part, durable=durable, threads=threads,
+                             manifest=published_manifest(part))
+            if len(chain) <= _PULL_VERSIONS:
+                return finished
         except TimeoutError:
             if time.monotonic() >= end:
                 raise
@@ -542,6 +573,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
             raise RuntimeError(
                 f"{os.fsdecode(checkpoint)}: a weight delta was applied in part, so the files are "
                 "of two versions; run 'fastsafetensors delta recover'")
+        _finish(checkpoint, False)
         yield note
     finally:
         # A forked child has the descriptor, too: closing alone would leave the lock to it.
@@ -555,14 +587,24 @@ def _open_lock(checkpoint: str) -> int | None:
     lock = os.path.join(folder, "lock")
     if os.path.islink(folder):
         version_of(checkpoint)  # raises the error of apply()
+    # A FIFO would wait for a writer, and a link could lead elsewhere.
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        return _regular(os.open(lock, flags | os.O_RDONLY), lock)
     except FileNotFoundError:
         os.stat(checkpoint)
     try:
         os.makedirs(folder, exist_ok=True)
-        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(lock, flags | os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
         raise
+
+
+def _regular(file: int, path: str) -> int:
+    """Return a descriptor of a regular file; close others."""
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    refuse(f"{path}: not a regular file", "NotRegularFile")

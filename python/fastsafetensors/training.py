@@ -122,7 +122,7 @@ class CheckpointManager:
                 resume() loaded; None: all. Checkpoints of higher steps and those that latest() or
                 resume() passed over are neither counted nor deleted.
             keep_best: with keep_last, so many of those with the best metric are kept as well. NaN
-                is no metric.
+                is no metric. Over ranks, the metric of rank 0 counts.
             best: "min" or "max": which metric is better, for keep_best and best().
             group: a torch.distributed group with a CPU backend (gloo) that nothing else uses. All
                 of its ranks must see the folder, make a manager with the same arguments, and call

@@ -66,7 +66,7 @@ def test_a_checkpoint_of_one_file_is_shown(run):
     assert (done.returncode, done.stderr) == (0, "") and "no version note" in done.stdout
     assert json.loads(run("show", "--json", "one").stdout)["version"] == ""
     done = run("show", "one/model.safetensors")
-    assert done.returncode == 2 and "folder, not to a file" in done.stderr
+    assert done.returncode == 3 and "folder, not to a file" in done.stderr
     assert run("show", ".").returncode == 2
 
 
@@ -75,7 +75,7 @@ def test_versions_that_are_refused(run):
     for version, words in (("0", "version '0' must be newer than base_version '0'"),
                            ("5", "must be base_version + 1"), ("", "version is empty")):
         done = run("convert", "s0", "v1", "made", "--version", version)
-        assert done.returncode == 2 and words in done.stderr
+        assert done.returncode == 3 and words in done.stderr
         assert not (run.folder / "made").exists()
     assert "version is empty" in run("verify", "s0", "v1", "--version", "").stderr
 

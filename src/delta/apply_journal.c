@@ -12,14 +12,14 @@
 
 #include "output/output.h"
 
-#define MAGIC "fst-delta-jrn-3"
+#define MAGIC "fst-delta-jrn-4"
 #define PAGE_BYTES ((uint64_t)4096)
 #define TEXT_BYTES_MAX ((uint64_t)1 << 28)
 #define BLOCKS_MAX ((uint64_t)1 << 31) // see journal_word()
 
 /// Where the parts of the file begin.
 typedef struct journal_layout {
-    uint64_t text, files, records, hashes, words, blocks, end;
+    uint64_t text, files, records, hashes, old_hashes, words, blocks, end;
 } journal_layout;
 
 /// The counts and sizes of the head have limits, so that the sums do not overflow.
@@ -31,7 +31,9 @@ static journal_layout lay_out(const journal_head *head) {
         layout.files + fsti_align_up(head->file_count * sizeof(journal_file), PAGE_BYTES);
     layout.hashes =
         layout.records + fsti_align_up(head->tensor_count * sizeof(journal_record), PAGE_BYTES);
-    layout.words = layout.hashes + fsti_align_up(head->block_count * sizeof(uint64_t), PAGE_BYTES);
+    uint64_t hash_bytes = fsti_align_up(head->block_count * sizeof(uint64_t), PAGE_BYTES);
+    layout.old_hashes = layout.hashes + hash_bytes;
+    layout.words = layout.old_hashes + hash_bytes;
     layout.blocks =
         layout.words + fsti_align_up(slots * JOURNAL_WORD_STRIDE * sizeof(uint64_t), PAGE_BYTES);
     layout.end = layout.blocks + slots * JOURNAL_SLOT_BYTES;
@@ -53,6 +55,7 @@ static void point_into(apply_journal *journal, char *map, const journal_layout *
     journal->files = (journal_file *)(void *)(map + layout->files);
     journal->records = (journal_record *)(void *)(map + layout->records);
     journal->hashes = (uint64_t *)(void *)(map + layout->hashes);
+    journal->old_hashes = (uint64_t *)(void *)(map + layout->old_hashes);
     journal->words = (atomic_uint_least64_t *)(void *)(map + layout->words);
     journal->blocks = (unsigned char *)map + layout->blocks;
 }

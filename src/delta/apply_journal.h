@@ -11,6 +11,7 @@
 ///
 /// Between a kill and the recovery, other programs may replace the files or write into them. The
 /// journal therefore also has the identity of each file and a hash of each block that was written.
+/// A hash of its old bytes shows in a roll-back whether the delta still gives these back.
 #ifndef FSTI_APPLY_JOURNAL_H
 #define FSTI_APPLY_JOURNAL_H
 
@@ -51,7 +52,8 @@ typedef struct apply_journal {
     const char *text;    ///< base version, new version, folders, file names: each ended by NUL
     journal_file *files; ///< in the order of the model's files
     journal_record *records;
-    uint64_t *hashes; ///< of every block of every tensor: valid where the block was written
+    uint64_t *hashes;     ///< of every block of every tensor: valid where the block was written
+    uint64_t *old_hashes; ///< of the blocks before that
     atomic_uint_least64_t *words; ///< one per cache line
     unsigned char *blocks;        ///< for each slot the old bytes, then the new bytes
     int undo_fd;

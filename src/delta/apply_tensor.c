@@ -96,6 +96,10 @@ static void set_hash(const apply_worker *worker, uint64_t block, const unsigned 
         fsti_hash(bytes, apply_block_bytes(worker->tensor, block), 0);
 }
 
+static uint64_t *old_hash(const apply_worker *worker, uint64_t block) {
+    return &worker->job->journal.old_hashes[worker->tensor->first_block + block];
+}
+
 /// Writes undo values to the undo file. Those of a tensor begin at undo_at - 1.
 static fst_status save_undo(void *context, const void *values, size_t size, uint64_t at,
                             fst_error *error) {
@@ -160,6 +164,7 @@ static fst_status change_block(apply_worker *worker, uint64_t block, fst_error *
     size_t size = apply_block_bytes(worker->tensor, block);
     set_word(worker, block, false);
     FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
+    if (job->journal.map != NULL) *old_hash(worker, block) = fsti_hash(worker->old, size, 0);
     memcpy(worker->work, worker->old, size);
     FST_TRY(fsti_fold_apply(worker->fold, worker->work, size, error));
     set_hash(worker, block, worker->work);
@@ -222,6 +227,10 @@ static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *
         FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
         memcpy(worker->work, worker->old, size);
         FST_TRY(fsti_fold_revert(worker->fold, worker->work, size, error));
+        if (fsti_hash(worker->work, size, 0) != *old_hash(worker, block))
+            return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
+                                  "the delta has changed since the update began, so it does not "
+                                  "give the old bytes back. Copy the checkpoint again");
         set_dirty(worker, block);
         FST_TRY(write_block(job, worker->tensor, block, worker->work, error));
         set_hash(worker, block, worker->work);

@@ -151,6 +151,25 @@ static fst_status refuse_changed(const char *path, fst_error *error) {
         "are complete, and delete .weight_sync and the files *" COPY_ENDING);
 }
 
+/// Gets the copy's stamp. If it is that of the old file, because both were written within one tick
+/// of the file system's clock, the copy gets a later time: stamps tell which file has a name.
+static fst_status stamp_copy(const char *copy, const fsti_delta_stamp *old, fsti_delta_stamp *out,
+                             fst_error *error) {
+    static const uint64_t steps_ns[] = {1, 2000000000u}; // some file systems store even seconds
+    FST_TRY(fsti_sync_stamp(copy, out, error));
+    for (size_t i = 0; i < 2 && out->size_bytes == old->size_bytes; i++) {
+        if (out->modified_ns != old->modified_ns) return FST_OK;
+        uint64_t time = old->modified_ns + steps_ns[i];
+        const struct timespec times[2] = {
+            {.tv_nsec = UTIME_OMIT},
+            {.tv_sec = (time_t)(time / 1000000000u), .tv_nsec = (long)(time % 1000000000u)}};
+        if (utimensat(AT_FDCWD, copy, times, 0) != 0)
+            return fsti_error_errno(error, errno, copy, "setting the time");
+        FST_TRY(fsti_sync_stamp(copy, out, error));
+    }
+    return FST_OK;
+}
+
 /// Makes the two rows of a file in the list of renames: the stamps of the file and of its copy. A
 /// rename does not change a stamp.
 static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delta_stamp *rows,
@@ -159,7 +178,7 @@ static fst_status list_copy(const sync_folder *sync, const char *path, fsti_delt
     char *copy = fsti_location_join(path, COPY_ENDING);
     if (copy == NULL) return fsti_error_memory(error, strlen(path));
     rows[0].name = rows[1].name = fsti_sync_name(sync, path);
-    fst_status status = fsti_sync_stamp(copy, &rows[1], error);
+    fst_status status = stamp_copy(copy, &rows[0], &rows[1], error);
     fsti_free(copy);
     return status;
 }

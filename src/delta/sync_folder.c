@@ -46,9 +46,14 @@ fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *
 static fst_status open_lock(const char *path, bool may_create, int *lock, fst_error *error) {
     fsti_error_location place = {.file = path, .byte_offset = FST_NO_OFFSET};
     int flags = may_create ? O_RDWR | O_CREAT : O_RDONLY;
-    *lock = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    struct stat info;
+    // Without O_NONBLOCK a FIFO would wait for a writer.
+    *lock = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (*lock < 0 && errno == ENOENT && !may_create) return FST_OK;
-    if (*lock < 0) return fsti_error_errno(error, errno, path, "opening the lock");
+    if (*lock < 0 || fstat(*lock, &info) != 0)
+        return fsti_error_errno(error, errno, path, "opening the lock");
+    if (!S_ISREG(info.st_mode))
+        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file");
     if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return FST_OK;
     if (errno != EWOULDBLOCK) return fsti_error_errno(error, errno, path, "locking");
     return fsti_error_set(error, FST_E_TIMEOUT, place,

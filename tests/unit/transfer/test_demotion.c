@@ -371,7 +371,7 @@ TEST(cancel_ends_a_retried_read)
     for (int i = 0; i < 60000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
     bool began = atomic_load(&reads_held) > 0;
     fst_loader_cancel(item.loader);
-    usleep(200000); // a waiter that wakes after the read has ended would find the item complete
+    usleep(1000000); // a waiter that wakes after the read has ended would find the item complete
     atomic_store(&holds_reads, false);
     pthread_join(thread, NULL);
     fsti_io_fault_hook_set(NULL);
