@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of delta versions: which versions follow a checkpoint's own."""
+"""Folders of deltas: which versions follow a checkpoint's own, and the lock of a checkpoint."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
@@ -31,7 +32,7 @@ def plain_version(version: Any) -> str:
 
 
 def _read_index(path: pathlib.Path) -> bytes:
-    """Read an index. OSError for what is no regular file or is larger than a model's may be."""
+    """Read an index. OSError if it is not a regular file, or is larger than an index may be."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_size > _INDEX_BYTES_MAX:
@@ -89,3 +90,30 @@ def find_chain(source: Path, version: str | None, until: str | None = None) -> C
         refuse(f"{os.fsdecode(source)}: version {until} does not follow the checkpoint's version "
                f"{start}", "VersionMismatch")
     return Chain(start, chain)
+
+
+def open_lock(checkpoint: str) -> int | None:
+    """Open the lock of a checkpoint folder; None where the folder cannot be written at all."""
+    folder = os.path.join(checkpoint, ".weight_sync")
+    lock = os.path.join(folder, "lock")
+    # A FIFO would wait for a writer, and a link could lead elsewhere.
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return _regular(os.open(lock, flags | os.O_RDONLY), lock)
+    except FileNotFoundError:
+        os.stat(checkpoint)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return os.open(lock, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return None
+        raise
+
+
+def _regular(file: int, path: str) -> int:
+    """Return a descriptor of a regular file; close others."""
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    refuse(f"{path}: not a regular file", "NotRegularFile")

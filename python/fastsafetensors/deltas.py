@@ -15,10 +15,8 @@ returns.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -34,7 +32,7 @@ from ._delta_manifest import (
 )
 from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
 from ._delta_patches import Patch, PatchMaker, make_ahead
-from ._delta_source import find_chain, plain_version
+from ._delta_source import find_chain, open_lock, plain_version
 from ._errors import refuse
 from ._options import (
     check_count,
@@ -562,7 +560,9 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
     import fcntl
 
     check_no_empty_path("checkpoint", checkpoint)
-    held = _open_lock(os.fsdecode(checkpoint))
+    if os.path.islink(os.path.join(os.fsdecode(checkpoint), ".weight_sync")):
+        version_of(checkpoint)  # raises the error of apply()
+    held = open_lock(os.fsdecode(checkpoint))
     if held is None:
         yield version_of(checkpoint)
         return
@@ -579,32 +579,3 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
         # A forked child has the descriptor, too: closing alone would leave the lock to it.
         fcntl.flock(held, fcntl.LOCK_UN)
         os.close(held)
-
-
-def _open_lock(checkpoint: str) -> int | None:
-    """Open the lock of a checkpoint folder; None where the folder cannot be written at all."""
-    folder = os.path.join(checkpoint, ".weight_sync")
-    lock = os.path.join(folder, "lock")
-    if os.path.islink(folder):
-        version_of(checkpoint)  # raises the error of apply()
-    # A FIFO would wait for a writer, and a link could lead elsewhere.
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return _regular(os.open(lock, flags | os.O_RDONLY), lock)
-    except FileNotFoundError:
-        os.stat(checkpoint)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        return os.open(lock, flags | os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return None
-        raise
-
-
-def _regular(file: int, path: str) -> int:
-    """Return a descriptor of a regular file; close others."""
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    refuse(f"{path}: not a regular file", "NotRegularFile")

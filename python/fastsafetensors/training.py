@@ -55,6 +55,7 @@ from .fast_loading import save_safetensors_sharded_async
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
 _log = logging.getLogger("fastsafetensors")
+_EARLIER = "an earlier checkpoint failed"  # begins what a rank tells the others of it
 
 
 def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -142,7 +143,8 @@ class CheckpointManager:
             overlap: "order" or "supersede", as in save_file_async.
             at_exit: "wait" or "cancel", as in save_file_async.
             timeout: seconds to wait for other ranks, in a call and at the end of a save; None: the
-                group's timeout for each message.
+                group's timeout for each message. A rank that is later fails this save and the
+                later ones, until a manager with a new group is made.
 
         Raises:
             TypeError, ValueError: an argument of another type, or out of range; a URL.
@@ -243,6 +245,10 @@ class CheckpointManager:
         joint = self._ranks.join(self._place_of(number), self._options)
         try:
             self.check()
+        except Exception as error:
+            self._ranks.refuse(joint, RuntimeError(f"{_EARLIER}: {error}"))
+            raise
+        try:
             check_state(state)
             with self._starting(number):
                 return self._watch(self._ranks.start(
@@ -295,7 +301,9 @@ class CheckpointManager:
                     with contextlib.suppress(OSError):
                         (self.folder / f"step-{step}").rmdir()
                 if not was_cancelled(error):
-                    self._failure = error
+                    # Otherwise ranks would tell each other of one failure for ever.
+                    if _EARLIER not in str(error):
+                        self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
                 return
             self._passed_over.discard(step)

@@ -183,6 +183,49 @@ with CheckpointManager(run, **options) as manager:
 """
 
 
+FAILS_ONCE = RUN + """
+options["keep_last"] = None
+manager = CheckpointManager(run, **options)
+for step in range(1, 8):
+    bad = {"x": object()} if (step, rank) == (2, 1) else {}
+    try:
+        handle = manager.save(step, {**state, **bad})
+        failed = handle.exception() is not None
+    except Exception as error:
+        assert str(error).count("an earlier checkpoint failed") <= 1, error
+        failed = True
+    assert not failed or step in (2, 3), step
+    all_agree(failed)
+manager.close()
+dist.barrier()
+assert steps() == [1, 4, 5, 6, 7], steps()
+"""
+
+LATE = RUN + """
+import time
+short = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=300))
+manager = CheckpointManager(run, **{**options, "group": short, "timeout": 1.5})
+manager.save(1, state).wait()
+for step in (2, 3, 4):
+    if rank == 1 and step == 2:
+        time.sleep(4)
+    try:
+        manager.save(step, state).wait()
+        raise AssertionError(step)
+    except RuntimeError:
+        pass
+try:
+    manager.close()
+except RuntimeError:
+    pass
+again = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=300))
+with CheckpointManager(run, **{**options, "group": again}) as manager:
+    manager.save(5, state).wait()
+dist.barrier()
+assert 5 in steps(), steps()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Return an empty folder."""
@@ -220,6 +263,16 @@ def test_the_first_rank_saves_for_all(folder):
         model.register_parameter("tied", model.weight)
         assert manager.resume({"model": model}, step=3, verify=True) == 3
         assert model.weight.eq(3).all()
+
+
+def test_a_failure_of_one_rank_is_over_after_one_more_save(folder):
+    """Ranks do not tell each other of one failure again and again."""
+    run_ranks(FAILS_ONCE, folder, 2)
+
+
+def test_a_late_rank_ends_the_saves_of_its_group(folder):
+    """Each save is an error until there is a new group; no process is aborted by gloo."""
+    run_ranks(LATE, folder, 2)
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

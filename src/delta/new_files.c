@@ -152,7 +152,8 @@ static fst_status refuse_changed(const char *path, fst_error *error) {
 }
 
 /// Gets the copy's stamp. If it is that of the old file, because both were written within one tick
-/// of the file system's clock, the copy gets a later time: stamps tell which file has a name.
+/// of the file system's clock, the copy gets a later time, because stamps distinguish the two
+/// files.
 static fst_status stamp_copy(const char *copy, const fsti_delta_stamp *old, fsti_delta_stamp *out,
                              fst_error *error) {
     static const uint64_t steps_ns[] = {1, 2000000000u}; // some file systems store even seconds

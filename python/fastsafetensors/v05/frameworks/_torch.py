@@ -121,6 +121,10 @@ _WAIT_SECONDS_MAX = 1e8  # three years
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
 
+# Groups in which a wait has failed. A late rank's messages are still on their way there, and gloo
+# ends the process if the next collective of the group receives them.
+_broken: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 class TorchProcessGroup(ProcessGroupBase):
     """A torch.distributed group; ranks count within the group.
@@ -140,7 +144,6 @@ class TorchProcessGroup(ProcessGroupBase):
                          datetime.timedelta(seconds=min(seconds, _WAIT_SECONDS_MAX)))
         self._seconds_left: float | None = None  # of limit_waits()
         self._is_unlimited = False  # by wait_for_outcome()
-        self._is_broken = False  # a wait has failed
         self._count, self._number = int(pg.size()), int(pg.rank())
         nccl = "nccl" in str(dist.get_backend(pg))
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
@@ -171,7 +174,7 @@ class TorchProcessGroup(ProcessGroupBase):
     @property
     def has_lost_ranks(self) -> bool:
         """Whether a wait for other ranks has failed."""
-        return self._is_broken
+        return self.real_pg in _broken
 
     def _limit(self) -> datetime.timedelta | None:
         """Return how long the next wait may take."""
@@ -189,7 +192,7 @@ class TorchProcessGroup(ProcessGroupBase):
     def _explain(self, error: Exception, what: str) -> Exception:
         from ..._agreement import RankError
 
-        self._is_broken = True
+        _broken.add(self.real_pg)
         lost = describe_lost(_identities.get(self.real_pg, []))
         reason = str(error).splitlines()[0]
         return RankError(
@@ -208,8 +211,8 @@ class TorchProcessGroup(ProcessGroupBase):
 
     def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
         """Start a collective; the returned function waits for it."""
-        if self._is_broken:
-            raise self._explain(RuntimeError("an earlier wait has failed"), what)
+        if self.real_pg in _broken:
+            raise self._explain(RuntimeError("an earlier wait has failed: make a new group"), what)
         try:
             work = begin()
         # the group was destroyed, or lost its connections
