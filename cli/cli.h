@@ -38,6 +38,8 @@ void cli_print_written(const char *path);
 int cli_fail(const fst_error *error);
 /// The exit code of a status, without printing.
 int cli_code_of(fst_status status);
+/// The same, and EXIT_MISSING if a library or driver is not installed.
+int cli_code_of_error(const fst_error *error);
 /// Prints a failure of the command itself. `kind` ("NoMatch") is for --json. Returns `code`.
 __attribute__((format(printf, 3, 4))) int cli_refuse(int code, const char *kind, const char *format,
                                                      ...);

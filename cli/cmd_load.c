@@ -228,12 +228,8 @@ static int load_once(fst_model *model, load_request *request) {
     fst_loader *loader;
     request->options.progress = cli_progress_begin();
     double start = cli_seconds_now();
-    if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK) {
-        int code = fail_load(&error);
-        bool lacks_driver =
-            error.status == FST_E_UNSUPPORTED && request->options.device.kind != FST_DEVICE_CPU;
-        return lacks_driver ? EXIT_MISSING : code;
-    }
+    if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK)
+        return fail_load(&error);
     fst_status status = FST_OK;
     if (request->options.budget_bytes == 0) status = fst_loader_wait(loader, -1, &error);
     if (status == FST_OK) status = consume(loader, &error);

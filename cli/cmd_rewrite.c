@@ -277,7 +277,7 @@ const cli_command convert_command = {
         "restricted unpickler (weights_only) reads it, in the Python next to this command or\n"
         "the first python3 of PATH.\n"
         "\n"
-        "--alignment puts tensors whose size is a multiple of N first and a padding tensor of\n"
+        "--alignment puts tensors whose size is a multiple of SIZE first and a padding tensor of\n"
         "zeros behind each of the others except the last, because the format allows no gaps.\n"
         "This project ignores padding tensors unless you ask for one by its full name. Other\n"
         "readers see U8 tensors __padding__.0, __padding__.1 and so on: safetensors'\n"

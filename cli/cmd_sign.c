@@ -37,10 +37,7 @@ static int run(const cli_command *command, char **argv) {
     files.progress = cli_progress_begin();
     fst_status status = fst_bundle_sign(&files, &stats, &error);
     cli_progress_end(status == FST_OK);
-    if (status != FST_OK) {
-        code = cli_fail(&error);
-        return error.status == FST_E_UNSUPPORTED ? EXIT_MISSING : code;
-    }
+    if (status != FST_OK) return cli_fail(&error);
     if (cli_wants_json())
         printf("{\"files\": %" PRIu64 ", \"files_kept\": %" PRIu64 ", \"bytes\": %" PRIu64,
                stats.file_count, stats.files_kept, stats.bytes_read);

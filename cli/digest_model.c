@@ -216,9 +216,7 @@ static int digest_all(digest_job *job) {
 static int check_digest(fst_digest digest) {
     fst_digest_state *state;
     fst_error error;
-    fst_status status = fst_digest_begin(digest, &state, &error);
-    if (status != FST_OK && cli_fail(&error) != EXIT_OK)
-        return status == FST_E_UNSUPPORTED ? EXIT_MISSING : EXIT_UNREADABLE;
+    if (fst_digest_begin(digest, &state, &error) != FST_OK) return cli_fail(&error);
     fst_digest_drop(state);
     return EXIT_OK;
 }

@@ -287,7 +287,7 @@ int hash_gather(const char *path, fst_model *model, hash_check *check) {
     if (check->algorithm[0] == '\0') return EXIT_OK;
     fst_digest digest;
     if (!cli_digest_find(check->algorithm, &digest))
-        return cli_refuse(EXIT_MISSING, "Unsupported", "unknown digest algorithm '%s'",
+        return cli_refuse(EXIT_UNREADABLE, "Unsupported", "unknown digest algorithm '%s'",
                           check->algorithm);
     return cli_digest_model(model, digest, &check->found);
 }

@@ -12,13 +12,6 @@ static fst_digest digest_of(const char *algorithm) {
     return FST_DIGEST_XXH3_128; // "xxh3"
 }
 
-static int fail(const char *path, const fst_error *error) {
-    int code = cli_fail(error);
-    // For local files only the hash function's library can be missing.
-    bool lacks_library = error->status == FST_E_UNSUPPORTED && !cli_is_address(path);
-    return lacks_library ? EXIT_MISSING : code;
-}
-
 int manifest_make(const char *path, const manifest_request *request) {
     fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
     fst_manifest_stats stats = FST_STRUCT_INIT(fst_manifest_stats);
@@ -34,7 +27,7 @@ int manifest_make(const char *path, const manifest_request *request) {
     options.progress = cli_progress_begin();
     fst_status status = fst_manifest_write(path, request->target, &options, &stats, &error);
     cli_progress_end(status == FST_OK);
-    if (status != FST_OK) return fail(path, &error);
+    if (status != FST_OK) return cli_fail(&error);
     double seconds = (double)stats.total_ns / 1e9;
     char size[16];
     if (cli_wants_json())
@@ -110,9 +103,11 @@ static int finish_answer(const check_answer *answer) {
             cli_print_error_json(answer->error);
         }
         printf("}\n");
-        return good ? EXIT_OK : code_of_check(answer->status, answer->differences);
+        return good        ? EXIT_OK
+               : is_listed ? code_of_check(answer->status, answer->differences)
+                           : cli_code_of_error(answer->error);
     }
-    if (!is_listed) return fail(answer->differences->path, answer->error);
+    if (!is_listed) return cli_fail(answer->error);
     if (good) {
         cli_print_path(answer->differences->path);
         printf(": %s, %" PRIu64 " file%s\n", answer->words, answer->stats->file_count,

@@ -25,6 +25,14 @@ int cli_code_of(fst_status status) {
     return of_format ? EXIT_INVALID : EXIT_UNREADABLE;
 }
 
+int cli_code_of_error(const fst_error *error) {
+    // A missing library or driver has the status of everything that a system does not support.
+    bool is_missing = error->status == FST_E_UNSUPPORTED &&
+                      (strstr(error->message, "was not found") != NULL ||
+                       strstr(error->message, "is not installed here") != NULL);
+    return is_missing ? EXIT_MISSING : cli_code_of(error->status);
+}
+
 void cli_errors_of_path(const char *path) { checked_path = path; }
 
 /// Begins the JSON answer of a command that failed.
@@ -78,7 +86,7 @@ int cli_fail(const fst_error *error) {
     } else {
         cli_print_error(error);
     }
-    return cli_code_of(error->status);
+    return cli_code_of_error(error);
 }
 
 static void print_line(const char *kind, const char *format, va_list arguments) {

@@ -52,10 +52,16 @@ from ._core import Model, Writer, assign_shards
 from ._kept_copies import CopyStore
 from ._load import OpenLoad
 from ._open import check_path
-from ._options import check_count, check_location, parse_size
+from ._options import check_count, check_no_empty_path, parse_size
 from ._paths import absolute_path, fixed_location
 from ._representation import format_paths
-from ._saving import fixed_manifest, manifest_options, promise_word, refuse_address
+from ._saving import (
+    check_names,
+    fixed_manifest,
+    manifest_options,
+    promise_word,
+    refuse_address,
+)
 from ._tensor_memory import address_of
 from ._torch_state import dtype_name, torch_dtype
 from ._torch_tensors import wrap
@@ -109,6 +115,8 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
         threads: of a load; 0: one per CPU that the process may use.
         """
         check_path(path, "path")
+        if not isinstance(path, (list, tuple)):
+            check_no_empty_path("path", path)
         self._path: Any = path
         self._source: Any = fixed_location(path)
         self._threads = check_count("threads", threads)
@@ -122,6 +130,7 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start a load, possibly of another path."""
         if checkpoint_id is not None:
+            check_no_empty_path("checkpoint_id", checkpoint_id)
             self._path, self._source = checkpoint_id, fixed_location(checkpoint_id)
         self._load_id = secrets.token_hex(8)
 
@@ -282,8 +291,9 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
             manifest: as in fastsafetensors.torch.save_file; the coordinator reads the files for it.
         """
         super().__init__()
-        check_location("path", path)
+        check_no_empty_path("path", path)
         refuse_address(path)
+        check_names((), metadata)
         self._path = absolute_path(path)
         self._limit = parse_size("max_shard_size", max_shard_size)
         self._metadata = {"format": "pt"} if metadata is None else dict(metadata)
@@ -295,6 +305,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start a save, possibly to another path."""
         if checkpoint_id is not None:
+            check_no_empty_path("checkpoint_id", checkpoint_id)
             refuse_address(checkpoint_id)
             self._path = self._save.path = absolute_path(checkpoint_id)
         self._save.drop()

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import fastsafetensors
-from fastsafetensors import deltas, distributed, remote, training
+from fastsafetensors import checkpoint, deltas, distributed, remote, training
 
 CALLS = {
     "sign_folder": lambda: fastsafetensors.sign_folder("", "key.pem"),
@@ -21,6 +21,9 @@ CALLS = {
     "check_manifest": lambda: fastsafetensors.check_manifest(""),
     "save_on_ranks": lambda: distributed.save_on_ranks({}, ""),
     "CheckpointManager": lambda: training.CheckpointManager(""),
+    "FastSafetensorsWriter": lambda: checkpoint.FastSafetensorsWriter(""),
+    "FastSafetensorsReader": lambda: checkpoint.FastSafetensorsReader(b""),
+    "reset": lambda: checkpoint.FastSafetensorsWriter("there").reset(""),
     "changed_tensors": lambda: fastsafetensors.changed_tensors("", "old"),
     "edit_header": lambda: fastsafetensors.edit_header("", {"a": "b"}),
     "deltas.make": lambda: deltas.make("", "", "", version="2", base_version="1"),
