@@ -193,7 +193,7 @@ def test_answers_to_odd_words(path, run):
     assert code == 0 and "2 files instead of 99, because there are only 2 tensors" in errors
     for command in ("inspect", "verify", "hash"):
         code, out, _ = run(command, "--json", "")
-        assert code == 2 and error_of((0, out))["message"] == "the path of a model is empty"
+        assert code == 3 and error_of((0, out))["message"] == "the path of a model is empty"
     for words in (["bogus", "--json"], ["help", "bogus", "--json"], ["--json", "bogus"]):
         code, out, _ = run(*words)
         assert code == 3 and "unknown command 'bogus'" in error_of((0, out))["message"]
