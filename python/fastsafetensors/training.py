@@ -55,7 +55,7 @@ from .fast_loading import save_safetensors_sharded_async
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
 _log = logging.getLogger("fastsafetensors")
-_EARLIER = "an earlier checkpoint failed"  # begins what a rank tells the others of it
+_EARLIER = "an earlier checkpoint failed"  # start of the message to other ranks
 
 
 def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -301,7 +301,7 @@ class CheckpointManager:
                     with contextlib.suppress(OSError):
                         (self.folder / f"step-{step}").rmdir()
                 if not was_cancelled(error):
-                    # Otherwise ranks would tell each other of one failure for ever.
+                    # Not again: this error repeats a failure that another rank has raised.
                     if _EARLIER not in str(error):
                         self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)

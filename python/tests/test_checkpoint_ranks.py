@@ -266,7 +266,7 @@ def test_the_first_rank_saves_for_all(folder):
 
 
 def test_a_failure_of_one_rank_is_over_after_one_more_save(folder):
-    """Ranks do not tell each other of one failure again and again."""
+    """The error that repeats it on another rank does not fail a further save."""
     run_ranks(FAILS_ONCE, folder, 2)
 
 

@@ -48,7 +48,7 @@ def test_a_planted_link_is_not_written_through(tmp_path, fresh, source):
 
 
 def damage(folder):
-    """Change the last bit of a file and keep its times, so that only its bytes tell."""
+    """Change the last bit of a file and keep its times, so that only its content differs."""
     path = min(folder.glob("*.safetensors"))
     times = path.stat()
     data = bytearray(path.read_bytes())

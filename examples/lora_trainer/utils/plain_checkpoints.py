@@ -35,7 +35,7 @@ class CheckpointManager:
         return path
 
     def resume(self, state, step=None, verify=False):
-        """Load the checkpoint of a step, by default the last one; 0 if there is none."""
+        """Load the checkpoint of a step, by default the last. Return 0 without checkpoints."""
         paths = self._paths()
         if step is None and not paths:
             return 0

@@ -120,7 +120,7 @@ static bool kill_in_block(fst_delta_encoding encoding, long number) {
     return WIFSIGNALED(status);
 }
 
-/// Flips a bit of the journal's word that has a block being written. False if there is none.
+/// Flips a bit of the journal's word for a block that was being written. False without such a word.
 static bool damage_word(int bit) {
     sync_folder sync;
     apply_journal journal;
