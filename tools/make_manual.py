@@ -35,7 +35,8 @@ PATHS = ("PATH is a .safetensors file, an index of shards (*.safetensors.index.j
          "KB, MB, GB and TB powers of 1000.")
 JSON = ('With --json, a failure prints an object to standard output, {"error": {"kind": ..., '
         '"message": ..., "file": ..., "tensor": ..., "byte": ...}}. Kinds are the names of the '
-        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch", "NoDigests" and "Missing".')
+        'statuses in fastsafetensors/base.h, and "Usage", "NoMatch", "NoDigests", "NoTensors" and '
+        '"Missing".')
 SHARED = "Options that several commands share"
 
 
