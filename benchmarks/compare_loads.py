@@ -388,9 +388,9 @@ def warm_up(name: str) -> None:
 
     torch.zeros(1).sum()
     if name.startswith("ours"):
-        import fastsafetensors._torch_tensors
+        import fastsafetensors._torch.torch_tensors
 
-        fastsafetensors._torch_tensors.capsule_mask()
+        fastsafetensors._torch.torch_tensors.capsule_mask()
     elif name.startswith("safetensors"):
         import safetensors.torch  # noqa: F401
     elif name.startswith("Run:ai"):

@@ -20,7 +20,7 @@ static const char program[] =
     "import sys\n"
     "sys.path[:] = [path for path in sys.path if path[:1] == '/']\n"
     "try:\n"
-    "    from fastsafetensors._torch_file import main\n"
+    "    from fastsafetensors._torch.torch_file import main\n"
     "except ImportError:\n"
     "    sys.stderr.write('fastsafetensors: torch files need Python with this package and torch, "
     "but ' + sys.executable"

@@ -35,8 +35,9 @@ Importing this package imports no framework.
 
 from __future__ import annotations
 
-from . import _log, _old_paths
-from . import _platform as _platform  # isort: split - before the extension is loaded
+from . import _old_paths
+from ._base import log as _log
+from ._base import platform as _platform  # noqa: F401  # isort: split - before the extension
 from ._core import SafetensorError, trim
 from ._core import version as __version__
 
@@ -47,31 +48,31 @@ _LAZY = {
     "AutoLoader": "v05.auto_loader",
     "BudgetInfeasibleError": "v05.batch_plan",
     "DEFAULT_EXPERT_PATTERN": "v05.ep_slice",
-    "Digests": "_digests",
+    "Digests": "_verify.digests",
     "FilesBufferOnDevice": "v05.file_buffer",
-    "Header": "_header",
+    "Header": "_loading.header",
     "LoaderConfig": "v05.config",
-    "ManifestMade": "_verify",
+    "ManifestMade": "_verify.manifests",
     "ParallelLoader": "v05.parallel_loader",
     "ParallelSaver": "v05.saver",
-    "Problem": "_digests",
-    "RankError": "_agreement",
+    "Problem": "_verify.digests",
+    "RankError": "_ranks.agreement",
     "SafeTensorsFileLoader": "v05.loader",
     "SafeTensorsMetadata": "v05.common",
-    "SignedBy": "_verified_open",
+    "SignedBy": "_loading.verified_open",
     "SingleGroup": "v05.common",
     "TensorFrame": "v05.common",
-    "TensorInfo": "_header",
-    "changed_tensors": "_changed_tensors",
-    "check_manifest": "_verify",
-    "check_signature": "_verify",
-    "edit_header": "_header",
+    "TensorInfo": "_loading.header",
+    "changed_tensors": "_verify.changed_tensors",
+    "check_manifest": "_verify.manifests",
+    "check_signature": "_verify.manifests",
+    "edit_header": "_loading.header",
     "expert_parallel_filter": "v05.ep_slice",
     "expert_parallel_filter_from_env": "v05.ep_slice",
     "fastsafe_open": "v05.loader",
     "get_device_numa_node": "v05.common",
-    "hash_file": "_digests",
-    "keep_memory": "_load",
+    "hash_file": "_verify.digests",
+    "keep_memory": "_loading.load",
     "live_allocation_bytes": "v05.allocation",
     "live_allocation_count": "v05.allocation",
     "load_config": "v05.config",
@@ -79,16 +80,16 @@ _LAZY = {
     "load_model": "torch",
     "open_stream": "torch",
     "owned_expert_range": "v05.ep_slice",
-    "read_header": "_header",
-    "safe_open": "_open",
+    "read_header": "_loading.header",
+    "safe_open": "_loading.open",
     "save_file": "torch",
     "save_file_async": "torch",
     "save_model": "torch",
-    "sign_folder": "_verify",
-    "verify_file": "_digests",
-    "verifying": "_verified_open",
-    "write_manifest": "_verify",
-    "write_sums": "_verify",
+    "sign_folder": "_verify.manifests",
+    "verify_file": "_verify.digests",
+    "verifying": "_loading.verified_open",
+    "write_manifest": "_verify.manifests",
+    "write_sums": "_verify.manifests",
 }
 
 # Modules that are attributes of the package, whether imported or not.
@@ -148,14 +149,14 @@ __all__ = [
 if TYPE_CHECKING:
     from typing import Any
 
-    from ._agreement import RankError
-    from ._changed_tensors import changed_tensors
-    from ._digests import Digests, Problem, hash_file, verify_file
-    from ._header import Header, TensorInfo, edit_header, read_header
-    from ._load import keep_memory
-    from ._open import safe_open
-    from ._verified_open import SignedBy, verifying
-    from ._verify import (
+    from ._loading.header import Header, TensorInfo, edit_header, read_header
+    from ._loading.load import keep_memory
+    from ._loading.open import safe_open
+    from ._loading.verified_open import SignedBy, verifying
+    from ._ranks.agreement import RankError
+    from ._verify.changed_tensors import changed_tensors
+    from ._verify.digests import Digests, Problem, hash_file, verify_file
+    from ._verify.manifests import (
         ManifestMade,
         check_manifest,
         check_signature,

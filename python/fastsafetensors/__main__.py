@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ._command import find_command
+from ._base.command import find_command
 
 
 def main() -> int:

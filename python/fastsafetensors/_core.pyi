@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ._types import Path, Paths
+from ._base.argument_types import Path, Paths
 
 T = TypeVar("T")
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import deltas
+from ._base.errors import add_location, printable
+from ._base.options import parse_limit
+from ._base.progress import enable_tqdm
 from ._core import error_class
-from ._delta_ranks import VersionAgreement
-from ._errors import add_location, printable
-from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits
-from ._load import OpenLoad
-from ._options import parse_limit
-from ._progress import enable_tqdm
-from ._torch_installed import torch
-from ._verified_open import SignedBy, Verify
+from ._deltas.delta_ranks import VersionAgreement
+from ._lazy.lazy_reads import MEMORY_LIMIT_BYTES, Habits
+from ._loading.load import OpenLoad
+from ._loading.verified_open import SignedBy, Verify
+from ._torch.torch_installed import torch
 from .lazy import LazyModel
 
 _CHOICES = {"mode": ("auto", "load", "map"), "plan": ("auto", "off"),

@@ -54,7 +54,7 @@ OLD_PATHS = {
     },
     "_planner": "v05.batch_plan",
     "sharded": "distributed",
-    "sharded_save": "_ranks_save",
+    "sharded_save": "_ranks.ranks_save",
 }
 _PACKAGE = __package__ or "fastsafetensors"
 

@@ -10,6 +10,6 @@
 
 from __future__ import annotations
 
-from ._async_save import SaveHandle, SaveProgress, StagingPool, release_staging
+from ._saving.save_handles import SaveHandle, SaveProgress, StagingPool, release_staging
 
 __all__ = ["SaveHandle", "SaveProgress", "StagingPool", "release_staging"]

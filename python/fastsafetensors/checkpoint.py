@@ -27,7 +27,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ._torch_installed import torch  # isort: skip  # first, because its error says what to install
+# First, because its error says what to install.
+from ._torch.torch_installed import torch  # isort: skip
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -46,25 +47,25 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from ._checkpoint_shards import StoredPart, open_parts, size_of
-from ._consolidate import consolidate
+from ._base.options import check_count, check_no_empty_path, parse_size
+from ._base.paths import absolute_path, fixed_location
+from ._base.representation import format_paths
+from ._checkpoints.checkpoint_shards import StoredPart, open_parts, size_of
+from ._checkpoints.consolidate import consolidate
+from ._checkpoints.kept_copies import CopyStore
 from ._core import Model, Writer, assign_shards
-from ._kept_copies import CopyStore
-from ._load import OpenLoad
-from ._open import check_path
-from ._options import check_count, check_no_empty_path, parse_size
-from ._paths import absolute_path, fixed_location
-from ._representation import format_paths
-from ._saving import (
+from ._loading.load import OpenLoad
+from ._loading.open import check_path
+from ._saving.save_options import (
     check_names,
     fixed_manifest,
     manifest_options,
     promise_word,
     refuse_address,
 )
-from ._tensor_memory import address_of
-from ._torch_state import dtype_name, torch_dtype
-from ._torch_tensors import wrap
+from ._torch.tensor_memory import address_of
+from ._torch.torch_state import dtype_name, torch_dtype
+from ._torch.torch_tensors import wrap
 
 __all__ = ["FastSafetensorsReader", "FastSafetensorsWriter", "consolidate"]
 

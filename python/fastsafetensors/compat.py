@@ -41,8 +41,8 @@ def _version() -> str:
 def _core_names() -> dict[str, Any]:
     """The names of the safetensors package itself."""
     from . import SafetensorError, safe_open
-    from ._open import PrefetchLoader, TensorMeta, TensorSlice, _safe_open_handle
-    from ._serialize import TensorSpec, deserialize, serialize, serialize_file
+    from ._loading.open import PrefetchLoader, TensorMeta, TensorSlice, _safe_open_handle
+    from ._saving.serialize import TensorSpec, deserialize, serialize, serialize_file
 
     values = (SafetensorError, TensorSpec, PrefetchLoader, TensorSlice, TensorMeta,
               _safe_open_handle, deserialize, safe_open, serialize, serialize_file)
@@ -53,8 +53,8 @@ def _private_names(name: str) -> dict[str, Any]:
     """Private names of safetensors.torch that libraries import."""
     if name != "torch":
         return {}
-    from ._tensor_memory import find_shared, find_tied
-    from ._torch_state import DTYPES_BY_NAME
+    from ._torch.tensor_memory import find_shared, find_tied
+    from ._torch.torch_state import DTYPES_BY_NAME
 
     def remove_duplicate_names(
         state_dict: dict[str, Any], *, preferred_names: Any = None, discard_names: Any = None

@@ -23,18 +23,9 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from . import _core
-from ._delta_manifest import (
-    finish_manifest,
-    forget_manifest,
-    published_manifest,
-    remember_manifest,
-    waits_for_manifest,
-)
-from ._delta_memory import Place, check_kinds, memory_rows, named_tensors
-from ._delta_patches import Patch, PatchMaker, make_ahead
-from ._delta_source import find_chain, open_lock, plain_version
-from ._errors import refuse
-from ._options import (
+from ._base.argument_types import Path
+from ._base.errors import refuse
+from ._base.options import (
     check_count,
     check_no_empty_path,
     check_switch,
@@ -42,9 +33,18 @@ from ._options import (
     check_timeout,
     check_word,
 )
-from ._paths import fixed_location
-from ._representation import with_plain_hints
-from ._types import Path
+from ._base.paths import fixed_location
+from ._base.representation import with_plain_hints
+from ._deltas.delta_manifest import (
+    finish_manifest,
+    forget_manifest,
+    published_manifest,
+    remember_manifest,
+    waits_for_manifest,
+)
+from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors
+from ._deltas.delta_patches import Patch, PatchMaker, make_ahead
+from ._deltas.delta_source import find_chain, open_lock, plain_version
 
 __all__ = [
     "Change", "Delta", "Patch", "VersionNote", "apply", "convert", "make", "pending", "pull",

@@ -27,12 +27,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ._agreement import Agreement, named
+from ._base.options import check_timeout
 from ._core import Model
-from ._load import close_load, load_from
-from ._module_weights import ModuleState
-from ._options import check_timeout
-from ._rank_parts import (
+from ._loading.load import close_load, load_from
+from ._loading.module_weights import ModuleState
+from ._loading.verified_open import open_files
+from ._ranks.agreement import Agreement, named
+from ._ranks.rank_parts import (
     Part,
     Speeds,
     choose_method,
@@ -42,12 +43,11 @@ from ._rank_parts import (
     part_on_mesh,
     tensor_named,
 )
-from ._ranks_async import save_on_ranks_async
-from ._ranks_save import save_on_ranks
-from ._torch_installed import torch
-from ._torch_state import format_box, torch_dtype, torch_shape
-from ._torch_tensors import export, make_item
-from ._verified_open import open_files
+from ._ranks.ranks_async import save_on_ranks_async
+from ._ranks.ranks_save import save_on_ranks
+from ._torch.torch_installed import torch
+from ._torch.torch_state import format_box, torch_dtype, torch_shape
+from ._torch.torch_tensors import export, make_item
 from .v05.common import device_of
 from .v05.file_buffer import STRATEGIES
 from .v05.frameworks import get_framework_op

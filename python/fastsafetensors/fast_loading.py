@@ -21,12 +21,14 @@ from collections import OrderedDict
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
+from ._base.argument_types import Path
+from ._base.options import check_count, check_location, name_list
+from ._base.progress import Progress
 from ._core import Model, SafetensorError
-from ._load import load_from
-from ._open import check_device, check_path, is_meta
-from ._options import check_count, check_location, name_list
-from ._progress import Progress
-from ._saving import (
+from ._loading.load import load_from
+from ._loading.open import check_device, check_path, is_meta
+from ._loading.verified_open import open_files
+from ._saving.save_options import (
     compress_word,
     manifest_options,
     promise_word,
@@ -34,13 +36,11 @@ from ._saving import (
     ties_of,
     with_ties,
 )
-from ._types import Path
-from ._verified_open import open_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ._async_save import SaveHandle, StagingPool
+    from ._saving.save_handles import SaveHandle, StagingPool
 
 __all__ = [
     "is_fastsafetensors_available",
@@ -127,8 +127,8 @@ def load_safetensors_mmap(
         KeyError: a name that the file lacks.
         TypeError: an argument of another type.
     """
-    from ._gpu import load_options
-    from ._torch_tensors import export, meta_tensors
+    from ._torch.gpu import load_options
+    from ._torch.torch_tensors import export, meta_tensors
 
     check_path(path)
     names = None if keys is None else name_list("keys", keys)
@@ -190,7 +190,7 @@ def save_safetensors_sharded(
         TypeError: an argument of another type.
     """
     check_location("output_dir", output_dir)
-    from ._shard_rows import plan_shards
+    from ._ranks.shard_rows import plan_shards
 
     rows, options, tied = plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
     paths, _ = save_rows(
@@ -255,10 +255,10 @@ def save_safetensors_sharded_async(
         ValueError: an invalid size or pattern, and tensors that save_file can't save.
         TypeError: an argument of another type.
     """
-    from ._async_save import Hooks, Staging, start_rows
-    from ._shard_rows import plan_shards
-    from ._tensor_memory import watch_changes
-    from ._torch_state import check_kinds
+    from ._ranks.shard_rows import plan_shards
+    from ._saving.save_handles import Hooks, Staging, start_rows
+    from ._torch.tensor_memory import watch_changes
+    from ._torch.torch_state import check_kinds
 
     how = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("output_dir", output_dir)
@@ -327,8 +327,8 @@ def load_safetensors_sharded(
         FileNotFoundError: an empty folder, or a missing shard.
         TypeError: an argument of another type.
     """
-    from ._gpu import load_options
-    from ._torch_tensors import export, meta_tensors
+    from ._torch.gpu import load_options
+    from ._torch.torch_tensors import export, meta_tensors
 
     files = _variant_of(model_dir, variant)
     check_path(files)
@@ -356,8 +356,8 @@ class _Flattener:
 
     def _name(self, tensor: Any, place: str) -> str:
         """Return the tensor's name, which is the same for identical tensors."""
-        from ._tensor_memory import extent_of
-        from ._torch_state import check_nested
+        from ._torch.tensor_memory import extent_of
+        from ._torch.torch_state import check_nested
 
         check_nested(place or "embeddings", tensor)
         layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, str(tensor.device),
@@ -426,8 +426,8 @@ def save_embeddings_safetensors(embeddings: Any, path: Path) -> None:
         TypeError: a value of another type (a namedtuple, a defaultdict, a subclass) that loading
             could not restore; names its position.
     """
-    from ._tensor_memory import find_shared, settled
-    from ._torch_state import make_rows
+    from ._torch.tensor_memory import find_shared, settled
+    from ._torch.torch_state import make_rows
 
     check_location("path", path)
     flattener = _Flattener()
@@ -492,8 +492,8 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
         SafetensorError: an invalid file, or a structure that does not match it.
         TypeError: an argument of another type.
     """
-    from ._gpu import load_options
-    from ._torch_tensors import export, meta_tensors
+    from ._torch.gpu import load_options
+    from ._torch.torch_tensors import export, meta_tensors
 
     check_location("path", path)
     to_meta = is_meta(device)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._array_api import ArrayApi
-from ._numpy_installed import numpy as _np
+from ._base.array_api import ArrayApi
+from ._base.numpy_installed import numpy as _np
 
 try:
     import jax as _jax

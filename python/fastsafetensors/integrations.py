@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from ._base.options import check_load_options
 from ._core import error_class
-from ._open import TensorSlice, safe_open
-from ._options import check_load_options
-from ._verified_open import chosen
+from ._loading.open import TensorSlice, safe_open
+from ._loading.verified_open import chosen
 
 __all__ = ["Acceleration", "accelerate_from_pretrained"]
 
@@ -221,7 +221,7 @@ class _File:
         plain = self._replacement._is_torch and self._replacement._device == "cpu"
         if not _state.converts or not plain or self._closed:
             return None
-        from ._converted_reads import ConvertedReads
+        from ._lazy.converted_reads import ConvertedReads
 
         with self._lock:
             if self._reads is None:
@@ -478,4 +478,4 @@ def accelerate_from_pretrained(
 
 if "torch" in sys.modules:  # import it now, so that the first read does not wait for it
     with contextlib.suppress(ImportError):
-        from . import _converted_reads, _torch_tensors  # noqa: F401
+        from ._torch import torch_tensors  # noqa: F401

@@ -21,19 +21,19 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+from ._base.argument_types import Paths
+from ._base.errors import add_location
+from ._base.options import check_callable, check_load_options, check_switch, parse_limit
+from ._base.representation import format_contents, format_paths
 from ._core import error_class
-from ._errors import add_location
-from ._gpu import check_present, load_options
-from ._lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
-from ._lazy_tensor import LazyTensor, make_lazy
-from ._load import close_load, open_load
-from ._open import _absolute, check_device, check_path
-from ._options import check_callable, check_load_options, check_switch, parse_limit
-from ._representation import format_contents, format_paths
-from ._request import choose_names
-from ._torch_tensors import make_item
-from ._types import Paths
-from ._verified_open import Verify, chosen, open_files
+from ._lazy.lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
+from ._lazy.lazy_tensor import LazyTensor, make_lazy
+from ._loading.load import close_load, open_load
+from ._loading.open import _absolute, check_device, check_path
+from ._loading.request import choose_names
+from ._loading.verified_open import Verify, chosen, open_files
+from ._torch.gpu import check_present, load_options
+from ._torch.torch_tensors import make_item
 
 __all__ = ["Habits", "LazyModel", "LazyTensor"]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import _counters
+from ._base import counters
 
 __all__ = ["enable", "register_opentelemetry", "register_prometheus", "snapshot"]
 
@@ -49,12 +49,12 @@ _DESCRIPTIONS = {
 
 def enable() -> None:
     """Start counting."""
-    _counters.is_on = True
+    counters.is_on = True
 
 
 def snapshot() -> dict[str, float]:
     """Return all counters: {name: sum}."""
-    return _counters.sums()
+    return counters.sums()
 
 
 class _Collector:

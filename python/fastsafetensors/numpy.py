@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from ._async_save import SaveHandle, Staging, StagingPool, start_rows
+from ._base.argument_types import Path, Paths
+from ._base.dtypes import WORDS, dtype_word
+from ._base.numpy_installed import numpy as _np
+from ._base.options import check_location
+from ._base.progress import Progress
 from ._core import Tensor, error_class, serialize
-from ._dtypes import WORDS, dtype_word
-from ._load import load_bytes, load_paths
-from ._numpy_installed import numpy as _np
-from ._open import check_backend, check_path
-from ._options import check_location
-from ._progress import Progress
-from ._saving import check_names, file_options, save_rows
-from ._stream import TensorStream
-from ._types import Path, Paths
-from ._verified_open import Verify
+from ._loading.load import load_bytes, load_paths
+from ._loading.open import check_backend, check_path
+from ._loading.stream import TensorStream
+from ._loading.verified_open import Verify
+from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows
+from ._saving.save_options import check_names, file_options, save_rows
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ._array_api import ArrayApi
-from ._numpy_installed import numpy as _np
+from ._base.array_api import ArrayApi
+from ._base.numpy_installed import numpy as _np
 
 try:
     _paddle: Any = importlib.import_module("paddle")  # not this module, which has the same name

@@ -7,10 +7,10 @@ import os
 from os import PathLike
 from typing import Any
 
+from ._base.options import check_count, check_location, check_optional_paths, parse_limit
 from ._core import cache_objects as _cache_objects
 from ._core import cache_prune as _cache_prune
 from ._core import configure_remote as _configure
-from ._options import check_count, check_location, check_optional_paths, parse_limit
 
 _SWITCHES = {"anonymous", "cache_required", "create_only", "offline", "private_redirects"}
 _TEXTS = ("endpoint", "region", "access_key", "secret_key", "session_token", "bearer_token",

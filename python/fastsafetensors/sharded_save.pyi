@@ -1,1 +1,1 @@
-from ._ranks_save import *
+from ._ranks.ranks_save import *

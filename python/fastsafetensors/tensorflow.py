@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._array_api import ArrayApi
+from ._base.array_api import ArrayApi
 
 try:
     import tensorflow as _tf

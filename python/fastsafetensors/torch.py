@@ -7,14 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ._async_save import Hooks, SaveHandle, Staging, StagingPool, start_rows
-from ._core import serialize
-from ._dtypes import dtype_word
-from ._gpu import check_present, is_gpu, load_options, report_gds
-from ._load import load_bytes, load_from
-from ._module_weights import ModuleLoad, check_module
-from ._open import check_backend, check_device, check_path, is_meta
-from ._options import (
+from ._base.argument_types import Path, Paths
+from ._base.dtypes import dtype_word
+from ._base.options import (
     check_load_options,
     check_load_progress,
     check_location,
@@ -23,15 +18,20 @@ from ._options import (
     check_word,
     share_options,
 )
-from ._progress import Progress
-from ._request import choose_names
-from ._saving import check_names, file_options, save_rows
-from ._stream import TensorStream
-from ._tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
-from ._torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
-from ._torch_tensors import PackedTensor, export, load_meta, wrap
-from ._types import Path, Paths
-from ._verified_open import Verify, open_files
+from ._base.progress import Progress
+from ._core import serialize
+from ._loading.load import load_bytes, load_from
+from ._loading.module_weights import ModuleLoad, check_module
+from ._loading.open import check_backend, check_device, check_path, is_meta
+from ._loading.request import choose_names
+from ._loading.stream import TensorStream
+from ._loading.verified_open import Verify, open_files
+from ._saving.save_handles import Hooks, SaveHandle, Staging, StagingPool, start_rows
+from ._saving.save_options import check_names, file_options, save_rows
+from ._torch.gpu import check_present, is_gpu, load_options, report_gds
+from ._torch.tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
+from ._torch.torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
+from ._torch.torch_tensors import PackedTensor, export, load_meta, wrap
 
 if TYPE_CHECKING:
     from torch import Tensor

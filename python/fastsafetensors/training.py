@@ -26,8 +26,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._async_save import SaveHandle, Staging, StagingPool, was_cancelled
-from ._checkpoint_folders import (
+from ._base.options import (
+    check_count,
+    check_no_empty_path,
+    check_switch,
+    check_switches,
+    parse_size,
+)
+from ._base.paths import absolute_path
+from ._checkpoints.checkpoint_folders import (
     STEM,
     Checkpoint,
     clean_up,
@@ -37,11 +44,9 @@ from ._checkpoint_folders import (
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoint_ranks import Ranks
-from ._options import check_count, check_no_empty_path, check_switch, check_switches, parse_size
-from ._paths import absolute_path
-from ._state_codec import encode_state
-from ._training_state import (
+from ._checkpoints.checkpoint_ranks import Ranks
+from ._checkpoints.state_codec import encode_state
+from ._checkpoints.training_state import (
     RNG,
     check_loaded,
     check_state,
@@ -50,6 +55,7 @@ from ._training_state import (
     states_of,
     step_number,
 )
+from ._saving.save_handles import SaveHandle, Staging, StagingPool, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]

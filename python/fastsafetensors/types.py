@@ -8,11 +8,11 @@ tensors. Verify: the values of `verify`. The classes are made by functions of th
 
 from __future__ import annotations
 
-from ._open import PrefetchLoader, TensorMeta, TensorSlice
-from ._progress import Progress
-from ._stream import TensorStream
-from ._types import Path, Paths
-from ._verified_open import Verify
+from ._base.argument_types import Path, Paths
+from ._base.progress import Progress
+from ._loading.open import PrefetchLoader, TensorMeta, TensorSlice
+from ._loading.stream import TensorStream
+from ._loading.verified_open import Verify
 
 __all__ = ["Path", "Paths", "PrefetchLoader", "Progress", "TensorMeta", "TensorSlice",
            "TensorStream", "Verify"]

@@ -115,7 +115,7 @@ def give_torch_a_gpu(hip=False):
     """Make torch report a GPU and accept DLPack capsules of it."""
     import torch
 
-    import fastsafetensors._torch_tensors as front
+    import fastsafetensors._torch.torch_tensors as front
 
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -133,7 +133,7 @@ def give_torch_a_gpu(hip=False):
     class Properties:
         name, is_integrated = "Fake GPU", False
 
-    import fastsafetensors._gpu as gpu
+    import fastsafetensors._torch.gpu as gpu
     import fastsafetensors.torch as public
 
     def allocate(size, device, stream):

@@ -82,16 +82,16 @@ finish()
 
 PUBLISHES = COMMON + """
 import errno
-from fastsafetensors import _publish
+from fastsafetensors._ranks import publish
 from fastsafetensors.distributed import save_on_ranks_async
 from fastsafetensors.torch import load_file
 side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=60))
 mine = {f"r{rank}": torch.full((300000,), 1.0)}
 save_on_ranks_async(mine, f"{folder}/saved", side).wait()
-real = _publish.publish_set
+real = publish.publish_set
 def refuse(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/saved")
-_publish.publish_set = refuse
+publish.publish_set = refuse
 for target in ("saved", "new"):
     mine[f"r{rank}"].add_(1)
     handle = save_on_ranks_async(mine, f"{folder}/{target}", side)
@@ -104,7 +104,7 @@ assert len(found) == size and all(tensor.eq(1).all() for tensor in found.values(
 for target in ("saved", "new"):
     assert not [name for name in os.listdir(f"{folder}/{target}") if name.startswith(".")]
 dist.barrier()
-_publish.publish_set = real
+publish.publish_set = real
 # The older ones of several saves are superseded on all ranks, or on none.
 handles = []
 for step in range(6):
@@ -234,7 +234,7 @@ def test_a_core_writer_is_finished_by_one_call_at_a_time(tmp_path):
 def test_an_interrupted_call_leaves_the_group_to_the_next(tmp_path, monkeypatch):
     """Ctrl-C while the tensors are checked: the next call does not wait for it."""
     torch = pytest.importorskip("torch")
-    from fastsafetensors import _ranks_async
+    from fastsafetensors._ranks import ranks_async
     from fastsafetensors.distributed import save_on_ranks_async
 
     def interrupt(tensors, metadata):
@@ -242,14 +242,14 @@ def test_an_interrupted_call_leaves_the_group_to_the_next(tmp_path, monkeypatch)
 
     made = []
 
-    class Kept(_ranks_async.JointSave):
+    class Kept(ranks_async.JointSave):
         def __post_init__(self):
             super().__post_init__()
             made.append(self)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(_ranks_async, "JointSave", Kept)
-        patched.setattr(_ranks_async, "check_tensors", interrupt)
+        patched.setattr(ranks_async, "JointSave", Kept)
+        patched.setattr(ranks_async, "check_tensors", interrupt)
         save_on_ranks_async({"a": torch.ones(3)}, tmp_path)
     assert made[0]._end.is_set()
     save_on_ranks_async({"a": torch.ones(3)}, tmp_path).wait()
@@ -310,17 +310,18 @@ def test_a_relative_folder_is_that_of_the_call(two_folders, monkeypatch):
     """The thread of a save resolves no path in a folder to which the program has changed."""
     import threading
 
-    from fastsafetensors import _ranks_async, check_manifest
+    from fastsafetensors._ranks import ranks_async
+    from fastsafetensors import check_manifest
     from fastsafetensors.distributed import save_on_ranks_async
     from fastsafetensors.torch import load_file
 
-    may_run, real = threading.Event(), _ranks_async.Agreement
+    may_run, real = threading.Event(), ranks_async.Agreement
 
     def wait_first(pg):
         assert may_run.wait(60)
         return real(pg)
 
-    monkeypatch.setattr(_ranks_async, "Agreement", wait_first)
+    monkeypatch.setattr(ranks_async, "Agreement", wait_first)
     for folder in ("saved", b"bytes"):
         may_run.clear()
         monkeypatch.chdir(two_folders / "here")

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fastsafetensors import SafetensorError, changed_tensors, write_manifest  # noqa: E402
-from fastsafetensors import _module_weights as module_weights  # noqa: E402
+from fastsafetensors._loading import module_weights  # noqa: E402
 from fastsafetensors.torch import load_model, save_file  # noqa: E402
 
 

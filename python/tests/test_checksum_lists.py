@@ -13,7 +13,7 @@ import torch
 
 from fastsafetensors import SafetensorError, check_manifest, safe_open
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._command import find_command
+from fastsafetensors._base.command import find_command
 
 ODD_NAMES = ("back\\slash", "new\nline", "ret\rurn", "sp ace", "*star", "é", "#1")
 

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 
-from fastsafetensors import _readahead  # noqa: E402
-from fastsafetensors._lazy_tensor import LazyTensor  # noqa: E402
+from fastsafetensors._loading import readahead  # noqa: E402
+from fastsafetensors._lazy.lazy_tensor import LazyTensor  # noqa: E402
 from fastsafetensors.integrations import accelerate_from_pretrained  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 
@@ -46,13 +46,13 @@ def path(tmp_path):
 def loads(monkeypatch):
     """Options of the windows that are opened."""
     seen = []
-    real = _readahead.open_load
+    real = readahead.open_load
 
     def counted(model, items, **options):
         seen.append((len(items), options.get("dtype")))
         return real(model, items, **options)
 
-    monkeypatch.setattr(_readahead, "open_load", counted)
+    monkeypatch.setattr(readahead, "open_load", counted)
     return seen
 
 
@@ -155,7 +155,7 @@ def test_threads(path, library):
 
 
 def test_failed_read_falls_back_to_safetensors(path, library, monkeypatch):
-    from fastsafetensors import _converted_reads
+    from fastsafetensors._lazy import converted_reads
 
     file, tensors = path
     scope = library("transformers.core_model_loading")
@@ -164,6 +164,6 @@ def test_failed_read_falls_back_to_safetensors(path, library, monkeypatch):
         raise OSError("no")
 
     with accelerate_from_pretrained(converts=True), safetensors.safe_open(file, "pt") as f:
-        monkeypatch.setattr(_converted_reads.ReadAhead, "take", fail)
+        monkeypatch.setattr(converted_reads.ReadAhead, "take", fail)
         found = scope["materialize"](f.get_slice("w03"), "cpu", torch.float32)
     assert torch.equal(found, tensors["w03"].float())

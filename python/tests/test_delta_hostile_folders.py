@@ -158,7 +158,7 @@ def test_a_damaged_delta_does_not_undo(tmp_path, states, local):
 
 
 def test_versions_are_printed_without_control_characters(fresh, source, caplog):
-    from fastsafetensors._errors import printable, refuse
+    from fastsafetensors._base.errors import printable, refuse
 
     with pytest.raises(SafetensorError) as caught:
         refuse("version \x1b]0;owned\x07\u202e", "VersionMismatch")

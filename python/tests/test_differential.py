@@ -401,7 +401,7 @@ def test_limits_of_this_reader(tmp_path):
 
 def test_writers_keep_to_the_limits():
     """Saves fail if the file would exceed the limits of the reader."""
-    from fastsafetensors._serialize import TensorSpec, deserialize, serialize
+    from fastsafetensors._saving.serialize import TensorSpec, deserialize, serialize
 
     data = ctypes.create_string_buffer(1)
     most = TensorSpec("uint8", [1] * 4096, ctypes.addressof(data), 1)

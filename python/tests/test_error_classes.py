@@ -53,7 +53,7 @@ def test_close_matches_are_sought_when_the_error_is_shown(path, monkeypatch):
 
 
 def test_close_matches_among_many_names(monkeypatch):
-    from fastsafetensors._errors import unknown_tensor
+    from fastsafetensors._base.errors import unknown_tensor
 
     looked = []
     monkeypatch.setattr(difflib, "get_close_matches", lambda word, names, n: looked.append(names)

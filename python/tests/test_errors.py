@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from fastsafetensors import SafetensorError, safe_open, sign_folder, write_manifest, write_sums
-from fastsafetensors._errors import add_location
+from fastsafetensors._base.errors import add_location
 from fastsafetensors.numpy import load_file, save_file
 
 U8 = '"dtype":"U8","shape":[2],"data_offsets":[0,2]'

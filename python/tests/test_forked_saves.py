@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fastsafetensors import save_file_async
-from fastsafetensors._async_save import ThreadSave
+from fastsafetensors._saving.save_handles import ThreadSave
 
 
 def in_child(check):

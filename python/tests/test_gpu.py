@@ -182,7 +182,7 @@ def test_loaders_of_05_load_to_the_gpu(sample):
     check(opened)
     import logging
     told = []
-    logger = logging.getLogger("fastsafetensors._gpu")
+    logger = logging.getLogger("fastsafetensors._torch.gpu")
     logger.setLevel(logging.INFO)
     logger.addFilter(lambda record: told.append(record.getMessage()) or True)
     def batches():
@@ -397,7 +397,7 @@ def test_sharded_models_load_to_the_gpu(torch, memory, tmp_path):
     run(f"""
     fake_gpu.give_torch_a_gpu()
     import glob, weakref
-    import fastsafetensors._gpu as gpu
+    import fastsafetensors._torch.gpu as gpu
     from fastsafetensors.torch import load_file
     given, take = [], gpu._allocate
     gpu._allocate = lambda *args: given.append(args[0]) or take(*args)

@@ -8,7 +8,8 @@ import stat
 import pytest
 
 import fastsafetensors
-from fastsafetensors import SafetensorError, _command, edit_header, hash_file, verify_file
+from fastsafetensors import SafetensorError, edit_header, hash_file, verify_file
+from fastsafetensors._base import command
 from fastsafetensors.torch import load_file, save_file
 
 
@@ -62,7 +63,7 @@ def test_edits_that_are_refused(path, tmp_path):
 @pytest.fixture
 def digests(path):
     """Digests by sha256."""
-    if _command.find_command() is None:
+    if command.find_command() is None:
         pytest.skip("the command is not installed with the package")
     try:
         return hash_file(path, "sha256", write=True)
@@ -103,6 +104,6 @@ def test_missing_digests(path, digests, tmp_path):
 
 
 def test_without_the_command(path, monkeypatch):
-    monkeypatch.setattr(_command, "find_command", lambda: None)
+    monkeypatch.setattr(command, "find_command", lambda: None)
     with pytest.raises(FileNotFoundError, match="command"):
         hash_file(path)

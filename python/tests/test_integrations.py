@@ -330,7 +330,7 @@ class CountingModel:
 
 
 def test_each_byte_is_read_once():
-    from fastsafetensors._readahead import ReadAhead
+    from fastsafetensors._loading.readahead import ReadAhead
 
     model = CountingModel()
     ahead = ReadAhead(model, {"mode": "auto"}, eager=True)
@@ -346,7 +346,7 @@ def test_each_byte_is_read_once():
 ])
 @pytest.mark.parametrize("begins", [False, True])
 def test_views_of_cached_files_are_one_load(cached, options, loads, begins):
-    from fastsafetensors._readahead import ReadAhead
+    from fastsafetensors._loading.readahead import ReadAhead
 
     model = CountingModel(cached)
     ahead = ReadAhead(model, options, eager=True)

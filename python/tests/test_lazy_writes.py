@@ -16,7 +16,7 @@ from conftest import zstd_or_skip
 
 torch = pytest.importorskip("torch")
 
-import fastsafetensors._lazy_reads as lazy_reads  # noqa: E402
+import fastsafetensors._lazy.lazy_reads as lazy_reads  # noqa: E402
 from fastsafetensors import SafetensorError  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.torch import load_file, save_file, save_model  # noqa: E402
@@ -564,8 +564,8 @@ def test_collectives_are_known_to_write() -> None:
     """Collectives that write are recognised by name, because their schemas do not declare it."""
     if not torch.distributed.is_available():
         pytest.skip("torch was built without torch.distributed")
-    from fastsafetensors._lazy_writers import WRITES as WRITER
-    from fastsafetensors._lazy_writers import write_kind_of
+    from fastsafetensors._lazy.lazy_writers import WRITES as WRITER
+    from fastsafetensors._lazy.lazy_writers import write_kind_of
 
     for name in ("allreduce_", "reduce_", "broadcast_", "recv_", "reduce_scatter_"):
         assert write_kind_of(getattr(torch.ops.c10d, name).default, None) == WRITER, name

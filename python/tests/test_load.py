@@ -241,7 +241,7 @@ def modules_after(code):
 
 @pytest.mark.parametrize("code, others", [
     ("import fastsafetensors", {"typing", "re", "threading", "contextlib",
-                                "fastsafetensors._open"}),
+                                "fastsafetensors._loading.open"}),
     ("import fastsafetensors; fastsafetensors.safe_open", set()),
 ])
 def test_importing_needs_no_framework(code, others):

@@ -45,11 +45,11 @@ def test_names_and_filters_of_every_api(mode, path):
 
 
 def test_only_selected_tensors_are_read(path, monkeypatch):
-    from fastsafetensors import _load
+    from fastsafetensors._loading import load
 
     read = []
-    original = _load.wait
-    monkeypatch.setattr(_load, "wait", lambda loader, *rest: (original(loader, *rest), read.append(
+    original = load.wait
+    monkeypatch.setattr(load, "wait", lambda loader, *rest: (original(loader, *rest), read.append(
         loader.stats()["bytes_requested"])))
     load_file(path, names=["c"], mode="load")
     load_file(path, filter=lambda name: name in "ab", mode="load")

@@ -16,7 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastsafetensors import _log, metrics, safe_open  # noqa: E402
+from fastsafetensors._base import log
+from fastsafetensors import metrics, safe_open  # noqa: E402
 from fastsafetensors.torch import load_file, save_file  # noqa: E402
 
 
@@ -37,14 +38,14 @@ def test_only_enabled_levels_are_forwarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[int] = []
-    monkeypatch.setattr(_log, "log_start", lambda emit, level: levels.append(level))
-    monkeypatch.setattr(_log, "_level", -1)
+    monkeypatch.setattr(log, "log_start", lambda emit, level: levels.append(level))
+    monkeypatch.setattr(log, "_level", -1)
     logger = logging.getLogger("fastsafetensors")
     before = logger.level
     try:
         for level in (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG, logging.ERROR):
             logger.setLevel(level)
-            _log.follow_logging()
+            log.follow_logging()
     finally:
         logger.setLevel(before)
     assert levels == [0, 1, 2, 0]
@@ -114,7 +115,7 @@ def test_forks_and_the_end_of_the_interpreter(tmp_path: Path) -> None:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastsafetensors._counters.is_on", False)
+    monkeypatch.setattr("fastsafetensors._base.counters.is_on", False)
 
 
 def test_loads_and_saves_are_counted_once_enabled(tmp_path: Path, counting: None) -> None:

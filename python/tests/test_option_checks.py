@@ -140,7 +140,7 @@ def test_messages_have_words_of_python(path, torch, tmp_path):
 
 def test_shown_names_are_public(path, torch):
     from fastsafetensors import RankError, SafetensorError
-    from fastsafetensors._async_save import ThreadSave
+    from fastsafetensors._saving.save_handles import ThreadSave
 
     assert (RankError.__module__, RankError.__qualname__) == ("fastsafetensors", "RankError")
     assert pickle.loads(pickle.dumps(RankError("x"))).args == ("x",)

@@ -26,7 +26,7 @@ from fastsafetensors import (  # noqa: E402
     read_header,
     write_manifest,
 )
-from fastsafetensors._serialize import deserialize  # noqa: E402
+from fastsafetensors._saving.serialize import deserialize  # noqa: E402
 
 
 @pytest.fixture(name="pair", scope="module")

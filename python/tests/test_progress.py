@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from fastsafetensors import _progress, live_allocation_count
+from fastsafetensors._base import progress
+from fastsafetensors import live_allocation_count
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors import torch as fst_torch
 
@@ -89,8 +90,8 @@ def test_bar_of_a_long_load(model, bars, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     fst_torch.load_file(model[0], mode="load")
     assert not bars  # it was quick
-    bar = _progress.LoadBar(3)
-    monkeypatch.setattr(_progress, "_DELAY_SECONDS", 0.0)
+    bar = progress.LoadBar(3)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
     bar(10, 100, 1, 5)
     bar(60, 100, 3, 5)
     assert (bars[0].total, bars[0].n, bars[0].text) == (100, 60, "3/5 tensors")
@@ -100,17 +101,17 @@ def test_bar_of_a_long_load(model, bars, monkeypatch):
 
 
 def test_no_bar_without_a_terminal(model, bars, monkeypatch):
-    monkeypatch.setattr(_progress, "_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(_progress.LoadBar, "__call__", lambda self, *n: bars.append(n))
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(progress.LoadBar, "__call__", lambda self, *n: bars.append(n))
     fst_torch.load_file(model[0], mode="load")  # not a terminal
     monkeypatch.setattr(sys, "stderr", None)
     fst_torch.load_file(model[0], mode="load")
     monkeypatch.setattr(sys, "stderr", Terminal())
     fst_torch.load_file(model[0], mode="load", progress=False)
-    monkeypatch.setattr(_progress, "is_first_rank", lambda: False)
+    monkeypatch.setattr(progress, "is_first_rank", lambda: False)
     fst_torch.load_file(model[0], mode="load")
     assert not bars
-    monkeypatch.setattr(_progress, "is_first_rank", lambda: True)
+    monkeypatch.setattr(progress, "is_first_rank", lambda: True)
     fst_torch.load_file(model[0], mode="load")
     assert bars
 

@@ -74,23 +74,23 @@ finish()
 
 # Rank 0 publishes for longer than the others may wait; then rank 1 comes late to the outcome.
 LIMITS = COMMON + """
-from fastsafetensors import _publish
+from fastsafetensors._ranks import publish
 from fastsafetensors.distributed import save_on_ranks
 from fastsafetensors.torch import load_file
-target, real = f"{folder}/saved", _publish.publish_set
+target, real = f"{folder}/saved", publish.publish_set
 late = {"publication": 0, "outcome": 0}
 
-def publish(*arguments):
+def publish_late(*arguments):
     real(*arguments)
     time.sleep(late["publication"])
-_publish.publish_set = publish
-agree = _publish.Agreement.agree
+publish.publish_set = publish_late
+agree = publish.Agreement.agree
 
 def come(self, what, *arguments, **options):
     if what == "the new names" and rank == 1:
         time.sleep(late["outcome"])
     return agree(self, what, *arguments, **options)
-_publish.Agreement.agree = come
+publish.Agreement.agree = come
 
 def save(value):
     save_on_ranks({f"r{rank}": torch.full((3,), value)}, target, WORLD, timeout=6)

@@ -370,7 +370,7 @@ LOST = textwrap.dedent("""
     import datetime, os, signal, sys, time
     import torch.distributed as dist
     from fastsafetensors import RankError
-    from fastsafetensors._agreement import Agreement
+    from fastsafetensors._ranks.agreement import Agreement
     from fastsafetensors.v05.frameworks._torch import TorchProcessGroup
 
     folder, store, rank, size, way = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]), sys.argv[5]

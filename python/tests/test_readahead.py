@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from fastsafetensors import live_allocation_bytes, safe_open
-from fastsafetensors._readahead import ReadAhead
+from fastsafetensors._loading.readahead import ReadAhead
 from fastsafetensors.torch import save_file
 
 COUNT = 64

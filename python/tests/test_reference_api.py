@@ -13,7 +13,8 @@ from conftest import same_bits, sample_tensors
 import fastsafetensors
 import fastsafetensors.numpy
 import fastsafetensors.torch
-from fastsafetensors import SafetensorError, _serialize, compat, safe_open
+from fastsafetensors import SafetensorError, compat, safe_open
+from fastsafetensors._saving import serialize
 
 KEYS = [
     5, -5, -1, 0, (0, 0, 0, 0), slice(3, 1), slice(0, 4, 2), slice(1, None, 3), slice(None),
@@ -140,7 +141,7 @@ def test_open_has_every_member(model, torch):
 def test_meta_prefetch_and_handles(model, torch):
     import io
 
-    from fastsafetensors._open import PrefetchLoader, _safe_open_handle
+    from fastsafetensors._loading.open import PrefetchLoader, _safe_open_handle
 
     path, tensors = model
     with safe_open(path, "pt") as f:
@@ -180,7 +181,7 @@ def test_bytes(model, torch):
     loaded["large"][0, 0] = 5
     arrays = fastsafetensors.numpy.load(raw)
     assert np.array_equal(arrays["large"], tensors["large"].numpy())
-    ours = dict(_serialize.deserialize(raw))
+    ours = dict(serialize.deserialize(raw))
     theirs = dict(safetensors.deserialize(raw))
     assert ours == theirs
     for size in range(0, 60, 7):
@@ -194,12 +195,12 @@ def test_specs(tmp_path, torch):
     tensor = torch.arange(6.0).reshape(2, 3)
     fields = {"dtype": "float32", "shape": [2, 3], "data_ptr": tensor.data_ptr(), "data_len": 24}
     expected = safetensors.serialize({"a": safetensors.TensorSpec(**fields)}, {"k": "v"})
-    spec = _serialize.TensorSpec(**fields)
-    assert _serialize.serialize({"a": spec}, {"k": "v"}) == expected
-    _serialize.serialize_file({"a": spec}, tmp_path / "m", {"k": "v"})
+    spec = serialize.TensorSpec(**fields)
+    assert serialize.serialize({"a": spec}, {"k": "v"}) == expected
+    serialize.serialize_file({"a": spec}, tmp_path / "m", {"k": "v"})
     assert (tmp_path / "m").read_bytes() == expected
     with pytest.raises(TypeError, match="not an instance of 'TensorSpec'"):
-        _serialize.serialize({"a": {"dtype": "float32"}})
+        serialize.serialize({"a": {"dtype": "float32"}})
 
 
 def test_errors_are_caught_by_their_name(raw):

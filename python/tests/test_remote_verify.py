@@ -18,7 +18,7 @@ from web_server import Answer, Request, web_server
 from fastsafetensors import SafetensorError, remote, safe_open, write_manifest
 from fastsafetensors import numpy as fst_numpy
 from fastsafetensors._core import Model, Writer
-from fastsafetensors._verified_open import SignedBy
+from fastsafetensors._loading.verified_open import SignedBy
 
 pytestmark = pytest.mark.usefixtures("own_home")
 NAMES = ["model.safetensors", "a b.safetensors"]

@@ -87,7 +87,7 @@ def test_repr_of_a_stream_counts_what_is_left(path: Path) -> None:
 
 
 def test_repr_has_no_query() -> None:
-    from fastsafetensors._representation import format_paths
+    from fastsafetensors._base.representation import format_paths
 
     assert format_paths("https://host/m.safetensors?token=secret") == "'https://host/m.safetensors'"
 

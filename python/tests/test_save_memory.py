@@ -7,7 +7,8 @@ import pytest
 
 import fastsafetensors.fast_loading as fast
 import fastsafetensors.torch as fst
-from fastsafetensors import _core, _serialize
+from fastsafetensors import _core
+from fastsafetensors._saving import serialize
 from fastsafetensors.saver import ParallelSaver
 from fastsafetensors.sharded_save import save_on_ranks
 
@@ -174,15 +175,15 @@ def test_writer_in_a_reference_cycle_is_collected(tmp_path):
 
 def test_empty_bytes_need_no_pointer(tmp_path):
     data = _core.serialize(None, [("w", "U8", [0, 3], 0, 0)])
-    assert _serialize.deserialize(data)[0][1]["shape"] == [0, 3]
+    assert serialize.deserialize(data)[0][1]["shape"] == [0, 3]
 
 
 def test_specs_need_a_data_pointer(tmp_path):
-    spec = _serialize.TensorSpec("uint8", [4], 0, 4)
+    spec = serialize.TensorSpec("uint8", [4], 0, 4)
     with pytest.raises(ValueError, match="address"):
-        _serialize.serialize({"w": spec})
+        serialize.serialize({"w": spec})
     with pytest.raises(ValueError, match="address"):
-        _serialize.serialize_file({"w": spec}, tmp_path / "m")
+        serialize.serialize_file({"w": spec}, tmp_path / "m")
     held = (ctypes.c_char * 4)(*b"abcd")
-    spec = _serialize.TensorSpec("uint8", [4], ctypes.addressof(held), 4)
-    assert _serialize.serialize({"w": spec}).endswith(b"abcd")
+    spec = serialize.TensorSpec("uint8", [4], ctypes.addressof(held), 4)
+    assert serialize.serialize({"w": spec}).endswith(b"abcd")

@@ -9,7 +9,7 @@ import pytest
 from conftest import sample_tensors
 
 from fastsafetensors import ParallelSaver, SafetensorError, save_file
-from fastsafetensors._options import parse_size
+from fastsafetensors._base.options import parse_size
 from fastsafetensors.fast_loading import (
     _STRUCTURE_KEY,
     load_embeddings_safetensors,

@@ -202,7 +202,7 @@ def test_missing_dimension(torch, shape, dim):
     instead."""
     from torch.distributed.tensor import Shard
 
-    from fastsafetensors._rank_parts import part_on_mesh
+    from fastsafetensors._ranks.rank_parts import part_on_mesh
 
     with pytest.raises(ValueError, match=f"dimension {dim} is out of range"):
         part_on_mesh(shape, [Shard(dim)], [2], [1])

@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 from fastsafetensors import numpy
 from fastsafetensors._core import Model
-import fastsafetensors._load as load
+import fastsafetensors._loading.load as load
 stats = {}
 close = load.close_load
 def keep(loader):

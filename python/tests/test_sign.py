@@ -19,7 +19,7 @@ import torch
 from fastsafetensors import SafetensorError, SignedBy, safe_open, verifying, write_manifest
 from fastsafetensors import numpy as fast_numpy
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._command import find_command
+from fastsafetensors._base.command import find_command
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

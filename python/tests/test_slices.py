@@ -65,7 +65,7 @@ def _cached_bytes(path):
 
 
 def test_small_cached_parts_need_no_load(path, monkeypatch, torch):
-    import fastsafetensors._open as opening
+    import fastsafetensors._loading.open as opening
 
     opened = []
     real = opening.OpenLoad
@@ -86,7 +86,7 @@ SIMPLE = [2, -1, slice(1, 3), (0, slice(2)), (..., 0), (slice(None), 1, ...), (0
 
 def test_simple_parts_are_planned_in_c(path, monkeypatch, torch):
     """Numbers, slices and an Ellipsis are planned in C, other expressions in Python."""
-    import fastsafetensors._open as opening
+    import fastsafetensors._loading.open as opening
 
     planned = []
     for name in ("plan_numpy", "plan_torch"):

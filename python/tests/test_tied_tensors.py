@@ -61,7 +61,7 @@ def test_metadata_of_files_without_ties_is_as_given(tmp_path, torch):
 
 
 def test_views_in_a_torch_file(tmp_path, torch):
-    from fastsafetensors._torch_file import main
+    from fastsafetensors._torch.torch_file import main
     from fastsafetensors.torch import load_file
 
     whole = torch.randn(4, 3)

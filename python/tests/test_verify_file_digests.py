@@ -20,7 +20,7 @@ from fastsafetensors import (
     write_sums,
 )
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._command import find_command
+from fastsafetensors._base.command import find_command
 from fastsafetensors._core import Model
 
 WEIGHTS = {

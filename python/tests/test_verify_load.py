@@ -18,7 +18,7 @@ import fastsafetensors
 from fastsafetensors import SafetensorError, check_manifest, safe_open, verifying, write_manifest
 from fastsafetensors import numpy as fast_numpy
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._command import find_command
+from fastsafetensors._base.command import find_command
 from fastsafetensors.distributed import load_sharded
 from fastsafetensors.fast_loading import load_safetensors_sharded, save_safetensors_sharded
 

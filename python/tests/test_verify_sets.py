@@ -19,7 +19,7 @@ from fastsafetensors import (
     write_sums,
 )
 from fastsafetensors import torch as fast_torch
-from fastsafetensors._verified_open import Verify
+from fastsafetensors._loading.verified_open import Verify
 
 INDEX = "model.safetensors.index.json"
 

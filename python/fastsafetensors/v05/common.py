@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._core import Model, check_save, engines, error_class
-from .._memory import model_of_bytes
-from .._verified_open import open_files
+from .._loading.memory_models import model_of_bytes
+from .._loading.verified_open import open_files
 from .st_types import Device, DType, converted
 
 __all__ = [

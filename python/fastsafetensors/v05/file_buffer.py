@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .._agreement import Agreement, named
+from .._base.errors import unknown_tensor
 from .._core import error_class
-from .._errors import unknown_tensor
-from .._load import OpenLoad, close_load
-from .._rank_parts import block_of
+from .._loading.load import OpenLoad, close_load
+from .._ranks.agreement import Agreement, named
+from .._ranks.rank_parts import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
 
@@ -97,7 +97,7 @@ class LoadedFile:
     def _report_gds(self) -> None:
         """Log once why files are not read by GPUDirect Storage, if that was requested."""
         if self.is_on_gpu and self.loader is not None:
-            from .._gpu import report_gds
+            from .._torch.gpu import report_gds
 
             report_gds(self.loader.stats()["reason"])
 

@@ -15,13 +15,13 @@ from functools import cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-from .._agreement import Agreement
+from .._base.argument_types import Paths
+from .._base.options import check_count, check_switches
+from .._base.representation import format_contents, format_model, format_paths, shown_as
 from .._core import Model, error_class
-from .._load import load_from, open_load
-from .._options import check_count, check_switches
-from .._representation import format_contents, format_model, format_paths, shown_as
-from .._types import Paths
-from .._verified_open import open_files
+from .._loading.load import load_from, open_load
+from .._loading.verified_open import open_files
+from .._ranks.agreement import Agreement
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, check_one_save, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
 from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
@@ -76,7 +76,7 @@ class _PathLoader:
 
     def load(self) -> dict[str, Any]:
         """Read all tensors: {name: torch.Tensor} in file order, valid after close()."""
-        from .._torch_tensors import export
+        from .._torch.torch_tensors import export
 
         if self._model is None:
             raise error_class()("SafeTensorsFileLoader is closed")

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .._agreement import Agreement
+from .._base.progress import BatchBar, enable_tqdm
+from .._base.representation import format_contents, format_paths
 from .._core import error_class, keep_memory
-from .._progress import BatchBar, enable_tqdm
-from .._representation import format_contents, format_paths
+from .._ranks.agreement import Agreement
 from .batch_plan import Batch, BudgetInfeasibleError, Planner, PlanRules
 from .common import SafeTensorsMetadata, check_one_save, device_of
 from .copier.registry import is_built_in

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .._agreement import Agreement, RankError
+from .._base.dtypes import NAMES
+from .._base.options import check_count, check_switch, check_timeout
 from .._core import Writer
-from .._dtypes import NAMES
-from .._options import check_count, check_switch, check_timeout
-from .._publish import SetTarget, outcome_known, publish_together
+from .._ranks.agreement import Agreement, RankError
+from .._ranks.publish import SetTarget, outcome_known, publish_together
 from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
@@ -256,7 +256,7 @@ def _torch_name(framework: str) -> None:
 
 
 def _torch_view(view: memoryview) -> Any:
-    from .._torch_installed import torch
+    from .._torch.torch_installed import torch
 
     return torch.frombuffer(view, dtype=torch.uint8)
 
@@ -267,8 +267,8 @@ def _copy_source(view: memoryview, entry: WriteEntry, framework: str) -> None:
     if framework == "paddle":
         view[:] = entry.source.numpy().tobytes()
         return
-    from .._torch_installed import torch
-    from .._torch_state import plain
+    from .._torch.torch_installed import torch
+    from .._torch.torch_state import plain
 
     _torch_view(view).copy_(plain(entry.source).reshape(-1).view(torch.uint8))
 
@@ -294,7 +294,7 @@ def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteE
     if framework == "paddle":
         array = tensor.numpy()
         return WriteEntry(name, _paddle_dtype(tensor), list(array.shape), array.nbytes, tensor)
-    from .._torch_state import check_dense, dtype_name
+    from .._torch.torch_state import check_dense, dtype_name
 
     check_dense(name, tensor)
     dtype = DType(dtype_name(tensor.dtype))
@@ -478,8 +478,8 @@ class ParallelSaver:
 
 def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[str, int]:
     """Addresses of the bytes of torch sources; owners keeps them alive."""
-    from .._tensor_memory import address_of
-    from .._torch_state import plain
+    from .._torch.tensor_memory import address_of
+    from .._torch.torch_state import plain
 
     addresses = {}
     for entry in entries:

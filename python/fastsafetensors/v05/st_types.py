@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .._dtypes import bits_of, converted_dtype
+from .._base.dtypes import bits_of, converted_dtype
 
 
 class DType(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._rank_parts import block_of
+from .._ranks.rank_parts import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..._base.dtypes import WORDS
+from ..._base.options import check_timeout
 from ..._core import live_buffers
-from ..._dtypes import WORDS
-from ..._options import check_timeout
 from ..common import SingleGroup
 from ..st_types import Device, DeviceType, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase

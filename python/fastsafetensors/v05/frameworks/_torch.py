@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..._base.dtypes import WORDS
+from ..._base.options import check_timeout
 from ..._core import live_buffers
-from ..._dtypes import WORDS
-from ..._gpu import load_options
-from ..._options import check_timeout
-from ..._torch_installed import torch
-from ..._torch_state import torch_shape
-from ..._torch_tensors import make_item
-from ..._torch_tensors import wrap as wrap_core
+from ..._torch.gpu import load_options
+from ..._torch.torch_installed import torch
+from ..._torch.torch_state import torch_shape
+from ..._torch.torch_tensors import make_item
+from ..._torch.torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
 from ..st_types import Device, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
@@ -190,7 +190,7 @@ class TorchProcessGroup(ProcessGroupBase):
         return int(dist.get_global_rank(self.real_pg, rank))
 
     def _explain(self, error: Exception, what: str) -> Exception:
-        from ..._agreement import RankError
+        from ..._ranks.agreement import RankError
 
         _broken.add(self.real_pg)
         lost = describe_lost(_identities.get(self.real_pg, []))
@@ -258,7 +258,7 @@ class TorchProcessGroup(ProcessGroupBase):
         sizes = [int.from_bytes(m, "little")
                  for m in self.exchange(len(data).to_bytes(8, "little"), what)]
         if max(sizes) > _TEXT_BYTES_MAX:
-            from ..._agreement import RankError
+            from ..._ranks.agreement import RankError
 
             raise RankError(f"too much data for {what} on one rank: {max(sizes)} bytes")
         padded = self.exchange(data.ljust(max(sizes), b"\0"), what)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folders of checkpoints that training.CheckpointManager saves: reading and cleaning them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._base.options import check_switch
+from .._base.representation import shown_as
+from .._core import Model
+from ..torch import load_file
+from .state_codec import decode_state
+
+STEM = "checkpoint"
+# The exact names that CheckpointManager gives: a copy called "step-005" is not its checkpoint.
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+_HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.deleted")
+# Names that the library gives to files until they are in place.
+_TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
+
+
+@shown_as("Checkpoint", "fastsafetensors.training")
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    metric: float | None
+    ranks: int = 1  # that have saved a state each
+
+    def load(
+        self, device: Any = "cpu", *, rank: int | None = None, verify: bool = False
+    ) -> dict[str, Any]:
+        """Return the state that was saved: {name: what its state_dict() gave}.
+
+        Names that were one tensor in the state are one tensor in the result: clone those that are
+        to be changed apart. Some types come back as a plain one with the same values:
+
+        - torch.nn.Parameter and other subclasses of torch.Tensor as torch.Tensor;
+        - NumPy arrays in the machine's byte order, and NumPy scalars as Python numbers and strings;
+        - enumerations and other subclasses of int, float and str as these;
+        - OrderedDict and every other mapping as dict;
+        - named tuples and torch.Size as tuple, subclasses of list as list;
+        - bytearray as bytes.
+
+        Args:
+            device: where the tensors go.
+            rank: whose state, if several ranks have saved one each; nothing else is read.
+            verify: compare every byte that is read with the manifest that was saved with it.
+
+        Raises:
+            SafetensorError: damaged files; with verify, bytes that differ.
+            ValueError: files that CheckpointManager did not write; a rank that has saved nothing,
+                or none given where several have.
+        """
+        check_switch("verify", verify)
+        how: dict[str, Any] = {"mode": "load", "verify": verify or None}
+        if self.ranks == 1 and rank in (None, 0):
+            return decode_state(load_file(self.path, device, **how))
+        if rank is None or not 0 <= rank < self.ranks:
+            raise ValueError(f"{self.path} has the states of {self.ranks} ranks: rank must be "
+                             f"0 to {self.ranks - 1}, not {rank}")
+        prefix = rank_prefix(rank)
+        found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
+        return decode_state({name[len(prefix):]: found[name] for name in found})
+
+
+def rank_prefix(rank: int) -> str:
+    """What the names of a rank's tensors begin with."""
+    return f"rank-{rank}."
+
+
+def read_checkpoint(path: Path, step: int) -> Checkpoint:
+    """Return what a folder holds, from the headers of its files. Raises if it is incomplete."""
+    with contextlib.closing(Model(os.fspath(path))) as model:
+        metadata = model.metadata(0) or {}
+    metric = metadata.get("metric")
+    if metadata.get("step") != str(step):
+        raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
+    return Checkpoint(path, step, None if metric is None else float(metric),
+                      int(metadata.get("ranks", "1")))
+
+
+def verify_checkpoint(checkpoint: Checkpoint) -> None:
+    """Read all states, one at a time; raise if bytes differ from the manifest."""
+    for rank in range(checkpoint.ranks):
+        checkpoint.load(rank=rank, verify=True)
+
+
+def has_visible_files(path: Path) -> bool:
+    return any(not entry.name.startswith(".") for entry in path.iterdir())
+
+
+def _delete_unlocked(path: Path) -> None:
+    """Delete a temporary file, unless the save that writes it runs and holds its lock."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    finally:
+        os.close(file)
+
+
+def _clean_folder(path: Path) -> None:
+    """Delete temporary files of killed saves, and the folder if it is then empty.
+
+    Other files stay, also those of other programs: a set without its index can be rescued.
+    """
+    for entry in list(path.iterdir()):
+        if _TEMPORARY.fullmatch(entry.name) and entry.is_file():
+            with contextlib.suppress(OSError):
+                _delete_unlocked(entry)
+    path.rmdir()  # an error where anything is in it
+
+
+def make_folder(folder: Path, durable: bool) -> None:
+    """Make a folder and its parents; durable: their entries are on the device afterwards."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made if durable else ():
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def find_steps(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, folder) of the checkpoints in a folder, complete or not, by step."""
+    found = []
+    for path in folder.iterdir():
+        match = _STEP.fullmatch(path.name)
+        if match and path.is_dir():
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def clean_up(folder: Path) -> None:
+    """Delete what killed runs have left: temporary files, and folders of nothing else."""
+    for path in folder.iterdir():
+        if _HIDDEN.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    for _, path in find_steps(folder):
+        with contextlib.suppress(OSError):
+            _clean_folder(path)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a CheckpointManager: they save one set of files per step, and resume together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._base.options import check_timeout
+from .._ranks.agreement import Agreement
+from .._ranks.publish import SetTarget
+from .._ranks.ranks_async import EmptySave, JointSave, Rows, start_joint
+from .._ranks.shard_rows import plan_shards
+from .._saving.save_handles import SaveHandle, Staging, StagingPool
+from .._saving.save_options import manifest_options, with_ties
+from .._torch.tensor_memory import watch_changes
+from ..v05.frameworks import get_framework_op
+from .checkpoint_folders import STEM, Checkpoint, rank_prefix
+from .state_codec import encode_state
+
+
+class Ranks:
+    """The ranks of a group. All of them call the same methods in the same order."""
+
+    def __init__(self, group: Any, who: str, timeout: float | None) -> None:
+        """Keep the group.
+
+        who: "each": every rank saves its state; "first": rank 0 saves its state for all.
+        """
+        self.group, self._who, self._timeout = group, who, check_timeout(timeout)
+        if who not in ("each", "first"):
+            raise ValueError(f"ranks must be 'each' or 'first', not {who!r}")
+        self._begin()
+
+    def _begin(self) -> Agreement:
+        """Begin a step in which the ranks exchange messages."""
+        self._pg = get_framework_op("pytorch").get_process_group(self.group, self._timeout)
+        self._pg.limit_waits()
+        self.rank, self.size = self._pg.rank(), self._pg.size()
+        return Agreement(self._pg)
+
+    @contextlib.contextmanager
+    def agreement_after(self, what: str, lines: Sequence[str] = ()) -> Iterator[None]:
+        """Return from the block when all ranks have; an error in it is raised on all ranks."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        self._begin().agree(what, lines, failure)
+
+    def prefix(self) -> str:
+        """What the names of this rank's tensors begin with."""
+        return rank_prefix(self.rank) if self._who == "each" and self.size > 1 else ""
+
+    def metadata(self) -> dict[str, str]:
+        """What the files say of the ranks."""
+        return {"ranks": str(self.size)} if self.prefix() else {}
+
+    # ---- saving ----
+
+    def join(self, place: Path, options: Mapping[str, Any]) -> JointSave:
+        """Take part in the save of a step."""
+        target = SetTarget(str(place), STEM, options["durable"],
+                           manifest=manifest_options(options["manifest"]))
+        return JointSave(self.group, self._timeout, target, [f"{place.name}, by {self._who}"])
+
+    def refuse(self, joint: JointSave, error: Exception) -> None:
+        """Let the save fail on all ranks, in a thread."""
+        EmptySave(joint, "", error).forget_error()
+
+    def start(self, joint: JointSave, state: Mapping[str, Any], metadata: dict[str, str],
+              pool: StagingPool, options: Mapping[str, Any]) -> SaveHandle:
+        """Start this rank's part of a save."""
+        assert joint.place is not None
+        if self._who == "first" and self.rank > 0:
+            return EmptySave(joint, joint.place.folder)
+        prefix = self.prefix()
+        tensors = {prefix + name: tensor for name, tensor in encode_state(state).items()}
+        stage = options["stage"]
+        is_unchanged = None if stage == "copy" else watch_changes(tensors)
+        rows, more, tied = plan_shards(tensors, options["max_shard_size"],
+                                       options["filename_pattern"], metadata)
+        data = Rows(rows, with_ties({**metadata, **self.metadata()}, tied), more, is_unchanged)
+        staging = Staging(stage, pool=pool, overlap=options["overlap"], at_exit=options["at_exit"])
+        return start_joint(joint, data, staging)
+
+    # ---- resuming ----
+
+    def read(self, checkpoint: Checkpoint, verify: bool) -> dict[str, Any]:
+        """Read this rank's state."""
+        if checkpoint.ranks not in (1, self.size):
+            raise ValueError(f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this "
+                             f"group has {self.size}: read it with Checkpoint.load(rank=...)")
+        rank = self.rank if checkpoint.ranks > 1 else None
+        return checkpoint.load(rank=rank, verify=verify)
+
+    def read_steps(
+        self, steps: list[int], read: Callable[[int], Any]
+    ) -> Iterator[tuple[int, Any, Exception | None]]:
+        """Yield (step, what `read` returns, None) for the steps of rank 0, the same on all ranks.
+
+        With the error instead, if one rank could not read the step.
+        """
+        agreement = self._begin()
+        texts = self._pg.exchange_texts(json.dumps(steps), "the checkpoints")
+        for step in json.loads(texts[0]):
+            failure: Exception | None = None
+            found = None
+            try:
+                found = read(step)
+            except Exception as error:
+                failure = error
+            try:
+                agreement.agree(f"reading the checkpoint of step {step}", error=failure)
+            except Exception as error:
+                if self._pg.has_lost_ranks:
+                    raise
+                yield step, None, error
+            else:
+                yield step, found, None

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that several ranks have written become an ordinary Hugging Face folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
+from .._core import Model, Writer, assign_shards
+from .._loading.load import OpenLoad
+from .._saving.save_options import check_names, manifest_options, refuse_address
+from .._torch.torch_installed import torch
+from .._torch.torch_state import torch_dtype, torch_shape
+from .._torch.torch_tensors import wrap
+from .checkpoint_shards import StoredPart, open_parts, size_of
+from .state_codec import DESCRIPTION, described_tensors
+
+# The bytes that the kernel copies per call, and the buffer size if it cannot copy.
+_KERNEL_BYTES = 64 << 20
+_MEMORY_BYTES = 8 << 20
+# The names of a rank's tensors in a checkpoint of several ranks begin so.
+_RANK = re.compile(r"rank-[0-9]+\.")
+# Why another method may work where copy_file_range() failed.
+_REFUSALS = {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF}
+
+
+def _copy_range(source: int, target: int, size: int, begin: int, place: int) -> None:
+    """Copy bytes between files: shared blocks, else by the kernel, else through a little memory."""
+    in_kernel = True
+    while size > 0:
+        done = 0
+        if in_kernel:
+            try:
+                done = os.copy_file_range(source, target, min(size, _KERNEL_BYTES), begin, place)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+            in_kernel = done > 0
+        if not in_kernel:
+            data = os.pread(source, min(size, _MEMORY_BYTES), begin)
+            if not data:
+                raise OSError(errno.EIO, "a file became shorter while it was copied")
+            done = os.pwrite(target, data, place)
+        size, begin, place = size - done, begin + done, place + done
+
+
+class _Target:
+    """A file that is being made; its header is there."""
+
+    def __init__(self, path: str) -> None:
+        self.model = Model(path)
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._mapping: mmap.mmap | None = None
+
+    def view(self, name: str) -> Any:
+        """A tensor of the file, as memory of the file itself."""
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self.fd, 0)
+        dtype, shape, size, _, begin = self.model.info(self.model.find(name))
+        known = torch_dtype(dtype)
+        if known is None:
+            raise ValueError(f"{name}: this torch has no dtype for {dtype}")
+        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=size, offset=begin)
+        return data.view(known).view(torch_shape(dtype, shape))
+
+    def finish(self, durable: bool) -> None:
+        """Bring what was written to the device, if so promised."""
+        if self._mapping is not None:
+            self._mapping.flush()
+        if durable:
+            os.fsync(self.fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.model.close()
+        os.close(self.fd)
+
+
+def _is_one_range(part: StoredPart, size: tuple[int, ...]) -> bool:
+    """Whether a part is one range of the tensor's bytes: all of it, or rows."""
+    return all(part.shape[d] == size[d] for d in range(1, len(size)))
+
+
+def _rows_at_a_time(shape: tuple[int, ...], size_bytes: int, memory: int) -> int:
+    return max(1, memory // max(1, size_bytes // max(1, shape[0]))) if shape else 1
+
+
+class _Copier:
+    """Brings parts to their places."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._sources: dict[str, int] = {}
+
+    def _source(self, path: str) -> int:
+        if path not in self._sources:
+            self._sources[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._sources[path]
+
+    def close(self) -> None:
+        for source in self._sources.values():
+            os.close(source)
+
+    def put(self, row: Any, part: StoredPart, target: _Target) -> None:
+        """Bring a part of a tensor, which is the row of the target."""
+        name, _, size, *_ = row
+        _, shape, size_bytes, file, begin = part.model.info(part.number)
+        if size_bytes == 0:
+            return
+        path = part.model.file(file)[0]
+        if _is_one_range(part, size) and not part.model.is_compressed and "://" not in path:
+            place = target.model.info(target.model.find(name))[4]
+            rows = part.offsets[0] if size else 0
+            place += rows * (size_bytes // max(1, shape[0] if shape else 1))
+            _copy_range(self._source(path), target.fd, size_bytes, begin, place)
+            return
+        self._put_pieces(part.model.names()[part.number], part, target.view(name))
+
+    def _put_pieces(self, name: str, part: StoredPart, view: Any) -> None:
+        """Read rows of a part, as many as the memory holds, and write them to their places."""
+        dtype, shape, size_bytes, *_ = part.model.info(part.number)
+        if not shape:
+            with OpenLoad(part.model, [name], mode="load") as loader:
+                view.copy_(wrap(next(iter(loader))))
+            return
+        if dtype == "F4":
+            raise ValueError(f"{name}: 4-bit floats in parts can't be put together")
+        rows = _rows_at_a_time(shape, size_bytes, self._memory)
+        for first in range(0, shape[0], rows):
+            last = min(first + rows, shape[0])
+            item = (name, [first, *[0] * (len(shape) - 1)], [last, *shape[1:]])
+            with OpenLoad(part.model, [item], mode="load") as loader:
+                key = (slice(part.offsets[0] + first, part.offsets[0] + last),
+                       *(slice(o, o + n) for o, n in zip(part.offsets[1:], shape[1:],
+                                                          strict=True)))
+                view[key].copy_(wrap(next(iter(loader))))
+
+
+@contextlib.contextmanager
+def _targets(paths: list[str]) -> Iterator[list[_Target]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(_Target(path))) for path in paths]
+
+
+def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[StoredPart]]:
+    """Return the tensors whose names begin so, without it.
+
+    A checkpoint of CheckpointManager has a tensor of several names under the first of them; its
+    description has the others.
+    """
+    chosen = {name[len(prefix):]: parts for name, parts in stored.items()
+              if name.startswith(prefix)}
+    match = _RANK.match(prefix)
+    rank = match[0] if match else ""
+    described = rank + DESCRIPTION
+    if not prefix or described not in stored:
+        return chosen
+    with OpenLoad(stored[described][0].model, [described], mode="load") as loader:
+        description = bytes(wrap(next(iter(loader))).numpy())
+    for path, name in described_tensors(description):
+        if (rank + path).startswith(prefix) and not name.startswith(f"{path}#"):
+            chosen.setdefault((rank + path)[len(prefix):], stored[rank + name])
+    return chosen
+
+
+def consolidate(
+    source: Any,
+    folder: str | os.PathLike[str],
+    max_shard_size: int | str = "5GB",
+    metadata: dict[str, str] | None = None,
+    *,
+    prefix: str = "",
+    alignment: int | str = 0,
+    memory: int | str = "256MiB",
+    durable: bool = False,
+    manifest: bool | str | os.PathLike[str] = False,
+) -> str:
+    """Make an ordinary Hugging Face folder of what several ranks have written.
+
+    The bytes go from file to file: blocks are shared where the file system does that (XFS, btrfs),
+    else the kernel copies them. The model is never in memory. As with every save, the folder has
+    the old model or the new one at every instant.
+
+    Args:
+        source: what FastSafetensorsReader reads: a folder of save_on_ranks(), of
+            FastSafetensorsWriter or of torch's HuggingFaceStorageWriter(save_distributed=True); a
+            checkpoint of CheckpointManager.
+        folder: where to; it is made if it is not there.
+        max_shard_size: most bytes of tensors in a file.
+        metadata: of every file; without it, {"format": "pt"}.
+        prefix: only tensors whose names begin so, without it ("model." of a checkpoint of
+            CheckpointManager, "rank-0.model." if each rank has saved its state). A tensor of
+            several names is written under each of them.
+        alignment: as in save_file. Blocks are shared only where tensors begin at multiples of 4096
+            bytes, in the source as well.
+        memory: most bytes of memory for tensors that are cut along other dimensions than the first
+            and for compressed files; one row at least.
+        durable: wait until files and folder are on the device.
+        manifest: as in save_file, of the set; the files are read for it.
+
+    Returns:
+        The path of the index, or of the one file.
+
+    Raises:
+        ValueError: parts that do not make up a tensor; no tensor with the prefix; a size that is
+            none.
+        SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
+        TypeError: an argument of another type.
+    """
+    check_no_empty_path("folder", folder)
+    refuse_address(folder)
+    check_switch("durable", durable)
+    check_names((), metadata)
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be text, not {prefix!r}")
+    limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
+    layout = check_save_options({"alignment": alignment})
+    with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:
+        chosen = _chosen(stored, prefix)
+        if not chosen:
+            raise ValueError(f"no tensor's name begins with {prefix!r}")
+        rows: list[Any] = []
+        for name, parts in chosen.items():
+            size = size_of(parts) if parts[0].shape else ()
+            total = sum(part.model.nbytes(part.number) for part in parts)
+            rows.append((name, parts[0].dtype, size, None, total))
+        file_of, count = assign_shards([row[4] for row in rows], None, limit)
+        writer = Writer(folder, rows, {"format": "pt"} if metadata is None else metadata,
+                        promise="durable" if durable else "quick", file_of=file_of,
+                        file_count=max(count, 1), others_write=True, **layout,
+                        **manifest_options(manifest))
+        with contextlib.closing(writer):
+            with _targets(writer.hand_over()) as targets:
+                for row, parts, number in zip(rows, chosen.values(), file_of, strict=True):
+                    for part in parts:
+                        copier.put(row, part, targets[number])
+                for target in targets:
+                    target.finish(durable)
+            for model in {id(part.model): part.model for parts in chosen.values()
+                          for part in parts}.values():
+                model.check()  # the files are those that were opened
+            writer.commit()
+            return str(Path(writer.paths()[-1]))

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training state as tensors and a description: what files of tensors keep of nested state."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .._torch.tensor_memory import storage_ptr
+from .._torch.torch_installed import torch
+
+# The tensor that holds the description, as JSON in bytes.
+DESCRIPTION = "fastsafetensors.state"
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def _plain_text(text: str) -> str:
+    """The characters of a str, also of a subclass whose str() gives others, as enumerations do."""
+    return str.__str__(text)
+
+
+class _Encoder:
+    """Turns nested values into JSON, and puts their tensors aside."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Any] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def _tensor(self, tensor: Any, path: str) -> str:
+        """The name of a tensor; one that comes twice is kept once."""
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{path}: the parameter of a lazy module has no values yet. Call the "
+                             "module with a batch before its state is saved")
+        key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
+               tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
+        if tensor.numel() > 0 and key in self._known:
+            return self._known[key]
+        name = path
+        for number in range(1, len(self.tensors) + 3):
+            if name not in self.tensors and name != DESCRIPTION:
+                break
+            name = f"{path}#{number}"
+        self._known[key] = name
+        self.tensors[name] = tensor.detach()
+        return name
+
+    def encode(self, value: Any, path: str) -> Any:
+        """Return JSON that stands for a value."""
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._tensor(value, path)}
+        if isinstance(value, _PLAIN):
+            if isinstance(value, str):
+                return _plain_text(value)
+            if type(value) not in _PLAIN:
+                value = next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
+            return value
+        if isinstance(value, (bytes, bytearray)):
+            return {"bytes": base64.b64encode(value).decode()}
+        if isinstance(value, Mapping):
+            return {"dict": [[self.encode(key, path), self.encode(item, f"{path}.{key}")]
+                             for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            items = [self.encode(item, f"{path}.{at}") for at, item in enumerate(value)]
+            return {"list" if isinstance(value, list) else "tuple": items}
+        return self._other(value, path)
+
+    def _other(self, value: Any, path: str) -> Any:
+        kind, numpy = type(value), sys.modules.get("numpy")
+        if numpy is not None and kind in (numpy.ndarray, numpy.memmap):
+            native = numpy.array(value, value.dtype.newbyteorder("="), subok=False)
+            try:
+                tensor = torch.from_numpy(native)
+            except TypeError:
+                raise TypeError(f"{path}: an array of {value.dtype} can't be saved") from None
+            return {"array": self._tensor(tensor, path)}
+        if numpy is not None and isinstance(value, numpy.generic):
+            return self.encode(value.item(), path)
+        raise TypeError(f"{path}: a {kind.__qualname__} can't be saved; tensors, NumPy arrays, "
+                        "numbers, str, bytes, None, dicts, lists and tuples of these can")
+
+
+def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of nested state, with one that describes the rest.
+
+    Raises:
+        TypeError: a value that can't be saved, with its path; a name that is not a str.
+    """
+    encoder = _Encoder()
+    described = {}
+    for name, value in state.items():
+        if not isinstance(name, str):
+            raise TypeError(f"names of the state must be str, not {name!r}")
+        plain = _plain_text(name)
+        described[plain] = encoder.encode(value, plain)
+    text = json.dumps(described).encode()
+    return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+
+def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    (kind, item), = value.items()
+    if kind == "tensor":
+        return tensors[item]
+    if kind == "array":
+        return tensors[item].numpy()
+    if kind == "bytes":
+        return base64.b64decode(item)
+    if kind == "dict":
+        return {_decode(key, tensors): _decode(entry, tensors) for key, entry in item}
+    if kind in ("list", "tuple"):
+        parts = [_decode(entry, tensors) for entry in item]
+        return parts if kind == "list" else tuple(parts)
+    raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
+
+
+def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if not isinstance(value, dict):
+        return
+    kind, item = next(iter(value.items()))
+    if kind in ("tensor", "array"):
+        yield path, item
+    elif kind == "dict":
+        for key, entry in item:
+            yield from _places(entry, f"{path}.{key}")
+    elif kind in ("list", "tuple"):
+        for at, entry in enumerate(item):
+            yield from _places(entry, f"{path}.{at}")
+
+
+def described_tensors(description: bytes) -> Iterator[tuple[str, str]]:
+    """Yield (path in the state, name of its tensor): several paths for a tensor that is shared."""
+    for name, value in json.loads(description).items():
+        yield from _places(value, name)
+
+
+def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what encode_state() was given.
+
+    Raises:
+        ValueError: tensors that it did not make.
+    """
+    if DESCRIPTION not in tensors:
+        raise ValueError(f"no tensor {DESCRIPTION!r}: this is no checkpoint of CheckpointManager")
+    described = json.loads(bytes(tensors[DESCRIPTION].numpy()))
+    return {name: _decode(value, tensors) for name, value in described.items()}

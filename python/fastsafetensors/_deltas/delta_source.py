@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of deltas: which versions follow a checkpoint's own, and the lock of a checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import stat
+from typing import Any, NamedTuple
+
+from .._base.argument_types import Path
+from .._base.errors import refuse
+
+_INDEX_BYTES_MAX = 100_000_000  # as in the library
+
+
+class Chain(NamedTuple):
+    """The versions in a folder that follow a checkpoint's, as plain versions."""
+
+    start: str
+    """The checkpoint's version; "" if it has no note and the folder no versions."""
+    versions: list[tuple[str, str]]
+    """(version, folder), oldest first."""
+
+
+def plain_version(version: Any) -> str:
+    """Return a version in the form that is compared: decimal ones without leading zeros."""
+    text = str(version)
+    return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
+
+
+def _read_index(path: pathlib.Path) -> bytes:
+    """Read an index. OSError if it is not a regular file, or is larger than an index may be."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _INDEX_BYTES_MAX:
+            raise OSError(f"{path}: not a regular file of at most {_INDEX_BYTES_MAX} bytes")
+        return file.read(_INDEX_BYTES_MAX)
+
+
+def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
+    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
+    found = {}
+    for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
+        index = entry / "model.safetensors.index.json"
+        try:
+            metadata = json.loads(_read_index(index)).get("metadata", {})
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue  # not published yet, or no version
+        if isinstance(metadata, dict) and "delta_encoding" in metadata:
+            base, version = metadata.get("base_version"), metadata.get("version")
+            found[plain_version(base)] = (plain_version(version), str(entry))
+    return found
+
+
+def _follows(current: str, version: str) -> bool:
+    """Whether both are decimal and the second one is larger."""
+    if not (current.isdigit() and version.isdigit()):
+        return False
+    return (len(version), version) > (len(current), current)
+
+
+def find_chain(source: Path, version: str | None, until: str | None = None) -> Chain:
+    """Find the versions that follow `version`; None: the base of the first one in the folder.
+
+    until: the last one that is wanted; SafetensorError where it is not among them.
+    """
+    versions = _read_versions(source)
+    if version is not None:
+        current = plain_version(version)
+    else:
+        made = {version for version, _ in versions.values()}
+        roots = [base for base in versions if base not in made]
+        if len(roots) > 1:
+            raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
+                             "checkpoint has no note of its version")
+        current = roots[0] if roots else ""
+    start, chain = current, []
+    while current in versions and current != until:
+        current, folder = versions.pop(current)
+        chain.append((current, folder))
+    later = [made for made, _ in versions.values() if _follows(current, made)]
+    if until is None and later and not chain:
+        first = min(later, key=lambda version: (len(version), version))
+        refuse(f"{os.fsdecode(source)}: versions between {current} and {first} are missing",
+               "VersionMismatch")
+    if until not in (None, current):
+        refuse(f"{os.fsdecode(source)}: version {until} does not follow the checkpoint's version "
+               f"{start}", "VersionMismatch")
+    return Chain(start, chain)
+
+
+def open_lock(checkpoint: str) -> int | None:
+    """Open the lock of a checkpoint folder; None where the folder cannot be written at all."""
+    folder = os.path.join(checkpoint, ".weight_sync")
+    lock = os.path.join(folder, "lock")
+    # A FIFO would wait for a writer, and a link could lead elsewhere.
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return _regular(os.open(lock, flags | os.O_RDONLY), lock)
+    except FileNotFoundError:
+        os.stat(checkpoint)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return os.open(lock, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return None
+        raise
+
+
+def _regular(file: int, path: str) -> int:
+    """Return a descriptor of a regular file; close others."""
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    refuse(f"{path}: not a regular file", "NotRegularFile")

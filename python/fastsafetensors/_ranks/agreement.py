@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks agree on the next step before it starts, so that one rank's error is an error on all.
+
+Before each collective of the loaders, the ranks exchange 16 bytes: a digest of what the rank is
+about to do, and whether it can. Only if these differ do they exchange full descriptions, to name
+the first difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .._base.representation import shown_as
+from ..v05.frameworks import ProcessGroupBase
+
+
+@shown_as("RankError", "fastsafetensors")
+class RankError(RuntimeError):
+    """Another rank failed or exited, ranks requested different things, or a rank never joined."""
+
+
+@contextlib.contextmanager
+def named(what: str) -> Iterator[None]:
+    """Add to a RankError what this rank was doing."""
+    try:
+        yield
+    except RankError as error:
+        raise RankError(f"{what}: {error}") from error
+
+
+_GOOD, _FAILED, _ENDED = 0, 1, 2
+
+
+def _first_difference(what: str, lines: list[Sequence[str]]) -> str:
+    """Describe where a rank's description first differs from rank 0's."""
+    for rank, other in enumerate(lines):
+        for at in range(max(len(lines[0]), len(other))):
+            first = lines[0][at] if at < len(lines[0]) else "nothing"
+            second = other[at] if at < len(other) else "nothing"
+            if first != second:
+                return f"ranks differ in {what}: rank 0 has {first}; rank {rank} has {second}"
+    return f"ranks differ in {what}"
+
+
+class Agreement:
+    """The agreement rounds of a group. All ranks call the same functions in the same order.
+
+    For one thread at a time, like collectives.
+    """
+
+    def __init__(self, pg: ProcessGroupBase) -> None:
+        """Agree among the ranks of a group. A group of one does nothing."""
+        self._pg = pg
+        self.rounds = 0
+
+    def agree(
+        self, what: str, lines: Sequence[str] = (), error: BaseException | None = None
+    ) -> None:
+        """Return when all ranks arrived with the same `what` and lines, and without an error.
+
+        Raises this rank's own error; RankError for an error of another rank, for a difference, and
+        for ranks that do not arrive within the group's timeout.
+        """
+        try:
+            if self._pg.size() > 1:
+                self._round(what, list(lines), _GOOD if error is None else _FAILED, error)
+            elif error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame, which would keep its locals alive
+
+    def leave(self, why: str) -> None:
+        """Notify ranks in the next round that this one has ended."""
+        if self._pg.size() > 1:
+            self._round("leaving", [why], _ENDED, None)
+
+    def end(self) -> None:
+        """Finish. Ranks that have already exited have completed the round as well."""
+        if self._pg.size() > 1:
+            self._round("the end", [], _GOOD, None, may_leave=True)
+
+    def _round(
+        self,
+        what: str,
+        lines: list[str],
+        status: int,
+        error: BaseException | None,
+        may_leave: bool = False,
+    ) -> None:
+        self.rounds += 1
+        digest = hashlib.blake2b("\n".join([what, *lines]).encode(errors="surrogatepass"),
+                                 digest_size=15).digest()
+        mine = bytes([status]) + digest
+        came = self._pg.exchange(mine, what)
+        statuses = {rank[0] for rank in came}
+        same = len({rank[1:] for rank in came}) == 1
+        if came and statuses == {_GOOD} and same:
+            return
+        left = [rank for rank, message in enumerate(came) if message[0] == _ENDED]
+        if status == _ENDED or (may_leave and left and statuses <= {_GOOD, _ENDED}):
+            self._send(what, lines, error)
+            return
+        try:
+            texts = self._send(what, lines, error)
+            raise self._explain(what, came, texts) if error is None else error
+        finally:
+            del error
+
+    def _send(self, what: str, lines: list[str], error: BaseException | None) -> list[Any]:
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        message = json.dumps({"what": what, "lines": lines, "error": text})
+        return [json.loads(text) for text in self._pg.exchange_texts(message, what)]
+
+    def _explain(self, what: str, came: list[bytes], texts: list[Any]) -> RankError:
+        for rank, (message, text) in enumerate(zip(came, texts, strict=True)):
+            if message[0] == _FAILED:
+                return RankError(f"rank {rank} failed in {text['what']}: {text['error']}")
+            if message[0] == _ENDED:
+                return RankError(f"rank {rank} has left ({text['lines'][0]}), while this one came "
+                                 f"to {what}")
+        for rank, text in enumerate(texts):
+            if text["what"] != texts[0]["what"]:
+                return RankError(f"ranks do different things: rank 0 came to {texts[0]['what']}, "
+                                 f"rank {rank} to {text['what']}")
+        return RankError(_first_difference(what, [text["lines"] for text in texts]))

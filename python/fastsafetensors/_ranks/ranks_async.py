@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves a model of several ranks while the program goes on: all ranks publish it, or none.
+
+    from fastsafetensors.distributed import save_on_ranks_async
+
+    handle = save_on_ranks_async(my_tensors, "folder", side_group)
+    ...                       # tensors may change
+    handle.wait()
+
+Each rank writes its files under temporary names, like every asynchronous save. When they are
+complete, or something went wrong, the writing thread asks the other ranks. If all have written,
+rank 0 publishes the files as one set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._base.argument_types import Path as AnyPath
+from .._base.errors import serialization_error
+from .._base.representation import shown_as
+from .._core import error_class
+from .._saving.save_handles import (
+    FileSave,
+    Hooks,
+    SaveHandle,
+    Staging,
+    StagingPool,
+    ThreadSave,
+    start_rows,
+    was_cancelled,
+)
+from .._saving.save_options import promise_word
+from .._torch.tensor_memory import watch_changes
+from .._torch.torch_state import check_tensors, make_rows
+from ..v05.frameworks import get_framework_op
+from .agreement import Agreement, RankError
+from .publish import SetTarget, publish_hidden
+from .ranks_save import check_unique, make_request, missing_count, remove_folders
+from .shard_rows import stem_of
+
+__all__ = ["save_on_ranks_async"]
+
+_WRITTEN, _FAILED, _CANCELLED = 0, 1, 2
+
+# The last save of each group: the next one may use the group when it has ended.
+_last: weakref.WeakKeyDictionary[Any, threading.Event] = weakref.WeakKeyDictionary()
+_last_lock = threading.Lock()
+
+
+class Rows(NamedTuple):
+    """Tensors in the form that the library saves."""
+
+    rows: list[Any]
+    metadata: dict[str, str]
+    options: dict[str, Any]  # of the library: files, owners
+    is_unchanged: Callable[[], bool] | None = None
+
+
+@dataclass
+class JointSave:
+    """The part of a save in which the ranks take part together.
+
+    The ranks use the group in the order of their calls.
+    """
+
+    group: Any
+    timeout: float | None
+    # Where the files go; None: an argument is invalid, and the save will fail.
+    place: SetTarget | None = None
+    lines: list[str] = field(default_factory=list)  # on which all ranks must agree
+    names: list[list[Any]] = field(default_factory=list)  # [name, bytes] of this rank's tensors
+    is_cancelled: bool = False
+    error: Exception | None = None
+    result: str | None = None  # the path of the index, or of the only file
+
+    def __post_init__(self) -> None:
+        """Take the place behind the save before."""
+        self.is_started = False  # the library's threads will call publish()
+        self._missing = 0  # folders to make
+        if self.place is not None:
+            self._missing = min(missing_count(Path(self.place.folder)), 255)
+        self._end = threading.Event()
+        self._before: threading.Event | None = None
+        if self.group is not None:
+            # Another object than a group is an error in publish().
+            with _last_lock, contextlib.suppress(TypeError):
+                self._before = _last.get(self.group)
+                _last[self.group] = self._end
+
+    def leave(self) -> None:
+        """Take no part, if the save is not started. The others fail at their time limit."""
+        if not self.is_started:
+            self._end.set()
+
+    def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
+        """Publish the files of all ranks. Called once, on every rank.
+
+        Args:
+            paths: temporary paths of this rank's files; None: its part has failed.
+            error: why.
+
+        Returns:
+            None, or why nothing was published. Then `error` is set.
+        """
+        try:
+            if self._before is not None:
+                self._before.wait()
+            self.result = self._publish(paths or [], _as_ours(error))
+            return None
+        except Exception as failure:
+            self.error = _as_ours(failure)
+            return str(failure) or type(failure).__name__
+        finally:
+            self._end.set()
+
+    def fail(self, error: Exception | None) -> None:
+        """Take part without files; raise what went wrong on any rank."""
+        self.publish([] if error is None else None, error)
+        if self.error is not None:
+            raise self.error
+
+    def _publish(self, paths: list[str], error: Exception | None) -> str:
+        pg = get_framework_op("pytorch").get_process_group(self.group, self.timeout)
+        pg.limit_waits()
+        agreement = Agreement(pg)
+        try:
+            self._exchange_states(pg, error)
+            agreement.agree("a sharded save", self.lines, error)
+            texts = pg.exchange_texts(json.dumps([self.names, len(paths)]), "the names")
+            every = [json.loads(text) for text in texts]
+            check_unique([rows for rows, _ in every])  # the same error on all ranks
+        except Exception:
+            self._withdraw(pg, paths)
+            raise
+        assert self.place is not None
+        first = sum(count for _, count in every[: pg.rank()])
+        hidden = {first + at: os.path.basename(path) for at, path in enumerate(paths)}
+        publish_hidden(pg, agreement, hidden, self.place)
+        is_single = sum(count for _, count in every) == 1
+        name = f"{self.place.stem}.safetensors"
+        return os.path.join(self.place.folder, name if is_single else f"{name}.index.json")
+
+    def _withdraw(self, pg: Any, paths: list[str]) -> None:
+        """Delete the files of all ranks before any is published, and the folders made for them.
+
+        One rank deletes the folders while the others wait: they may use them in their next save.
+        """
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._meet(pg)
+        if self.place is not None and (pg.rank() == 0 or pg.has_lost_ranks):
+            remove_folders(Path(self.place.folder), self._missing)
+        self._meet(pg)
+
+    def _meet(self, pg: Any) -> None:
+        """Wait for the other ranks, if none is lost."""
+        if pg.size() > 1 and not pg.has_lost_ranks:
+            with contextlib.suppress(RankError):
+                pg.exchange(b"\0", "the end of the save")
+
+    def _exchange_states(self, pg: Any, error: Exception | None) -> None:
+        """Raise RuntimeError on all ranks if the save was cancelled on one."""
+        state = _FAILED if error is not None else _WRITTEN
+        if self.is_cancelled or was_cancelled(error):
+            state = _CANCELLED
+        said = [bytes([state, self._missing])]
+        if pg.size() > 1:
+            said = pg.exchange(said[0], "the end of writing")
+        # A folder that one rank has found missing was made by this save.
+        self._missing = max(message[1] for message in said)
+        states = [message[0] for message in said]
+        if _CANCELLED in states:
+            rank = states.index(_CANCELLED)
+            raise RuntimeError("cancelled" if state == _CANCELLED else f"cancelled by rank {rank}")
+
+
+@shown_as("SaveHandle")
+class RanksSave(FileSave):
+    """This rank's part of a save of several ranks."""
+
+    def __init__(self, core: _core.AsyncSave, path: AnyPath, at_exit: str, joint: JointSave
+                 ) -> None:
+        """Keep a save that was started."""
+        super().__init__(core, path, at_exit)
+        self._joint = joint
+
+    @property
+    def result(self) -> str | None:
+        """The absolute path of the index, or of the only file; None until the save has ended."""
+        return self._joint.result
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files of all ranks are in place."""
+        try:
+            super().wait(timeout)
+        except Exception:
+            if self._joint.error is None or not self.done():
+                raise
+            raise self._joint.error from None
+
+    def _stop(self) -> None:
+        """Cancel the save on all ranks, unless they have agreed to publish it."""
+        self._joint.is_cancelled = True
+        super()._stop()
+
+    def _interrupt(self) -> None:
+        """Cancel the save, and do not wait for the other ranks."""
+        self._stop()
+
+
+@shown_as("SaveHandle")
+class EmptySave(ThreadSave):
+    """The part of a rank that has nothing to write, or that has failed before it wrote."""
+
+    def __init__(self, joint: JointSave, name: str, error: Exception | None = None) -> None:
+        """Start to wait for the other ranks."""
+        self._joint = joint
+
+        def work() -> str | None:
+            joint.fail(error)
+            return joint.result
+
+        super().__init__(work, name)
+
+    def _stop(self) -> None:
+        """Cancel the save on all ranks, unless they have agreed to publish it."""
+        self._joint.is_cancelled = True
+
+
+def _as_ours(error: Exception | None) -> Any:
+    """Return the error of a system call as a SafetensorError as well."""
+    if isinstance(error, OSError) and not isinstance(error, error_class()):
+        return serialization_error(error)
+    return error
+
+
+def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
+    """Start this rank's part of a save; joint.place is set.
+
+    An error of the start is the handle's, because the other ranks must learn of it.
+    """
+    def make_handle(core: _core.AsyncSave, path: AnyPath, at_exit: str) -> RanksSave:
+        joint.is_started = True
+        return RanksSave(core, path, at_exit, joint)
+
+    assert joint.place is not None
+    joint.names = [[row[0], row[4]] for row in data.rows]
+    try:
+        return start_rows(joint.place.folder, data.rows, data.metadata, staging,
+                          Hooks(data.is_unchanged, joint.publish, make_handle),
+                          promise=promise_word(joint.place.durable), **data.options)
+    except Exception as error:
+        return EmptySave(joint, joint.place.folder, error)
+    except BaseException:
+        joint.leave()
+        raise
+
+
+def save_on_ranks_async(
+    tensors: dict[str, Any],
+    folder: str | os.PathLike[str],
+    group: Any = None,
+    metadata: dict[str, str] | None = None,
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    stage: str = "copy",
+    memory: int | str | None = None,
+    pool: StagingPool | None = None,
+    copy_threads: int = 0,
+    nice: int = 0,
+    durable: bool = False,
+    manifest: bool | AnyPath = False,
+    overlap: str = "order",
+    at_exit: str = "wait",
+    timeout: float | None = None,
+) -> SaveHandle:
+    """Start save_on_ranks(), and return while threads of the library write.
+
+    The files have the state at the call. A rank that fails, is cancelled or dies fails the save on
+    all ranks, at wait().
+
+    Args:
+        tensors: {name: tensor} of this rank.
+        folder: is made if it is not there. A relative path is resolved in the call.
+        group: a torch.distributed group with a CPU backend (gloo) that nothing else uses while the
+            save runs: threads exchange messages over it. None: alone.
+        metadata: of every file; without it, {"format": "pt"}.
+        filename_pattern: as in save_on_ranks.
+        stage: as in fastsafetensors.torch.save_file_async, like the next parameters.
+        memory: the most staging memory of this rank.
+        pool: a StagingPool that provides the memory.
+        copy_threads: threads that copy.
+        nice: lowers the priority of the writing threads.
+        durable: files and folder are on the device when the save has ended.
+        manifest: as in save_file, of the set.
+        overlap: "order" or "supersede". A save that is superseded on one rank is on all.
+        at_exit: "wait" or "cancel".
+        timeout: as in save_on_ranks.
+
+    Returns:
+        The handle. ``result`` is the absolute path of the index, or of the one file.
+
+    Raises:
+        NotImplementedError: a URL.
+        KeyboardInterrupt: Ctrl-C; the save is cancelled. If nothing was begun, the other ranks'
+            saves fail at their time limit.
+        TypeError, ValueError: an argument of another type, or out of range. The call waits for the
+            other ranks, whose saves then fail as well.
+    """
+    place: SetTarget | None = None
+    try:
+        request = make_request(folder, metadata, durable, manifest, timeout)
+        staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+        place = SetTarget(str(request.folder), stem_of(filename_pattern), durable,
+                          manifest=request.fixed_manifest)
+    except Exception as error:
+        JointSave(group, None).fail(error)  # the other ranks wait to hear of it
+        raise
+    joint = JointSave(group, request.timeout, place,
+                      [f"metadata {metadata}", f"manifest {request.manifest}"])
+    try:
+        check_tensors(tensors, metadata)
+        is_unchanged = None if stage == "copy" else watch_changes(tensors)
+        rows, owners = make_rows(tensors, on_device=True)
+    except Exception as error:
+        return EmptySave(joint, place.folder, error)
+    except BaseException:
+        joint.leave()
+        raise
+    data = Rows(rows, {"format": "pt"} if metadata is None else metadata,
+                {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
+                 "owners": owners}, is_unchanged)
+    return start_joint(joint, data, staging)

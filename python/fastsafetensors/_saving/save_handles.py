@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles of saves that run while the program goes on, and the memory that they share."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._base import counters
+from .._base.argument_types import Path
+from .._base.errors import serialization_error
+from .._base.log import follow_logging
+from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
+from .._base.representation import shown_as, with_plain_hints
+from .._core import log_drain
+
+_STAGES = ("copy", "lazy", "none")
+_OVERLAPS = ("order", "supersede")
+_EXITS = ("wait", "cancel")
+_BLOCK_BYTES = 32 << 20
+
+
+@with_plain_hints
+class SaveProgress(NamedTuple):
+    """How far a save is."""
+
+    bytes_written: int
+    bytes_total: int
+    state: str  # "staging", "writing", "done" or "failed"
+
+
+def _staging_limit(memory: int | str | None) -> int:
+    """Parse a limit of staging memory, of at least one block; 0 for None."""
+    limit = 0 if memory is None else parse_size("memory", memory)
+    if 0 < limit < _BLOCK_BYTES:
+        raise ValueError(f"memory must be at least 32 MiB, not {memory!r}")
+    return limit
+
+
+class StagingPool:
+    """Memory that saves copy tensors to, kept between saves.
+
+    Saves of one pool are written one at a time, in the order of their calls.
+    """
+
+    def __init__(self, memory: int | str | None = None, ready: int | str | None = None) -> None:
+        """Open a pool.
+
+        Args:
+            memory: the most that it holds, a number of bytes or "4GiB"; at least 32 MiB. None: what
+                the largest save needs.
+            ready: so much is allocated now, with its pages, rather than inside the first save.
+
+        Raises:
+            ValueError: an invalid size, such as 0, a limit below 32 MiB, or `ready` above it.
+            MemoryError: more than the machine has.
+            TypeError: an argument of another type.
+        """
+        self._limit = _staging_limit(memory)
+        now = 0 if ready is None else parse_size("ready", ready)
+        if 0 < self._limit < now:
+            raise ValueError(f"ready is {now} bytes, more than memory, which is {self._limit}")
+        self._core = _core.StagingPool(self._limit, now)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds now."""
+        return self._core.nbytes()
+
+    def close(self) -> None:
+        """Give the memory back, when the saves that use it have ended."""
+        self._core.close()
+
+    def __enter__(self) -> StagingPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+        self.close()
+
+
+# The pool of saves that name none, of this process.
+_shared: dict[int, StagingPool] = {}
+_shared_lock = threading.Lock()
+
+
+def _shared_pool() -> StagingPool:
+    with _shared_lock:
+        pool = _shared.get(os.getpid())
+        if pool is None:
+            _shared.clear()  # a fork's parent's
+            pool = _shared[os.getpid()] = StagingPool()
+        return pool
+
+
+def release_staging() -> None:
+    """Free the staging memory that saves without a ``pool`` argument have kept."""
+    with _shared_lock:
+        pool = _shared.pop(os.getpid(), None)
+    if pool is not None:
+        pool.close()
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How an asynchronous save takes the state; the arguments of save_file_async()."""
+
+    stage: str = "copy"
+    memory: int | str | None = None
+    pool: StagingPool | None = None
+    overlap: str = "order"
+    copy_threads: int = 0
+    nice: int = 0
+    at_exit: str = "wait"
+
+    def __post_init__(self) -> None:
+        """Check the values, and refuse those that would have no effect."""
+        for name, words in (("stage", _STAGES), ("overlap", _OVERLAPS), ("at_exit", _EXITS)):
+            check_word(name, getattr(self, name), words)
+        if self.pool is not None and not isinstance(self.pool, StagingPool):
+            raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
+        check_count("copy_threads", self.copy_threads)
+        check_count("nice", self.nice, high=19)
+        limit = _staging_limit(self.memory)
+        most = 0 if self.pool is None else self.pool._limit
+        if 0 < most < limit:
+            raise ValueError(f"memory is {limit} bytes, and the pool holds at most {most}")
+        if self.stage != "none":
+            return
+        for name, unset in (("memory", None), ("copy_threads", 0)):
+            if getattr(self, name) != unset:
+                raise ValueError(f'{name} has no effect with stage="none", which copies nothing')
+
+    def settings(self, hooks: Hooks) -> Any:
+        """Return the settings of the C call."""
+        memory = _staging_limit(self.memory)
+        pool = self.pool or _shared_pool()
+        return (self.stage, self.overlap, self.copy_threads, self.nice, memory, pool._core,
+                hooks.is_unchanged, hooks.publish)
+
+
+def was_cancelled(error: BaseException | None) -> bool:
+    """Whether the error of a save says that it was cancelled."""
+    # Other failures have a class of their own, and a path in the text.
+    return type(error) is RuntimeError and str(error).startswith("cancelled")
+
+
+class SaveHandle(ABC):
+    """A save that runs while the program goes on."""
+
+    at_exit = "wait"
+    _name: str  # the path
+    _pid: int  # of the process that started it
+
+    def __repr__(self) -> str:
+        """Return path and state."""
+        state = "of the parent process" if self._is_of_parent() else self.progress.state
+        return f"<SaveHandle {self._name}: {state}>"
+
+    def _is_of_parent(self) -> bool:
+        """Whether the save was started before a fork(): only the parent can wait for it."""
+        return self._pid != os.getpid()
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place.
+
+        Args:
+            timeout: seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the save still runs.
+            SafetensorError: it failed; the old files are there. An OSError of its kind as well.
+            TypeError: an argument of another type.
+        """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+
+    def cancel(self) -> bool:
+        """Cancel the save, and wait for its end, which comes soon.
+
+        A save of several ranks is cancelled on all of them or on none; the call waits until they
+        have agreed, which is when the last one has written its files.
+
+        Returns:
+            True: it was cancelled, now or before, and the old files are in place; wait() raises
+            RuntimeError. False: it was too late, or the save has failed: see wait(). Also in a
+            fork's child, which can't cancel saves of its parent.
+        """
+        if self._is_of_parent():
+            return False
+        self._stop()
+        return was_cancelled(self.exception())
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Cancel the save if it is not too late, without waiting."""
+
+    @abstractmethod
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until no tensor of the call is read any more; afterwards they may change.
+
+        Raises:
+            TimeoutError: tensors are still read.
+            SafetensorError: the save has failed.
+            TypeError: an argument of another type.
+        """
+
+    @property
+    @abstractmethod
+    def progress(self) -> SaveProgress:
+        """How far it is."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """What it did: times in nanoseconds, sizes in bytes; complete when it has ended."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Wait for the end; an error that wait() has not raised is logged."""
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Wait for the end and return the error, or None. TimeoutError if it still runs.
+
+        TypeError or ValueError: a timeout that is not a number of seconds.
+        """
+        check_timeout(timeout)  # its error is not the save's
+        try:
+            self.wait(timeout)
+        except TimeoutError as error:
+            if not self.done():
+                raise
+            return error
+        except Exception as error:
+            return error
+        return None
+
+    def before_step(self, *_args: Any) -> None:
+        """Wait until the tensors may change: for optimizer.register_step_pre_hook().
+
+        An error of the save is not raised here: wait() raises it.
+        """
+        with contextlib.suppress(Exception):
+            self.wait_staged()
+
+    def __enter__(self) -> SaveHandle:
+        """Return the handle."""
+        return self
+
+    def __exit__(self, kind: Any, *_rest: object) -> None:
+        """Wait for the end; after an exception, cancel first."""
+        if kind is None:
+            self.wait()
+            return
+        self.cancel()
+        self.exception()
+
+
+def _milliseconds(timeout: float | None) -> int:
+    seconds = check_timeout(timeout)
+    return -1 if seconds is None else int(min(seconds * 1000 + 0.999, 2.0**62))
+
+
+@shown_as("SaveHandle")
+class FileSave(SaveHandle):
+    """A save by the C library's own threads."""
+
+    def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
+        """Keep a save that was started."""
+        self._core = core
+        self._name, self._pid = os.fsdecode(path), os.getpid()
+        self._is_counted = False
+        self.at_exit = at_exit
+        running.add(self)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place."""
+        try:
+            if not self._core.wait(_milliseconds(timeout)):
+                raise TimeoutError(f"{self._name}: the save is not done yet")
+        except OSError as error:
+            if isinstance(error, TimeoutError) and not self.done():
+                raise
+            raise serialization_error(error) from error
+        finally:
+            log_drain()
+        self._core.stage(0)  # lets go of the tensors
+        if counters.is_on and not self._is_counted:
+            counters.add_save(self._core.writer_stats())
+            self._is_counted = True
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        return self._core.stats()["state"] in ("done", "failed")
+
+    def _stop(self) -> None:
+        """Cancel the save if it is not too late, without waiting."""
+        self._core.cancel()
+
+    def _interrupt(self) -> None:
+        """Cancel the save, because its call is interrupted."""
+        self._stop()
+        self.exception()
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until no tensor is read any more."""
+        try:
+            if not self._core.stage(_milliseconds(timeout)):
+                raise TimeoutError(f"{self._name}: the tensors are not staged yet")
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise serialization_error(error) from error
+
+    @property
+    def progress(self) -> SaveProgress:
+        """How far it is."""
+        stats = self._core.stats()
+        return SaveProgress(stats["bytes_written"], stats["bytes_total"], stats["state"])
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Statistics of staging; when the save has ended, of its writer as "writer" as well."""
+        stats = self._core.stats()
+        if stats["state"] in ("done", "failed"):
+            stats["writer"] = self._core.writer_stats()
+        return stats
+
+
+    def _end(self) -> None:
+        """Wait for the end at the interpreter's exit; an unheard error is logged."""
+        while not self.done():
+            time.sleep(0.005)
+        self._core.close()
+
+
+@shown_as("SaveHandle")
+class ThreadSave(SaveHandle):
+    """A save whose tensors are copied, and that a thread of Python's does."""
+
+    def __init__(self, work: Callable[[], Any], name: str) -> None:
+        """Start the work. The interpreter waits for its thread at exit."""
+        self._error: BaseException | None = None
+        self._is_told = False
+        self._name, self._pid = name, os.getpid()
+        self.result: Any = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="fastsafetensors save")
+        running.add(self)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            del self._work  # and the copies with it
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the files are in place."""
+        seconds = check_timeout(timeout)
+        self._check_process()
+        self._thread.join(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self._name}: the save is not done yet")
+        self._is_told = True
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the save has ended."""
+        self._check_process()
+        return not self._thread.is_alive()
+
+    def _check_process(self) -> None:
+        # In a fork's child the thread looks as if it had ended.
+        if self._is_of_parent():
+            raise RuntimeError("the save was started before fork(): it belongs to the parent")
+
+    def _stop(self) -> None:
+        """Do nothing: the work can't be cancelled."""
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Check the timeout: the tensors were copied in the call."""
+        check_timeout(timeout)
+
+    def forget_error(self) -> None:
+        """The error is reported elsewhere: it is not logged."""
+        self._is_told = True
+
+    def _end(self) -> None:
+        """Wait for the end; an error that wait() has not raised is logged."""
+        self._thread.join()
+        self.__del__()
+
+    def __del__(self) -> None:
+        """Log an error that wait() has not raised."""
+        if self._error is not None and not self._is_told:
+            import logging
+
+            logging.getLogger("fastsafetensors").warning(
+                "an asynchronous save failed, and its result was never requested: %s", self._error)
+            self._is_told = True
+
+    @property
+    def progress(self) -> SaveProgress:
+        """The state; bytes are not counted."""
+        state = "failed" if self._error is not None else "done" if self.done() else "writing"
+        return SaveProgress(0, 0, state)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"state": self.progress.state}
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a save calls."""
+
+    # Whether the tensors are what they were at the call; None: they are copied before it returns.
+    is_unchanged: Callable[[], bool] | None = None
+    # Called by the writing thread instead of putting the files in place, with their temporary
+    # paths, or with None and the error. Returns None if they are in place then, else why not.
+    publish: Callable[[list[str] | None, Exception | None], str | None] | None = None
+    make_handle: Callable[[_core.AsyncSave, Path, str], FileSave] = FileSave
+
+
+class _Running:
+    """Saves that have not ended: their handles live, and the interpreter's exit ends them."""
+
+    def __init__(self) -> None:
+        self._handles: set[SaveHandle] = set()
+        self._lock = threading.Lock()
+
+    def add(self, handle: SaveHandle) -> None:
+        """Add a save; those that have ended go."""
+        with self._lock:
+            ended = [other for other in self._handles if other.done()]
+            self._handles.difference_update(ended)
+            self._handles.add(handle)
+
+    def forget(self) -> None:
+        """In a fork's child: they are the parent's."""
+        self._lock = threading.Lock()
+        self._handles = set()
+
+    def end(self) -> None:
+        """At the interpreter's exit."""
+        handles, self._handles = self._handles, set()
+        for handle in handles:
+            if handle.at_exit == "cancel":
+                handle._stop()
+        for handle in handles:
+            handle._end()
+        log_drain()
+
+
+running = _Running()
+atexit.register(running.end)
+os.register_at_fork(after_in_child=running.forget)
+
+
+def start_rows(
+    path: Path,
+    rows: list[Any],
+    metadata: dict[str, str] | None,
+    staging: Staging,
+    hooks: Hooks | None = None,
+    **options: Any,
+) -> FileSave:
+    """Start a save of rows; return its handle when the tensors are staged as asked."""
+    options, hooks = check_save_options(options), hooks or Hooks()
+    follow_logging()
+    try:
+        core = _core.AsyncSave(staging.settings(hooks), path, rows, metadata, **options)
+    except OSError as error:
+        raise serialization_error(error) from error
+    handle = hooks.make_handle(core, path, staging.at_exit)
+    if staging.stage != "copy":
+        return handle
+    try:
+        handle.wait_staged()
+    except (KeyboardInterrupt, SystemExit):
+        handle._interrupt()
+        raise
+    except Exception:
+        pass  # wait() raises it
+    return handle
