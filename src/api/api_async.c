@@ -48,7 +48,7 @@ fst_status fst_async_save_start(const char *path, const fst_save_tensor *tensors
     API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(path != NULL && path[0] != '\0', error, "path is NULL or empty");
+    API_REQUIRE_PATH(path, "path", error);
     FST_TRY(fsti_location_check(path, error));
     fsti_async_request request = {.path = path, .tensor_count = tensor_count};
     FST_TRY(read_options(options, &request.options, error));

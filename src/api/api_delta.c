@@ -19,8 +19,7 @@ fst_status fst_delta_open(const char *const *folders, size_t folder_count, fst_d
     *out = NULL;
     API_REQUIRE(folders != NULL && folder_count > 0, error, "no delta folder is given");
     for (size_t i = 0; i < folder_count; i++)
-        API_REQUIRE(folders[i] != NULL && folders[i][0] != '\0', error,
-                    "folder %zu is NULL or empty", i);
+        API_REQUIRE_PATH(folders[i], "a folder", error);
     return fsti_delta_open(folders, folder_count, out, error);
 }
 
@@ -249,6 +248,7 @@ static fst_status check_make(const fst_delta_make_options *options, fst_error *e
                 "level must be 1 to 19, or 0 for the default, not %d", options->level);
     API_REQUIRE((options->flags & ~FST_DELTA_DURABLE) == 0, error, "unknown flags 0x%x",
                 options->flags);
+    API_CHECK_PATH(options->checkpoint, "checkpoint", error);
     int sources = (options->checkpoint != NULL) + (options->delta != NULL) +
                   (options->tensors != NULL || options->tensor_count > 0);
     API_REQUIRE(sources == 1, error, "give exactly one of checkpoint, tensors and delta");

@@ -292,6 +292,7 @@ void fst_tensor_unref(fst_tensor *tensor) {
 fst_status fst_engines_probe(const char *path, fst_engine_info *infos, size_t capacity,
                              size_t *count, fst_error *error) {
     API_DEFER_CANCEL;
+    API_CHECK_PATH(path, "path", error);
     API_REQUIRE(count != NULL && (infos != NULL || capacity == 0), error, "count or infos is NULL");
     size_t size = capacity == 0 ? sizeof(fst_engine_info) : infos->struct_size;
     FST_TRY(fsti_api_check_size(size, error));

@@ -38,7 +38,7 @@ fst_status fst_model_open(const char *path, const fst_open_options *options, fst
     model_request request;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     FST_TRY(read_options(options, &request, error));
     return fsti_model_open(path, &request, out, error);
 }
@@ -79,7 +79,7 @@ fst_status fst_model_open_files(const char *const *paths, size_t path_count,
     API_REQUIRE(paths != NULL && path_count > 0, error, "no paths");
     API_REQUIRE(path_count < UINT32_MAX, error, "too many paths");
     for (size_t i = 0; i < path_count; i++)
-        API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);
+        API_REQUIRE_PATH(paths[i], "a path of the list", error);
     FST_TRY(read_options(options, &request, error));
     return fsti_model_open_files(paths, path_count, &request, out, error);
 }

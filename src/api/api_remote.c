@@ -24,6 +24,7 @@ fst_status fst_remote_configure(const fst_remote_options *options, fst_error *er
                 "unknown bucket style %d; expected a value of fst_bucket_style",
                 (int)known.bucket_style);
     FST_TRY(check_switches(&known, error));
+    API_CHECK_PATH(known.ca_file, "ca_file", error);
     // On an invalid folder, nothing is changed.
     FST_TRY(fsti_cache_check(&known, error));
     FST_TRY(fsti_store_configure(&known, error));

@@ -8,7 +8,7 @@
 
 /// The folder and name may be NULL, but not empty: an empty name would match all segments.
 static fst_status check_words(const char *folder, const char *name, fst_error *error) {
-    API_REQUIRE(folder == NULL || folder[0] != '\0', error, "folder is empty");
+    API_CHECK_PATH(folder, "folder", error);
     API_REQUIRE(name == NULL || name[0] != '\0', error, "name is empty");
     return FST_OK;
 }

@@ -22,7 +22,7 @@ fst_status fst_writer_join(const char *path, const fst_save_options *options, fs
     fst_save_options own = {.struct_size = sizeof own};
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&own, sizeof own, options, options->struct_size, error));
     API_REQUIRE((unsigned)own.promise < FST_SAVE_PROMISE_COUNT, error,
@@ -40,7 +40,7 @@ fst_status fst_set_publish(const char *folder, const char *const *paths, size_t 
     API_REQUIRE(paths != NULL, error, "paths is NULL");
     API_REQUIRE(path_count > 0 && path_count <= 99999, error, "%zu files", path_count);
     for (size_t i = 0; i < path_count; i++)
-        API_REQUIRE(paths[i] != NULL, error, "path %zu is NULL", i);
+        API_REQUIRE_PATH(paths[i], "a path of the list", error);
     // Check before anything is replaced, because afterwards nothing may fail.
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
     if (options != NULL)

@@ -116,6 +116,7 @@ fst_status fst_manifest_check(const char *path, const fst_check_options *options
     API_REQUIRE_PATH(path, "path", error);
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
+    API_CHECK_PATH(known.manifest, "manifest", error);
     fsti_check_listener listener = {
         known.callback, known.context, {known.progress, known.progress_context}};
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));

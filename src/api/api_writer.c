@@ -138,7 +138,7 @@ fst_status fst_writer_open(const char *path, const fst_save_tensor *tensors, siz
     API_DEFER_CANCEL;
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
-    API_REQUIRE(path != NULL, error, "path is NULL");
+    API_REQUIRE_PATH(path, "path", error);
     api_save_request request = {0};
     fst_status status = fsti_api_save_request_read(options, tensors, tensor_count, &request, error);
     if (status == FST_OK)
@@ -223,7 +223,8 @@ static fst_status read_pack_options(const char *path, const char *target,
                                     const fst_pack_options *options, fst_pack_options *own,
                                     fst_error *error) {
     *own = (fst_pack_options){.struct_size = sizeof *own};
-    API_REQUIRE(path != NULL && target != NULL, error, "path or target is NULL");
+    API_REQUIRE_PATH(path, "path", error);
+    API_REQUIRE_PATH(target, "target", error);
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(own, sizeof *own, options, options->struct_size, error));
     API_REQUIRE((unsigned)own->promise < FST_SAVE_PROMISE_COUNT, error,
