@@ -18,8 +18,7 @@ fst_status fst_delta_open(const char *const *folders, size_t folder_count, fst_d
     API_REQUIRE(out != NULL, error, "out is NULL");
     *out = NULL;
     API_REQUIRE(folders != NULL && folder_count > 0, error, "no delta folder is given");
-    for (size_t i = 0; i < folder_count; i++)
-        API_REQUIRE_PATH(folders[i], "a folder", error);
+    for (size_t i = 0; i < folder_count; i++) API_REQUIRE_PATH(folders[i], "a folder", error);
     return fsti_delta_open(folders, folder_count, out, error);
 }
 

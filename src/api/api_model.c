@@ -78,8 +78,7 @@ fst_status fst_model_open_files(const char *const *paths, size_t path_count,
     *out = NULL;
     API_REQUIRE(paths != NULL && path_count > 0, error, "no paths");
     API_REQUIRE(path_count < UINT32_MAX, error, "too many paths");
-    for (size_t i = 0; i < path_count; i++)
-        API_REQUIRE_PATH(paths[i], "a path of the list", error);
+    for (size_t i = 0; i < path_count; i++) API_REQUIRE_PATH(paths[i], "a path of the list", error);
     FST_TRY(read_options(options, &request, error));
     return fsti_model_open_files(paths, path_count, &request, out, error);
 }

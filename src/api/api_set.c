@@ -39,8 +39,7 @@ fst_status fst_set_publish(const char *folder, const char *const *paths, size_t 
     API_REQUIRE_PATH(folder, "folder", error);
     API_REQUIRE(paths != NULL, error, "paths is NULL");
     API_REQUIRE(path_count > 0 && path_count <= 99999, error, "%zu files", path_count);
-    for (size_t i = 0; i < path_count; i++)
-        API_REQUIRE_PATH(paths[i], "a path of the list", error);
+    for (size_t i = 0; i < path_count; i++) API_REQUIRE_PATH(paths[i], "a path of the list", error);
     // Check before anything is replaced, because afterwards nothing may fail.
     if (stats != NULL) FST_TRY(fsti_api_check_size(stats->struct_size, error));
     if (options != NULL)
