@@ -84,8 +84,8 @@ static fst_status check_block(check_worker *worker, size_t number, uint64_t bloc
     if (is_dirty)
         worker->is_foreign |= !is_mix(worker->current, progress.slot, size);
     else if (block < progress.changed)
-        worker->is_foreign |=
-            fsti_hash(worker->current, size, 0) != job->journal.hashes[tensor->first_block + block];
+        worker->is_foreign |= fsti_journal_hash(worker->current, size) !=
+                              job->journal.hashes[tensor->first_block + block];
     memcpy(worker->updated, is_dirty ? progress.slot : worker->current, size);
     return fold_block(worker, sums, size, block >= progress.undone && block < progress.changed,
                       error);

@@ -12,7 +12,7 @@
 
 #include "output/output.h"
 
-#define MAGIC "fst-delta-jrn-4"
+#define MAGIC "fst-delta-jrn-5"
 #define PAGE_BYTES ((uint64_t)4096)
 #define TEXT_BYTES_MAX ((uint64_t)1 << 28)
 #define BLOCKS_MAX ((uint64_t)1 << 31) // see journal_word()
@@ -326,4 +326,10 @@ fst_status fsti_journal_check_files(const sync_folder *sync, const apply_journal
         name += strlen(name) + 1;
     }
     return FST_OK;
+}
+
+uint64_t fsti_journal_hash(const void *bytes, size_t size) {
+    uint64_t words[2];
+    fsti_digest_xxh3.hash(bytes, size, (unsigned char *)words);
+    return words[0];
 }

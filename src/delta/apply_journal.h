@@ -86,6 +86,9 @@ static inline uint64_t journal_word_block(uint64_t word) {
     return (word & (((uint64_t)1 << 40) - 1)) >> 9;
 }
 
+/// The hash of a block, as `hashes` and `old_hashes` have it.
+uint64_t fsti_journal_hash(const void *bytes, size_t size);
+
 /// The update that a new journal describes.
 typedef struct journal_plan {
     const fst_delta *delta;

@@ -93,7 +93,7 @@ static void set_hash(const apply_worker *worker, uint64_t block, const unsigned 
     const apply_journal *journal = &worker->job->journal;
     if (journal->map == NULL) return;
     journal->hashes[worker->tensor->first_block + block] =
-        fsti_hash(bytes, apply_block_bytes(worker->tensor, block), 0);
+        fsti_journal_hash(bytes, apply_block_bytes(worker->tensor, block));
 }
 
 static uint64_t *old_hash(const apply_worker *worker, uint64_t block) {
@@ -164,7 +164,7 @@ static fst_status change_block(apply_worker *worker, uint64_t block, fst_error *
     size_t size = apply_block_bytes(worker->tensor, block);
     set_word(worker, block, false);
     FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
-    if (job->journal.map != NULL) *old_hash(worker, block) = fsti_hash(worker->old, size, 0);
+    if (job->journal.map != NULL) *old_hash(worker, block) = fsti_journal_hash(worker->old, size);
     memcpy(worker->work, worker->old, size);
     FST_TRY(fsti_fold_apply(worker->fold, worker->work, size, error));
     set_hash(worker, block, worker->work);
@@ -227,7 +227,7 @@ static fst_status revert_tensor(apply_worker *worker, size_t number, fst_error *
         FST_TRY(fsti_apply_read(job, worker->tensor, block, worker->old, error));
         memcpy(worker->work, worker->old, size);
         FST_TRY(fsti_fold_revert(worker->fold, worker->work, size, error));
-        if (fsti_hash(worker->work, size, 0) != *old_hash(worker, block))
+        if (fsti_journal_hash(worker->work, size) != *old_hash(worker, block))
             return fsti_error_set(error, FST_E_CORRUPT, FSTI_NO_LOCATION,
                                   "the delta has changed since the update began, so it does not "
                                   "give the old bytes back. Copy the checkpoint again");
@@ -315,7 +315,7 @@ static fst_status settle_slot(apply_job *job, uint32_t slot, fst_error *error) {
     journal_record *record = &job->journal.records[number];
     if (is_backward && is_dirty)
         job->journal.hashes[tensor->first_block + block] =
-            fsti_hash(old, apply_block_bytes(tensor, block), 0);
+            fsti_journal_hash(old, apply_block_bytes(tensor, block));
     if (is_backward)
         record->undone = block;
     else if (!record->is_done)

@@ -25,6 +25,48 @@ TEST(version_as_a_number)
     CHECK_TEXT(fst_version(), text);
 }
 
+/// Checks that a call was refused because the path of that name is empty.
+static void check_empty(fst_status status, const fst_error *error, const char *name) {
+    CHECK_INT(status, FST_E_NOT_FOUND);
+    char text[64];
+    snprintf(text, sizeof text, "%s is an empty path", name);
+    CHECK_TEXT(error->message, text);
+}
+
+TEST(empty_paths_are_named)
+{
+    fst_error e;
+    fst_model *model = NULL;
+    fst_writer *writer = NULL;
+    fst_async_save *save = NULL;
+    fst_delta *delta = NULL;
+    const char *paths[] = {""};
+    size_t count;
+    check_empty(fst_model_open("", NULL, &model, &e), &e, "path");
+    check_empty(fst_model_open_files(paths, 1, NULL, &model, &e), &e, "a path of the list");
+    check_empty(fst_save("", NULL, 0, NULL, NULL, &e), &e, "path");
+    check_empty(fst_writer_open("", NULL, 0, NULL, &writer, &e), &e, "path");
+    check_empty(fst_writer_join("", NULL, &writer, &e), &e, "path");
+    check_empty(fst_set_publish("", paths, 1, NULL, NULL, &e), &e, "folder");
+    check_empty(fst_set_publish("f", paths, 1, NULL, NULL, &e), &e, "a path of the list");
+    check_empty(fst_async_save_start("", NULL, 0, NULL, &save, &e), &e, "path");
+    check_empty(fst_file_compress("", "a", NULL, NULL, &e), &e, "path");
+    check_empty(fst_file_compress("a", "", NULL, NULL, &e), &e, "target");
+    check_empty(fst_file_decompress("", "a", NULL, NULL, &e), &e, "path");
+    check_empty(fst_engines_probe("", NULL, 0, &count, &e), &e, "path");
+    check_empty(fst_delta_open(paths, 1, &delta, &e), &e, "a folder");
+    fst_check_options check = {.struct_size = sizeof check, .manifest = ""};
+    check_empty(fst_manifest_check("a", &check, NULL, &e), &e, "manifest");
+    fst_delta_make_options make = {.struct_size = sizeof make,
+                                   .checkpoint = "",
+                                   .version = "000001",
+                                   .base_version = "000000",
+                                   .digest = FST_DIGEST_ADLER32};
+    check_empty(fst_delta_make("a", "b", &make, NULL, &e), &e, "checkpoint");
+    fst_remote_options remote = {.struct_size = sizeof remote, .ca_file = ""};
+    check_empty(fst_remote_configure(&remote, &e), &e, "ca_file");
+}
+
 TEST(dtypes_by_name)
 {
     fst_error error;

@@ -63,7 +63,7 @@ TEST(urls_of_other_schemes_are_no_folders)
             CHECK(strstr(error.message, "secret") == NULL);
         }
     fst_async_save *save;
-    CHECK_INT(fst_async_save_start("", &tensor, 1, NULL, &save, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_async_save_start("", &tensor, 1, NULL, &save, &error), FST_E_NOT_FOUND);
     CHECK_INT(fst_async_save_start("s3:/bucket/m", &tensor, 1, NULL, &save, &error),
               FST_E_UNSUPPORTED);
     CHECK_INT(fst_async_save_start("s3://user:secret@bucket/m", &tensor, 1, NULL, &save, &error),

@@ -49,7 +49,7 @@ TEST(arguments_that_are_nonsense_are_errors)
     CHECK_INT(fst_delta_open(NULL, 1, &delta, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_delta_open(none, 1, &delta, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_delta_open(none, 0, &delta, &error), FST_E_ARGUMENT);
-    CHECK_INT(fst_delta_open(empty, 1, &delta, &error), FST_E_ARGUMENT);
+    CHECK_INT(fst_delta_open(empty, 1, &delta, &error), FST_E_NOT_FOUND);
     CHECK_INT(fst_delta_open(empty, 1, NULL, NULL), FST_E_ARGUMENT);
     CHECK_INT(fst_delta_info_get(NULL, &info, &error), FST_E_ARGUMENT);
     CHECK_INT(fst_delta_apply(NULL, "x", NULL, NULL, &error), FST_E_ARGUMENT);
