@@ -93,6 +93,10 @@ void fsti_frame_begin(fsti_frame_reader *reader, const fsti_frame_source *source
 /// The next `size` bytes of content: all of them, or FST_E_CORRUPT. `target` NULL drops them.
 fst_status fsti_frame_read(fsti_frame_reader *reader, void *target, uint64_t size,
                            fst_error *error);
+/// The same, XORed into `target`. Frames of fsti_frame_write_begin_sparse() are not decoded for
+/// this: their runs of zeros are passed over. A frame is read by this or by fsti_frame_read().
+fst_status fsti_frame_xor(fsti_frame_reader *reader, unsigned char *target, uint64_t size,
+                          fst_error *error);
 /// The content size that the frame states, or FSTI_FRAME_UNSTATED: most frames state theirs, but
 /// need not. Called before the first fsti_frame_read() of the frame.
 #define FSTI_FRAME_UNSTATED UINT64_MAX

@@ -63,6 +63,12 @@ typedef enum huffman_verdict {
 huffman_verdict fsti_huffman_decode(huffman_table *table, const unsigned char *frame, size_t size,
                                     unsigned char *target, size_t target_bytes);
 
+/// Decodes the literals at the start of a compressed block (RFC 8878, 3.1.1.3.1) to `target`, which
+/// has room for *target_bytes; sets these to their number. Returns the bytes read; 0: invalid. The
+/// table keeps a block's tree for the next block; is_filled = false begins a frame.
+size_t fsti_literals_decode(huffman_table *table, const unsigned char *bytes, size_t size,
+                            unsigned char *target, size_t *target_bytes);
+
 /// Reads a tree's description and builds its table. Returns the bytes read; 0: invalid.
 size_t fsti_huffman_table_read(huffman_table *table, const unsigned char *bytes, size_t size);
 

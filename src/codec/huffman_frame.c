@@ -121,21 +121,34 @@ static bool put_coded(frame_parse *parse, bool has_tree) {
                        format == 0 ? 1 : HUFFMAN_STREAMS);
 }
 
+/// Decodes the literals of a compressed block.
+static bool put_literals(frame_parse *parse) {
+    if (bytes_left(parse) == 0) return false;
+    uint32_t kind = parse->at[0] & 3, format = parse->at[0] >> 2 & 3;
+    if (kind >= LITERALS_CODED) return put_coded(parse, kind == LITERALS_CODED);
+    size_t head = format % 2 == 0 ? 1 : format == 1 ? 2 : 3;
+    if (bytes_left(parse) < head) return false;
+    size_t size = (size_t)(load_bytes(parse->at, head) >> (head == 1 ? 3 : 4));
+    parse->at += head;
+    return kind == LITERALS_RAW ? put_raw(parse, size) : put_repeated(parse, size);
+}
+
+size_t fsti_literals_decode(huffman_table *table, const unsigned char *bytes, size_t size,
+                            unsigned char *target, size_t *target_bytes) {
+    frame_parse parse = {.kernels = fsti_codec_kernels(),
+                         .table = table,
+                         .at = bytes,
+                         .end = bytes + size,
+                         .target = target,
+                         .target_end = target + *target_bytes};
+    if (!put_literals(&parse)) return 0;
+    *target_bytes = (size_t)(parse.target - target);
+    return (size_t)(parse.at - bytes);
+}
+
 /// Decodes a block of literals without sequences.
 static huffman_verdict put_compressed(frame_parse *parse) {
-    if (bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
-    uint32_t kind = parse->at[0] & 3, format = parse->at[0] >> 2 & 3;
-    bool is_valid;
-    if (kind >= LITERALS_CODED) {
-        is_valid = put_coded(parse, kind == LITERALS_CODED);
-    } else {
-        size_t head = format % 2 == 0 ? 1 : format == 1 ? 2 : 3;
-        if (bytes_left(parse) < head) return HUFFMAN_DAMAGED;
-        size_t size = (size_t)(load_bytes(parse->at, head) >> (head == 1 ? 3 : 4));
-        parse->at += head;
-        is_valid = kind == LITERALS_RAW ? put_raw(parse, size) : put_repeated(parse, size);
-    }
-    if (!is_valid || bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
+    if (!put_literals(parse) || bytes_left(parse) == 0) return HUFFMAN_DAMAGED;
     if (*parse->at++ != 0) return HUFFMAN_OTHER;
     return bytes_left(parse) == 0 ? HUFFMAN_DONE : HUFFMAN_DAMAGED;
 }

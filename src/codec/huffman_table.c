@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Reads Huffman tree descriptions (RFC 8878, 4.2.1) and builds the lookup table.
-#include "huffman.h"
-
 #include <string.h>
+
+#include "fse_table.h"
+#include "huffman.h"
 
 #define WEIGHTS_MAX 255u ///< described weights; the last symbol's weight follows from them
 #define STATE_BITS_MAX 6u
-#define STATES_MAX ((size_t)1 << STATE_BITS_MAX)
 
 typedef struct tree_weights {
     uint8_t of[WEIGHTS_MAX + 1];
     uint32_t count;
 } tree_weights;
-
-/// The states of the FSE-coded weights (RFC 8878, 4.1).
-typedef struct weight_states {
-    uint8_t weight[STATES_MAX], bits[STATES_MAX], base[STATES_MAX];
-    int counts[HUFFMAN_BITS + 1]; ///< states by weight; -1: a state that takes all bits
-    uint32_t log, weight_count;
-} weight_states;
-
-static uint32_t top_bit(uint32_t value) { return 31 - (uint32_t)__builtin_clz(value); }
 
 /// `count` bits from bit `at` on; bits past the end are zero.
 static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, uint32_t count) {
@@ -28,65 +19,6 @@ static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, ui
     for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
         value |= (uint32_t)bytes[at / 8 + i] << 8 * i;
     return value >> at % 8 & ((1u << count) - 1);
-}
-
-/// Fills counts (RFC 8878, 4.1.1). Returns the bytes read, or 0.
-///
-/// A count is stored as count + 1, so that -1 fits. Its width depends on `left`, the states that
-/// have no weight yet plus one. Small values take one bit less than large ones. After a count of
-/// zero follow two-bit numbers of further zeros; a number of 3 means that another one follows.
-static size_t read_counts(weight_states *states, const unsigned char *bytes, size_t size) {
-    uint64_t at = 4;
-    states->log = (bytes[0] & 15u) + 5;
-    if (states->log > STATE_BITS_MAX) return 0;
-    int left = (1 << states->log) + 1;
-    while (left > 1) {
-        uint32_t width = top_bit((uint32_t)left) + 1;
-        uint32_t short_values = (1u << width) - 1 - (uint32_t)left;
-        uint32_t value = bits_at(bytes, size, at, width - 1);
-        if (value < short_values) {
-            at += width - 1;
-        } else {
-            value = bits_at(bytes, size, at, width);
-            at += width;
-            if (value >= 1u << (width - 1)) value -= short_values;
-        }
-        if (states->weight_count > HUFFMAN_BITS) return 0;
-        int count = (int)value - 1;
-        states->counts[states->weight_count++] = count;
-        left -= count < 0 ? 1 : count;
-        uint32_t skip = count == 0 ? 3 : 0;
-        while (skip == 3) {
-            skip = bits_at(bytes, size, at, 2);
-            at += 2;
-            states->weight_count += skip;
-            if (states->weight_count > HUFFMAN_BITS + 1) return 0;
-        }
-    }
-    return left == 1 && (at + 7) / 8 <= size ? (size_t)(at + 7) / 8 : 0;
-}
-
-/// Assigns weights, bits and baselines to the states. Weights with a count of -1 get one state each
-/// at the end; the others are spread with a step that is coprime to the table's size and therefore
-/// reaches every state once.
-static void spread_states(weight_states *states) {
-    uint32_t size = 1u << states->log, high = size, at = 0, next[HUFFMAN_BITS + 1] = {0};
-    uint32_t step = (size >> 1) + (size >> 3) + 3;
-    for (uint32_t w = 0; w < states->weight_count; w++) {
-        next[w] = states->counts[w] < 0 ? 1 : (uint32_t)states->counts[w];
-        if (states->counts[w] < 0) states->weight[--high] = (uint8_t)w;
-    }
-    for (uint32_t w = 0; w < states->weight_count; w++)
-        for (int i = 0; i < states->counts[w]; i++) {
-            states->weight[at] = (uint8_t)w;
-            do at = (at + step) & (size - 1);
-            while (at >= high);
-        }
-    for (uint32_t i = 0; i < size; i++) {
-        uint32_t number = next[states->weight[i]]++;
-        states->bits[i] = (uint8_t)(states->log - top_bit(number));
-        states->base[i] = (uint8_t)((number << states->bits[i]) - size);
-    }
 }
 
 /// Takes bits from the end of the remaining ones; past the start they are zero, and `left` is
@@ -101,24 +33,25 @@ static uint32_t read_backward(const unsigned char *bytes, size_t size, int64_t *
 
 /// Two states alternate until the bits are used up. The other state still holds one weight then.
 static bool read_coded_weights(tree_weights *weights, const unsigned char *bytes, size_t size) {
-    weight_states states = {.weight_count = 0};
-    size_t used = read_counts(&states, bytes, size);
+    fse_counts counts;
+    fse_table table;
+    size_t used = fsti_fse_read_counts(&counts, bytes, size, STATE_BITS_MAX, HUFFMAN_BITS + 1);
     if (used == 0 || used >= size || bytes[size - 1] == 0) return false;
-    spread_states(&states);
+    fsti_fse_fill(&table, &counts);
     bytes += used;
     size -= used;
-    int64_t left = (int64_t)size * 8 - 8 + top_bit(bytes[size - 1]);
+    int64_t left = (int64_t)size * 8 - 8 + fse_top_bit(bytes[size - 1]);
     uint32_t state[2];
-    state[0] = read_backward(bytes, size, &left, states.log);
-    state[1] = read_backward(bytes, size, &left, states.log);
+    state[0] = read_backward(bytes, size, &left, table.log);
+    state[1] = read_backward(bytes, size, &left, table.log);
     if (left < 0) return false;
     for (uint32_t side = 0; weights->count < WEIGHTS_MAX; side ^= 1) {
-        uint32_t now = state[side] % STATES_MAX;
-        weights->of[weights->count++] = states.weight[now];
-        state[side] = states.base[now] + read_backward(bytes, size, &left, states.bits[now]);
+        const fse_cell *cell = &table.cells[state[side]];
+        weights->of[weights->count++] = cell->symbol;
+        state[side] = cell->base + read_backward(bytes, size, &left, cell->bits);
         if (left >= 0) continue;
         if (weights->count == WEIGHTS_MAX) return false;
-        weights->of[weights->count++] = states.weight[state[side ^ 1] % STATES_MAX];
+        weights->of[weights->count++] = table.cells[state[side ^ 1]].symbol;
         return true;
     }
     return false;
@@ -141,9 +74,9 @@ static uint32_t complete_tree(tree_weights *weights) {
         if (weights->of[i] > 0) sum += 1u << (weights->of[i] - 1);
     }
     if (sum == 0 || sum >= HUFFMAN_CELLS) return 0;
-    uint32_t bits = top_bit(sum) + 1, rest = (1u << bits) - sum;
+    uint32_t bits = fse_top_bit(sum) + 1, rest = (1u << bits) - sum;
     if ((rest & (rest - 1)) != 0) return 0;
-    weights->of[weights->count++] = (uint8_t)(top_bit(rest) + 1);
+    weights->of[weights->count++] = (uint8_t)(fse_top_bit(rest) + 1);
     return bits;
 }
 

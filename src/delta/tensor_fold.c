@@ -10,8 +10,6 @@
 
 #include "delta_private.h"
 
-/// Bytes of XOR content that are decoded at a time: they stay in the CPU's first-level caches.
-#define PIECE_BYTES ((size_t)32 << 10)
 /// Positions that are decoded at a time from a list that is not kept.
 #define POSITIONS_AT_A_TIME ((size_t)8 << 10)
 /// Sizes in an overwrite list: the count before it, and the position of each entry. A value is one
@@ -41,7 +39,6 @@ struct delta_fold {
     size_t current; ///< the frame that was decoded last
     uint64_t size_bytes, position, undo_bytes;
     uint64_t other_bytes; ///< the size that an xor frame states, if it is not the tensor's
-    unsigned char piece[PIECE_BYTES];
     unsigned char old_values[DELTA_BLOCK_BYTES];
 };
 
@@ -177,22 +174,6 @@ uint64_t fsti_fold_other_bytes(const delta_fold *fold) { return fold->other_byte
 
 uint64_t fsti_fold_undo_bytes(const delta_fold *fold) { return fold->undo_bytes; }
 
-static void xor_bytes(unsigned char *restrict target, const unsigned char *restrict bytes,
-                      size_t size) {
-    for (size_t i = 0; i < size; i++) target[i] ^= bytes[i];
-}
-
-static fst_status fold_xor(delta_fold *fold, size_t at, unsigned char *block, size_t size,
-                           fst_error *error) {
-    for (size_t done = 0; done < size;) {
-        size_t piece = (size_t)fsti_min(PIECE_BYTES, size - done);
-        FST_TRY(fsti_frame_read(fold->readers[at], fold->piece, piece, error));
-        xor_bytes(block + done, fold->piece, piece);
-        done += piece;
-    }
-    return FST_OK;
-}
-
 /// Decodes the next entries of a list that is not kept.
 static fst_status refill_list(delta_fold *fold, size_t at, fst_error *error) {
     fold_list *list = &fold->lists[at];
@@ -263,7 +244,7 @@ static fst_status fold_frame(delta_fold *fold, size_t at, unsigned char *block, 
                              list_step step, fst_error *error) {
     fold->current = at;
     if (fold->frames.frames[at].encoding == FST_DELTA_XOR)
-        return fold_xor(fold, at, block, size, error);
+        return fsti_frame_xor(fold->readers[at], block, size, error);
     return walk_list(fold, at, block, fold->position + size, step, error);
 }
 
@@ -285,7 +266,7 @@ fst_status fsti_fold_skip(delta_fold *fold, uint64_t size, fst_error *error) {
     for (size_t i = 0; i < fold->frames.count; i++) {
         fold->current = i;
         if (fold->frames.frames[i].encoding == FST_DELTA_XOR)
-            FST_TRY(fsti_frame_read(fold->readers[i], NULL, size, error));
+            FST_TRY(fsti_frame_xor(fold->readers[i], NULL, size, error));
         else
             FST_TRY(walk_list(fold, i, NULL, fold->position + size, STEP_SKIP, error));
     }

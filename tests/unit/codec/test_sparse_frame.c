@@ -28,10 +28,14 @@ static fst_status put(void *context, const void *bytes, size_t size, fst_error *
     return FST_OK;
 }
 
+/// How often the beginning of a frame was read: twice if libzstd took over.
+static int begin_count;
+
 static fst_status pull(void *context, void *target, size_t size, uint64_t offset,
                        fst_error *error) {
     const stored *in = context;
     (void)error;
+    begin_count += offset == 0;
     memcpy(target, in->bytes + offset, size);
     return FST_OK;
 }
@@ -87,6 +91,111 @@ static unsigned char *make_content(size_t size, unsigned distance, uint64_t *see
         if (fixture_random(seed) % distance == 0)
             content[i] = (unsigned char)(1 + fixture_random(seed) % 7);
     return content;
+}
+
+/// The result of reading `size` bytes by pieces, into `back`, which XORs must leave as the content.
+typedef enum reading { BY_XOR, BY_READ } reading;
+static fst_status read_frame(const stored *frame, unsigned char *back, size_t size, size_t piece,
+                             reading how, fst_error *error) {
+    fsti_frame_reader *reader;
+    fsti_frame_source source = {pull, (void *)(uintptr_t)frame, frame->size};
+    memset(back, 0, size);
+    FST_TRY(fsti_frame_reader_open(&reader, error));
+    fsti_frame_begin(reader, &source);
+    fst_status status = FST_OK;
+    for (size_t at = 0; at < size && status == FST_OK; at += piece) {
+        size_t part = (size_t)fsti_min(piece, size - at);
+        status = how == BY_XOR ? fsti_frame_xor(reader, back + at, part, error)
+                               : fsti_frame_read(reader, back + at, part, error);
+    }
+    if (status == FST_OK) status = fsti_frame_end(reader, error);
+    fsti_frame_reader_close(reader);
+    return status;
+}
+
+/// Whether an XOR gives what decoding gives, or an error. (libzstd accepts an empty compressed
+/// block in some of its calls.)
+static bool is_right_or_refused(const stored *frame, size_t size, size_t piece) {
+    unsigned char *by_xor = malloc(size + 1), *by_read = malloc(size + 1);
+    fst_error error = {0};
+    fst_status xored = read_frame(frame, by_xor, size, piece, BY_XOR, &error);
+    fst_status got = read_frame(frame, by_read, size, piece, BY_READ, &error);
+    bool is_right = xored == FST_OK ? got == FST_OK && memcmp(by_xor, by_read, size) == 0
+                                    : xored == FST_E_CORRUPT;
+    free(by_xor);
+    free(by_read);
+    return is_right;
+}
+
+TEST(xor_in_pieces_of_any_size)
+{
+    static const size_t sizes[] = {1, 63, 1000, BLOCK, BLOCK + 1, 3 * BLOCK + 77};
+    static const size_t pieces[] = {1, 13, 4096, BLOCK, 2 * BLOCK + 3};
+    static const unsigned distances[] = {0, 1, 2, 5, 21, 200, 100000};
+    uint64_t seed = 6;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (size_t k = 0; k < sizeof distances / sizeof *distances; k++) {
+            unsigned char *content = make_content(sizes[i], distances[k], &seed);
+            stored frame = make_frame(content, sizes[i], 2 * BLOCK, true);
+            for (size_t n = 0; n < sizeof pieces / sizeof *pieces; n++) {
+                unsigned char *back = malloc(sizes[i]);
+                fst_error error;
+                begin_count = 0;
+                CHECK_INT(read_frame(&frame, back, sizes[i], pieces[n], BY_XOR, &error), FST_OK);
+                CHECK(memcmp(back, content, sizes[i]) == 0);
+                CHECK_INT(begin_count, 1); // without libzstd
+                free(back);
+            }
+            free(frame.bytes);
+            free(content);
+        }
+}
+
+TEST(libzstd_takes_over)
+{
+    uint64_t seed = 7;
+    size_t size = 4 * BLOCK + 9;
+    unsigned char *content = make_content(size, 40, &seed);
+    // The third block repeats what is far before it.
+    for (size_t i = 0; i < BLOCK; i++) content[i] = (unsigned char)fixture_random(&seed);
+    memcpy(content + 2 * BLOCK + 100, content, BLOCK / 2);
+    stored frame = make_frame(content, size, size, false);
+    unsigned char *back = malloc(size);
+    fst_error error;
+    for (size_t piece = 1000; piece < 3 * BLOCK; piece *= 3) {
+        begin_count = 0;
+        CHECK_INT(read_frame(&frame, back, size, piece, BY_XOR, &error), FST_OK);
+        CHECK(memcmp(back, content, size) == 0);
+        CHECK_INT(begin_count, 2);
+    }
+    free(back);
+    free(frame.bytes);
+    free(content);
+}
+
+/// A damaged frame that libzstd refuses is refused.
+TEST(damage_is_found)
+{
+    static const unsigned distances[] = {3, 11, 60, 700};
+    uint64_t seed = 8;
+    for (size_t k = 0; k < sizeof distances / sizeof *distances; k++) {
+        size_t size = 3000;
+        unsigned char *content = make_content(size, distances[k], &seed);
+        stored frame = make_frame(content, size, size, true);
+        for (size_t bit = 0; bit < frame.size * 8; bit++) {
+            frame.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+            CHECK(is_right_or_refused(&frame, size, 700));
+            frame.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        }
+        size_t whole = frame.size;
+        for (frame.size = 0; frame.size < whole; frame.size++)
+            CHECK(is_right_or_refused(&frame, size, 700));
+        frame.size = whole;
+        CHECK(is_right_or_refused(&frame, size - 1, 700) &&
+              is_right_or_refused(&frame, size + 1, 700));
+        free(frame.bytes);
+        free(content);
+    }
 }
 
 TEST(every_content_comes_back)
