@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pathlib
 import socket
@@ -118,3 +119,37 @@ def test_a_proxy_may_be_private(folder: pathlib.Path, monkeypatch: pytest.Monkey
         assert fst_numpy.load_file("http://first.example/x")["a"][-1] == 99_999
         hosts = {request.headers["host"] for request in proxy.log}
         assert hosts == {"first.example", "second.example"}
+
+
+@pytest.fixture
+def private_name() -> str:
+    """A name of this machine that looks like any other and has a private address."""
+    name = socket.gethostname()
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(name))
+    except OSError:
+        pytest.skip("this machine's name has no address")
+    if name.startswith("localhost") or not address.is_private:
+        pytest.skip("this machine's name has no private address, or is refused by itself")
+    return name
+
+
+@pytest.mark.parametrize("variables", [
+    {"https_proxy": "http://proxy.example:{port}", "http_proxy": ""},
+    {"http_proxy": "http://proxy.example:{port}", "no_proxy": "127.0.0.1,{name}"},
+    {"all_proxy": "socks5://proxy.example:{port}", "no_proxy": "127.0.0.1 .{name}"},
+], ids=["other scheme", "exempt", "exempt domain"])
+def test_a_proxy_that_is_not_used(
+    variables: dict[str, str], private_name: str, folder: pathlib.Path, listener: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A private host is refused on the proxy's port, too, if no proxy makes the connection."""
+    port = listener.getsockname()[1]
+    for variable in ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value.format(port=port, name=private_name))
+    with web_server(folder, send_to(f"http://{private_name}:{port}/{NAME}")) as server:
+        with pytest.raises(REFUSALS, match="redirects to a private address"):
+            fst_numpy.load_file(server.url + NAME)
+    assert is_untouched(listener)

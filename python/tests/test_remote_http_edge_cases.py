@@ -146,6 +146,26 @@ def test_an_etag_that_breaks_lines(path: pathlib.Path) -> None:
                    for r in server.log)  # fmt: skip
 
 
+@pytest.mark.parametrize("has_date", [False, True])
+def test_a_server_without_versions(
+    path: pathlib.Path, has_date: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning says that a replacement would not be noticed."""
+
+    def fault(request: Request, answer: Answer) -> Answer:
+        for name in ("ETag", "Last-Modified"):
+            answer.headers.pop(name, None)
+        if has_date:
+            answer.headers["Last-Modified"] = "Sun, 22 Nov 2026 08:00:00 GMT"
+        return answer
+
+    with web_server(path.parent, fault) as server:
+        fst_numpy.load_file(server.url + path.name)
+    lines = [record.message for record in caplog.records if "names no version" in record.message]
+    assert len(lines) == (0 if has_date else 1)
+    assert has_date or lines[0].startswith(server.url + path.name)
+
+
 @pytest.mark.parametrize("obeys", [True, False])
 def test_replaced_at_random_points(path: pathlib.Path, obeys: bool) -> None:
     """If an object is replaced while it is loaded, the load returns the old object or an error.

@@ -31,8 +31,7 @@ static atomic_bool offline_by_environment, private_redirects_by_environment;
 static const char *const proxy_variables[] = {"http_proxy", "https_proxy", "HTTPS_PROXY",
                                               "all_proxy", "ALL_PROXY"};
 #define PROXY_COUNT (sizeof proxy_variables / sizeof *proxy_variables)
-static _Atomic uint32_t proxy_ports[PROXY_COUNT]; ///< 0: no proxy
-static char proxies[PROXY_COUNT][256];            ///< redacted; "": no proxy
+static char proxies[PROXY_COUNT][256]; ///< redacted; "": no proxy
 static char no_proxy[1024];
 
 /// When the library is loaded, because the first use may come under another lock.
@@ -73,26 +72,6 @@ static bool is_switched_on(const char *variable) {
     return value != NULL;
 }
 
-/// The port of "[scheme://][user:password@]host[:port][/]", parsed like libcurl; 0: no proxy.
-static uint32_t read_proxy_port(const char *text) {
-    if (text == NULL) return 0;
-    const char *scheme_end = strstr(text, "://"),
-               *host = scheme_end == NULL ? text : scheme_end + 3;
-    const char *end = host + strcspn(host, "/"), *at = memrchr(host, '@', (size_t)(end - host));
-    if (at != NULL) host = at + 1;
-    const char *bracket = memrchr(host, ']', (size_t)(end - host));
-    const char *colon = memchr(bracket == NULL ? host : bracket, ':',
-                               (size_t)(end - (bracket == NULL ? host : bracket)));
-    if (colon != NULL) return (uint32_t)strtoul(colon + 1, NULL, 10);
-    return strncasecmp(text, "https://", 8) == 0 ? 443 : 1080;
-}
-
-bool fsti_http_is_proxy_port(uint32_t port) {
-    for (size_t i = 0; i < PROXY_COUNT; i++)
-        if (port != 0 && atomic_load(&proxy_ports[i]) == port) return true;
-    return false;
-}
-
 bool fsti_http_takes_private_redirects(void) {
     return fsti_http_limits().takes_private_redirects ||
            atomic_load(&private_redirects_by_environment);
@@ -119,7 +98,6 @@ static void read_proxies(void) {
     snprintf(no_proxy, sizeof no_proxy, "%s", exempt == NULL ? "" : exempt);
     for (size_t i = 0; i < PROXY_COUNT; i++) {
         const char *proxy = fsti_http_environment(proxy_variables[i]);
-        atomic_store(&proxy_ports[i], read_proxy_port(proxy));
         proxies[i][0] = '\0';
         if (proxy != NULL) describe_proxy(proxy, proxies[i], sizeof proxies[i]);
     }
@@ -146,21 +124,33 @@ static bool is_exempt(url_part host) {
     return false;
 }
 
+/// The position of the variable with the proxy of a URL; PROXY_COUNT: none. The lock must be held.
+static size_t find_proxy(const url_parts *url) {
+    bool is_https = fsti_url_part_is(url->scheme, "https");
+    // The first variable applies to http only, the next two to https.
+    for (size_t i = is_https ? 1 : 0; i < PROXY_COUNT; i++)
+        if (proxies[i][0] != '\0' && (is_https || (i != 1 && i != 2)))
+            return is_exempt(url->host) ? PROXY_COUNT : i;
+    return PROXY_COUNT;
+}
+
 bool fsti_http_proxy_of(const char *url, char *out, size_t size) {
     url_parts parsed;
-    bool found = false;
     if (fsti_url_parse(url, &parsed) != NULL) return false;
-    bool is_https = fsti_url_part_is(parsed.scheme, "https");
     pthread_mutex_lock(&lock);
-    // The first variable applies to http only, the next two to https.
-    for (size_t i = is_https ? 1 : 0; i < PROXY_COUNT && !found; i++) {
-        if (proxies[i][0] == '\0' || (!is_https && (i == 1 || i == 2))) continue;
-        found = !is_exempt(parsed.host);
-        if (found) snprintf(out, size, "%s: %s", proxy_variables[i], proxies[i]);
-        break;
-    }
+    size_t i = find_proxy(&parsed);
+    if (i < PROXY_COUNT) snprintf(out, size, "%s: %s", proxy_variables[i], proxies[i]);
     pthread_mutex_unlock(&lock);
-    return found;
+    return i < PROXY_COUNT;
+}
+
+const char *fsti_http_proxy_text(const char *url) {
+    url_parts parsed;
+    if (fsti_url_parse(url, &parsed) != NULL) return NULL;
+    pthread_mutex_lock(&lock);
+    size_t i = find_proxy(&parsed);
+    pthread_mutex_unlock(&lock);
+    return i < PROXY_COUNT ? fsti_http_environment(proxy_variables[i]) : NULL;
 }
 
 const char *fsti_http_ca_source(void) {

@@ -39,11 +39,10 @@ const char *fsti_http_ca_source(void);
 /// The proxy from the environment that libcurl uses for `url`, as "http_proxy: http://host:port"
 /// without user and password. False: no proxy. Ignores address ranges in no_proxy.
 bool fsti_http_proxy_of(const char *url, char *out, size_t size);
+/// The same as the environment has it, with user and password; NULL: no proxy.
+const char *fsti_http_proxy_text(const char *url);
 /// Whether redirects to private addresses are followed.
 bool fsti_http_takes_private_redirects(void);
-/// Whether the environment has a proxy with that port. A proxy may have a private address; it
-/// decides which hosts to reach.
-bool fsti_http_is_proxy_port(uint32_t port);
 /// Whether a text has no control characters; a line break would start another header.
 bool fsti_http_is_setting(const char *text);
 /// Copies a setting. False if it is invalid or too long.

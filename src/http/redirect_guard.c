@@ -36,20 +36,11 @@ static void note_refusal(http_attempt *attempt, const struct sockaddr *address) 
     attempt->has_refused_address = true;
 }
 
-static uint32_t port_of(const struct sockaddr *address) {
-    if (address->sa_family == AF_INET6)
-        return ntohs(((const struct sockaddr_in6 *)(const void *)address)->sin6_port);
-    if (address->sa_family == AF_INET)
-        return ntohs(((const struct sockaddr_in *)(const void *)address)->sin_port);
-    return 0;
-}
-
 /// Called before libcurl creates a socket: the name is resolved, nothing has been sent.
 static int open_socket(void *context, int purpose, curl_address *where) {
     http_attempt *attempt = context;
     (void)purpose;
-    if (fsti_sockaddr_is_private(&where->address) &&
-        !fsti_http_is_proxy_port(port_of(&where->address))) {
+    if (fsti_sockaddr_is_private(&where->address)) {
         note_refusal(attempt, &where->address);
         return SOCKET_REFUSED;
     }
@@ -63,8 +54,8 @@ static int check_connection(void *context, const char *address, const char *own_
     http_attempt *attempt = context;
     (void)own_address;
     (void)own_port;
-    if (!fsti_host_is_private(address, strlen(address)) || fsti_http_is_proxy_port((uint32_t)port))
-        return REQUEST_ALLOWED;
+    (void)port;
+    if (!fsti_host_is_private(address, strlen(address))) return REQUEST_ALLOWED;
     snprintf(attempt->refused_address, sizeof attempt->refused_address, "%s", address);
     attempt->has_refused_address = true;
     return REQUEST_IS_REFUSED;
@@ -84,10 +75,19 @@ bool fsti_redirect_is_refused(const http_request *request, const char *to) {
            fsti_host_is_private(target.host.at, target.host.size);
 }
 
+/// A proxy may have a private address, and it makes the connection to the host, so only the name in
+/// the URL was checked. Otherwise libcurl must not use one by rules of its own: then the address is
+/// the host's.
 void fsti_redirect_guard(const curl_library *curl, http_attempt *attempt, const char *url) {
     if (!attempt->is_redirected || has_same_host(attempt->request->url, url) ||
         fsti_http_takes_private_redirects())
         return;
+    const char *proxy = fsti_http_proxy_text(url);
+    curl->curl_easy_setopt(attempt->easy, CURL_NO_PROXY_FOR, proxy == NULL ? "*" : "");
+    if (proxy != NULL) {
+        curl->curl_easy_setopt(attempt->easy, CURL_PROXY, proxy);
+        return;
+    }
     curl->curl_easy_setopt(attempt->easy, CURL_OPEN_SOCKET_CALL, open_socket);
     curl->curl_easy_setopt(attempt->easy, CURL_OPEN_SOCKET_CONTEXT, (void *)attempt);
     curl->curl_easy_setopt(attempt->easy, CURL_BEFORE_CALL, check_connection);

@@ -90,6 +90,19 @@ bool fsti_object_version_text(const fsti_object *object, char *out, size_t size)
     return used > 0 && (size_t)used < size;
 }
 
+/// Without an ETag, a generation or a date, a replacement of equal size between two requests cannot
+/// be noticed.
+static void warn_of_no_version(const fsti_object *object) {
+    const resource_version *version = &object->resource.version;
+    if (fsti_version_is_exact(version) || version->modified[0] != '\0' ||
+        version->total_bytes <= FIRST_BYTES)
+        return;
+    fsti_log(FST_LOG_WARNING,
+             "%s: the server names no version (no strong ETag, no Last-Modified), so a replacement "
+             "during the load would not be noticed",
+             object->name);
+}
+
 static fst_status request_redirected(fsti_object *object, const resource_version *known,
                                      fst_error *error);
 
@@ -127,6 +140,7 @@ static fst_status request_first(fsti_object *object, const resource_version *kno
         return request.status;
     }
     fsti_version_set(&object->resource.version, &request.answer);
+    warn_of_no_version(object);
     keep_first(object, is_empty ? 0 : (size_t)request.have);
     return FST_OK;
 }
