@@ -102,6 +102,22 @@ def check_prose(root: pathlib.Path) -> list[str]:
             for module, modules in BELOW.items() if documented[module] != modules | {"base"}]
 
 
+def check_interface(root: pathlib.Path, module: str) -> list[str]:
+    """Faults of the lines at the start of an interface header that say what its module is."""
+    path = root / "src" / module / INTERFACES.get(module, module + ".h")
+    if module == "api":  # has no interface header
+        return []
+    text = path.read_text()
+    lines = dict(re.findall(r"^/// (Knows|Does not know|Main types): (.*)\.$", text, re.M))
+    faults = [f"{path}: the line '{name}:' is missing"
+              for name in ("Knows", "Does not know", "Main types") if name not in lines]
+    declared = "".join(header.read_text() for header in [
+        *path.parent.glob("*.h"), *(root / "include").rglob("*.h")])
+    return faults + [f"{path}: {name} is not declared"
+                     for name in lines.get("Main types", "").split(", ")
+                     if name and not re.search(rf"(\}} |enum |struct \w+ ){name}\b", declared)]
+
+
 # Names that other files may use: functions, whose definition begins its line, and variables.
 DEFINITION = re.compile(r"^(?!static|typedef|#|extern)[A-Za-z][\w \*]*?\b(fsti?_\w+)"
                         r"(?:\([^;{]*\{|(?:\[[^\]]*\])* = )", re.M)
@@ -200,7 +216,7 @@ def main() -> int:
         count += 1
         faults += check_module_file(path, path.parent.name)
     for module in BELOW:
-        faults += check_calls(root, module)
+        faults += check_calls(root, module) + check_interface(root, module)
     for folder in ("cli", "python/src", "tests/api", "examples/c", "bench", "include"):
         for path in sorted((root / folder).rglob("*.[ch]")):
             count += 1

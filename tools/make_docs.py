@@ -81,6 +81,12 @@ nav:
       - C: reference-c.md
   - Explanation:
       - Architecture: ARCHITECTURE.md
+      - Inside:
+          - Loads: internals/loading.md
+          - Saves: internals/saving.md
+          - Weight deltas: internals/deltas.md
+          - Python: internals/python.md
+          - Decisions: internals/decisions.md
       - GPUs: gpu.md
       - Many ranks: scaling.md
       - Reliability: reliability.md

@@ -267,6 +267,7 @@ def test_layer_check_can_fail(tmp_path):
         ("check_layers.py", "src/transfer/worker.c", "const void *f = &fsti_sink_view;\n", "names"),
         ("check_layers.py", "src/transfer/worker.c", "void f(void) { fsti_cpu_count(); }\n",
          "which only facts.c may"),
+        ("check_layers.py", "src/gpu/gpu.h", "/// Main types: no_such_type.\n", "not declared"),
         ("check_layers.py", "cli/main.c", '#include "base/primitives.h"\n', "not public"),
         ("check_style.py", "src/plan/plan.c",
          "static int long_one(void) {\n" + "    f();\n" * 70 + "}\n", "lines"),

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the base module: errors, memory, checked arithmetic, text, time, reference counts.
+///
+/// Knows: errors, memory, text, time, threads; nothing of models.
+/// Does not know: the environment, other than for remote access; any other module.
+/// Main types: fst_error, fsti_refcount, fsti_name_table.
 #ifndef FSTI_PRIMITIVES_H
 #define FSTI_PRIMITIVES_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the cache module: remote objects, cached on disk for all processes of a user. Knows
 /// blocks of objects and files of a folder, not tensors.
+///
+/// Knows: blocks of objects, files of one folder, locks.
+/// Does not know: tensors, and which store an object is from.
+/// Main types: fsti_cache_entry, fsti_cached.
 #ifndef FSTI_CACHE_H
 #define FSTI_CACHE_H
 

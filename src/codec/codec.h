@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the codec module: encoding and decoding chunks of compressed tensors. Independent
 /// of files. The format: docs/FORMAT.md, "Compressed files".
+///
+/// Knows: chunks and frames: stored bytes and decoded bytes.
+/// Does not know: files, tensors by name.
+/// Main types: fsti_chunk, fsti_decoder, fsti_frame_reader.
 #ifndef FSTI_CODEC_H
 #define FSTI_CODEC_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The interface of the delta module: it stores a version of a checkpoint as the changes since the
 /// previous version.
+///
+/// Knows: versions of a checkpoint, frames, the journal of an update.
+/// Does not know: where deltas come from, engines.
+/// Main types: fst_delta, fsti_delta_live.
 #ifndef FSTI_DELTA_H
 #define FSTI_DELTA_H
 

@@ -2,6 +2,10 @@
 /// Interface of the digest module: hash functions behind one table, and lists of digests to verify
 /// bytes against. XXH3 and BLAKE3 are their authors' sources (third_party/), SHA-256 is
 /// libcrypto's.
+///
+/// Knows: hash functions, keys, lists of digests.
+/// Does not know: what the bytes belong to.
+/// Main types: fsti_digest_kind, fsti_digest_list, fsti_key.
 #ifndef FSTI_DIGEST_H
 #define FSTI_DIGEST_H
 

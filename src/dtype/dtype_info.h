@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the dtype module: the table of element types.
+///
+/// Knows: the 22 dtypes and how values convert.
+/// Does not know: tensors, files.
+/// Main types: fst_dtype, fsti_conversion.
 #ifndef FSTI_DTYPE_INFO_H
 #define FSTI_DTYPE_INFO_H
 

@@ -2,6 +2,10 @@
 /// Interface of the format module: headers and index files, from bytes to validated tables. Pure:
 /// no system calls, no threads. The format: https://huggingface.co/docs/safetensors and
 /// docs/FORMAT.md (with the behaviour of the reference implementation, tested case by case).
+///
+/// Knows: the bytes of headers, indexes, manifests and directories.
+/// Does not know: whether a file exists; it makes no system calls.
+/// Main types: fsti_header, fsti_index, fsti_manifest.
 #ifndef FSTI_FORMAT_H
 #define FSTI_FORMAT_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the GPU module: devices, the ring of pinned staging buffers that loads use, and the
 /// kernel that scatters chunks.
+///
+/// Knows: drivers, devices, staging buffers, copies.
+/// Does not know: files, tensors.
+/// Main types: fsti_staging_ring, fsti_copy_list.
 #ifndef FSTI_GPU_H
 #define FSTI_GPU_H
 

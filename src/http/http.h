@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the http module: requests through libcurl, with checked responses, retries and
 /// hedged requests. Knows no objects, stores or credentials: a request names its authority.
+///
+/// Knows: hosts, requests, responses, retries.
+/// Does not know: stores, objects, credentials.
+/// Main types: http_request, http_authority, http_response.
 #ifndef FSTI_HTTP_H
 #define FSTI_HTTP_H
 

@@ -76,8 +76,7 @@ bool fsti_redirect_is_refused(const http_request *request, const char *to) {
 }
 
 /// A proxy may have a private address, and it makes the connection to the host, so only the name in
-/// the URL was checked. Otherwise libcurl must not use one by rules of its own: then the address is
-/// the host's.
+/// the URL was checked. Without a proxy libcurl may not choose one, so the address is the host's.
 void fsti_redirect_guard(const curl_library *curl, http_attempt *attempt, const char *url) {
     if (!attempt->is_redirected || has_same_host(attempt->request->url, url) ||
         fsti_http_takes_private_redirects())

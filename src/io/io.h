@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the io module: files, their residency in the page cache, and the engines that read
 /// them. Knows files and URLs, not tensors, headers or devices.
+///
+/// Knows: files and objects as bytes at offsets, the page cache.
+/// Does not know: tensors, headers, devices.
+/// Main types: fsti_file, fsti_io_engine, fsti_io_request.
 #ifndef FSTI_IO_H
 #define FSTI_IO_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the loader module: loads and tensors behind the public handles. The api module has
 /// checked the arguments.
+///
+/// Knows: requests, loads, tensors, statistics.
+/// Does not know: system calls that read, drivers.
+/// Main types: fst_loader, fst_tensor.
 #ifndef FSTI_LOAD_HANDLE_H
 #define FSTI_LOAD_HANDLE_H
 

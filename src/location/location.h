@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the location module: what a path names, a file or an object, and its parts. Nothing
 /// else looks at schemes. Pure: no location is examined.
+///
+/// Knows: schemes, hosts, keys and names in a path.
+/// Does not know: whether something is there.
+/// Main types: fsti_location_kind, url_parts.
 #ifndef FSTI_LOCATION_H
 #define FSTI_LOCATION_H
 

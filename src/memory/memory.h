@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the memory module: reference-counted buffers, arenas, NUMA policy.
+///
+/// Knows: buffers, pages, NUMA nodes.
+/// Does not know: files, tensors.
+/// Main types: fsti_buffer, fsti_device.
 #ifndef FSTI_MEMORY_H
 #define FSTI_MEMORY_H
 

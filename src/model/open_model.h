@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the model module: the files of a model, and one table of their tensors.
+///
+/// Knows: paths, files, headers, the table of tensors.
+/// Does not know: memory for tensors, loads.
+/// Main types: fst_model, model_file, model_entry.
 #ifndef FSTI_OPEN_MODEL_H
 #define FSTI_OPEN_MODEL_H
 

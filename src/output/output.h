@@ -5,6 +5,10 @@
 /// A new file has no name if the file system supports O_TMPFILE, and otherwise a temporary (hidden)
 /// one next to its target: ".NAME.<16 hex digits>.tmp". Its creator holds a flock() on it, which
 /// ends with the process, so a temporary file without a lock was left by a killed save.
+///
+/// Knows: new files, temporary names, locks, free space.
+/// Does not know: tensors, headers, journals.
+/// Main types: fsti_output, fsti_target.
 #ifndef FSTI_OUTPUT_H
 #define FSTI_OUTPUT_H
 

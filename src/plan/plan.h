@@ -10,6 +10,10 @@
 ///             file in the buffer, the bytes of others are scattered by their segments;
 ///   segments  the bytes of an extent that belong to one item;
 ///   chunks    pieces of extents, the units of work, in the order in which they are needed.
+///
+/// Knows: headers, requests, offsets.
+/// Does not know: open files, threads, time; it makes no system calls.
+/// Main types: fsti_plan_want, fsti_plan_item, fsti_plan.
 #ifndef FSTI_PLAN_H
 #define FSTI_PLAN_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the save module: layouts, saves and shard plans behind the public handles. The api
 /// module has checked the arguments. Independent of loads.
+///
+/// Knows: layouts, sources, targets, journals.
+/// Does not know: loads, devices other than through the snapshot.
+/// Main types: fst_writer, fst_async_save.
 #ifndef FSTI_SAVE_H
 #define FSTI_SAVE_H
 

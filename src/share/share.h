@@ -9,6 +9,10 @@
 /// process, so another process takes over what a killed one has not finished. A chunk that is done
 /// never changes, because a process writes only under the lock. Tensors lie in private mappings of
 /// the same pages: a store to them reaches no other process.
+///
+/// Knows: chunks and batches by number, processes, locks.
+/// Does not know: files, tensors, plans.
+/// Main types: fsti_share, fsti_share_request.
 #ifndef FSTI_SHARE_H
 #define FSTI_SHARE_H
 

@@ -6,6 +6,10 @@
 /// and copy each into a block of staging memory. Writing threads take the copies in the same order
 /// and release their memory after the write. If there is less memory than blocks, it is reused like
 /// a ring buffer.
+///
+/// Knows: blocks of memory, and when they may change again.
+/// Does not know: files, saves.
+/// Main types: fsti_snapshot, fsti_block_view.
 #ifndef FSTI_SNAPSHOT_H
 #define FSTI_SNAPSHOT_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the store module: remote objects, read by ranges, listed, replaced and uploaded.
 /// Knows addresses, signatures and credentials of stores; not tensors.
+///
+/// Knows: addresses, signatures, versions of objects, uploads.
+/// Does not know: tensors, headers of models.
+/// Main types: fsti_object, fsti_upload, fsti_precondition.
 #ifndef FSTI_STORE_H
 #define FSTI_STORE_H
 

@@ -2,6 +2,10 @@
 /// Interface of the transfer module, which executes plans. The only module that uses both files and
 /// memory. Threads take chunks, read them by the most suitable engine, and place the bytes; callers
 /// wait for chunks.
+///
+/// Knows: chunks, files, destinations, threads.
+/// Does not know: names and dtypes of tensors, and the caller's request.
+/// Main types: fsti_job, fsti_pipeline, fsti_place_step.
 #ifndef FSTI_TRANSFER_H
 #define FSTI_TRANSFER_H
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Interface of the verify module: makes manifests, and verifies whole folders. Loads are verified
 /// elsewhere, by the loading threads (transfer/verify_chunk.c).
+///
+/// Knows: manifests, signatures, whole folders.
+/// Does not know: loads: they are verified while they are read.
+/// Main types: fsti_check_listener, fsti_bundle_paths.
 #ifndef FSTI_FOLDER_CHECK_H
 #define FSTI_FOLDER_CHECK_H
 
