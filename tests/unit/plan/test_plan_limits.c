@@ -94,6 +94,34 @@ TEST(plans_of_any_size_stay_small)
     fsti_plan_clear(&plan);
 }
 
+/// Allocations of a plan of the first `count` tensors.
+static long count_allocations(const fsti_plan_file *files, fsti_plan_want *wants, size_t count) {
+    fsti_plan plan;
+    long allocations = 0;
+    for (fst_status status = FST_E_NO_MEMORY; status != FST_OK; allocations++) {
+        fsti_alloc_fail_after(allocations);
+        status = make_plan(files, wants, count, &plain_rules, &plan, NULL);
+        fsti_alloc_fail_after(-1);
+        if (status == FST_OK) fsti_plan_clear(&plan);
+    }
+    return allocations - 1;
+}
+
+/// The first copy to a device waits for the plan, so it should not grow arrays step by step.
+TEST(whole_tensors_take_a_fixed_number_of_allocations)
+{
+    enum { COUNT = 60 };
+    model m;
+    init_model(&m, 8);
+    fsti_plan_want wants[COUNT] = {0};
+    for (uint32_t i = 0; i < COUNT; i++) {
+        add_tensor(&m, FST_DTYPE_BF16, 1, (uint64_t[]){100});
+        wants[i].tensor = i;
+    }
+    fsti_plan_file files[] = {{.header = &m.header}};
+    CHECK_INT(count_allocations(files, wants, COUNT), count_allocations(files, wants, 1));
+}
+
 TEST(items_know_their_segments)
 {
     // Misaligned ones are gathered from a mapping: looking through all segments for each of them
