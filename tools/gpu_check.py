@@ -34,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from gpu_sharing import Sharing, measure_sharing, missing_gpu
 from gpu_ways import OF_FOLDERS, Way, find_ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -63,6 +64,7 @@ class Report:
         self.folder = folder
         self.document: dict = {"what": "loading to a GPU", "runs": 3, "steps": [], "limits": {},
                                "suite": {}, "scenarios": [], "setup": [], "verdicts": [],
+                               "sharing": missing_gpu(),
                                "notes": "Hot: the loads of a process after its first."}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -389,6 +391,8 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
                for row in document["steps"]), "", "| target | holds | measured |", "|---|---|---|"]
     lines += [f"| {what} | {'yes' if holds else '**no**'} | {figure} |"
               for what, holds, figure in document["verdicts"]]
+    lines += ["", "| several processes | result |", "|---|---|",
+              *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
     for result in document["scenarios"]:
         lines += ["", f"## {result['title']}", "", "| way | median ms | lowest | highest | GB/s |",
                   "|---|---|---|---|---|"]
@@ -482,6 +486,9 @@ class Check:
         self.report.step("set-up", lambda: self.report.document["setup"].extend(
             self.bench.setups(one)))
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
+        sharing = Sharing(self.command, self.device, one)
+        self.report.step("several processes", lambda: self.report.document.update(
+            sharing=measure_sharing(sharing, interpreters(), self.package)))
         self.report.step("small files", lambda: write_model(many, [20_000] * count))
         self.scenario(f"{count:,} tensors of 20 kB, page cache", many, "hot", 3)
         shards = here / "shards"

@@ -72,6 +72,10 @@ def test_reports_on_a_machine_without_gpu(tmp_path):
     assert {"gpu", "nvidia_smi", "system", "file_system", "huge_pages", "torch",
             "nvidia_fs"} <= set(report["machine"])
     assert "| target | holds | measured |" in (out / "report.md").read_text()
+    sharing = {row["name"]: row["result"] for row in report["sharing"]}
+    assert sharing["tensors sent by IPC"].startswith("not here: no interpreter has a torch")
+    assert sharing["MIG instance"].startswith("not here: nvidia-smi")
+    assert sharing["MPS, two processes"].startswith("not here: no MPS daemon")
     assert "<svg" in (out / "report.html").read_text()
 
 
@@ -115,6 +119,60 @@ def test_missing_gpu_is_reported(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU here; the suite with stand-ins: 0 failed" in done.stdout
     assert report["suite"]["device_test_gpu_isolation"]["failed"] == 0
+    page = (tmp_path / "out/report.md").read_text()
+    for name in ("tensors sent by IPC", "MIG instance", "MPS, two processes"):
+        assert f"| {name} | not here: no GPU |" in page
+
+
+def test_shared_gpus_are_measured_where_they_are(tmp_path, monkeypatch):
+    """A MIG instance of a fake nvidia-smi, and the folder of an MPS daemon."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_sharing
+
+    tools, pipes = tmp_path / "bin", tmp_path / "mps"
+    tools.mkdir()
+    pipes.mkdir()
+    (pipes / "control").touch()
+    smi = tools / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '  MIG 1g.10gb  Device  0: (UUID: MIG-1-2-3)'\n")
+    command = tools / "load"
+    command.write_text("#!/bin/sh\necho \"$CUDA_VISIBLE_DEVICES $3\" >> \"$LOG\"\n"
+                       "echo '{\"seconds\": 0.5}'\n")
+    for tool in (smi, command):
+        tool.chmod(0o755)
+    model = tmp_path / "model"
+    model.write_bytes(bytes(10_000_000))
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setenv("LOG", os.fspath(tmp_path / "log"))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", os.fspath(pipes))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    rows = gpu_sharing.measure_sharing(
+        gpu_sharing.Sharing(command, "cuda:1", model), [], tmp_path)
+    assert [row["result"] for row in rows] == [
+        "not here: no interpreter has a torch that can use this GPU",
+        "0.02 GB/s to one instance", "0.02 GB/s alone, 0.02 GB/s each of two"]
+    assert (tmp_path / "log").read_text().splitlines() == ["MIG-1-2-3 cuda:0"] + [" cuda:1"] * 3
+    command.write_text("#!/bin/sh\necho 'cuda:1: out | of\nmemory' >&2; exit 1\n")
+    rows = gpu_sharing.measure_sharing(
+        gpu_sharing.Sharing(command, "cuda:1", model), [], None)
+    assert rows[0]["result"] == "not here: the extension was not built"
+    assert rows[1]["result"] == "failed: RuntimeError: cuda:1: out / of memory"
+
+
+def test_program_that_sends_tensors(tmp_path, monkeypatch):
+    """Torch's IPC needs a GPU; the same program sends tensors of the CPU by shared memory."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_sharing
+
+    from fastsafetensors.torch import save_file
+
+    save_file({f"t{i}": torch.arange(1000.0) + i for i in range(3)}, tmp_path / "model")
+    program = tmp_path / "program.py"
+    program.write_text(gpu_sharing.IPC_PROGRAM)
+    done = subprocess.run([sys.executable, program, tmp_path / "model", "cpu"], text=True,
+                          capture_output=True, timeout=300, check=False)
+    assert done.stdout.startswith("3 tensors are equal; the first took "), done.stderr[-2000:]
 
 
 def test_limits_are_measured_alone_and_together():

@@ -159,11 +159,17 @@ static uint64_t stat_number(const char *text, const char *name) {
     return 0;
 }
 
+/// Version 1 stores "no limit" as the largest number of pages, a little less than 2^63 bytes.
+#define UNLIMITED_BYTES_MIN ((uint64_t)1 << 62)
+
 /// Free bytes within a group's limit. UINT64_MAX: no limit.
 static uint64_t group_memory(const group *at) {
     char text[8192];
     uint64_t limit, used;
-    if (!read_number(at, at->is_v1 ? "memory.limit_in_bytes" : "memory.max", &limit) ||
+    if (!read_number(at, at->is_v1 ? "memory.limit_in_bytes" : "memory.max", &limit))
+        return UINT64_MAX;
+    // The other files matter only with a limit. The kernel sums up all CPUs' counts for them.
+    if (limit >= UNLIMITED_BYTES_MIN ||
         !read_number(at, at->is_v1 ? "memory.usage_in_bytes" : "memory.current", &used))
         return UINT64_MAX;
     // Usage includes the page cache. The kernel reclaims file pages before it refuses an
@@ -183,8 +189,7 @@ uint64_t fsti_memory_available(void) {
         do left = fsti_min(left, group_memory(&at));
         while (move_to_parent(&at));
     }
-    // Version 1 stores "no limit" as the largest number of pages, a little less than 2^63 bytes.
-    return left >= (uint64_t)1 << 62 ? UINT64_MAX : left;
+    return left;
 }
 
 uint64_t fsti_memory_total(void) {

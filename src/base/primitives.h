@@ -103,6 +103,9 @@ __attribute__((format(printf, 2, 3))) void fsti_log(fst_log_level level, const c
 // ---- memory: the only callers of malloc; tests can make the n-th call fail ----
 
 void *fsti_alloc(size_t size_bytes);
+/// The same for memory that the caller fills at once: a large block has its pages, which one system
+/// call provides in less time than a page fault for each of them.
+void *fsti_alloc_filled(size_t size_bytes);
 void *fsti_alloc_zeroed(size_t count, size_t size_bytes);
 void *fsti_realloc(void *pointer, size_t size_bytes);
 void fsti_free(void *pointer);

@@ -53,8 +53,8 @@ fst_status fsti_device_copy_out(fsti_device *device, void *target, const void *s
                                 uint64_t size_bytes, fst_error *error);
 
 /// A staging buffer (slot) holds a chunk with the layout of the file, up to
-/// FSTI_STAGING_CHUNK_BYTES_MAX and a page, followed at FSTI_STAGING_SLOT_BYTES by a table of
-/// pieces.
+/// FSTI_STAGING_CHUNK_BYTES_MAX and two pages, followed at fsti_staging_table() by a table of
+/// pieces, so that one copy has both.
 #define FSTI_STAGING_CHUNK_BYTES_MAX ((uint64_t)2 << 20)
 #define FSTI_STAGING_SLOT_BYTES (FSTI_STAGING_CHUNK_BYTES_MAX + 8192)
 #define FSTI_STAGING_TABLE_BYTES ((uint64_t)57344)
@@ -83,6 +83,11 @@ typedef struct fsti_copy_list {
     uint32_t copy_count, piece_count;
     uint64_t chunk_bytes; ///< bytes to copy for the kernel
 } fsti_copy_list;
+
+/// The offset of the table in a slot.
+static inline uint64_t fsti_staging_table(uint64_t chunk_bytes) {
+    return fsti_align_up(chunk_bytes, 64);
+}
 
 typedef struct fsti_staging_ring fsti_staging_ring;
 

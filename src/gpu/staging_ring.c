@@ -17,10 +17,6 @@
 /// long before it sleeps.
 #define SPIN_NS 60000u
 
-/// A gap between chunk and table up to this size is copied too: a bus transfers it in less than the
-/// 2 us of another call.
-#define GAP_BYTES_MAX ((uint64_t)65536)
-
 typedef struct ring_slot {
     char *data; ///< NULL until first use
     void *event;
@@ -245,10 +241,11 @@ static void drain_stream(fsti_staging_ring *ring, void *stream) {
 }
 
 static void launch_pieces(const fsti_staging_ring *ring, uint32_t stream_index,
-                          uint32_t piece_count, fsti_gpu_calls *calls) {
-    uint64_t chunk = ring->staging[stream_index], table = chunk + FSTI_STAGING_SLOT_BYTES;
+                          const fsti_copy_list *list, fsti_gpu_calls *calls) {
+    uint64_t chunk = ring->staging[stream_index];
+    uint64_t table = chunk + fsti_staging_table(list->chunk_bytes);
     void *arguments[] = {&table, &chunk};
-    FSTI_GPU_CALL(calls, launch, ring->device->function, piece_count, 1, 1, 256, 1, 1, 0,
+    FSTI_GPU_CALL(calls, launch, ring->device->function, list->piece_count, 1, 1, 256, 1, 1, 0,
                   ring->streams[stream_index], arguments, NULL);
 }
 
@@ -258,14 +255,9 @@ static void send_pieces(fsti_staging_ring *ring, uint32_t slot_index, const fsti
     const ring_slot *slot = &ring->slots[slot_index];
     uint32_t stream_index = slot_index % STREAM_COUNT;
     void *stream = ring->streams[stream_index];
-    uint64_t table_bytes = list->piece_count * sizeof(fsti_piece);
-    bool in_one_copy = FSTI_STAGING_SLOT_BYTES - list->chunk_bytes <= GAP_BYTES_MAX;
-    uint64_t bytes = in_one_copy ? FSTI_STAGING_SLOT_BYTES + table_bytes : list->chunk_bytes;
+    uint64_t bytes = fsti_staging_table(list->chunk_bytes) + list->piece_count * sizeof(fsti_piece);
     FSTI_GPU_CALL(calls, copy_in, ring->staging[stream_index], slot->data, bytes, stream);
-    if (!in_one_copy)
-        FSTI_GPU_CALL(calls, copy_in, ring->staging[stream_index] + FSTI_STAGING_SLOT_BYTES,
-                      slot->data + FSTI_STAGING_SLOT_BYTES, table_bytes, stream);
-    launch_pieces(ring, stream_index, list->piece_count, calls);
+    launch_pieces(ring, stream_index, list, calls);
 }
 
 /// The lock keeps the copies and the kernel of a slot together in their stream. Slots of one stream

@@ -45,6 +45,25 @@ static uint64_t bytes_of(fst_dtype dtype, uint64_t element_count) {
     return fits ? bits / 8 : element_count / 8 * fsti_dtype_bits(dtype);
 }
 
+/// Bytes in the file, and of the loaded tensor.
+typedef struct request_bytes {
+    uint64_t stored, loaded;
+    bool is_contiguous;
+} request_bytes;
+
+static request_bytes measure_request(const fst_loader *loader, const fsti_plan_want *want) {
+    const fsti_tensor *tensor = &loader->files[want->file].header->tensors[want->tensor];
+    fst_dtype dtype = (fst_dtype)tensor->dtype;
+    request_bytes out = {.stored = tensor->end - tensor->begin, .is_contiguous = true};
+    out.loaded = out.stored;
+    // The common request, of which a model can have very many: the header has its size.
+    if (want->slice_begin == NULL && want->dtype == dtype) return out;
+    uint64_t count = count_elements(loader, want, &out.is_contiguous);
+    out.stored = bytes_of(dtype, count);
+    out.loaded = bytes_of(want->dtype, count);
+    return out;
+}
+
 /// Counts the bytes of the request.
 static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
     for (size_t i = 0; i < loader->plan.item_count; i++) {
@@ -52,14 +71,12 @@ static void count_bytes(const fst_loader *loader, fsti_load_facts *out) {
         const fsti_header *header = loader->files[want->file].header;
         const fsti_tensor *tensor = &header->tensors[want->tensor];
         fst_dtype dtype = (fst_dtype)tensor->dtype;
-        bool is_contiguous;
-        uint64_t count = count_elements(loader, want, &is_contiguous),
-                 bytes = bytes_of(dtype, count);
+        request_bytes bytes = measure_request(loader, want);
         bool is_aligned = (header->data_begin + tensor->begin) % fsti_dtype_alignment(dtype) == 0;
-        out->bytes = add_saturating(out->bytes, bytes);
-        out->loaded_bytes = add_saturating(out->loaded_bytes, bytes_of(want->dtype, count));
-        if (!is_contiguous || !is_aligned)
-            out->unmappable_bytes = add_saturating(out->unmappable_bytes, bytes);
+        out->bytes = add_saturating(out->bytes, bytes.stored);
+        out->loaded_bytes = add_saturating(out->loaded_bytes, bytes.loaded);
+        if (!bytes.is_contiguous || !is_aligned)
+            out->unmappable_bytes = add_saturating(out->unmappable_bytes, bytes.stored);
     }
 }
 

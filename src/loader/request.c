@@ -4,9 +4,11 @@
 
 #include "load.h"
 
-static fst_status alloc_wants(fst_loader *loader, size_t count, uint64_t slice_numbers,
+/// `all`: each of the `count` requests will be written.
+static fst_status alloc_wants(fst_loader *loader, size_t count, bool all, uint64_t slice_numbers,
                               fst_error *error) {
-    loader->wants = fsti_alloc_zeroed(count, sizeof *loader->wants);
+    loader->wants = all ? fsti_alloc_filled(count * sizeof *loader->wants)
+                        : fsti_alloc_zeroed(count, sizeof *loader->wants);
     loader->slices = fsti_alloc_zeroed((size_t)slice_numbers, sizeof *loader->slices);
     if (loader->wants == NULL || loader->slices == NULL)
         return fsti_error_memory(error, count * sizeof *loader->wants);
@@ -22,7 +24,7 @@ static fst_status select_tensors(fst_loader *loader, const fst_load_options *opt
                                      .predicate_context = options->predicate_context};
     bool all = selection.glob_count == 0 && selection.predicate == NULL;
     size_t count = 0;
-    FST_TRY(alloc_wants(loader, model->tensor_count, 0, error));
+    FST_TRY(alloc_wants(loader, model->tensor_count, all, 0, error));
     for (size_t i = 0; i < model->tensor_count; i++) {
         if (!all) {
             fst_tensor_info info;
@@ -63,7 +65,7 @@ static fst_status copy_parts(fst_loader *loader, const fst_load_options *options
         FST_TRY(check_part(loader, part, i, error));
         if (part->begin != NULL) slice_numbers += 2u * (uint64_t)part_rank(loader, part);
     }
-    FST_TRY(alloc_wants(loader, options->part_count, slice_numbers, error));
+    FST_TRY(alloc_wants(loader, options->part_count, true, slice_numbers, error));
     uint64_t *numbers = loader->slices;
     for (size_t i = 0; i < options->part_count; i++) {
         const fst_part *part = &options->parts[i];

@@ -7,6 +7,10 @@
 /// A linear extent takes whole pages. Smaller amounts are scattered instead.
 #define LINEAR_BYTES_MIN ((uint64_t)64 << 10)
 
+/// Smaller loads to a device are not worth three more copies.
+#define SMALL_START_BYTES_MIN ((uint64_t)32 << 20)
+#define SMALL_START_SHIFT 3u
+
 /// Whether the item can have the layout of the file in the buffer: one piece, without a
 /// destination, and at a file offset that satisfies the alignment of its dtype or device.
 static bool may_be_linear(const plan_build *build, const fsti_plan_segment *segment) {
@@ -144,12 +148,23 @@ static const fsti_plan_segment *segment_at(const fsti_plan *plan, const fsti_pla
     return &plan->segments[low];
 }
 
+/// A device's bus is idle until the first chunk is read, so the first ones are small: an eighth of
+/// a chunk, and then twice as far each time. Chunks of verified loads end where digested pieces do.
+static uint64_t chunk_step(const plan_build *build) {
+    const fsti_plan *plan = build->plan;
+    bool starts_small = build->rules->to_device && build->rules->verify_bytes == 0 &&
+                        plan->bytes_requested >= SMALL_START_BYTES_MIN;
+    if (!starts_small || plan->chunk_count >= SMALL_START_SHIFT) return plan->chunk_bytes;
+    return plan->chunk_bytes >> (SMALL_START_SHIFT - plan->chunk_count);
+}
+
 /// The end of a chunk that starts at `begin`: a multiple of the chunk size counted from `origin`.
 /// For derived files, the end of a piece that is decoded as a unit.
 static uint64_t end_of_chunk(const plan_build *build, const fsti_plan_extent *extent,
                              uint64_t origin, uint64_t begin) {
     const fsti_plan *plan = build->plan;
-    uint64_t step = plan->chunk_bytes, made = build->files[extent->file].made_bytes;
+    uint64_t made = build->files[extent->file].made_bytes;
+    uint64_t step = made == 0 ? chunk_step(build) : plan->chunk_bytes;
     if (made == 0)
         return fsti_min(fsti_align_down(begin - origin, step) + step + origin, extent->end);
     // One page less, because reads start at the page boundary before a chunk.

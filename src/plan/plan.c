@@ -109,7 +109,8 @@ static fst_status build_batch(plan_build *build, uint32_t batch_index, uint32_t 
     const fsti_plan_batch *batch = &plan->batches[batch_index];
     size_t count = batch->delivery_count, segment_first = plan->segment_count;
     for (size_t i = 0; i < count; i++) scratch[i] = plan->delivery[batch->delivery_first + i];
-    sort_indices(plan, scratch, count);
+    // In file order the whole delivery is sorted already.
+    if (build->rules->order != FST_ORDER_FILE) sort_indices(plan, scratch, count);
     for (size_t i = 0; i < count; i++) FST_TRY(fsti_plan_append_segments(build, scratch[i]));
     sort_segments(plan, segment_first);
     FST_TRY(fsti_plan_sort_layers(build, segment_first));
@@ -133,11 +134,14 @@ static fst_status size_chunks(plan_build *build) {
 static fst_status build_plan(plan_build *build) {
     fsti_plan *plan = build->plan;
     size_t count = plan->item_count;
-    plan->items = fsti_alloc(count * sizeof *plan->items);
+    plan->items = fsti_alloc_filled(count * sizeof *plan->items);
     plan->delivery = fsti_alloc(count * sizeof *plan->delivery);
+    // A whole tensor has one segment; slices make the array grow.
+    plan->segments = fsti_alloc_filled(count * sizeof *plan->segments);
+    build->segment_capacity = count;
     uint32_t *scratch = fsti_alloc(count * sizeof *scratch);
     fst_status status = FST_OK;
-    if (plan->items == NULL || plan->delivery == NULL || scratch == NULL)
+    if (plan->items == NULL || plan->delivery == NULL || plan->segments == NULL || scratch == NULL)
         status = fsti_error_memory(build->error, count * sizeof *plan->items);
     if (status == FST_OK) status = fsti_plan_resolve_items(build);
     if (status == FST_OK) {

@@ -13,6 +13,7 @@ typedef struct plan_build {
     fst_error *error;
     fsti_gaps gaps;
     size_t segment_capacity, extent_capacity, chunk_capacity, batch_capacity;
+    fsti_conversion last_conversion; ///< of the item before; unit_elements 0: none
 } plan_build;
 
 static inline const fsti_tensor *plan_tensor(const plan_build *build, const fsti_plan_item *item) {

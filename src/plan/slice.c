@@ -42,21 +42,31 @@ static fst_status resolve_slice(const plan_build *build, const fsti_plan_want *w
 
 static bool is_whole(const fsti_plan_want *want) { return want->slice_begin == NULL; }
 
+/// The conversion of a request. Tensors of one dtype usually follow each other, so the last one is
+/// kept: a plan of many small tensors would spend a tenth of its time here.
+static fsti_conversion find_conversion(plan_build *build, const fsti_tensor *tensor,
+                                       const fsti_plan_want *want) {
+    fst_dtype from = (fst_dtype)tensor->dtype, to = want->dtype;
+    const fsti_conversion *last = &build->last_conversion;
+    if (last->unit_elements == 0 || last->from != from || last->to != to)
+        build->last_conversion = fsti_dtype_conversion(from, to);
+    return build->last_conversion;
+}
+
 static fst_status resolve_item(plan_build *build, size_t index, uint64_t **shapes) {
     const fsti_plan_want *want = &build->wants[index];
     fsti_plan_item *item = &build->plan->items[index];
     const fsti_header *header = build->files[want->file].header;
     const fsti_tensor *tensor = &header->tensors[want->tensor];
-    *item =
-        (fsti_plan_item){.file = want->file,
-                         .tensor = want->tensor,
-                         .chunk_first = UINT32_MAX,
-                         .segment_first = UINT32_MAX,
-                         .destination = want->destination,
-                         .source_bytes = tensor->end - tensor->begin,
-                         .conversion = fsti_dtype_conversion((fst_dtype)tensor->dtype, want->dtype),
-                         .is_converted = (fst_dtype)tensor->dtype != want->dtype,
-                         .shape = fsti_header_shape(header, tensor)};
+    *item = (fsti_plan_item){.file = want->file,
+                             .tensor = want->tensor,
+                             .chunk_first = UINT32_MAX,
+                             .segment_first = UINT32_MAX,
+                             .destination = want->destination,
+                             .source_bytes = tensor->end - tensor->begin,
+                             .conversion = find_conversion(build, tensor, want),
+                             .is_converted = (fst_dtype)tensor->dtype != want->dtype,
+                             .shape = fsti_header_shape(header, tensor)};
     if (!is_whole(want)) {
         uint64_t element_count;
         if (item->source_bytes > SLICED_BYTES_MAX)

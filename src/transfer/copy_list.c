@@ -6,6 +6,7 @@
 /// switches to the table for all pieces.
 #include "copy_list.h"
 
+#include <assert.h>
 #include <string.h>
 
 /// Work of one thread block: enough to justify its start, small enough that a chunk occupies the
@@ -39,13 +40,14 @@ fst_status fsti_copy_list_open(fsti_staging_ring *ring, uint32_t slot, char *dat
     builder->slot = slot;
     builder->data = data;
     builder->has_kernels = has_kernels;
-    builder->table = (fsti_piece *)(void *)(data + FSTI_STAGING_SLOT_BYTES);
     *out = builder;
     return FST_OK;
 }
 
 void fsti_copy_list_set_size(copy_list_builder *builder, uint64_t size_bytes) {
+    assert(fsti_staging_table(size_bytes) <= FSTI_STAGING_SLOT_BYTES);
     builder->list.chunk_bytes = size_bytes;
+    builder->table = (fsti_piece *)(void *)(builder->data + fsti_staging_table(size_bytes));
 }
 
 static void record_status(copy_list_builder *builder, fst_status status) {

@@ -13,7 +13,8 @@ typedef struct copy_list_builder copy_list_builder;
 /// Starts a list for the slot whose memory is `data`. Must be closed.
 fst_status fsti_copy_list_open(fsti_staging_ring *ring, uint32_t slot, char *data, bool has_kernels,
                                copy_list_builder **out, fst_error *error);
-/// Sets how many bytes of the slot belong to the chunk.
+/// Sets how many bytes of the slot belong to the chunk. The table of pieces follows them, so this
+/// is the first call for a list.
 void fsti_copy_list_set_size(copy_list_builder *builder, uint64_t size_bytes);
 /// A callback for scatter_order.emit; `source` is in the slot.
 void fsti_copy_list_add(void *builder, const fsti_plan_item *item, char *target, const char *source,

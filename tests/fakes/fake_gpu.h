@@ -10,14 +10,14 @@
 /// Settings, by name, also from the environment as FAKE_GPU_<NAME> when the driver starts:
 ///   devices, memory (bytes a device), version, integrated, capability (90: 9.0)
 ///   delay_us (maximum per queued operation), fail_at (the n-th call from now fails), fail_code
-///   (-77: it returns success and no result), fail_stays (all later calls fail, too), reported_free
-///   (not 0: what cuMemGetInfo reports),
-///   no_lock (memory can't be pinned), init_code, count_code (results of
-///   cuInit and cuDeviceGetCount), no_kernels, no_binaries (only PTX is accepted), no_function (the
-///   result of asking a binary for its kernel), other_address (pinned memory has another address
-///   for the device), capturing (a graph is being captured: calls that would end that fail with
-///   900, unless their thread has requested the relaxed mode), sticky (the result of every call
-///   from now on), gone (1: the driver has shut down)
+///   (-77: it returns success and no result; -78: it returns when fail_code is changed), fail_stays
+///   (all later calls fail, too), reported_free (not 0: what cuMemGetInfo reports), no_lock (memory
+///   can't be pinned), init_code, count_code (results of cuInit and cuDeviceGetCount), no_kernels,
+///   no_binaries (only PTX is accepted), no_function (the result of asking a binary for its
+///   kernel), other_address (pinned memory has another address for the device), capturing (a graph
+///   is being captured: calls that would end that fail with 900, unless their thread has requested
+///   the relaxed mode), sticky (the result of every call from now on), gone (1: the driver has shut
+///   down)
 /// Costs: init_us (the start of the driver), free_us, alloc_us, module_us, lock_us and lock_mib_us
 /// (one at a time), wake_us (of a
 ///   thread that sleeps for an event), bus_mbps (0: as fast as memory; otherwise nothing is copied,

@@ -13,7 +13,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { DEINITIALIZED = 4, CAPTURE_UNSUPPORTED = 900, CAPTURE_RELAXED = 2 };
+enum { DEINITIALIZED = 4, CAPTURE_UNSUPPORTED = 900, CAPTURE_RELAXED = 2, HANGS = -78 };
 
 typedef struct number {
     const char *name;
@@ -122,7 +122,9 @@ static int asked_failure(const char *function) {
     bool fails = is_named && fake_number(FAIL_AT) > 0 && fake_number_add(FAIL_AT, -1) == 1;
     pthread_mutex_unlock(&lock);
     if (fails && fake_number(FAIL_STAYS) != 0) fake_number_set(STICKY, fake_number(FAIL_CODE));
-    return fails ? (int)fake_number(FAIL_CODE) : 0;
+    if (!fails || fake_number(FAIL_CODE) != HANGS) return fails ? (int)fake_number(FAIL_CODE) : 0;
+    while (fake_number(FAIL_CODE) == HANGS) fake_sleep_us(1000);
+    return 0;
 }
 
 static _Thread_local int last_error;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <errno.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -31,6 +32,32 @@ TEST(error_message_has_all_fields)
     CHECK_INT(fsti_error_set(NULL, FST_E_IO, location, "x"), FST_E_IO);
     CHECK_INT(fsti_error_set(&error, FST_E_IO, FSTI_NO_LOCATION, "x: y"), FST_E_IO);
     CHECK_TEXT(fsti_error_text(&error), "x: y"); // without a file, all of it
+}
+
+/// The kernel may lack the call (before Linux 5.14), so that pages come later.
+static bool can_populate(void) {
+    char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool can = page != MAP_FAILED && madvise(page, 4096, 23) == 0; // MADV_POPULATE_WRITE
+    if (page != MAP_FAILED) munmap(page, 4096);
+    return can;
+}
+
+TEST(filled_memory_has_its_pages)
+{
+    enum { PAGES = 1000, BYTES = PAGES * 4096 };
+    unsigned char states[PAGES];
+    if (!can_populate()) SKIP("no MADV_POPULATE_WRITE");
+    errno = EIO;
+    char *block = fsti_alloc_filled(BYTES + 4096);
+    CHECK(block != NULL && errno == EIO);
+    char *first = block + (4096 - (uintptr_t)block % 4096);
+    CHECK_INT(mincore(first, BYTES - 4096, states), 0);
+    for (int i = 0; i < PAGES - 1; i++) CHECK(states[i] & 1);
+    fsti_free(block);
+    fsti_alloc_fail_after(0);
+    CHECK(fsti_alloc_filled(BYTES) == NULL);
+    fsti_alloc_fail_after(-1);
+    fsti_free(fsti_alloc_filled(0));
 }
 
 TEST(error_message_is_escaped_for_terminals)

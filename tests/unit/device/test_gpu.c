@@ -115,6 +115,21 @@ TEST(many_small_tensors_take_few_launches)
     CHECK(gpu_is_clean(driver));
 }
 
+TEST(a_table_is_copied_together_with_its_chunk)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_model *model = gpu_small_model(1000); // much smaller than a staging buffer
+        fst_load_options options = gpu_options_on(driver->kind, 0);
+        long copies = driver->get("copies"), launches = driver->get("launches");
+        CHECK(gpu_same_load(model, &options, NULL));
+        CHECK(driver->get("launches") > launches);
+        CHECK_INT(driver->get("copies") - copies, driver->get("launches") - launches);
+        fst_model_close(model);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
 static fsti_buffer *callers;
 
 static void *fake_memory(void *context, size_t size, size_t alignment) {

@@ -10,7 +10,7 @@
 #include "gpu/gpu.h"
 #include "gpu_fixture.h"
 
-enum { DEVICE_COUNT = 12, NOTHING = -77, UNKNOWN_CODE = 12345 };
+enum { DEVICE_COUNT = 12, NOTHING = -77, HANGING = -78, UNKNOWN_CODE = 12345 };
 __attribute__((constructor)) static void give_devices(void) {
     for (size_t k = 0; k < 2; k++) gpu_fake_of(k)->set("devices", DEVICE_COUNT);
 }
@@ -161,6 +161,32 @@ TEST(waits_with_a_limit_end_while_the_device_stands_still)
     fst_loader_close(loader);
     fst_model_close(model);
     CHECK(gpu_is_clean(driver));
+}
+
+TEST(waits_with_a_limit_end_while_a_call_does_not_return)
+{
+    static const char *const functions[] = {"cuMemcpyHtoDAsync", "cuEventRecord", "cuEventQuery"};
+    fst_model *model = gpu_open_model(fixture_tensors("hanging", 4, 3000000));
+    for (size_t i = 0; i < 6; i++) {
+        const gpu_fake *driver = gpu_fake_of(i / 3);
+        fst_load_options options = gpu_options_on(driver->kind, 0);
+        fst_loader *loader;
+        fst_tensor *tensor = NULL;
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        fst_error error;
+        driver->fail(functions[i % 3], 2, HANGING);
+        CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, 50, &error), FST_E_TIMEOUT);
+        CHECK_INT(driver->get("fail_left"), 0); // a thread is in the call
+        CHECK_INT(fst_loader_stats_get(loader, &stats, &error), FST_OK);
+        if (i % 2 == 0) fst_loader_cancel(loader);
+        driver->set("fail_code", 0);
+        if (i % 2 != 0) CHECK_INT(fst_loader_next(loader, -1, &tensor, &error), FST_OK);
+        fst_tensor_unref(tensor);
+        fst_loader_close(loader);
+        CHECK(gpu_is_clean(driver));
+    }
+    fst_model_close(model);
 }
 
 /// The last test, because a lost device stays lost until the process ends.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -280,6 +281,39 @@ TEST(limits_of_groups_above_count)
     CHECK_INT(fsti_cpu_count(), all);
     tree_file("cpu/old/cpu.cfs_quota_us", "50000\n");
     CHECK_INT(fsti_cpu_count(), 1);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
+/// Files of a folder that were opened since the watch was added.
+static int count_opened(int watch) {
+    char events[4096];
+    int count = 0;
+    ssize_t size = read(watch, events, sizeof events);
+    for (ssize_t at = 0; at < size; count++) {
+        struct inotify_event event;
+        memcpy(&event, events + at, sizeof event);
+        at += (ssize_t)(sizeof event + event.len);
+    }
+    return count;
+}
+
+TEST(groups_without_a_limit_cost_one_file)
+{
+    mkdir(fixture_path("memory"), 0700);
+    mkdir(fixture_path("memory/free"), 0700);
+    fake_groups("2:memory:/free\n");
+    tree_file("memory/free/memory.limit_in_bytes", "9223372036854771712\n");
+    tree_file("memory/free/memory.usage_in_bytes", "1000\n");
+    tree_file("memory/free/memory.stat", "total_active_file 500\n");
+    int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    CHECK(watch >= 0 && inotify_add_watch(watch, fixture_path("memory/free"), IN_OPEN) >= 0);
+    CHECK(fsti_memory_available() == UINT64_MAX);
+    CHECK_INT(count_opened(watch), 1);
+    tree_file("memory/free/memory.limit_in_bytes", "8000\n");
+    (void)count_opened(watch); // by the test
+    CHECK_INT(fsti_memory_available(), 7500);
+    CHECK_INT(count_opened(watch), 3);
+    close(watch);
     fsti_cgroup_fake(NULL, NULL);
 }
 

@@ -94,6 +94,66 @@ TEST(plans_of_any_size_stay_small)
     fsti_plan_clear(&plan);
 }
 
+/// Allocations of a plan of the first `count` tensors.
+static long count_allocations(const fsti_plan_file *files, fsti_plan_want *wants, size_t count) {
+    fsti_plan plan;
+    long allocations = 0;
+    for (fst_status status = FST_E_NO_MEMORY; status != FST_OK; allocations++) {
+        fsti_alloc_fail_after(allocations);
+        status = make_plan(files, wants, count, &plain_rules, &plan, NULL);
+        fsti_alloc_fail_after(-1);
+        if (status == FST_OK) fsti_plan_clear(&plan);
+    }
+    return allocations - 1;
+}
+
+/// The first copy to a device waits for the plan, so it should not grow arrays step by step.
+TEST(whole_tensors_take_a_fixed_number_of_allocations)
+{
+    enum { COUNT = 60 };
+    model m;
+    init_model(&m, 8);
+    fsti_plan_want wants[COUNT] = {0};
+    for (uint32_t i = 0; i < COUNT; i++) {
+        add_tensor(&m, FST_DTYPE_BF16, 1, (uint64_t[]){100});
+        wants[i].tensor = i;
+    }
+    fsti_plan_file files[] = {{.header = &m.header}};
+    CHECK_INT(count_allocations(files, wants, COUNT), count_allocations(files, wants, 1));
+}
+
+/// Bytes of a chunk of a plan of one tensor. 0: it has no such chunk.
+static uint64_t chunk_bytes(const fsti_plan_rules *rules, uint64_t bytes, size_t index) {
+    model m;
+    init_model(&m, 4096);
+    add_tensor(&m, FST_DTYPE_U8, 1, &bytes);
+    fsti_plan_file files[] = {{.header = &m.header, .size_bytes = 4096 + bytes}};
+    fsti_plan_want want = {0};
+    fsti_plan plan;
+    if (make_plan(files, &want, 1, rules, &plan, NULL) != FST_OK) return 0;
+    uint64_t size = 0;
+    if (index < plan.chunk_count) size = plan.chunks[index].end - plan.chunks[index].begin;
+    fsti_plan_clear(&plan);
+    return size;
+}
+
+TEST(first_chunks_for_a_device_are_small)
+{
+    static const uint64_t kib[] = {256, 256, 512, 1024, 2048, 2048};
+    fsti_plan_rules rules = plain_rules;
+    const uint64_t large = 64 << 20, small = 8 << 20;
+    rules.chunk_bytes_max = 2 << 20;
+    CHECK_INT(chunk_bytes(&rules, large, 0), 2 << 20); // not for memory
+    rules.to_device = true;
+    for (size_t i = 0; i < sizeof kib / sizeof *kib; i++)
+        CHECK_INT(chunk_bytes(&rules, large, i), kib[i] << 10);
+    CHECK(chunk_bytes(&rules, large, 34) > 0); // three more copies than without
+    CHECK_INT(chunk_bytes(&rules, large, 35), 0);
+    CHECK_INT(chunk_bytes(&rules, small, 0), 2 << 20);
+    rules.verify_bytes = 1 << 20;
+    CHECK_INT(chunk_bytes(&rules, large, 0), 2 << 20);
+}
+
 TEST(items_know_their_segments)
 {
     // Misaligned ones are gathered from a mapping: looking through all segments for each of them
