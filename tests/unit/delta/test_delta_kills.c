@@ -159,9 +159,11 @@ TEST(kills_while_files_are_replaced)
     // The names change at the end: there every call is tried.
     long last = atomic_load(&calls) - 15;
     long step = CHECK_SANITIZED ? 30 : 6;
-    for (; !apply_killed(FST_DELTA_XOR, number); number += number >= last         ? 1
-                                                           : last - number < step ? last - number
-                                                                                  : step) {
+    while (!apply_killed(FST_DELTA_XOR, number)) {
+        if (number < last)
+            number = number + step < last ? number + step : last;
+        else
+            number++;
         fst_delta_stats stats;
         int state, before = delta_find_state(local);
         CHECK_INT(recover(false, &stats), FST_OK);
