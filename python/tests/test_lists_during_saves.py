@@ -179,3 +179,40 @@ def test_readers_of_lists_never_mix_steps_while_a_trainer_saves(
         assert len(got) == 1
         seen |= got
     assert len(seen) > 1
+
+
+def link_files(half: HalfPublished, folder: Path, ending: str = "") -> list[str]:
+    """Links to the set's files in another folder, with a copy of its index."""
+    folder.mkdir()
+    for name in half.names:
+        (folder / f"{name[:-12]}{ending}.safetensors").symlink_to(half.folder / name)
+    (folder / INDEX).write_text((half.folder / INDEX).read_text())
+    return files_of(folder)
+
+
+@pytest.mark.parametrize("ending", ["", "-linked"])
+@pytest.mark.parametrize("reader", READERS)
+def test_links_to_files_of_an_unfinished_save(
+    reader: str, ending: str, half: HalfPublished, tmp_path: Path
+) -> None:
+    """The index next to the files counts, not the one next to the links."""
+    files = link_files(half, tmp_path / "links", ending)
+    assert values(READERS[reader](files)) == {1.0}
+    half.begin()
+    with pytest.raises(SafetensorError, match="a save of this model did not finish"):
+        READERS[reader](files)
+    half.end()
+    assert values(READERS[reader](files)) == {2.0}
+
+
+def test_a_folder_of_links(half: HalfPublished, tmp_path: Path) -> None:
+    """A folder with its own index is checked, too, because its shards are links."""
+    folder = tmp_path / "links"
+    link_files(half, folder)
+    assert values(load_file(folder)) == {1.0}
+    half.begin()
+    for path in (folder, folder / INDEX):
+        with pytest.raises(SafetensorError, match="a save of this model did not finish"):
+            load_file(path)
+    half.end()
+    assert values(load_file(folder)) == {2.0}

@@ -129,9 +129,23 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
     }
 }
 
+/// Checks shards that are links to files of another folder, in which a save may replace them.
+static fst_status check_links(fst_model **model, bool *same, unsigned tries, fst_error *error) {
+    bool is_unfinished;
+    if ((*model)->file_count < 2 || !fsti_model_has_links(*model)) return FST_OK;
+    fst_status status =
+        fsti_models_check_save((const fst_model *const *)model, 1, &is_unfinished, error);
+    if (status == FST_OK) return FST_OK;
+    fsti_model_unref(*model);
+    *model = NULL;
+    *same = status != FST_E_FILE_CHANGED;
+    if (is_unfinished) wait_for_save(tries);
+    return status;
+}
+
 /// One attempt. *same: no save has replaced the model meanwhile.
-static fst_status open_path(const char *path, const model_request *request, bool *same,
-                            fst_model **out, fst_error *error) {
+static fst_status open_path(const char *path, const model_request *request, unsigned tries,
+                            bool *same, fst_model **out, fst_error *error) {
     model_paths paths;
     file_list files = {.paths = NULL};
     *same = true;
@@ -148,6 +162,7 @@ static fst_status open_path(const char *path, const model_request *request, bool
     if (*same && status == FST_OK && paths.count > 1 && paths.index_path != NULL &&
         !paths.has_index)
         *same = fsti_model_files_same(*out);
+    if (*same && status == FST_OK) status = check_links(out, same, tries, error);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index)
         status = fsti_model_name_missing(&paths, status, error);
     fsti_model_paths_clear(&paths);
@@ -157,9 +172,9 @@ static fst_status open_path(const char *path, const model_request *request, bool
 fst_status fsti_model_open(const char *path, const model_request *request, fst_model **out,
                            fst_error *error) {
     fst_status status = FST_OK;
-    for (unsigned tries = 0; tries < OPEN_TRIES_MAX; tries++) {
+    for (unsigned tries = 1; tries <= OPEN_TRIES_MAX; tries++) {
         bool same;
-        status = open_path(path, request, &same, out, error);
+        status = open_path(path, request, tries, &same, out, error);
         if (same) return status;
         if (status == FST_OK) fsti_model_unref(*out);
         *out = NULL;

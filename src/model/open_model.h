@@ -177,6 +177,9 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
 /// Whether the open files are still those at their paths. Without an index, only this shows that a
 /// save has replaced some of them meanwhile.
 bool fsti_model_files_same(const fst_model *model);
+/// Whether a path of the model is a link to a file: its folder may have another index than the one
+/// that the model was opened by.
+bool fsti_model_has_links(const fst_model *model);
 /// Checks that the files of models that were opened one after the other belong to one save.
 /// FST_E_FILE_CHANGED if they may not. *is_unfinished: because a save has not finished, or was
 /// killed.

@@ -10,7 +10,12 @@
 ///
 /// The index is read before the paths are looked at. A save that ends between the two has replaced
 /// a file that was opened, so the second check finds it.
+///
+/// A path may be a link to a file in another folder: then that folder's indexes and the name there
+/// count.
 #include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -24,10 +29,10 @@
 /// Hidden names repeat at least this many bytes of a name that is too long for them.
 #define HIDDEN_BASE_BYTES 196u
 
-/// The files of several models, as one list.
+/// The local files of several models, as one list of paths. None of them is a link.
 typedef struct open_files {
-    const fst_model *const *models;
-    size_t model_count;
+    char **places;
+    size_t count;
 } open_files;
 
 /// Whether a file was opened by a local path: only such a file can be compared with its path.
@@ -53,14 +58,12 @@ static bool is_hidden_name_of(const char *hidden, const char *name) {
 /// Whether one of the files is in the folder and is to be replaced by `hidden`.
 static bool is_replaced_by(const open_files *files, const char *folder, const char *hidden) {
     size_t folder_size = strlen(folder);
-    for (size_t m = 0; m < files->model_count; m++)
-        for (size_t i = 0; i < files->models[m]->file_count; i++) {
-            const char *path = fsti_file_path(files->models[m]->files[i].file);
-            const char *name = name_of(path);
-            bool is_inside =
-                folder_size == (size_t)(name - path) && memcmp(path, folder, folder_size) == 0;
-            if (is_inside && is_hidden_name_of(hidden, name)) return true;
-        }
+    for (size_t i = 0; i < files->count; i++) {
+        const char *path = files->places[i], *name = name_of(path);
+        bool is_inside =
+            folder_size == (size_t)(name - path) && memcmp(path, folder, folder_size) == 0;
+        if (is_inside && is_hidden_name_of(hidden, name)) return true;
+    }
     return false;
 }
 
@@ -128,16 +131,52 @@ static fst_status search_folder(index_search *search, const char *path, const ch
 
 static fst_status search_indexes(const open_files *files, char **found, fst_error *error) {
     index_search search = {.files = files};
-    const char *before = NULL;
-    for (size_t m = 0; m < files->model_count; m++)
-        for (size_t i = 0; i < files->models[m]->file_count && search.found == NULL; i++) {
-            const fsti_file *file = files->models[m]->files[i].file;
-            if (!has_local_path(file)) continue;
-            FST_TRY(search_folder(&search, fsti_file_path(file), before, error));
-            before = fsti_file_path(file);
-        }
+    for (size_t i = 0; i < files->count && search.found == NULL; i++)
+        FST_TRY(
+            search_folder(&search, files->places[i], i == 0 ? NULL : files->places[i - 1], error));
     *found = search.found;
     return FST_OK;
+}
+
+static bool is_link(const char *path) {
+    struct stat found;
+    return lstat(path, &found) == 0 && S_ISLNK(found.st_mode);
+}
+
+/// Where a path leads; NULL without memory. A link that leads nowhere any more is left as it is:
+/// then the file is not the one at its path.
+static char *follow_link(const char *path) {
+    char there[PATH_MAX];
+    const char *place = is_link(path) ? realpath(path, there) : path;
+    if (place == NULL) place = path;
+    return fsti_string_copy(place, strlen(place));
+}
+
+static void clear_files(open_files *files) {
+    for (size_t i = 0; i < files->count; i++) fsti_free(files->places[i]);
+    fsti_free(files->places);
+}
+
+static fst_status list_files(const fst_model *const *models, size_t model_count, size_t file_count,
+                             open_files *out, fst_error *error) {
+    *out = (open_files){.places = fsti_alloc_zeroed(file_count, sizeof *out->places)};
+    if (out->places == NULL) return fsti_error_memory(error, file_count * sizeof *out->places);
+    for (size_t m = 0; m < model_count; m++)
+        for (size_t i = 0; i < models[m]->file_count; i++) {
+            const fsti_file *file = models[m]->files[i].file;
+            if (!has_local_path(file)) continue;
+            char *place = follow_link(fsti_file_path(file));
+            if (place == NULL) return fsti_error_memory(error, strlen(fsti_file_path(file)));
+            out->places[out->count++] = place;
+        }
+    return FST_OK;
+}
+
+bool fsti_model_has_links(const fst_model *model) {
+    for (size_t i = 0; i < model->file_count; i++)
+        if (has_local_path(model->files[i].file) && is_link(fsti_file_path(model->files[i].file)))
+            return true;
+    return false;
 }
 
 bool fsti_model_files_same(const fst_model *model) {
@@ -155,18 +194,21 @@ bool fsti_model_files_same(const fst_model *model) {
 
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
                                   bool *is_unfinished, fst_error *error) {
-    open_files files = {models, model_count};
+    open_files files;
     char *index = NULL;
     fsti_error_location location = FSTI_NO_LOCATION;
     size_t file_count = 0;
     *is_unfinished = false;
     for (size_t m = 0; m < model_count; m++) file_count += models[m]->file_count;
     if (file_count < 2) return FST_OK;
-    FST_TRY(search_indexes(&files, &index, error));
+    fst_status status = list_files(models, model_count, file_count, &files, error);
+    if (status == FST_OK) status = search_indexes(&files, &index, error);
+    clear_files(&files);
+    if (status != FST_OK) return status;
     if (index != NULL) {
         location.file = index;
         *is_unfinished = true;
-        fst_status status = fsti_error_set(
+        status = fsti_error_set(
             error, FST_E_FILE_CHANGED, location,
             "a save of this model did not finish. Some of its files may be from the previous save. "
             "Open the index or the folder, or save the model again");
