@@ -32,7 +32,6 @@ static const char *const proxy_variables[] = {"http_proxy", "https_proxy", "HTTP
                                               "all_proxy", "ALL_PROXY"};
 #define PROXY_COUNT (sizeof proxy_variables / sizeof *proxy_variables)
 static char proxies[PROXY_COUNT][256]; ///< redacted; "": no proxy
-static char no_proxy[1024];
 
 /// When the library is loaded, because the first use may come under another lock.
 __attribute__((constructor)) static void register_lock(void) { fsti_fork_last_lock(&lock); }
@@ -93,9 +92,6 @@ static void describe_proxy(const char *proxy, char *out, size_t size) {
 /// Reads the proxies that libcurl will use, for messages and for redirect_guard.c. libcurl reads
 /// the same variables itself. The lock must be held.
 static void read_proxies(void) {
-    const char *exempt = fsti_http_environment("no_proxy");
-    if (exempt == NULL) exempt = fsti_http_environment("NO_PROXY");
-    snprintf(no_proxy, sizeof no_proxy, "%s", exempt == NULL ? "" : exempt);
     for (size_t i = 0; i < PROXY_COUNT; i++) {
         const char *proxy = fsti_http_environment(proxy_variables[i]);
         proxies[i][0] = '\0';
@@ -103,23 +99,35 @@ static void read_proxies(void) {
     }
 }
 
-/// Whether no_proxy contains the host or one of its parent domains. The lock must be held.
+static size_t without_last_dot(const char *text, size_t size) {
+    return size > 1 && text[size - 1] == '.' ? size - 1 : size;
+}
+
+/// Whether an entry of no_proxy is the host or one of its parent domains.
+static bool is_entry_of(const char *entry, size_t size, url_part host) {
+    size_t host_size = without_last_dot(host.at, host.size);
+    size = without_last_dot(entry, size);
+    if (size > 0 && entry[0] == '.') {
+        entry++;
+        size--;
+    }
+    if (size == 0 || size > host_size) return false;
+    const char *end = host.at + host_size - size;
+    return (size == host_size || end[-1] == '.') && strncasecmp(end, entry, size) == 0;
+}
+
+/// Whether no_proxy exempts the host, by libcurl's rules for names.
 static bool is_exempt(url_part host) {
     static const char separators[] = ", \t";
-    for (const char *at = no_proxy; *at != '\0';) {
-        at += strspn(at, separators);
+    const char *list = fsti_http_environment("no_proxy");
+    if (list == NULL) list = fsti_http_environment("NO_PROXY");
+    if (list == NULL) return false;
+    if (strcmp(list, "*") == 0) return true;
+    for (const char *at = list + strspn(list, separators); *at != '\0';
+         at += strspn(at, separators)) {
         size_t size = strcspn(at, separators);
-        const char *name = at;
+        if (is_entry_of(at, size, host)) return true;
         at += size;
-        if (size == 1 && name[0] == '*') return true;
-        if (size > 0 && name[0] == '.') {
-            name++;
-            size--;
-        }
-        if (size == 0 || size > host.size) continue;
-        const char *end = host.at + host.size - size;
-        bool is_part = size < host.size && end[-1] != '.';
-        if (!is_part && strncasecmp(end, name, size) == 0) return true;
     }
     return false;
 }

@@ -75,12 +75,25 @@ bool fsti_redirect_is_refused(const http_request *request, const char *to) {
            fsti_host_is_private(target.host.at, target.host.size);
 }
 
+/// Whether the host is an address as it is usually written.
+static bool is_address(url_part host) {
+    char text[INET6_ADDRSTRLEN];
+    struct in6_addr address;
+    if (host.size >= sizeof text) return false;
+    memcpy(text, host.at, host.size);
+    text[host.size] = '\0';
+    return inet_pton(AF_INET, text, &address) == 1 || inet_pton(AF_INET6, text, &address) == 1;
+}
+
 /// A proxy may have a private address, and it makes the connection to the host, so only the name in
 /// the URL was checked. Without a proxy libcurl may not choose one, so the address is the host's.
+/// An address in the URL was checked, whoever makes the connection.
 void fsti_redirect_guard(const curl_library *curl, http_attempt *attempt, const char *url) {
+    url_parts target;
     if (!attempt->is_redirected || has_same_host(attempt->request->url, url) ||
         fsti_http_takes_private_redirects())
         return;
+    if (fsti_url_parse(url, &target) == NULL && is_address(target.host)) return;
     const char *proxy = fsti_http_proxy_text(url);
     curl->curl_easy_setopt(attempt->easy, CURL_NO_PROXY_FOR, proxy == NULL ? "*" : "");
     if (proxy != NULL) {

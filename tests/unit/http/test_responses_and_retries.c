@@ -8,6 +8,7 @@
 
 #include "http/answered_hosts.h"
 #include "http/http.h"
+#include "http/http_settings.h"
 #include "http/private_address.h"
 
 static bool is_private(const char *host) { return fsti_host_is_private(host, strlen(host)); }
@@ -98,6 +99,47 @@ static http_response read_head(const char *const *lines) {
     for (; *lines != NULL; lines++)
         (void)fsti_response_line(&answer, *lines, strlen(*lines), 784111777 - 30);
     return answer;
+}
+
+/// The variable with the proxy of a URL, or "".
+static const char *proxy_variable(const char *url, const char *exempt) {
+    static char text[320];
+    setenv("no_proxy", exempt, 1);
+    fsti_http_read_environment();
+    if (!fsti_http_proxy_of(url, text, sizeof text)) return "";
+    text[strcspn(text, ":")] = '\0';
+    return text;
+}
+
+/// As libcurl decides it.
+TEST(hosts_without_a_proxy)
+{
+    static const char *const exempt[] = {"h.test",  ".h.test",   "test",
+                                         "h.test.", "a, h.test", "a b\t,test",
+                                         "H.TEST",  "a,test.",   "localhost,h.test"};
+    static const char *const others[] = {"x,*", "*,x", ".est", "est", "a.h.test", "h.tes", "1.2"};
+    static char list[3000];
+    unsetenv("all_proxy");
+    unsetenv("ALL_PROXY");
+    unsetenv("HTTPS_PROXY");
+    setenv("http_proxy", "http://user:secret@proxy:3128", 1);
+    setenv("https_proxy", "proxy:1", 1);
+    for (size_t i = 0; i < sizeof exempt / sizeof *exempt; i++) {
+        CHECK_TEXT(proxy_variable("http://h.test/x", exempt[i]), "");
+        CHECK_TEXT(proxy_variable("https://h.test./x", exempt[i]), "");
+    }
+    CHECK_TEXT(proxy_variable("http://h.test/x", "*"), "");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        CHECK_TEXT(proxy_variable("http://h.test/x", others[i]), "http_proxy");
+        CHECK_TEXT(proxy_variable("https://h.test/x", others[i]), "https_proxy");
+    }
+    // A list may be long.
+    memset(list, 'a', sizeof list - 1);
+    memcpy(list + sizeof list - 8, ",h.test", 7);
+    CHECK_TEXT(proxy_variable("http://h.test/x", list), "");
+    for (int i = 0; i < 2; i++) unsetenv(i == 0 ? "http_proxy" : "https_proxy");
+    unsetenv("no_proxy");
+    fsti_http_read_environment();
 }
 
 TEST(response_headers_are_parsed)
