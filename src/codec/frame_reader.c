@@ -29,21 +29,16 @@ typedef enum frame_mode {
     MODE_LIBZSTD,
 } frame_mode;
 
-/// What sparse reading knows of the current frame.
-typedef struct sparse_frame {
-    bool has_last;         ///< the current block is the frame's last one
-    uint64_t stated, done; ///< bytes of content: of the frame, and those given
-} sparse_frame;
-
 struct fsti_frame_reader {
     const zstd_library *zstd;
     void *context;
     fsti_frame_source source;
     uint64_t fetched;
     zstd_input input;
-    bool is_over; ///< the frame's last byte was decoded
+    bool is_over;           ///< the frame's last byte was decoded
+    uint64_t stated, given; ///< bytes of content: of the frame (FSTI_FRAME_UNSTATED), and read
     frame_mode mode;
-    sparse_frame frame;    ///< in MODE_SPARSE
+    bool has_last;         ///< MODE_SPARSE: the current block is the frame's last one
     sparse_reader *sparse; ///< allocated for the first XOR
     unsigned char stored[STORED_BYTES];
     unsigned char piece[PIECE_BYTES];
@@ -81,7 +76,8 @@ void fsti_frame_reader_close(fsti_frame_reader *reader) {
 
 void fsti_frame_begin(fsti_frame_reader *reader, const fsti_frame_source *source) {
     reader->source = *source;
-    reader->fetched = 0;
+    reader->fetched = reader->given = 0;
+    reader->stated = FSTI_FRAME_UNSTATED;
     reader->input = (zstd_input){reader->stored, 0, 0};
     reader->is_over = false;
     reader->mode = MODE_UNDECIDED;
@@ -96,16 +92,19 @@ static fst_status fetch_stored(fsti_frame_reader *reader, fst_error *error) {
     if (size == 0) return FST_OK;
     FST_TRY(
         reader->source.pull(reader->source.context, reader->stored, size, reader->fetched, error));
+    if (reader->fetched == 0) {
+        unsigned long long stated =
+            reader->zstd->ZSTD_getFrameContentSize(reader->stored, reader->input.size);
+        // Reading finds what is wrong with bytes that are no frame.
+        reader->stated = stated >= ZSTD_SIZE_ERROR ? FSTI_FRAME_UNSTATED : stated;
+    }
     reader->fetched += size;
     return FST_OK;
 }
 
 fst_status fsti_frame_stated(fsti_frame_reader *reader, uint64_t *content_bytes, fst_error *error) {
     FST_TRY(fetch_stored(reader, error));
-    unsigned long long stated =
-        reader->zstd->ZSTD_getFrameContentSize(reader->stored, reader->input.size);
-    // fsti_frame_read() finds what is wrong with bytes that are no frame.
-    *content_bytes = stated >= ZSTD_SIZE_ERROR ? FSTI_FRAME_UNSTATED : stated;
+    *content_bytes = reader->stated;
     return FST_OK;
 }
 
@@ -136,6 +135,7 @@ static fst_status read_content(fsti_frame_reader *reader, unsigned char *target,
         if (output.position < piece)
             return refuse_frame("the zstd frame holds fewer bytes than the tensor needs", error);
         size -= piece;
+        reader->given += piece;
         if (target != NULL) target += piece;
     }
     return FST_OK;
@@ -149,7 +149,9 @@ static fst_status use_libzstd(fsti_frame_reader *reader, fst_error *error) {
     if (mode != MODE_SPARSE) return FST_OK;
     reader->fetched = 0;
     reader->input = (zstd_input){reader->stored, 0, 0};
-    return read_content(reader, NULL, reader->frame.done, error);
+    uint64_t given = reader->given;
+    reader->given = 0;
+    return read_content(reader, NULL, given, error);
 }
 
 fst_status fsti_frame_read(fsti_frame_reader *reader, void *target, uint64_t size,
@@ -203,7 +205,6 @@ static fst_status read_head(fsti_frame_reader *reader, bool *is_read, fst_error 
         window = (uint64_t)1 << (10 + (rest[0] >> 3));
         window += (window >> 3) * (rest[0] & 7);
     }
-    reader->frame = (sparse_frame){.stated = size_bytes == 0 ? FSTI_FRAME_UNSTATED : content};
     *is_read = window <= (uint64_t)1 << FSTI_FRAME_WINDOW_LOG_MAX;
     fsti_sparse_reader_reset(reader->sparse, (size_t)fsti_min(window, SPARSE_BLOCK_BYTES_MAX));
     return FST_OK;
@@ -216,7 +217,7 @@ static fst_status begin_sparse(fsti_frame_reader *reader, fst_error *error) {
         if (reader->sparse == NULL) return fsti_error_memory(error, sizeof *reader->sparse);
     }
     reader->mode = MODE_SPARSE;
-    reader->frame = (sparse_frame){.done = 0};
+    reader->has_last = false;
     FST_TRY(read_head(reader, &is_read, error));
     return is_read ? FST_OK : use_libzstd(reader, error);
 }
@@ -225,7 +226,7 @@ static fst_status begin_sparse(fsti_frame_reader *reader, fst_error *error) {
 static fst_status begin_block(fsti_frame_reader *reader, bool *is_begun, fst_error *error) {
     unsigned char head[3];
     *is_begun = false;
-    if (reader->frame.has_last) return FST_OK;
+    if (reader->has_last) return FST_OK;
     FST_TRY(take_stored(reader, head, sizeof head, is_begun, error));
     if (!*is_begun) return FST_OK;
     uint32_t bits = (uint32_t)load_number(head, sizeof head), kind = bits >> 1 & 3;
@@ -233,7 +234,7 @@ static fst_status begin_block(fsti_frame_reader *reader, bool *is_begun, fst_err
     *is_begun = kind <= SPARSE_COMPRESSED && size <= reader->sparse->content_max;
     if (!*is_begun) return FST_OK;
     FST_TRY(take_stored(reader, reader->sparse->stored, stored, is_begun, error));
-    reader->frame.has_last = (bits & 1) != 0;
+    reader->has_last = (bits & 1) != 0;
     *is_begun = *is_begun && fsti_sparse_reader_begin(reader->sparse, kind, stored, size);
     return FST_OK;
 }
@@ -248,7 +249,7 @@ static fst_status xor_sparse(fsti_frame_reader *reader, unsigned char *target, u
         is_valid = fsti_sparse_reader_xor(reader->sparse, target == NULL ? NULL : target + *done,
                                           most, &got);
         *done += got;
-        reader->frame.done += got;
+        reader->given += got;
         if (is_valid && got < most) FST_TRY(begin_block(reader, &is_valid, error));
     }
     return FST_OK;
@@ -273,20 +274,24 @@ fst_status fsti_frame_xor(fsti_frame_reader *reader, unsigned char *target, uint
     return FST_OK;
 }
 
-/// Whether the frame ends after the content that was given, as its header states.
+/// Whether the frame ends after the content that was given.
 static fst_status ends_here(fsti_frame_reader *reader, bool *ends, fst_error *error) {
     bool is_valid = true;
     while (is_valid) {
         size_t got;
         is_valid = fsti_sparse_reader_xor(reader->sparse, NULL, 1, &got) && got == 0;
-        if (is_valid && reader->frame.has_last) break;
+        if (is_valid && reader->has_last) break;
         if (is_valid) FST_TRY(begin_block(reader, &is_valid, error));
     }
-    *ends =
-        is_valid && reader->input.position == reader->input.size &&
-        reader->fetched == reader->source.size_bytes &&
-        (reader->frame.stated == FSTI_FRAME_UNSTATED || reader->frame.stated == reader->frame.done);
+    *ends = is_valid && reader->input.position == reader->input.size &&
+            reader->fetched == reader->source.size_bytes;
     return FST_OK;
+}
+
+/// libzstd compares the size with the header's in some of its calls only.
+static fst_status check_size(const fsti_frame_reader *reader, fst_error *error) {
+    if (reader->stated == FSTI_FRAME_UNSTATED || reader->stated == reader->given) return FST_OK;
+    return refuse_frame("the zstd frame holds another number of bytes than it states", error);
 }
 
 fst_status fsti_frame_end(fsti_frame_reader *reader, fst_error *error) {
@@ -294,7 +299,7 @@ fst_status fsti_frame_end(fsti_frame_reader *reader, fst_error *error) {
     if (reader->mode == MODE_SPARSE) {
         bool ends;
         FST_TRY(ends_here(reader, &ends, error));
-        if (ends) return FST_OK;
+        if (ends) return check_size(reader, error);
     }
     if (reader->mode != MODE_LIBZSTD) FST_TRY(use_libzstd(reader, error));
     FST_TRY(decode_some(reader, &output, error));
@@ -302,5 +307,5 @@ fst_status fsti_frame_end(fsti_frame_reader *reader, fst_error *error) {
         return refuse_frame("the zstd frame holds more bytes than the tensor needs", error);
     if (reader->input.position < reader->input.size || reader->fetched < reader->source.size_bytes)
         return refuse_frame("there are bytes after the zstd frame", error);
-    return FST_OK;
+    return check_size(reader, error);
 }
