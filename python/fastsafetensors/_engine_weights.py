@@ -262,14 +262,21 @@ def begun(weights: Iterator[tuple[str, Any]]) -> Generator[tuple[str, Any], None
     """Open the files now and verify them, so that errors occur before a reload changes the
     model. close() of the result ends the reads and closes the files.
     """
-    return _continued(list(itertools.islice(weights, 1)), weights)
+    result = _continued(weights)
+    next(result)  # a generator that has not started does not close what it holds
+    return result
 
 
-def _continued(
-    first: list[tuple[str, Any]], rest: Iterator[tuple[str, Any]]
-) -> Generator[tuple[str, Any], None, None]:
-    yield from first
-    yield from rest
+def _continued(weights: Iterator[tuple[str, Any]]) -> Generator[Any, None, None]:
+    try:
+        first = list(itertools.islice(weights, 1))
+        yield None
+        yield from first
+        yield from weights
+    finally:
+        close: Any = getattr(weights, "close", None)  # of generators
+        if close is not None:
+            close()
 
 
 class _Bar:

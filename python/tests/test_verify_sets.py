@@ -79,6 +79,18 @@ def test_folder_with_a_missing_file(tmp_path, source, index) -> None:
         assert set(one) == {"base"}
 
 
+@pytest.mark.parametrize("write", [write_manifest, write_sums])
+def test_lists_of_incomplete_sets_are_not_made(tmp_path, write) -> None:
+    """Files that the index lists must exist: else a list would call the rest complete."""
+    folder = tmp_path / "set"
+    make_set(folder, index=True)
+    (folder / "more.safetensors").unlink()
+    for path in (folder, folder / INDEX):
+        with pytest.raises(FileNotFoundError, match="more.safetensors"):
+            write(path)
+    assert sorted(path.name for path in folder.iterdir()) == ["base.safetensors", INDEX]
+
+
 def test_deleted_index(tmp_path) -> None:
     """A deleted index is an error although all shards exist, because only the index lists the
     model's tensors."""

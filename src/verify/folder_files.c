@@ -116,6 +116,18 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
     return FST_OK;
 }
 
+static fst_status list_files(const char *path, bool is_complete, folder_files *out,
+                             fst_error *error) {
+    *out = (folder_files){0};
+    model_paths paths;
+    fst_status status = fsti_model_paths(path, fsti_hash_key(), NULL, &paths, error);
+    if (status == FST_OK && is_complete && paths.has_index)
+        status = fsti_model_name_missing(&paths, FST_OK, error);
+    if (status == FST_OK) status = fill_files(path, &paths, out, error);
+    fsti_model_paths_clear(&paths);
+    return status;
+}
+
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error) {
     path_kind look;
     fst_error cause = {0};
@@ -123,7 +135,7 @@ fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *er
     FST_TRY(fsti_model_path_kind(path, &look, error));
     // A listed file that is missing is reported later.
     if (look == PATH_IS_ABSENT) return FST_OK;
-    fst_status status = fsti_folder_files(path, out, &cause);
+    fst_status status = list_files(path, false, out, &cause);
     if (status == FST_OK) return FST_OK;
     if (status != FST_E_NO_MEMORY && look == PATH_IS_FOLDER) {
         // The folder is not a model, or its index is invalid: each file may be a model by itself.
@@ -136,12 +148,7 @@ fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *er
 }
 
 fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error) {
-    *out = (folder_files){0};
-    model_paths paths;
-    fst_status status = fsti_model_paths(path, fsti_hash_key(), NULL, &paths, error);
-    if (status == FST_OK) status = fill_files(path, &paths, out, error);
-    fsti_model_paths_clear(&paths);
-    return status;
+    return list_files(path, true, out, error);
 }
 
 bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }
