@@ -75,7 +75,7 @@ bool fsti_redirect_is_refused(const http_request *request, const char *to) {
            fsti_host_is_private(target.host.at, target.host.size);
 }
 
-/// Whether the host is an address as it is usually written.
+/// Whether the host is an address in the usual notation.
 static bool is_address(url_part host) {
     char text[INET6_ADDRSTRLEN];
     struct in6_addr address;
@@ -87,7 +87,7 @@ static bool is_address(url_part host) {
 
 /// A proxy may have a private address, and it makes the connection to the host, so only the name in
 /// the URL was checked. Without a proxy libcurl may not choose one, so the address is the host's.
-/// An address in the URL was checked, whoever makes the connection.
+/// An address in the URL was checked before, and holds with or without a proxy.
 void fsti_redirect_guard(const curl_library *curl, http_attempt *attempt, const char *url) {
     url_parts target;
     if (!attempt->is_redirected || has_same_host(attempt->request->url, url) ||

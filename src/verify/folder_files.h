@@ -13,8 +13,8 @@ typedef struct folder_files {
     bool is_single; ///< the path is a file
 } folder_files;
 
-/// Files of a model to make a list of; FST_E_NOT_FOUND names those that its index lists and that are
-/// missing. *out must be cleared, also after an error.
+/// The files of a model, for a list of them. FST_E_NOT_FOUND names files that its index lists and
+/// that are missing. *out must be cleared, also after an error.
 fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error);
 /// The same for a search for unlisted models: all files of a folder that is not a model, or whose
 /// index is invalid; none if the path does not exist.
