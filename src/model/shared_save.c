@@ -143,8 +143,8 @@ static bool is_link(const char *path) {
     return lstat(path, &found) == 0 && S_ISLNK(found.st_mode);
 }
 
-/// Where a path leads; NULL without memory. A link that leads nowhere any more is left as it is:
-/// then the file is not the one at its path.
+/// The path of the file that a link leads to; NULL without memory. A link whose target was removed
+/// is left unchanged: then the file is not the one at its path.
 static char *follow_link(const char *path) {
     char there[PATH_MAX];
     const char *place = is_link(path) ? realpath(path, there) : path;
