@@ -147,9 +147,8 @@ static bool is_link(const char *path) {
 /// is left unchanged: then the file is not the one at its path.
 static char *follow_link(const char *path) {
     char there[PATH_MAX];
-    const char *place = is_link(path) ? realpath(path, there) : path;
-    if (place == NULL) place = path;
-    return fsti_string_copy(place, strlen(place));
+    if (is_link(path) && realpath(path, there) != NULL) path = there;
+    return fsti_string_copy(path, strlen(path));
 }
 
 static void clear_files(open_files *files) {
