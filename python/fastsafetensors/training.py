@@ -52,6 +52,7 @@ from ._checkpoints.training_state import (
     check_state,
     check_targets,
     load_into,
+    metadata_of,
     states_of,
     step_number,
 )
@@ -84,11 +85,6 @@ def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping
         raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
     Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
     parse_size("max_shard_size", options["max_shard_size"])
-
-
-def _metadata(step: int, metric: float | None) -> dict[str, str]:
-    metadata = {"format": "pt", "step": str(step)}
-    return metadata if metric is None else {**metadata, "metric": repr(float(metric))}
 
 
 class CheckpointManager:
@@ -196,8 +192,8 @@ class CheckpointManager:
             raise ValueError("the CheckpointManager is closed. Make another one")
 
     def should_save(self, step: int) -> bool:
-        """Whether save() does something at a step."""
-        return step % self.every == 0
+        """Whether save() does something at a step, an integer of at least 0."""
+        return step_number(step) % self.every == 0
 
     def save(
         self,
@@ -211,8 +207,9 @@ class CheckpointManager:
 
         Args:
             step: its number, an integer of at least 0.
-            state: {name: what has a state_dict(), or nested dicts, lists, tensors and numbers}.
-            metric: for keep_best.
+            state: {name: what has a state_dict(), or nested dicts, lists and tuples of tensors,
+                NumPy arrays, int, float, bool, str, bytes and None}.
+            metric: a number, for keep_best.
             force: save although `every` does not ask for it.
 
         Returns:
@@ -220,7 +217,7 @@ class CheckpointManager:
 
         Raises:
             SafetensorError: the checkpoint before this one failed; this one was not begun.
-            TypeError: state that is not a mapping or can't be saved; a step that is not an integer.
+            TypeError: state that is not a mapping or can't be saved; a wrong step or metric.
             ValueError: a negative step; the manager is closed.
             RuntimeError: the manager was made before a fork().
         """
@@ -236,7 +233,7 @@ class CheckpointManager:
         tensors = encode_state(states_of(state))
         with self._starting(step):
             return self._watch(save_safetensors_sharded_async(
-                tensors, self._place_of(step), metadata=_metadata(step, metric), pool=self._pool,
+                tensors, self._place_of(step), metadata=metadata_of(step, metric), pool=self._pool,
                 **self._options), step)
 
     def _save_together(
@@ -258,7 +255,7 @@ class CheckpointManager:
             check_state(state)
             with self._starting(number):
                 return self._watch(self._ranks.start(
-                    joint, states_of(state), _metadata(number, metric), self._pool,
+                    joint, states_of(state), metadata_of(number, metric), self._pool,
                     self._options), number)
         except Exception as error:
             if not joint.is_started:
@@ -547,9 +544,7 @@ class CheckpointManager:
                    if one.step <= saved and one.step not in self._passed_over]
         kept = {one.step for one in counted[-self._keep_last:]}
         kept |= {one.step for one in self._by_metric(counted)[: self._keep_best]}
-        kept.add(saved)
-        if self._resumed is not None:
-            kept.add(self._resumed)
+        kept |= {saved, self._resumed or saved}
         for one in counted:
             if one.step not in kept:
                 self._delete(one.step, one.path)
@@ -560,8 +555,9 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
 
     It saves the model, optimizer, scheduler, random number generators and the trainer's state at
     the end of steps that the manager's ``every`` asks for, and waits at the end of the training.
-    Set save_strategy="no" in the TrainingArguments. To go on:
-    ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``.
+    Set save_strategy="no" in the TrainingArguments. To go on, before train():
+    ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``. The Trainer counts
+    its steps from 0 again; checkpoints count on from the resumed one.
 
     Args:
         manager: where to save; its stage may be "lazy".
@@ -575,6 +571,11 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     class SaveCheckpoints(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Saves checkpoints while the training goes on."""
 
+        before = 0  # steps before this training
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_parts: Any) -> None:
+            self.before = max(0, (manager._resumed or 0) - state.global_step)
+
         def _save(self, state: Any, parts: Mapping[str, Any], force: bool) -> None:
             named = {"model": parts["model"], "optimizer": parts.get("optimizer"),
                      "scheduler": parts.get("lr_scheduler"), "rng": RNG, **more}
@@ -582,17 +583,17 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
                            if "eval_loss" in entry), None)
             given = {name: value for name, value in named.items() if value is not None}
             given["trainer"] = {"global_step": state.global_step, "epoch": state.epoch}
-            manager.save(state.global_step, given, metric, force=force)
+            manager.save(self.before + state.global_step, given, metric, force=force)
 
         def on_pre_optimizer_step(self, *_args: Any, **_parts: Any) -> None:
             manager.before_step()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            if manager.should_save(state.global_step):
+            if manager.should_save(self.before + state.global_step):
                 self._save(state, parts, force=False)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            if not manager.should_save(state.global_step):
+            if not manager.should_save(self.before + state.global_step):
                 self._save(state, parts, force=True)
             manager.wait()
 

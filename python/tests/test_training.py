@@ -511,6 +511,42 @@ def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("value, words", [
+    ("longdouble", "x.0: a longdouble can't be saved"),
+    (10**5000, "x.0: an int of 16610 bits can't be saved"),
+    (3 + 4j, "x.0: a complex can't be saved; .* int, float, bool, str"),
+    ("nested", "x.0: a nested tensor can't be saved"), ("itself", "x: contains itself"),
+], ids=["longdouble", "int", "complex", "nested", "itself"])
+def test_values_that_cannot_be_saved(tmp_path: pathlib.Path, value: Any, words: str) -> None:
+    """The error has the path of the value."""
+    state = [value]
+    if value == "longdouble":
+        state = [pytest.importorskip("numpy").longdouble(1.5)]
+    if value == "nested":
+        state = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+    if value == "itself":
+        state.append(state)
+    with CheckpointManager(tmp_path) as manager, pytest.raises(TypeError, match=f"^{words}"):
+        manager.save(1, {"x": state})
+
+
+@pytest.mark.parametrize("metric", ["0.5", torch.ones(2), 10**400, 1j],
+                         ids=["text", "tensor", "int", "complex"])
+def test_metrics_are_numbers(tmp_path: pathlib.Path, metric: Any) -> None:
+    """Other metrics are refused before anything is saved."""
+    with CheckpointManager(tmp_path) as manager, pytest.raises(TypeError, match="^metric must be"):
+        manager.save(1, {"x": torch.ones(2)}, metric)
+
+
+def test_should_save_checks_the_step(tmp_path: pathlib.Path) -> None:
+    """As save() does."""
+    with CheckpointManager(tmp_path, every=2) as manager:
+        assert manager.should_save(4) and not manager.should_save(5)
+        for step, kind in (("x", TypeError), (1.5, TypeError), (-2, ValueError)):
+            with pytest.raises(kind):
+                manager.should_save(step)
+
+
 def test_transformers_callback(tmp_path: pathlib.Path) -> None:
     """A Trainer saves through the manager with lazy staging, and resumes from its checkpoint."""
     transformers = pytest.importorskip("transformers")
@@ -535,6 +571,12 @@ def test_transformers_callback(tmp_path: pathlib.Path) -> None:
         assert latest.load()["trainer"]["global_step"] == 7
         for name, value in model.state_dict().items():
             assert torch.equal(value, other.state_dict()[name])
+        # The Trainer counts from 0 again; the checkpoints go on, so the newest is the last one.
+        arguments.max_steps = 2
+        trainer_of_rest = transformers.Trainer(model=other, args=arguments, train_dataset=rows,
+                                               callbacks=[trainer_callback(manager)])
+        trainer_of_rest.train()
+        assert [one.step for one in manager.checkpoints()][-1] == 9
 
 
 def test_the_thread_of_an_earlier_save_may_run_last(

@@ -22,6 +22,10 @@ def _plain_text(text: str) -> str:
     return str.__str__(text)
 
 
+# JSON readers of Python refuse more than 4,300 digits.
+_INT_BITS_MAX = 14_000
+
+
 class _Encoder:
     """Turns nested values into JSON, and puts their tensors aside."""
 
@@ -34,6 +38,9 @@ class _Encoder:
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{path}: the parameter of a lazy module has no values yet. Call the "
                              "module with a batch before its state is saved")
+        if tensor.is_nested:
+            raise TypeError(f"{path}: a nested tensor can't be saved: the format has only tensors "
+                            "of one shape. Save its parts, unbind()")
         key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
                tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
         if tensor.numel() > 0 and key in self._known:
@@ -54,6 +61,8 @@ class _Encoder:
         if isinstance(value, _PLAIN):
             if isinstance(value, str):
                 return _plain_text(value)
+            if isinstance(value, int) and value.bit_length() > _INT_BITS_MAX:
+                raise TypeError(f"{path}: an int of {value.bit_length()} bits can't be saved")
             if type(value) not in _PLAIN:
                 value = next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
             return value
@@ -77,9 +86,11 @@ class _Encoder:
                 raise TypeError(f"{path}: an array of {value.dtype} can't be saved") from None
             return {"array": self._tensor(tensor, path)}
         if numpy is not None and isinstance(value, numpy.generic):
-            return self.encode(value.item(), path)
+            plain = value.item()
+            if not isinstance(plain, numpy.generic):
+                return self.encode(plain, path)
         raise TypeError(f"{path}: a {kind.__qualname__} can't be saved; tensors, NumPy arrays, "
-                        "numbers, str, bytes, None, dicts, lists and tuples of these can")
+                        "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
 
 
 def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +105,10 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"names of the state must be str, not {name!r}")
         plain = _plain_text(name)
-        described[plain] = encoder.encode(value, plain)
+        try:
+            described[plain] = encoder.encode(value, plain)
+        except RecursionError:
+            raise TypeError(f"{plain}: contains itself, or is nested too deeply") from None
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 

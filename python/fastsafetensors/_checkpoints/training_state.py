@@ -67,6 +67,19 @@ def step_number(step: Any) -> int:
     return number
 
 
+def metadata_of(step: int, metric: Any) -> dict[str, str]:
+    """Return the metadata of a checkpoint's files. TypeError: the metric is not a number."""
+    metadata = {"format": "pt", "step": str(step)}
+    if metric is None:
+        return metadata
+    try:
+        if isinstance(metric, (str, bytes)):
+            raise TypeError
+        return {**metadata, "metric": repr(float(metric))}
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TypeError(f"metric must be a number, not {metric!r}") from None
+
+
 def _loads(target: Any) -> bool:
     return callable(getattr(target, "load_state_dict", None))
 
