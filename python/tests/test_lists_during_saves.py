@@ -16,7 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastsafetensors import SafetensorError, numpy, safe_open  # noqa: E402
+from fastsafetensors import (  # noqa: E402
+    SafetensorError,
+    numpy,
+    safe_open,
+    write_manifest,
+    write_sums,
+)
 from fastsafetensors.fast_loading import save_safetensors_sharded  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.loader import SafeTensorsFileLoader, SingleGroup  # noqa: E402
@@ -216,3 +222,36 @@ def test_a_folder_of_links(half: HalfPublished, tmp_path: Path) -> None:
             load_file(path)
     half.end()
     assert values(load_file(folder)) == {2.0}
+
+
+@pytest.mark.parametrize("layout", ["second index", "subfolder", "link to the folder"])
+def test_other_indexes_of_an_unfinished_save(
+    layout: str, half: HalfPublished, tmp_path: Path
+) -> None:
+    """An index that the save does not replace leads to one save, or to an error."""
+    text = (half.folder / INDEX).read_text()
+    if layout == "second index":
+        index = half.folder / "copy.safetensors.index.json"
+    else:
+        index, inside = half.folder.parent / "own.safetensors.index.json", half.folder.name
+        if layout == "link to the folder":
+            inside = "linked"
+            (tmp_path / inside).symlink_to(half.folder)
+        text = text.replace("model-", f"{inside}/model-")
+    index.write_text(text)
+    assert values(load_file(index)) == {1.0}
+    half.begin()
+    with pytest.raises(SafetensorError, match="a save of this model did not finish"):
+        load_file(index)
+    half.end()
+    assert values(load_file(index)) == {2.0}
+
+
+def test_no_list_of_an_unfinished_save(half: HalfPublished) -> None:
+    """The index names hidden files, so a list would be of other files than the model's."""
+    half.begin()
+    for write in (write_manifest, write_sums):
+        with pytest.raises((SafetensorError, OSError), match="did not finish"):
+            write(half.folder)
+    half.end()
+    write_manifest(half.folder)

@@ -173,5 +173,5 @@ fst_status fst_models_check_save(const fst_model *const *models, size_t model_co
     API_REQUIRE(models != NULL || model_count == 0, error, "models is NULL");
     for (size_t i = 0; i < model_count; i++)
         API_REQUIRE(models[i] != NULL, error, "model %zu is NULL", i);
-    return fsti_models_check_save(models, model_count, &is_unfinished, error);
+    return fsti_models_check_save(models, model_count, NULL, &is_unfinished, error);
 }

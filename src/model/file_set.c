@@ -120,7 +120,7 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
         bool is_unfinished;
         FST_TRY(open_files(&files, request->flags, out, error));
         fst_status status =
-            fsti_models_check_save((const fst_model *const *)out, 1, &is_unfinished, error);
+            fsti_models_check_save((const fst_model *const *)out, 1, NULL, &is_unfinished, error);
         if (status == FST_OK) return FST_OK;
         fsti_model_unref(*out);
         *out = NULL;
@@ -129,12 +129,12 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
     }
 }
 
-/// Checks shards that are links to files of another folder, in which a save may replace them.
-static fst_status check_links(fst_model **model, bool *same, unsigned tries, fst_error *error) {
+/// Checks that no save of another index, which may lie elsewhere, is replacing the shards.
+static fst_status check_shards(fst_model **model, const model_paths *paths, unsigned tries,
+                               bool *same, fst_error *error) {
     bool is_unfinished;
-    if ((*model)->file_count < 2 || !fsti_model_has_links(*model)) return FST_OK;
-    fst_status status =
-        fsti_models_check_save((const fst_model *const *)model, 1, &is_unfinished, error);
+    fst_status status = fsti_models_check_save((const fst_model *const *)model, 1,
+                                               paths->index_path, &is_unfinished, error);
     if (status == FST_OK) return FST_OK;
     fsti_model_unref(*model);
     *model = NULL;
@@ -159,10 +159,7 @@ static fst_status open_path(const char *path, const model_request *request, unsi
     else
         fsti_verification_close(files.verification);
     *same = fsti_model_paths_same(&paths);
-    if (*same && status == FST_OK && paths.count > 1 && paths.index_path != NULL &&
-        !paths.has_index)
-        *same = fsti_model_files_same(*out);
-    if (*same && status == FST_OK) status = check_links(out, same, tries, error);
+    if (*same && status == FST_OK) status = check_shards(out, &paths, tries, same, error);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index)
         status = fsti_model_name_missing(&paths, status, error);
     fsti_model_paths_clear(&paths);

@@ -177,14 +177,11 @@ fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, 
 /// Whether the open files are still those at their paths. Without an index, only this shows that a
 /// save has replaced some of them meanwhile.
 bool fsti_model_files_same(const fst_model *model);
-/// Whether a path of the model is a link to a file: its folder may have another index than the one
-/// that the model was opened by.
-bool fsti_model_has_links(const fst_model *model);
 /// Checks that the files of models that were opened one after the other belong to one save.
 /// FST_E_FILE_CHANGED if they may not. *is_unfinished: because a save has not finished, or was
-/// killed.
+/// killed. own_index: the path of the index that they were opened by, or NULL.
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
-                                  bool *is_unfinished, fst_error *error);
+                                  const char *own_index, bool *is_unfinished, fst_error *error);
 /// Whether the index that `paths` came from (or its absence) is unchanged. Otherwise a save has
 /// replaced the model meanwhile, and the open files may be mixed.
 bool fsti_model_paths_same(const model_paths *paths);

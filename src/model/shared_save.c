@@ -33,6 +33,7 @@
 typedef struct open_files {
     char **places;
     size_t count;
+    const char *own_index; ///< the index that they were opened by: it is not searched; or NULL
 } open_files;
 
 /// Whether a file was opened by a local path: only such a file can be compared with its path.
@@ -104,7 +105,9 @@ static fst_status visit_index(void *context, const fsti_folder_entry *entry, fst
         return FST_OK;
     char *path = fsti_location_join(search->folder, entry->name);
     if (path == NULL) return fsti_error_memory(error, strlen(search->folder));
-    fst_status status = look_for_hidden(search, path, &found, error);
+    const char *own = search->files->own_index;
+    bool is_own = own != NULL && strcmp(path, own) == 0;
+    fst_status status = is_own ? FST_OK : look_for_hidden(search, path, &found, error);
     if (status == FST_OK && found)
         search->found = path;
     else
@@ -171,13 +174,6 @@ static fst_status list_files(const fst_model *const *models, size_t model_count,
     return FST_OK;
 }
 
-bool fsti_model_has_links(const fst_model *model) {
-    for (size_t i = 0; i < model->file_count; i++)
-        if (has_local_path(model->files[i].file) && is_link(fsti_file_path(model->files[i].file)))
-            return true;
-    return false;
-}
-
 bool fsti_model_files_same(const fst_model *model) {
     struct stat opened, there;
     for (size_t i = 0; i < model->file_count; i++) {
@@ -192,7 +188,7 @@ bool fsti_model_files_same(const fst_model *model) {
 }
 
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
-                                  bool *is_unfinished, fst_error *error) {
+                                  const char *own_index, bool *is_unfinished, fst_error *error) {
     open_files files;
     char *index = NULL;
     fsti_error_location location = FSTI_NO_LOCATION;
@@ -201,6 +197,7 @@ fst_status fsti_models_check_save(const fst_model *const *models, size_t model_c
     for (size_t m = 0; m < model_count; m++) file_count += models[m]->file_count;
     if (file_count < 2) return FST_OK;
     fst_status status = list_files(models, model_count, file_count, &files, error);
+    files.own_index = own_index;
     if (status == FST_OK) status = search_indexes(&files, &index, error);
     clear_files(&files);
     if (status != FST_OK) return status;

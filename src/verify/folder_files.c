@@ -116,13 +116,28 @@ static fst_status fill_files(const char *path, const model_paths *paths, folder_
     return FST_OK;
 }
 
+/// Checks that the files that an index lists exist, are files, and have their final names.
+static fst_status check_listed(const model_paths *paths, fst_error *error) {
+    FST_TRY(fsti_model_name_missing(paths, FST_OK, error));
+    for (size_t i = 0; i < paths->count; i++) {
+        struct stat found;
+        const char *path = paths->paths[i], *slash = strrchr(path, '/');
+        fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+        if ((slash == NULL ? path : slash + 1)[0] == '.')
+            return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                                  "a save of this model did not finish. Save the model again");
+        if (!fsti_location_is_url(path) && stat(path, &found) == 0 && !S_ISREG(found.st_mode))
+            return fsti_error_set(error, FST_E_IO, location, "not a regular file");
+    }
+    return FST_OK;
+}
+
 static fst_status list_files(const char *path, bool is_complete, folder_files *out,
                              fst_error *error) {
     *out = (folder_files){0};
     model_paths paths;
     fst_status status = fsti_model_paths(path, fsti_hash_key(), NULL, &paths, error);
-    if (status == FST_OK && is_complete && paths.has_index)
-        status = fsti_model_name_missing(&paths, FST_OK, error);
+    if (status == FST_OK && is_complete && paths.has_index) status = check_listed(&paths, error);
     if (status == FST_OK) status = fill_files(path, &paths, out, error);
     fsti_model_paths_clear(&paths);
     return status;
