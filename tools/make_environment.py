@@ -86,9 +86,8 @@ SECTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
                                               "even with "
                                               "`remote.configure(private_redirects=False)`."),
         ("HTTPS_PROXY", "The proxy for https, also as `https_proxy`; `http_proxy` is the one for "
-                        "http, `no_proxy` lists hosts without a proxy. libcurl uses them. The "
-                        "library itself reads only the proxy's port, to check redirects through "
-                        "it by the host in their URL."),
+         "http, `no_proxy` lists hosts without a proxy. libcurl uses them. The library itself "
+         "reads them for messages, and to check redirects."),
         ("NO_PROXY", "Hosts that are reached without a proxy, also as `no_proxy`."),
         ("ALL_PROXY", "The proxy for URLs of schemes without one, also as `all_proxy`."),
     ]),

@@ -46,6 +46,7 @@ from ._checkpoints.checkpoint_folders import (
 )
 from ._checkpoints.checkpoint_ranks import Ranks
 from ._checkpoints.state_codec import encode_state
+from ._checkpoints.trainer import make_trainer_callback
 from ._checkpoints.training_state import (
     RNG,
     check_loaded,
@@ -85,6 +86,21 @@ def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping
         raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
     Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
     parse_size("max_shard_size", options["max_shard_size"])
+
+
+class _Watcher(threading.Thread):
+    """A thread whose end can be waited for again after Ctrl-C, unlike by join()."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Run the target."""
+        try:
+            super().run()
+        finally:
+            self.ended.set()
 
 
 class CheckpointManager:
@@ -174,7 +190,7 @@ class CheckpointManager:
         self._pid, self._is_closed = os.getpid(), False
         self._handle: SaveHandle | None = None
         self._failure: Exception | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads: list[_Watcher] = []
         self._saving: Counter[int] = Counter()  # running saves of each step
         self._calls = 0  # saves that were started
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
@@ -286,9 +302,8 @@ class CheckpointManager:
         self._calls += 1
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         # The interpreter's exit joins threads that are no daemons before it cancels saves.
-        thread = threading.Thread(target=self._finish, args=(handle, step, self._calls),
-                                  name="fastsafetensors checkpoints",
-                                  daemon=handle.at_exit == "cancel")
+        thread = _Watcher(target=self._finish, args=(handle, step, self._calls),
+                          name="fastsafetensors checkpoints", daemon=handle.at_exit == "cancel")
         thread.start()
         self._threads.append(thread)
         return handle
@@ -336,7 +351,7 @@ class CheckpointManager:
         if self._pid != os.getpid():
             self._check_usable()
         for thread in self._threads:
-            thread.join()
+            thread.ended.wait()
         self._threads = []
         self.check()
 
@@ -480,7 +495,7 @@ class CheckpointManager:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
         for thread in self._threads:
-            thread.join()
+            thread.ended.wait()
         with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
             check_switch("verify", verify)
             check_state(state)
@@ -557,7 +572,8 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     the end of steps that the manager's ``every`` asks for, and waits at the end of the training.
     Set save_strategy="no" in the TrainingArguments. To go on, before train():
     ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``. The Trainer counts
-    its steps from 0 again; checkpoints count on from the resumed one.
+    its steps from 0 again; checkpoints count on from the resumed one. The metric is the eval_loss
+    of an evaluation at the same step.
 
     Args:
         manager: where to save; its stage may be "lazy".
@@ -566,35 +582,4 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     Raises:
         ImportError: transformers is not installed.
     """
-    from transformers import TrainerCallback
-
-    class SaveCheckpoints(TrainerCallback):  # type: ignore[misc,unused-ignore]
-        """Saves checkpoints while the training goes on."""
-
-        before = 0  # steps before this training
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_parts: Any) -> None:
-            self.before = max(0, (manager._resumed or 0) - state.global_step)
-
-        def _save(self, state: Any, parts: Mapping[str, Any], force: bool) -> None:
-            named = {"model": parts["model"], "optimizer": parts.get("optimizer"),
-                     "scheduler": parts.get("lr_scheduler"), "rng": RNG, **more}
-            metric = next((entry["eval_loss"] for entry in reversed(state.log_history)
-                           if "eval_loss" in entry), None)
-            given = {name: value for name, value in named.items() if value is not None}
-            given["trainer"] = {"global_step": state.global_step, "epoch": state.epoch}
-            manager.save(self.before + state.global_step, given, metric, force=force)
-
-        def on_pre_optimizer_step(self, *_args: Any, **_parts: Any) -> None:
-            manager.before_step()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            if manager.should_save(self.before + state.global_step):
-                self._save(state, parts, force=False)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            if not manager.should_save(self.before + state.global_step):
-                self._save(state, parts, force=True)
-            manager.wait()
-
-    return SaveCheckpoints()
+    return make_trainer_callback(manager, {"rng": RNG, **more})
