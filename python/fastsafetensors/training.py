@@ -188,7 +188,7 @@ class CheckpointManager:
         self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
         self._lock, self._pruning = threading.Lock(), threading.Lock()
         self._pid, self._is_closed = os.getpid(), False
-        self._handle: SaveHandle | None = None
+        self._handles: list[SaveHandle] = []  # of saves that may still read tensors
         self._failure: Exception | None = None
         self._threads: list[_Watcher] = []
         self._saving: Counter[int] = Counter()  # running saves of each step
@@ -298,7 +298,7 @@ class CheckpointManager:
 
     def _watch(self, handle: SaveHandle, step: int) -> SaveHandle:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
-        self._handle = handle
+        self._handles = [*(one for one in self._handles if not one.done()), handle]
         self._calls += 1
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         # The interpreter's exit joins threads that are no daemons before it cancels saves.
@@ -336,8 +336,9 @@ class CheckpointManager:
 
     def before_step(self, *_args: Any) -> None:
         """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
-        if self._handle is not None:
-            self._handle.before_step()
+        for handle in self._handles:
+            handle.before_step()
+        self._handles = []
 
     def check(self) -> None:
         """Raise what went wrong with a checkpoint, once."""
@@ -363,7 +364,7 @@ class CheckpointManager:
         try:
             self.wait()
         finally:
-            self._handle = None
+            self._handles = []
             self._pool.close()
 
     def __enter__(self) -> CheckpointManager:
@@ -453,9 +454,9 @@ class CheckpointManager:
 
         Args:
             state: {name: value}, names as in save(). What has a load_state_dict() is given the
-                saved state. Dicts, lists and tensors get the saved contents in place; other plain
-                values, such as numbers, are replaced in `state`. Names that the checkpoint has
-                beyond these are left.
+                saved state. Dicts, lists and tensors get the saved contents in place, tensors in
+                their own dtype; other plain values, such as numbers, are replaced in `state`. Names
+                that the checkpoint has beyond these are left.
             step: the checkpoint to load; None: the latest. Later checkpoints stay, and latest()
                 still returns them until they are saved again or deleted.
             verify: compare every byte with the manifest first; a damaged checkpoint is passed over,
@@ -464,11 +465,16 @@ class CheckpointManager:
         In a group, all ranks load the same step, the latest that all can read; verify= compares
         the bytes that a rank reads.
 
+        An error of a load_state_dict(), such as that of a module with other parameters, is raised
+        unchanged. Entries of `state` before it are then loaded, and those after it are not.
+
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
             TypeError: a state that is not a mapping, or one that can't be changed and has plain
                 values; a module or optimizer whose name has no dict in the checkpoint; nothing was
                 changed.
+            ValueError: a tensor of another shape; a checkpoint of several ranks, and the group has
+                another number; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.

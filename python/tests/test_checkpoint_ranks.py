@@ -91,6 +91,17 @@ with CheckpointManager(run, **options) as manager:
     manager.save(12, state)
     manager.wait()
     assert manager.resume(state, verify=True) == 12
+    # Different steps: an error on all, and neither folder stays.
+    manager.save(20 + 2 * rank, state)
+    try:
+        manager.wait()
+    except RankError as error:
+        assert "differ" in str(error), error
+    else:
+        raise AssertionError("the steps differ")
+    dist.barrier()
+    assert steps()[-1] == 12, steps()
+    dist.barrier()
     # Cancelled on one rank: on all, or it was too late.
     handle = manager.save(14, state)
     cancelled = all_agree(handle.cancel() if rank == size - 1 else handle.exception() is not None)
@@ -110,6 +121,20 @@ except (ValueError if rank == 1 else RankError) as error:
     assert "best must be" in str(error), error
 else:
     raise AssertionError("an argument is invalid")
+finish()
+"""
+
+ANOTHER_SIZE = RUN + """
+fill(0)
+with CheckpointManager(run, **options) as manager:
+    for arguments in ({}, {"step": 12}):
+        try:
+            manager.resume(state, **arguments)
+        except ValueError as error:
+            assert f"was saved by {size + 1} ranks, and this group has {size}" in str(error), error
+        else:
+            raise AssertionError("a checkpoint of another size")
+    check(0)
 finish()
 """
 
@@ -249,6 +274,9 @@ def test_each_rank_saves_its_state(folder, size):
             manager.resume({"epoch": 1}, step=12)
         for rank in range(size):
             assert latest.load(rank=rank, verify=True)["epoch"] == 12 + 100 * rank
+    if size == 3:
+        (folder / "store").unlink(missing_ok=True)
+        run_ranks(ANOTHER_SIZE, folder, 2)
     path = consolidate(found, folder / "hf", prefix="rank-1.model.")
     found = load_file(path)
     assert found.keys() == {"weight", "bias", "tied"}

@@ -71,6 +71,19 @@ def test_a_checkpoint_becomes_a_model(tmp_path):
             "w"], torch.ones(9000, 30))
 
 
+def test_a_folder_with_a_checkpoint(tmp_path):
+    """The folder of this checkpoint or another one is refused, and stays as it is."""
+    with CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 2):
+            manager.save(step, {"model": {"x": torch.full((4,), float(step))}})
+        manager.wait()
+        for step in (1, 2):
+            with pytest.raises(ValueError, match="has a checkpoint of CheckpointManager in it"):
+                consolidate(tmp_path / "run/step-1", tmp_path / f"run/step-{step}",
+                            prefix="model.")
+            assert manager._checkpoint_of(step, verify=True).step == step
+
+
 def test_a_tensor_of_several_names(tmp_path):
     """It is written under each name, also where the first name lacks the prefix."""
     tied, own = torch.ones(4, 3), torch.zeros(2)

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from types import MappingProxyType
 
 import pytest
 
@@ -109,6 +110,25 @@ BUDGET = textwrap.dedent("""
         loaded = manager.latest(verify=True).load()["a"]
         assert all(bool(loaded[f"w{i}"].eq(i).all()) for i in range(64))
     """)
+
+
+def test_tensors_that_differ_from_the_saved_ones(tmp_path: pathlib.Path) -> None:
+    """Another dtype is converted in place; another shape is an error that changes nothing."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": torch.full((3,), 1.5), "steps": 7, "rows": [1],
+                         "net": torch.nn.Linear(2, 2)})
+        manager.wait()
+        mine = torch.zeros(3, dtype=torch.float64)
+        assert manager.resume(MappingProxyType({"x": mine})) == 1
+        assert mine.eq(1.5).all() and mine.dtype == torch.float64
+        state = {"steps": 0, "x": torch.zeros(4)}
+        with pytest.raises(ValueError, match=r"'x' has the shape \[3\], and that of the .* \[4\]"):
+            manager.resume(state)
+        assert state["steps"] == 0 and state["x"].eq(0).all()
+        for fixed in ({"x": [1]}, {"rows": torch.zeros(1)}, {"net": torch.zeros(1)}):
+            with pytest.raises(TypeError, match="can't replace a .* in a mappingproxy: use a dict"):
+                manager.resume(MappingProxyType(fixed))
+            assert manager.resume(dict(fixed)) == 1
 
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CheckpointManager.wait() after Ctrl-C, and the metric of a Trainer's checkpoints."""
+"""Waits of checkpoints: after Ctrl-C, of several saves, after a fork; a Trainer's metrics."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fastsafetensors._saving import save_handles  # noqa: E402
+from fastsafetensors._saving.save_handles import FileSave, ThreadSave  # noqa: E402
+from fastsafetensors.torch import save_file_async  # noqa: E402
 from fastsafetensors.training import CheckpointManager, trainer_callback  # noqa: E402
 
 
@@ -36,6 +40,52 @@ def test_wait_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert may_end.is_set()
         newest = manager.latest()
         assert newest is not None and newest.step == 1
+
+
+def test_wait_of_a_thread_after_an_interrupt() -> None:
+    """The same for saves that a thread of Python's does."""
+    may_end = threading.Event()
+    handle = ThreadSave(may_end.wait, "x")
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert not handle.done()
+    with pytest.raises(TimeoutError):
+        handle.wait(0.1)
+    threading.Timer(0.3, may_end.set).start()
+    handle.wait()
+    assert may_end.is_set() and handle.done()
+
+
+def test_a_step_waits_for_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the one before the last, which may still read tensors."""
+    waited: list[str] = []
+
+    def note(handle: FileSave) -> None:
+        waited.append(handle._name)
+
+    with CheckpointManager(tmp_path, stage="lazy") as manager:
+        monkeypatch.setattr(FileSave, "done", lambda _handle: False)
+        monkeypatch.setattr(FileSave, "before_step", note)
+        for step in (1, 2):
+            manager.save(step, {"x": torch.ones(3)})
+        manager.before_step()
+        assert len(waited) == 2 and waited[0] != waited[1]
+        manager.before_step()
+        assert len(waited) == 2
+        monkeypatch.undo()
+
+
+def test_a_save_in_a_child_whose_parent_held_the_lock(tmp_path: Path) -> None:
+    """A thread of the parent was taking the shared pool when another one forked."""
+    with save_handles._shared_lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            save_file_async({"x": torch.ones(3)}, tmp_path / "x.safetensors").wait()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_metric_of_a_trainer_s_checkpoint(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fastsafetensors import (
     SignedBy,
     hash_file,
     sign_folder,
+    verify_file,
     write_manifest,
     write_sums,
 )
@@ -89,6 +90,16 @@ def test_lists_of_incomplete_sets_are_not_made(tmp_path, write) -> None:
         with pytest.raises(FileNotFoundError, match="more.safetensors"):
             write(path)
     assert sorted(path.name for path in folder.iterdir()) == ["base.safetensors", INDEX]
+
+
+def test_a_folder_of_two_indexes(tmp_path) -> None:
+    """It is refused as by a load."""
+    folder = tmp_path / "set"
+    make_set(folder, index=True)
+    shutil.copy(folder / INDEX, folder / "other.safetensors.index.json")
+    for call in (verify_file, fast_torch.load_file):
+        with pytest.raises(ValueError, match="the folder has 2 index files"):
+            call(folder)
 
 
 def test_deleted_index(tmp_path) -> None:

@@ -103,13 +103,15 @@ static bool is_private_name(const char *name, size_t size) {
 bool fsti_host_is_private(const char *host, size_t size) {
     char text[INET6_ADDRSTRLEN + 1];
     unsigned char bytes[16];
+    struct in_addr four;
     while (size > 1 && host[size - 1] == '.') size--; // a fully qualified name
     size_t address_size = strcspn(host, "%");         // without the interface
     if (address_size > size) address_size = size;
     if (address_size < sizeof text) {
         memcpy(text, host, address_size);
         text[address_size] = '\0';
-        if (inet_pton(AF_INET, text, bytes) == 1) return is_private_4(read_4(bytes));
+        // Also "0x7f.1", "2130706433" and "0177.1", which a proxy may resolve.
+        if (inet_aton(text, &four) == 1) return is_private_4(ntohl(four.s_addr));
         if (inet_pton(AF_INET6, text, bytes) == 1) return is_private_6(bytes);
     }
     return is_private_name(host, size);

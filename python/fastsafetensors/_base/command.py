@@ -51,7 +51,8 @@ def ask_command(*arguments: str | bytes, good: tuple[int, ...] = (0,)) -> Any:
         answer = {}
     if done.returncode in good:
         return answer
-    raise_error(answer.get("error") or {},
+    problems = answer.get("errors") or [{}]
+    raise_error(answer.get("error") or problems[0],
                 done.stderr.decode(errors="replace").strip()
                 or f"the command ended with code {done.returncode}")
 

@@ -22,6 +22,10 @@ from .checkpoint_folders import STEM, Checkpoint, rank_prefix
 from .state_codec import encode_state
 
 
+class OtherGroupSizeError(ValueError):
+    """A checkpoint that another number of ranks has saved."""
+
+
 class Ranks:
     """The ranks of a group. All of them call the same methods in the same order."""
 
@@ -93,8 +97,9 @@ class Ranks:
     def read(self, checkpoint: Checkpoint, verify: bool) -> dict[str, Any]:
         """Read this rank's state."""
         if checkpoint.ranks not in (1, self.size):
-            raise ValueError(f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this "
-                             f"group has {self.size}: read it with Checkpoint.load(rank=...)")
+            raise OtherGroupSizeError(
+                f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this group has "
+                f"{self.size}: read it with Checkpoint.load(rank=...)")
         rank = self.rank if checkpoint.ranks > 1 else None
         return checkpoint.load(rank=rank, verify=verify)
 
@@ -104,21 +109,30 @@ class Ranks:
         """Yield (step, what `read` returns, None) for the steps of rank 0, the same on all ranks.
 
         With the error instead, if one rank could not read the step.
+
+        Raises:
+            OtherGroupSizeError: on all ranks: another number of them has saved the step.
         """
         agreement = self._begin()
         texts = self._pg.exchange_texts(json.dumps(steps), "the checkpoints")
         for step in json.loads(texts[0]):
             failure: Exception | None = None
+            other_size: OtherGroupSizeError | None = None
             found = None
             try:
                 found = read(step)
+            except OtherGroupSizeError as error:
+                other_size = error
             except Exception as error:
                 failure = error
             try:
-                agreement.agree(f"reading the checkpoint of step {step}", error=failure)
+                agreement.agree(f"reading the checkpoint of step {step}", [str(other_size)],
+                                failure)
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
                 yield step, None, error
             else:
+                if other_size is not None:
+                    raise other_size
                 yield step, found, None

@@ -19,6 +19,7 @@ from .._saving.save_options import check_names, manifest_options, refuse_address
 from .._torch.torch_installed import torch
 from .._torch.torch_state import torch_dtype, torch_shape
 from .._torch.torch_tensors import wrap
+from .checkpoint_folders import STEM
 from .checkpoint_shards import StoredPart, open_parts, size_of
 from .state_codec import DESCRIPTION, described_tensors
 
@@ -27,6 +28,9 @@ _KERNEL_BYTES = 64 << 20
 _MEMORY_BYTES = 8 << 20
 # The names of a rank's tensors in a checkpoint of several ranks begin so.
 _RANK = re.compile(r"rank-[0-9]+\.")
+# The files of a checkpoint of CheckpointManager.
+_CHECKPOINT = re.compile(re.escape(STEM) + r"(-[0-9]+-of-[0-9]+\.safetensors|\.safetensors"
+                         r"(\.index\.json)?)")
 # Why another method may work where copy_file_range() failed.
 _REFUSALS = {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF}
 
@@ -143,6 +147,18 @@ class _Copier:
                 view[key].copy_(wrap(next(iter(loader))))
 
 
+def _check_target(folder: str | os.PathLike[str]) -> None:
+    """Raise ValueError for a folder that has a checkpoint in it.
+
+    Its manifest would be replaced, and a folder of two sets can't be opened.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(os.fsdecode(folder))
+        if any(_CHECKPOINT.fullmatch(name) for name in names):
+            raise ValueError(f"{os.fsdecode(folder)} has a checkpoint of CheckpointManager in it: "
+                             "use another folder")
+
+
 @contextlib.contextmanager
 def _targets(paths: list[str]) -> Iterator[list[_Target]]:
     with contextlib.ExitStack() as stack:
@@ -210,7 +226,7 @@ def consolidate(
 
     Raises:
         ValueError: parts that do not make up a tensor; no tensor with the prefix; a size that is
-            none.
+            none; a folder with a checkpoint of CheckpointManager.
         SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
         TypeError: an argument of another type.
     """
@@ -220,6 +236,7 @@ def consolidate(
     check_names((), metadata)
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be text, not {prefix!r}")
+    _check_target(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     layout = check_save_options({"alignment": alignment})
     with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:

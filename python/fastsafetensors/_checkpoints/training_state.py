@@ -7,7 +7,7 @@ import contextlib
 import operator
 import random
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 from .._torch.torch_installed import torch
 
@@ -89,25 +89,38 @@ def check_targets(state: Mapping[str, Any]) -> None:
     if isinstance(state, MutableMapping):
         return
     for name, target in state.items():
-        if not _loads(target) and not isinstance(target, (dict, list)):
+        if not _loads(target) and not isinstance(target, (dict, list, torch.Tensor)):
             raise TypeError(f"state[{name!r}] is a {type(target).__name__}, and a "
                             f"{type(state).__name__} can't be given another: use a dict")
 
 
 def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any) -> None:
-    """Raise KeyError or TypeError if what was loaded does not fit the state."""
+    """Raise KeyError, TypeError or ValueError if what was loaded does not fit the state."""
     missing = sorted(map(str, state.keys() - loaded.keys()))
     if missing:
         raise KeyError(f"{path} has no state of {', '.join(missing)}")
     for name, target in state.items():
-        takes_dict = getattr(type(target), "load_state_dict", None) in _DICT_LOADERS
-        if takes_dict and not isinstance(loaded[name], dict):
-            raise TypeError(f"{path}: the state of {name!r} is a {type(loaded[name]).__name__}, "
+        value = loaded[name]
+        method = getattr(type(target), "load_state_dict", None)
+        if method in _DICT_LOADERS and not isinstance(value, dict):
+            raise TypeError(f"{path}: the state of {name!r} is a {type(value).__name__}, "
                             f"and a {type(target).__name__} loads a dict")
+        if _are(torch.Tensor, target, value):
+            _check_shape(f"{path}: the tensor {name!r}", target, value)
+        elif not _loads(target) and not _is_filled_in_place(target, value) and not isinstance(
+                state, MutableMapping):
+            raise TypeError(f"{path}: {name!r} is a {type(value).__name__}, which can't replace a "
+                            f"{type(target).__name__} in a {type(state).__name__}: use a dict")
+
+
+def _check_shape(what: str, target: Any, value: Any) -> None:
+    if target.shape != value.shape:
+        raise ValueError(f"{what} has the shape {list(value.shape)}, and that of the state "
+                         f"{list(target.shape)}")
 
 
 def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
-    """Give the values of a state what was loaded.
+    """Give the values of a state what was loaded and fits, by check_loaded().
 
     Dicts, lists and tensors are changed in place, where the kind is the same, because the program
     may have them under other names. Other plain values are replaced in `state`.
@@ -116,19 +129,23 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
         value = loaded[name]
         if _loads(target):
             target.load_state_dict(value)
-        elif isinstance(target, dict) and isinstance(value, dict):
+        elif _are(dict, target, value):
             target.clear()
             target.update(value)
-        elif isinstance(target, list) and isinstance(value, list):
+        elif _are(list, target, value):
             target[:] = value
-        elif isinstance(target, torch.Tensor) and _is_alike(target, value):
+        elif _are(torch.Tensor, target, value):
             with torch.no_grad():
                 target.copy_(value)
-        elif isinstance(state, MutableMapping):
-            state[name] = value
+        else:
+            cast("MutableMapping[str, Any]", state)[name] = value
 
 
-def _is_alike(target: Any, value: Any) -> bool:
-    """Whether both are tensors of one shape and dtype."""
-    return (isinstance(target, torch.Tensor) and isinstance(value, torch.Tensor)
-            and target.shape == value.shape and target.dtype == value.dtype)
+def _are(kind: type, target: Any, value: Any) -> bool:
+    """Whether both are of a kind, and the target is not loaded by a method of its own."""
+    return not _loads(target) and isinstance(target, kind) and isinstance(value, kind)
+
+
+def _is_filled_in_place(target: Any, value: Any) -> bool:
+    """Whether both are of one kind whose contents load_into() replaces."""
+    return any(_are(kind, target, value) for kind in (dict, list, torch.Tensor))

@@ -86,9 +86,10 @@ class JointSave:
     def __post_init__(self) -> None:
         """Take the place behind the save before."""
         self.is_started = False  # the library's threads will call publish()
-        self._missing = 0  # folders to make
+        self._missing = 0  # folders to make, by what this rank or another has found
         if self.place is not None:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
+        self._missing_here = self._missing
         self._end = threading.Event()
         self._before: threading.Event | None = None
         if self.group is not None:
@@ -153,14 +154,17 @@ class JointSave:
     def _withdraw(self, pg: Any, paths: list[str]) -> None:
         """Delete the files of all ranks before any is published, and the folders made for them.
 
-        One rank deletes the folders while the others wait: they may use them in their next save.
+        No rank goes on until all have: it may use the folders in its next save. Every rank deletes,
+        because the folders differ if the save failed for that reason.
         """
         for path in paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self._meet(pg)
-        if self.place is not None and (pg.rank() == 0 or pg.has_lost_ranks):
-            remove_folders(Path(self.place.folder), self._missing)
+        if self.place is not None:
+            is_first = pg.rank() == 0 or pg.has_lost_ranks
+            remove_folders(Path(self.place.folder),
+                           self._missing if is_first else self._missing_here)
         self._meet(pg)
 
     def _meet(self, pg: Any) -> None:

@@ -47,10 +47,11 @@ def missing_count(folder: pathlib.Path) -> int:
 
 
 def remove_folders(folder: pathlib.Path, count: int) -> None:
-    """Remove folders that the save has made, if they are empty."""
+    """Remove folders that the save has made, if they are empty and another rank has not."""
     with contextlib.suppress(OSError):
         for path in (folder, *folder.parents)[:count]:
-            path.rmdir()
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
 
 
 class _Request(NamedTuple):

@@ -357,6 +357,8 @@ class ThreadSave(SaveHandle):
         self._name, self._pid = name, os.getpid()
         self.result: Any = None
         self._work = work
+        # Unlike join(), which returns at once after an earlier one was ended by Ctrl-C.
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastsafetensors save")
         running.add(self)
         self._thread.start()
@@ -368,13 +370,14 @@ class ThreadSave(SaveHandle):
             self._error = error
         finally:
             del self._work  # and the copies with it
+            self._has_ended.set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the files are in place."""
         seconds = check_timeout(timeout)
         self._check_process()
-        self._thread.join(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
-        if self._thread.is_alive():
+        if not self._has_ended.wait(
+                None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
             raise TimeoutError(f"{self._name}: the save is not done yet")
         self._is_told = True
         if self._error is not None:
@@ -383,7 +386,7 @@ class ThreadSave(SaveHandle):
     def done(self) -> bool:
         """Whether the save has ended."""
         self._check_process()
-        return not self._thread.is_alive()
+        return self._has_ended.is_set()
 
     def _check_process(self) -> None:
         # In a fork's child the thread looks as if it had ended.
@@ -403,7 +406,7 @@ class ThreadSave(SaveHandle):
 
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
-        self._thread.join()
+        self._has_ended.wait()
         self.__del__()
 
     def __del__(self) -> None:
@@ -470,8 +473,17 @@ class _Running:
 
 
 running = _Running()
+
+
+def _forget_parent() -> None:
+    """In a fork's child: a thread of the parent may have held the locks."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    running.forget()
+
+
 atexit.register(running.end)
-os.register_at_fork(after_in_child=running.forget)
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def start_rows(

@@ -94,6 +94,7 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
 
     Raises:
         OSError: an empty path, bytes that cannot be read, or the command is not installed.
+        ValueError: a folder with several indexes.
         TypeError: an argument of another type.
     """
     check_no_empty_path("filename", filename)
