@@ -142,7 +142,7 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
 
 
 def _are(kind: type, target: Any, value: Any) -> bool:
-    """Whether both are of a kind, and the target is not loaded by a method of its own."""
+    """Whether both are of a kind, and the target has no load_state_dict()."""
     return not _loads(target) and isinstance(target, kind) and isinstance(value, kind)
 
 
