@@ -101,7 +101,13 @@ build/gpu-software/.ready: | $(VENV)/.build-ready
 	@$(BIN)/python tools/get_gpu_software.py || echo "no GPU software could be downloaded"
 	@touch $@
 
-test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready $(if $(ALL),build/servers/.ready build/gpu-software/.ready) ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
+# Programs that receive weight deltas; without them their tests are skipped.
+build/receivers/.ready: | $(VENV)/.build-ready
+	@mkdir -p build/receivers
+	@$(BIN)/python tools/get_receivers.py build/receivers || echo "the tests with receivers are skipped"
+	@touch $@
+
+test unittest: $(VENV)/$(if $(ALL),.test-all-ready,.test-ready) $(VENV)/.package-ready $(if $(ALL),build/servers/.ready build/gpu-software/.ready build/receivers/.ready) ## all fast tests; ALL=1: with every integration; LONG=1: every case of the sweeps; SANITIZE=1: C under sanitizers
 	@$(BIN)/python tools/run_tests.py $(if $(ALL),--all) $(if $(LONG),--long) $(if $(SANITIZE),--sanitize --tsan)
 
 sanitize-python: $(VENV)/.test-ready ## Python tests with the extension under the sanitizers

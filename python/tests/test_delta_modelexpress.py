@@ -12,7 +12,8 @@ from store_servers import find_program, moto
 from fastsafetensors import deltas, remote
 
 pytest.importorskip("torch")
-receiver = pytest.importorskip("modelexpress_rl.inference.receiver", reason="needs modelexpress")
+receiver = pytest.importorskip("modelexpress_rl.inference.receiver",
+                               reason="needs modelexpress: make build/receivers/.ready")
 pytest.importorskip("boto3", reason="needs boto3")
 WORDS = ("v-a", "v-b", "v-c", "v-d")
 

@@ -250,23 +250,10 @@ def test_deltas_are_read_from_s3(tmp_path, states, local, own_home, monkeypatch)
 # ---- vLLM's own code ----
 
 def vllm_patches():
-    """Import only vLLM's module of checkpoint patches, which needs nothing but torch."""
-    import importlib.util
-    import pathlib
-    import sys
-
+    """Import vLLM's module of checkpoint patches, a copy of the one file."""
     pytest.importorskip("torch")
-    spec = importlib.util.find_spec("vllm")
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    for place in places:
-        path = pathlib.Path(place) / "model_executor/model_loader/checkpoint_weight_patch.py"
-        if path.exists():
-            found = importlib.util.spec_from_file_location("vllm_patches", path)
-            module = importlib.util.module_from_spec(found)
-            sys.modules["vllm_patches"] = module
-            found.loader.exec_module(module)
-            return module
-    pytest.skip("needs vllm with checkpoint_weight_patch")
+    return pytest.importorskip("checkpoint_weight_patch",
+                               reason="needs vLLM's file: make build/receivers/.ready")
 
 
 @pytest.mark.parametrize("indices", ["int32", "int64"])
@@ -319,7 +306,7 @@ def test_vllm_loads_the_patches(tmp_path, indices):
 
 def test_modelexpress_reads_our_deltas(tmp_path, states):
     receiver = pytest.importorskip("modelexpress_rl.inference.receiver",
-                                   reason="needs modelexpress")
+                                   reason="needs modelexpress: make build/receivers/.ready")
     from modelexpress_rl.object_storage import ObjectStorageType
 
     class Objects:
@@ -351,7 +338,7 @@ def test_modelexpress_reads_our_deltas(tmp_path, states):
 
 def test_deltas_from_modelexpress_are_applied(tmp_path, states, local):
     pytest.importorskip("modelexpress_rl.train.methods.canonical_delta",
-                        reason="needs modelexpress")
+                        reason="needs modelexpress: make build/receivers/.ready")
     from modelexpress_rl.utils import Adler32Checksum, compress_delta, compute_delta
 
     def send(index, tables):
