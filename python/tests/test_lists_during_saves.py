@@ -255,3 +255,26 @@ def test_no_list_of_an_unfinished_save(half: HalfPublished) -> None:
             write(half.folder)
     half.end()
     write_manifest(half.folder)
+
+
+@pytest.fixture(params=["other count", "one file"])
+def leftovers(request, tmp_path: Path) -> list[str]:
+    """Files of a save and of the one before it, which a kill has left when the index was final."""
+    size = 20_000 if request.param == "other count" else 200_000
+    rows = [{f"{name}{i}": torch.full((64, 64), value) for i in range(3)}
+            for name, value in (("old", 1.0), ("new", 2.0))]
+    save_safetensors_sharded(rows[0], tmp_path, max_shard_size=20_000)
+    kept = {path: path.read_bytes() for path in tmp_path.glob("model-*.safetensors")}
+    del rows[1]["new2"]
+    save_safetensors_sharded(rows[1], tmp_path, max_shard_size=size)
+    for path, data in list(kept.items())[1:]:
+        path.write_bytes(data)
+    return sorted(map(str, tmp_path.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_names_of_two_saves(name: str, leftovers: list[str]) -> None:
+    """Shards of another number of files, or beside a model of one file, are of another save."""
+    with pytest.raises(SafetensorError, match="is of another save of this model") as caught:
+        READERS[name](leftovers)
+    assert caught.value.tag == "FileChanged"

@@ -53,6 +53,7 @@ static const block_6 private_6[] = {
     {{0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0}, 12, 0, 0, 12},       // ::ffff:0:0:0/96
     {{0x00, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0}, 12, 0, 0, 12}, // 64:ff9b::/96
     {{0x00, 0x64, 0xff, 0x9b, 0x00, 0x01}, 6, 0, 0, 0},               // 64:ff9b:1::/48
+    {{0x20, 0x01, 0, 0}, 4, 0, 0, 0},                                 // 2001::/32: Teredo
     {{0x20, 0x02}, 2, 0, 0, 2},                                       // 2002::/16
     {{0}, 0, 0xfe, 0xfc, 0},                                          // fc00::/7
     {{0xfe}, 1, 0xc0, 0x80, 0},                                       // fe80::/10
@@ -84,14 +85,13 @@ bool fsti_sockaddr_is_private(const struct sockaddr *address) {
     return true; // a local socket or an unknown address family
 }
 
-/// Names that never belong to a public host, and names of metadata services.
+/// Names that never belong to a public host, and the name of a metadata service. A name without a
+/// dot is one of the local network.
 static bool is_private_name(const char *name, size_t size) {
-    static const char *const names[] = {
-        "localhost",     "metadata",      "metadata.google.internal",
-        "metadata.goog", "instance-data", "instance-data.ec2.internal"};
+    static const char metadata[] = "metadata.goog";
     static const char *const endings[] = {".localhost", ".local", ".internal", ".localdomain"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strlen(names[i]) == size && strncasecmp(name, names[i], size) == 0) return true;
+    if (memchr(name, '.', size) == NULL) return true;
+    if (size == sizeof metadata - 1 && strncasecmp(name, metadata, size) == 0) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t ending = strlen(endings[i]);
         if (size > ending && strncasecmp(name + size - ending, endings[i], ending) == 0)

@@ -160,8 +160,12 @@ static fst_status open_path(const char *path, const model_request *request, unsi
         fsti_verification_close(files.verification);
     *same = fsti_model_paths_same(&paths);
     if (*same && status == FST_OK) status = check_shards(out, &paths, tries, same, error);
-    if (status == FST_E_NOT_FOUND && *same && paths.has_index)
+    if (status == FST_E_NOT_FOUND && *same && paths.has_index) {
         status = fsti_model_name_missing(&paths, status, error);
+        // A link to the index of a save that is being published, whose files are elsewhere.
+        *same = !fsti_model_names_hidden(&paths);
+        if (!*same) wait_for_save(tries);
+    }
     fsti_model_paths_clear(&paths);
     return status;
 }

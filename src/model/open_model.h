@@ -168,9 +168,16 @@ fst_status fsti_verification_check_set(const model_verification *verification,
 /// FST_E_NOT_FOUND with the missing files, if a folder without an index has files named
 /// "...-00001-of-00003.safetensors" and not all three.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);
+/// Finds two files of a list whose names show that they are of two saves of one model, because a
+/// save that was killed has left files of the one before: "a-00001-of-00003.safetensors" beside
+/// "a-00002-of-00008.safetensors" or "a.safetensors". found[0] is NULL if there are none.
+fst_status fsti_model_find_two_saves(const char *const *paths, size_t count, const char *found[2],
+                                     fst_error *error);
 /// Whether the name belongs to a sharded model at a store that was saved next to another one. Only
 /// its index refers to it.
 bool fsti_model_is_tagged(const char *path);
+/// Whether an index names files that a save has not given their final names.
+bool fsti_model_names_hidden(const model_paths *paths);
 /// A sharded model could not be opened. If files of its index are missing, returns an error that
 /// names all of them.
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error);

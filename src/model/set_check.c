@@ -57,6 +57,61 @@ bool fsti_model_is_tagged(const char *path) {
            memcmp(path + at - 1 - count_digits - 4, "-of-", 4) == 0;
 }
 
+/// A set of files "PREFIX00001-of-00003.safetensors", by one of them.
+typedef struct named_set {
+    const char *path;
+    shard_name shard;
+} named_set;
+
+/// Whether the file belongs with the set, but to another save of it: it has another number of
+/// files, or is the only one, "PREFIX.safetensors".
+static bool is_of_other_save(const named_set *set, const char *path, const shard_name *shard) {
+    size_t size = set->shard.prefix_size;
+    if (shard != NULL)
+        return shard->prefix_size == size && memcmp(path, set->path, size) == 0 &&
+               (shard->count != set->shard.count || shard->digits != set->shard.digits);
+    return strncmp(path, set->path, size - 1) == 0 && strcmp(path + size - 1, ENDING) == 0;
+}
+
+/// The set that the file shows to be of another save, or NULL.
+static const named_set *find_other_save(const named_set *sets, size_t count, const char *path,
+                                        const shard_name *shard) {
+    for (size_t i = 0; i < count; i++)
+        if (is_of_other_save(&sets[i], path, shard)) return &sets[i];
+    return NULL;
+}
+
+static bool is_in_set(const named_set *sets, size_t count, const char *path,
+                      const shard_name *shard) {
+    for (size_t i = count; i > 0; i--)
+        if (sets[i - 1].shard.prefix_size == shard->prefix_size &&
+            memcmp(path, sets[i - 1].path, shard->prefix_size) == 0)
+            return true;
+    return false;
+}
+
+fst_status fsti_model_find_two_saves(const char *const *paths, size_t count, const char *found[2],
+                                     fst_error *error) {
+    size_t set_count = 0;
+    shard_name shard;
+    named_set *sets = fsti_alloc_zeroed(count + 1, sizeof *sets);
+    found[0] = found[1] = NULL;
+    if (sets == NULL) return fsti_error_memory(error, count * sizeof *sets);
+    for (size_t i = 0; i < count; i++)
+        if (read_shard_name(paths[i], &shard) && !is_in_set(sets, set_count, paths[i], &shard))
+            sets[set_count++] = (named_set){paths[i], shard};
+    for (size_t i = 0; i < count && set_count > 0 && found[0] == NULL; i++) {
+        bool is_shard = read_shard_name(paths[i], &shard);
+        const named_set *other =
+            find_other_save(sets, set_count, paths[i], is_shard ? &shard : NULL);
+        if (other == NULL) continue;
+        found[0] = other->path;
+        found[1] = paths[i];
+    }
+    fsti_free(sets);
+    return FST_OK;
+}
+
 static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -114,6 +169,16 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
         if (!expected) return name_missing_shards(paths, folder, paths->paths[i], &shard, error);
     }
     return FST_OK;
+}
+
+bool fsti_model_names_hidden(const model_paths *paths) {
+    for (size_t i = 0; i < paths->count; i++) {
+        const char *slash = strrchr(paths->paths[i], '/');
+        if ((slash == NULL ? paths->paths[i] : slash + 1)[0] == '.' &&
+            fsti_ends_with(paths->paths[i], ".tmp"))
+            return true;
+    }
+    return false;
 }
 
 fst_status fsti_model_name_missing(const model_paths *paths, fst_status status, fst_error *error) {

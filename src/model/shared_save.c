@@ -6,7 +6,9 @@
 /// of open files mixes two saves only if one of these is true after the last file was opened:
 ///
 ///   - an index next to the files names hidden files that will be renamed to some of them;
-///   - a file that was opened is no longer the one at its path.
+///   - a file that was opened is no longer the one at its path;
+///   - the names say so, because files of the save before are deleted after the index has its final
+///     content: "a-00001-of-00003.safetensors" beside "a-00001-of-00008.safetensors".
 ///
 /// The index is read before the paths are looked at. A save that ends between the two has replaced
 /// a file that was opened, so the second check finds it.
@@ -29,9 +31,10 @@
 /// Hidden names repeat at least this many bytes of a name that is too long for them.
 #define HIDDEN_BASE_BYTES 196u
 
-/// The local files of several models, as one list of paths. None of them is a link.
+/// The local files of several models, as one list.
 typedef struct open_files {
-    char **places;
+    char **places;      ///< paths, none of which is a link
+    const char **paths; ///< as they were opened
     size_t count;
     const char *own_index; ///< the index that they were opened by: it is not searched; or NULL
 } open_files;
@@ -157,18 +160,22 @@ static char *follow_link(const char *path) {
 static void clear_files(open_files *files) {
     for (size_t i = 0; i < files->count; i++) fsti_free(files->places[i]);
     fsti_free(files->places);
+    fsti_free(files->paths);
 }
 
 static fst_status list_files(const fst_model *const *models, size_t model_count, size_t file_count,
                              open_files *out, fst_error *error) {
-    *out = (open_files){.places = fsti_alloc_zeroed(file_count, sizeof *out->places)};
-    if (out->places == NULL) return fsti_error_memory(error, file_count * sizeof *out->places);
+    *out = (open_files){.places = fsti_alloc_zeroed(file_count, sizeof *out->places),
+                        .paths = fsti_alloc_zeroed(file_count, sizeof *out->paths)};
+    if (out->places == NULL || out->paths == NULL)
+        return fsti_error_memory(error, file_count * sizeof *out->places);
     for (size_t m = 0; m < model_count; m++)
         for (size_t i = 0; i < models[m]->file_count; i++) {
             const fsti_file *file = models[m]->files[i].file;
             if (!has_local_path(file)) continue;
             char *place = follow_link(fsti_file_path(file));
             if (place == NULL) return fsti_error_memory(error, strlen(fsti_file_path(file)));
+            out->paths[out->count] = fsti_file_path(file);
             out->places[out->count++] = place;
         }
     return FST_OK;
@@ -187,6 +194,22 @@ bool fsti_model_files_same(const fst_model *model) {
     return true;
 }
 
+/// Refuses files whose names show two saves. An index knows better which files are its own.
+static fst_status check_file_names(const open_files *files, fst_error *error) {
+    const char *found[2] = {NULL, NULL};
+    if (files->own_index != NULL) return FST_OK;
+    FST_TRY(fsti_model_find_two_saves(files->paths, files->count, found, error));
+    if (found[0] == NULL)
+        FST_TRY(fsti_model_find_two_saves((const char *const *)files->places, files->count, found,
+                                          error));
+    if (found[0] == NULL) return FST_OK;
+    fsti_error_location location = {.file = found[0], .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                          "%s is of another save of this model. Open the index or the folder, or "
+                          "save the model again",
+                          name_of(found[1]));
+}
+
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
                                   const char *own_index, bool *is_unfinished, fst_error *error) {
     open_files files;
@@ -199,6 +222,8 @@ fst_status fsti_models_check_save(const fst_model *const *models, size_t model_c
     fst_status status = list_files(models, model_count, file_count, &files, error);
     files.own_index = own_index;
     if (status == FST_OK) status = search_indexes(&files, &index, error);
+    if (status == FST_OK && index == NULL) status = check_file_names(&files, error);
+    *is_unfinished = status == FST_E_FILE_CHANGED;
     clear_files(&files);
     if (status != FST_OK) return status;
     if (index != NULL) {

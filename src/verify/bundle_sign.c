@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "file_tree.h"
+#include "file_watch.h"
 #include "manifest_text.h"
 #include "model/open_model.h"
+#include "output/output.h"
 #include "folder_check.h"
 
 /// Names that model_signing ignores as well.
@@ -109,6 +111,38 @@ static fst_status check_names(const file_tree *tree, fst_error *error) {
     return FST_OK;
 }
 
+/// A folder that a save is writing to would be signed with files that vanish.
+static fst_status check_no_save(const file_tree *tree, fst_error *error) {
+    for (size_t i = 0; i < tree->count; i++) {
+        const char *slash = strrchr(tree->files[i].name, '/');
+        if (!fsti_hidden_is(slash == NULL ? tree->files[i].name : slash + 1)) continue;
+        fsti_error_location location = {.file = tree->files[i].name, .byte_offset = FST_NO_OFFSET};
+        return fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                              "a save is running or was killed. Wait for it, or delete the file by "
+                              "`fastsafetensors clean`");
+    }
+    return FST_OK;
+}
+
+/// Lists the files that are to be signed. *watch: NULL, or to notice later changes.
+static fst_status list_tree(const char *folder, const char *target, file_tree *tree,
+                            file_watch *watch, fst_error *error) {
+    FST_TRY(fsti_file_tree_list(folder, ignores_name, fsti_file_tree_name_inside(folder, target),
+                                tree, error));
+    for (size_t i = 0; watch != NULL && i < tree->count; i++)
+        FST_TRY(fsti_file_watch_add(watch, tree->folder, tree->files[i].name, error));
+    return check_no_save(tree, error);
+}
+
+/// Whether the digests are those of one state of the folder.
+static fst_status check_tree(const char *folder, const char *target, const file_watch *watch,
+                             fst_error *error) {
+    file_tree again = {0};
+    fst_status status = list_tree(folder, target, &again, NULL, error);
+    fsti_file_tree_clear(&again);
+    return status == FST_OK ? fsti_file_watch_check(watch, error) : status;
+}
+
 static uint64_t count_kept(const file_tree *tree) {
     uint64_t count = 0;
     for (size_t i = 0; i < tree->count; i++) count += tree->files[i].is_kept;
@@ -120,6 +154,7 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     char target[PATH_MAX];
     uint64_t start_ns = fsti_now_ns();
     file_tree tree = {0};
+    file_watch watch = {0};
     fsti_key *key;
     int size = paths->bundle == NULL
                    ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
@@ -128,17 +163,17 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
         return fsti_error_errno(error, ENAMETOOLONG, paths->folder, "writing the signature");
     FST_TRY(fsti_text_check_target(target, paths->key, error));
     FST_TRY(read_private_key(paths->key, &key, error));
-    fst_status status =
-        fsti_file_tree_list(paths->folder, ignores_name,
-                            fsti_file_tree_name_inside(paths->folder, target), &tree, error);
+    fst_status status = list_tree(paths->folder, target, &tree, &watch, error);
     if (status == FST_OK) status = check_names(&tree, error);
     if (status == FST_OK) status = hash_tree(&tree, paths, key, error);
+    if (status == FST_OK) status = check_tree(paths->folder, target, &watch, error);
     if (status == FST_OK) status = sign_tree(&tree, paths, key, target, error);
     stats->file_count = tree.count;
     stats->files_kept = count_kept(&tree);
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;
     stats->total_ns = fsti_now_ns() - start_ns;
     fsti_key_free(key);
+    fsti_file_watch_clear(&watch);
     fsti_file_tree_clear(&tree);
     return status;
 }

@@ -162,8 +162,21 @@ fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *er
     return status;
 }
 
-fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error) {
-    return list_files(path, true, out, error);
+fst_status fsti_folder_files(const char *path, folder_files *out, file_watch *watch,
+                             fst_error *error) {
+    FST_TRY(list_files(path, true, out, error));
+    for (size_t i = 0; i < out->count; i++)
+        FST_TRY(fsti_file_watch_add(watch, out->folder, out->names[i], error));
+    return FST_OK;
+}
+
+fst_status fsti_folder_files_check(const char *path, const file_watch *watch, fst_error *error) {
+    folder_files again;
+    // The index before the files: of a save that runs, it has hidden names; one that ends between
+    // the two has replaced a file.
+    fst_status status = list_files(path, true, &again, error);
+    fsti_folder_files_clear(&again);
+    return status == FST_OK ? fsti_file_watch_check(watch, error) : status;
 }
 
 bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }

@@ -5,6 +5,7 @@
 
 #include "base/primitives.h"
 #include "fastsafetensors/verify.h"
+#include "file_watch.h"
 
 typedef struct folder_files {
     char *folder; ///< with a final slash; "" is the current folder
@@ -14,10 +15,14 @@ typedef struct folder_files {
 } folder_files;
 
 /// The files of a model, for a list of them. FST_E_NOT_FOUND names files that its index lists and
-/// that are missing. *out must be cleared, also after an error.
-fst_status fsti_folder_files(const char *path, folder_files *out, fst_error *error);
-/// The same for a search for unlisted models: all files of a folder that is not a model, or whose
-/// index is invalid; none if the path does not exist.
+/// that are missing. Begins to watch them, for the check. *out and *watch must be cleared, also
+/// after an error.
+fst_status fsti_folder_files(const char *path, folder_files *out, file_watch *watch,
+                             fst_error *error);
+/// When they have been read: FST_E_FILE_CHANGED if a save or another program has replaced some.
+fst_status fsti_folder_files_check(const char *path, const file_watch *watch, fst_error *error);
+/// fsti_folder_files() for a search for unlisted models: all files of a folder that is not a model,
+/// or whose index is invalid; none if the path does not exist.
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error);
 /// FST_E_ARGUMENT if a manifest cannot list a file because its name is not UTF-8.
 fst_status fsti_folder_files_check_names(const folder_files *files, fst_error *error);

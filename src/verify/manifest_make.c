@@ -30,6 +30,7 @@ typedef struct manifest_job {
     const fsti_digest_kind *kind;
     uint32_t chunk_bytes;
     folder_files list;
+    file_watch watch; ///< of the listed files
     made_file *files;
     fsti_manifest_file *rows;
     size_t first_file; ///< index of the first file of the open group
@@ -52,6 +53,7 @@ static void clear_job(manifest_job *job) {
     fsti_free(job->files);
     fsti_free(job->rows);
     fsti_manifest_clear(&job->old);
+    fsti_file_watch_clear(&job->watch);
     fsti_folder_files_clear(&job->list);
 }
 
@@ -315,9 +317,10 @@ fst_status fsti_manifest_make(const char *path, const char *target,
     if (job.chunk_bytes == 0) job.chunk_bytes = CHUNK_BYTES_DEFAULT;
     FST_TRY(job.kind->ready(error));
     fst_status status = read_old(&job, error);
-    if (status == FST_OK) status = fsti_folder_files(path, &job.list, error);
+    if (status == FST_OK) status = fsti_folder_files(path, &job.list, &job.watch, error);
     if (status == FST_OK) status = fsti_folder_files_check_names(&job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
+    if (status == FST_OK) status = fsti_folder_files_check(path, &job.watch, error);
     if (status == FST_OK) status = publish_manifest(&job, target, error);
     clear_job(&job);
     stats->total_ns = fsti_now_ns() - start_ns;

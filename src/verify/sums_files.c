@@ -53,15 +53,17 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     fsti_check_progress progress = {options->progress, options->progress_context};
     uint64_t start_ns = fsti_now_ns();
     folder_files files;
+    file_watch watch = {0};
     file_tree tree = {0};
     char *own = NULL;
-    fst_status status = fsti_folder_files(path, &files, error);
+    fst_status status = fsti_folder_files(path, &files, &watch, error);
     if (status == FST_OK && target == NULL) {
         target = own = default_target(&files);
         if (own == NULL) status = fsti_error_memory(error, strlen(path));
     }
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
+    if (status == FST_OK) status = fsti_folder_files_check(path, &watch, error);
     if (status == FST_OK) status = publish_list(&tree, target, error);
     if (status == FST_OK) fsti_manifest_report_path(options, target);
     stats->file_count = tree.count;
@@ -69,6 +71,7 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     stats->total_ns = fsti_now_ns() - start_ns;
     fsti_free(own);
     fsti_file_tree_clear(&tree);
+    fsti_file_watch_clear(&watch);
     fsti_folder_files_clear(&files);
     return status;
 }

@@ -67,7 +67,11 @@ TEST(private_addresses_are_recognized_in_every_spelling)
                                           "2130706433",
                                           "0177.1",
                                           "0xa9fea9fe..",
-                                          "10.1"};
+                                          "10.1",
+                                          "internal",
+                                          "xlocalhost",
+                                          "ip6-localhost",
+                                          "2001:0:4136:e378:8000:63bf:80ff:fffd"};
     static const char *const public[] = {
         "1.1.1.1",        "8.8.8.8",          "9.255.255.255",    "11.0.0.0",
         "100.63.255.255", "100.128.0.0",      "126.255.255.255",  "128.0.0.1",
@@ -76,7 +80,7 @@ TEST(private_addresses_are_recognized_in_every_spelling)
         "198.17.255.255", "198.20.0.0",       "223.255.255.255",  "2606:4700::1111",
         "::ffff:8.8.8.8", "64:ff9b::8.8.8.8", "2002:808:808::1",  "fb00::1",
         "fe00::1",        "huggingface.co",   "s3.amazonaws.com", "localhost.example.com",
-        "internal",       "xlocalhost",       "0x08080808.",      "8.2056"};
+        "0x08080808.",    "8.2056",           "2001:1::1"};
     for (size_t i = 0; i < sizeof private / sizeof *private; i++)
         if (!is_private(private[i])) check_fail(__FILE__, __LINE__, "%s is public", private[i]);
     for (size_t i = 0; i < sizeof public / sizeof *public; i++)
