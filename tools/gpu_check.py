@@ -93,6 +93,10 @@ class Report:
             write_pages(self.document, self.folder)
 
 
+class NoGpuError(RuntimeError):
+    """The machine has no GPU that can be used."""
+
+
 def run(command: list, seconds: float, **options: object) -> str:
     """Run a command and return its output."""
     return subprocess.run([os.fspath(part) for part in command], check=True, capture_output=True,
@@ -444,11 +448,12 @@ class Check:
     def find_device(self) -> None:
         """Find the first GPU."""
         if not self.device:
-            rows = run([self.command, "engines"], 30)
+            # The library waits 60 s for each of two drivers.
+            rows = run([self.command, "engines"], 150)
             usable = [line.split()[0] for line in rows.splitlines() if " usable " in line]
             self.device = next((f"{k}:0" for k in ("cuda", "hip") if k in usable), "")
         if not self.device:
-            raise RuntimeError("no GPU here")
+            raise NoGpuError("no GPU here")
 
     def measure_limits(self, path: pathlib.Path) -> None:
         """Measure the bus, the CPU and the disk."""
@@ -531,6 +536,10 @@ class Check:
         failed = sum(result["failed"] for result in document["suite"].values())
         failed += sum(row["failed"] != "" and row["title"].startswith("suite")
                       for row in document["steps"])
+        search = next(row["failed"] for row in document["steps"] if row["title"] == "device")
+        if not has_gpu and not search.startswith(NoGpuError.__name__):
+            print(f"verdict: the search for a GPU failed: {search}")
+            return 1
         if not has_gpu:
             print(f"verdict: no GPU here; the suite with stand-ins: {failed} failed")
             return 1 if failed else 0

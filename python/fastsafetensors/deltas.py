@@ -369,8 +369,9 @@ def apply(
 ) -> dict[str, Any]:
     """Apply one delta version, or a chain in order, to the files of a checkpoint folder, in place.
 
-    All versions are folded into one pass. After a kill the next call finishes the work; an error
-    rolls back, and the folder has its old version. Engines must not load the folder meanwhile.
+    Up to 16 versions of one encoding are folded into one pass. After a kill the same call finishes
+    the work; an error rolls back, and the folder has the version before the pass. Engines must not
+    load the folder meanwhile.
 
     version: of a folder that has no note of it; None: it is taken to be the delta's base.
     durable: the files are on the device when this returns; with False it returns sooner, but after

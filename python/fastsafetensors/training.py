@@ -23,6 +23,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ from ._checkpoints.training_state import (
     states_of,
     step_number,
 )
+from ._checkpoints.watcher import Watcher
 from ._saving.save_handles import SaveHandle, Staging, StagingPool, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
@@ -86,21 +88,6 @@ def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping
         raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
     Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
     parse_size("max_shard_size", options["max_shard_size"])
-
-
-class _Watcher(threading.Thread):
-    """A thread whose end can be waited for again after Ctrl-C, unlike by join()."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.ended = threading.Event()
-
-    def run(self) -> None:
-        """Run the target."""
-        try:
-            super().run()
-        finally:
-            self.ended.set()
 
 
 class CheckpointManager:
@@ -190,7 +177,7 @@ class CheckpointManager:
         self._pid, self._is_closed = os.getpid(), False
         self._handles: list[SaveHandle] = []  # of saves that may still read tensors
         self._failure: Exception | None = None
-        self._threads: list[_Watcher] = []
+        self._threads: list[Watcher] = []
         self._saving: Counter[int] = Counter()  # running saves of each step
         self._calls = 0  # saves that were started
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
@@ -301,14 +288,13 @@ class CheckpointManager:
         self._handles = [*(one for one in self._handles if not one.done()), handle]
         self._calls += 1
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        # The interpreter's exit joins threads that are no daemons before it cancels saves.
-        thread = _Watcher(target=self._finish, args=(handle, step, self._calls),
-                          name="fastsafetensors checkpoints", daemon=handle.at_exit == "cancel")
+        thread = Watcher(handle, partial(self._note, handle, step, self._calls), self._follow)
         thread.start()
         self._threads.append(thread)
         return handle
 
-    def _finish(self, handle: SaveHandle, step: int, number: int) -> None:
+    def _note(self, handle: SaveHandle, step: int, number: int) -> int | None:
+        """Wait for the end of a save; return the step of the latest good one, or None."""
         error = handle.exception()
         with self._lock:
             self._saving[step] -= 1
@@ -323,11 +309,14 @@ class CheckpointManager:
                     if _EARLIER not in str(error):
                         self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
-                return
+                return None
             self._passed_over.discard(step)
             # The thread of an earlier save may run after that of a later one.
             self._last_saved = max(self._last_saved, (number, step))
-            newest = self._last_saved[1]
+            return self._last_saved[1]
+
+    def _follow(self, newest: int) -> None:
+        """Delete what is not kept."""
         try:
             with self._pruning:
                 self._prune(newest)
@@ -341,7 +330,11 @@ class CheckpointManager:
         self._handles = []
 
     def check(self) -> None:
-        """Raise what went wrong with a checkpoint, once."""
+        """Raise what went wrong with a checkpoint, once. RuntimeError in a fork's child."""
+        if self._pid != os.getpid():
+            self._check_usable()
+        for thread in self._threads:
+            thread.note_end()
         with self._lock:
             failure, self._failure = self._failure, None
         if failure is not None:
@@ -351,10 +344,13 @@ class CheckpointManager:
         """Wait until all checkpoints are saved and old ones deleted; raise what went wrong."""
         if self._pid != os.getpid():
             self._check_usable()
-        for thread in self._threads:
-            thread.ended.wait()
+        self._await_saves()
         self._threads = []
         self.check()
+
+    def _await_saves(self) -> None:
+        for thread in self._threads:
+            thread.ended.wait()
 
     def close(self) -> None:
         """Wait, and give the staging memory back. In a fork's child: nothing."""
@@ -452,6 +448,8 @@ class CheckpointManager:
     ) -> int:
         """Load a complete checkpoint into what is given; return its step, 0 without one.
 
+        Waits for saves that run.
+
         Args:
             state: {name: value}, names as in save(). What has a load_state_dict() is given the
                 saved state. Dicts, lists and tensors get the saved contents in place, tensors in
@@ -465,16 +463,18 @@ class CheckpointManager:
         In a group, all ranks load the same step, the latest that all can read; verify= compares
         the bytes that a rank reads.
 
-        An error of a load_state_dict(), such as that of a module with other parameters, is raised
-        unchanged. Entries of `state` before it are then loaded, and those after it are not.
+        An error of a load_state_dict(), such as that of a module with other parameters, or of
+        copying to a tensor, such as a sparse one, is raised unchanged. Entries of `state` before it
+        are then loaded, and those after it are not.
 
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
             TypeError: a state that is not a mapping, or one that can't be changed and has plain
                 values; a module or optimizer whose name has no dict in the checkpoint; nothing was
                 changed.
-            ValueError: a tensor of another shape; a checkpoint of several ranks, and the group has
-                another number; nothing was changed.
+            ValueError: a tensor of another shape, without memory, or of a dtype that can't hold
+                the values (float to int, complex to real); a checkpoint of several ranks, and the
+                group has another number; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
@@ -485,6 +485,8 @@ class CheckpointManager:
         check_switch("verify", verify)
         check_state(state)
         check_targets(state)
+        if self._pid == os.getpid():
+            self._await_saves()
         if step is None:
             checkpoint = self.latest(verify=verify)
         else:
@@ -500,8 +502,7 @@ class CheckpointManager:
     def _resume_together(self, state: Mapping[str, Any], step: Any, verify: bool) -> int:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
-        for thread in self._threads:
-            thread.ended.wait()
+        self._await_saves()
         with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
             check_switch("verify", verify)
             check_state(state)
@@ -578,14 +579,17 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     the end of steps that the manager's ``every`` asks for, and waits at the end of the training.
     Set save_strategy="no" in the TrainingArguments. To go on, before train():
     ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``. The Trainer counts
-    its steps from 0 again; checkpoints count on from the resumed one. The metric is the eval_loss
+    its steps from 0 again; checkpoints count on from the one that was resumed, or saved last by the
+    manager. The metric is the eval_loss
     of an evaluation at the same step.
 
     Args:
         manager: where to save; its stage may be "lazy".
-        more: further state, {name: what has a state_dict()}.
+        more: further state, {name: what has a state_dict()}; not "model", "optimizer",
+            "scheduler" or "trainer".
 
     Raises:
         ImportError: transformers is not installed.
+        ValueError: a name of the trainer's own state.
     """
     return make_trainer_callback(manager, {"rng": RNG, **more})

@@ -208,6 +208,59 @@ with CheckpointManager(run, **options) as manager:
 """
 
 
+REFUSED = RUN + """
+import logging
+logging.disable(logging.CRITICAL)
+with CheckpointManager(run, **options) as manager:
+    fill(1 + rank)
+    manager.save(1, state)
+    manager.wait()
+    for what in range(3):
+        # A save that fails on the disk; the next one raises that; nobody waits for it.
+        if rank == 0:
+            open(f"{run}/step-{2 + what}", "w").close()
+        dist.barrier()
+        manager.save(2 + what, state).exception()
+        try:
+            manager.save(9, state)
+        except Exception as error:
+            assert "step-" in str(error) or "rank" in str(error), error
+        else:
+            raise AssertionError("the failure before was not raised")
+        fill(-1)
+        assert manager.resume(state) == 1
+        check(1 + rank)
+    if rank == 0:
+        for step in (2, 3, 4):
+            os.unlink(f"{run}/step-{step}")
+    dist.barrier()
+    # One rank does something else: an error on both, no abort.
+    try:
+        if rank == 0:
+            manager.resume(state)
+        else:
+            manager.save(5, state)
+            manager.wait()
+    except RankError as error:
+        assert "do different things" in str(error), error
+    else:
+        raise AssertionError("the ranks did different things")
+    dist.barrier()
+finish()
+"""
+
+SUPERSEDED = RUN + """
+with CheckpointManager(run, overlap="supersede", **options) as manager:
+    big = torch.zeros(3_000_000)
+    for step in range(1, 40):
+        manager.save(step, {"x": big})
+    manager.wait()
+    dist.barrier()
+    assert len(steps()) <= 2, steps()
+    assert not [name for name in os.listdir(run) if not os.listdir(f"{run}/{name}")]
+finish()
+"""
+
 FAILS_ONCE = RUN + """
 options["keep_last"] = None
 manager = CheckpointManager(run, **options)
@@ -296,6 +349,16 @@ def test_the_first_rank_saves_for_all(folder):
 def test_a_failure_of_one_rank_is_over_after_one_more_save(folder):
     """The error that repeats it on another rank does not fail a further save."""
     run_ranks(FAILS_ONCE, folder, 2)
+
+
+def test_calls_after_a_refused_save(folder):
+    """They wait until the save that was refused uses the group no more."""
+    run_ranks(REFUSED, folder, 2)
+
+
+def test_superseded_saves_leave_no_folders(folder):
+    """Nothing is left of a save that was cancelled while it wrote."""
+    run_ranks(SUPERSEDED, folder, 2)
 
 
 def test_a_late_rank_ends_the_saves_of_its_group(folder):

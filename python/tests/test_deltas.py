@@ -108,6 +108,16 @@ def test_mixed_encodings_in_a_chain(tmp_path, states, local):
     assert same(read_checkpoint(local), states[3])
 
 
+def test_a_chain_whose_first_pass_was_done(tmp_path, states, local):
+    """A kill between two passes: the same call goes on from the version that the folder has."""
+    chain = [write_delta(tmp_path / f"v{i}", states[i - 1], states[i], str(i), str(i - 1),
+                         encoding=("overwrite", "xor")[i % 2]) for i in (1, 2, 3)]
+    deltas.apply(local, chain[0])
+    assert deltas.apply(local, *chain)
+    assert same(read_checkpoint(local), states[3])
+    assert "already" in expect("VersionMismatch", lambda: deltas.apply(local, *chain))
+
+
 def test_a_long_overwrite_list_is_decoded_in_parts(tmp_path):
     generator = numpy.random.default_rng(0)
     old = {"w": generator.integers(0, 256, 4_000_000, numpy.uint8)}

@@ -185,3 +185,19 @@ def test_limits_are_measured_alone_and_together():
     limits = json.loads(done.stdout)
     assert {"bus_1MiB_gbps", "bus_8MiB_gbps", "bus_gbps", "copy_gbps", "copy_1_gbps",
             "bus_beside_copy_gbps", "context_s", "lock_64MiB_s"} <= set(limits)
+
+
+@pytest.mark.parametrize(("why", "code", "verdict"), [
+    ("NoGpuError: no GPU here", 0, "no GPU here; the suite with stand-ins: 0 failed"),
+    ("TimeoutExpired: 150 seconds", 1, "the search for a GPU failed: TimeoutExpired: 150 seconds")])
+def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, why, code, verdict):
+    """A driver that hangs is not called a machine without a GPU."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    document = {"suite": {}, "steps": [{"title": "device", "failed": why, "seconds": 1}]}
+    checked = types.SimpleNamespace(report=types.SimpleNamespace(document=document))
+    assert gpu_check.Check.tell(checked, False) == code
+    assert f"verdict: {verdict}" in capsys.readouterr().out

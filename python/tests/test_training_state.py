@@ -118,13 +118,17 @@ def test_tensors_that_differ_from_the_saved_ones(tmp_path: pathlib.Path) -> None
         manager.save(1, {"x": torch.full((3,), 1.5), "steps": 7, "rows": [1],
                          "net": torch.nn.Linear(2, 2)})
         manager.wait()
-        mine = torch.zeros(3, dtype=torch.float64)
+        mine, freed = torch.zeros(3, dtype=torch.float64), torch.zeros(3)
+        freed.untyped_storage().resize_(0)
         assert manager.resume(MappingProxyType({"x": mine})) == 1
         assert mine.eq(1.5).all() and mine.dtype == torch.float64
         state = {"steps": 0, "x": torch.zeros(4)}
         with pytest.raises(ValueError, match=r"'x' has the shape \[3\], and that of the .* \[4\]"):
             manager.resume(state)
         assert state["steps"] == 0 and state["x"].eq(0).all()
+        for bad in (torch.zeros(3, dtype=torch.int32), torch.zeros(3, device="meta"), freed):
+            with pytest.raises(ValueError, match="can't hold its values|has no memory"):
+                manager.resume({"x": bad})
         for fixed in ({"x": [1]}, {"rows": torch.zeros(1)}, {"net": torch.zeros(1)}):
             with pytest.raises(TypeError, match="can't replace a .* in a mappingproxy: use a dict"):
                 manager.resume(MappingProxyType(fixed))

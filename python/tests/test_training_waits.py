@@ -23,13 +23,13 @@ def test_wait_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A wait that Ctrl-C ends does not make the next one return early."""
     may_end = threading.Event()
     with CheckpointManager(tmp_path) as manager:
-        finish = manager._finish
+        follow = manager._follow
 
-        def finish_late(*arguments: Any) -> None:
+        def follow_late(*arguments: Any) -> None:
             may_end.wait()
-            finish(*arguments)
+            follow(*arguments)
 
-        monkeypatch.setattr(manager, "_finish", finish_late)
+        monkeypatch.setattr(manager, "_follow", follow_late)
         manager.save(1, {"x": torch.ones(3)})
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -88,8 +88,32 @@ def test_a_save_in_a_child_whose_parent_held_the_lock(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_metric_of_a_trainer_s_checkpoint(tmp_path: Path) -> None:
-    """The metric of a checkpoint is that of the evaluation at its step, or none."""
+def test_check_in_a_child_whose_parent_held_the_lock(tmp_path: Path) -> None:
+    """It refuses without waiting for the lock."""
+    with CheckpointManager(tmp_path) as manager, manager._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                manager.check()
+            except RuntimeError:
+                os._exit(0)
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_resume_waits_for_a_running_save(tmp_path: Path) -> None:
+    """It loads what was saved last."""
+    with CheckpointManager(tmp_path) as manager:
+        for step in range(1, 30):
+            manager.save(step, {"x": torch.full((50_000,), float(step))})
+            found = torch.zeros(50_000)
+            assert manager.resume({"x": found}) == step
+            assert found.eq(step).all()
+
+
+def make_trainer(tmp_path: Path, manager: CheckpointManager, **options: Any) -> Any:
+    """A Trainer of a small model with ten steps an epoch."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -98,15 +122,40 @@ def test_the_metric_of_a_trainer_s_checkpoint(tmp_path: Path) -> None:
     rows = [{"input_ids": torch.randint(0, 50, (7,)), "labels": torch.tensor(i % 2)}
             for i in range(40)]
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), save_strategy="no", report_to=[], max_steps=7,
-        eval_strategy="steps", eval_steps=4, per_device_train_batch_size=4, use_cpu=True,
-        disable_tqdm=True)
+        output_dir=str(tmp_path / "out"), save_strategy="no", report_to=[], use_cpu=True,
+        per_device_train_batch_size=4, disable_tqdm=True, **options)
+    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows,
+                                callbacks=[trainer_callback(manager)])
+
+
+@pytest.mark.parametrize(("options", "steps"), [
+    ({"eval_strategy": "steps", "eval_steps": 4, "max_steps": 7}, (2, 4, 6, 7)),
+    ({"eval_strategy": "epoch", "num_train_epochs": 2}, tuple(range(2, 22, 2))),
+    ({"eval_strategy": "epoch", "max_steps": 16}, tuple(range(2, 18, 2))),
+    ({"eval_strategy": "epoch", "eval_delay": 2, "num_train_epochs": 2}, tuple(range(2, 22, 2)))])
+def test_the_metric_of_a_trainer_s_checkpoint(
+    tmp_path: Path, options: dict[str, Any], steps: tuple[int, ...]
+) -> None:
+    """The metric of a checkpoint is that of the evaluation at its step, or none."""
     with CheckpointManager(tmp_path / "saved", every=2) as manager:
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows,
-                                       eval_dataset=rows, callbacks=[trainer_callback(manager)])
+        trainer = make_trainer(tmp_path, manager, **options)
         trainer.train()
         evaluated = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history
                      if "eval_loss" in entry}
-        assert 4 in evaluated and 2 not in evaluated
-        assert [(one.step, one.metric) for one in manager.checkpoints()] == [
-            (step, evaluated.get(step)) for step in (2, 4, 6, 7)]
+        assert evaluated
+        found = [(one.step, one.metric) for one in manager.checkpoints()]
+        assert found == [(step, evaluated.get(step)) for step in steps]
+        counted = [one.load()["trainer"]["global_step"] for one in manager.checkpoints()]
+        assert counted == list(steps)
+
+
+def test_trainings_of_one_manager(tmp_path: Path) -> None:
+    """The steps of a second training count on, so that resume() finds the newest weights."""
+    with CheckpointManager(tmp_path / "saved", every=4) as manager:
+        trainer = make_trainer(tmp_path, manager, max_steps=8)
+        trainer.train()
+        trainer.train()
+        assert [one.step for one in manager.checkpoints()] == [4, 8, 12, 16]
+        for name in ("model", "optimizer", "scheduler", "trainer"):
+            with pytest.raises(ValueError, match=f"the trainer's own state is saved as '{name}'"):
+                trainer_callback(manager, **{name: torch.nn.Linear(1, 1)})

@@ -334,19 +334,19 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal, const 
     return status;
 }
 
-/// Finds the version of the chain to begin with: the one that is based on `current`. FST_E_VERSION
-/// if no version is. With `may_skip` versions that the folder already has are skipped.
-static fst_status find_start(const fst_delta *delta, const char *current, bool may_skip,
+/// Finds the version of the chain to begin with: the one that is based on `current`, after versions
+/// that a call before this one has applied. FST_E_VERSION if no version is. `is_recovered`: this
+/// call has finished an update, perhaps the chain's last one.
+static fst_status find_start(const fst_delta *delta, const char *current, bool is_recovered,
                              const char *checkpoint, size_t *first, fst_error *error) {
     const fsti_delta_text *start = &delta->versions[0].text;
     const fsti_delta_text *last = &delta->versions[delta->version_count - 1].text;
     fsti_error_location location = {.file = checkpoint, .byte_offset = FST_NO_OFFSET};
     for (*first = 0; *first < delta->version_count; (*first)++)
-        if (fsti_version_compare(delta->versions[*first].text.base, current) == FSTI_VERSION_SAME &&
-            (*first == 0 || may_skip))
+        if (fsti_version_compare(delta->versions[*first].text.base, current) == FSTI_VERSION_SAME)
             return FST_OK;
     fsti_version_order order = fsti_version_compare(last->version, current);
-    if (order == FSTI_VERSION_SAME && may_skip) return FST_OK;
+    if (order == FSTI_VERSION_SAME && is_recovered) return FST_OK;
     if (order == FSTI_VERSION_SAME)
         return fsti_error_set(error, FST_E_VERSION, location, "version %s was applied already",
                               current);

@@ -110,8 +110,12 @@ static fst_status write_list(const sync_folder *sync, const char *path,
 
 void fsti_new_files_remove(const sync_folder *sync) {
     fsti_delta_state list;
+    fst_error cause = {0};
     if (access(sync->copies_path, F_OK) != 0) return;
-    if (fsti_sync_read_note(sync->copies_path, &list, NULL) == FST_OK) {
+    fst_status status = fsti_sync_read_note(sync->copies_path, &list, &cause);
+    // The next call tries again: only the list shows that the copies are not the user's.
+    if (status == FST_E_NO_MEMORY || cause.os_errno != 0) return;
+    if (status == FST_OK) {
         for (size_t i = 0; i < list.file_count; i++) {
             char *copy = join(sync, list.files[i].name, COPY_ENDING);
             if (copy != NULL) (void)unlink(copy);

@@ -62,6 +62,7 @@ static bool find_symbols(fsti_gpu_api *api) {
 static const char *words_of(const fsti_gpu_api *api, int code) {
     const char *text = NULL;
     if (code == GPU_NO_RESULT) return "the driver reported success and returned nothing";
+    if (code == GPU_MISALIGNED) return "the driver returned an address that is not aligned";
     if (api->error_string != NULL && api->error_string(code, &text) != 0) text = NULL;
     if (text == NULL && api->error_text != NULL) text = api->error_text(code);
     return text == NULL || text[0] == '\0' ? "the driver has no text for this error" : text;

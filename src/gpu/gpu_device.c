@@ -90,6 +90,7 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
         return fsti_gpu_error(&calls, "opening the device", error);
     }
     device->name[sizeof device->name - 1] = '\0';
+    fsti_text_make_printable(device->name);
     find_unified(device);
     *out = device;
     return FST_OK;

@@ -22,6 +22,9 @@ static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, 
     return FST_E_NO_MEMORY;
 }
 
+/// What is promised of tensors in device memory; drivers promise 256.
+#define DEVICE_ALIGNMENT 16u
+
 fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                               fst_error *error) {
     uint64_t address = 0;
@@ -32,6 +35,10 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     if (calls.code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
         calls.code = device->api->memory_alloc(&address, size_bytes);
     calls.code = fsti_gpu_made(calls.code, (void *)(uintptr_t)address);
+    if (calls.code == 0 && address % DEVICE_ALIGNMENT != 0) {
+        device->api->memory_free(address);
+        calls.code = GPU_MISALIGNED;
+    }
     fst_status status = calls.code == GPU_OUT_OF_MEMORY
                             ? out_of_memory(device, size_bytes, error)
                             : fsti_gpu_error(&calls, "allocating device memory", error);

@@ -93,7 +93,7 @@ enum {
     GPU_NOT_READY = 600,
 };
 /// No driver's code: a call reported success without the result that it is for.
-enum { GPU_NO_RESULT = -2 };
+enum { GPU_NO_RESULT = -2, GPU_MISALIGNED = -3 };
 /// The capture mode that allows everything. Safe, because the library's streams are never captured.
 enum { GPU_CAPTURE_RELAXED = 2 };
 /// The caller's name for the default stream; HIP's handle is 0.

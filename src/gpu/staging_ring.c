@@ -49,10 +49,11 @@ uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&pinned_bytes); }
 /// The context must be current and no copy in flight.
 static void free_ring(fsti_staging_ring *ring) {
     const fsti_gpu_api *api = ring->device->api;
+    bool is_unpinned = true;
     for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX; i++) {
         ring_slot *slot = &ring->slots[i];
         if (slot->is_pinned) {
-            api->host_unregister(slot->data);
+            is_unpinned = api->host_unregister(slot->data) == 0 && is_unpinned;
             atomic_fetch_sub(&pinned_bytes, SLOT_STRIDE);
         }
         if (slot->event != NULL) api->event_destroy(slot->event);
@@ -62,7 +63,9 @@ static void free_ring(fsti_staging_ring *ring) {
         if (ring->streams[i] != NULL) api->stream_destroy(ring->streams[i]);
     }
     pthread_mutex_destroy(&ring->lock);
-    if (ring->memory != NULL) munmap(ring->memory, RING_BYTES);
+    // A driver that still takes the pages for pinned ones would take the next mapping at their
+    // address for them.
+    if (ring->memory != NULL && is_unpinned) munmap(ring->memory, RING_BYTES);
     fsti_free(ring);
 }
 

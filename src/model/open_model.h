@@ -169,8 +169,8 @@ fst_status fsti_verification_check_set(const model_verification *verification,
 /// "...-00001-of-00003.safetensors" and not all three.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);
 /// Finds two files of a list whose names show that they are of two saves of one model, because a
-/// save that was killed has left files of the one before: "a-00001-of-00003.safetensors" beside
-/// "a-00002-of-00008.safetensors" or "a.safetensors". found[0] is NULL if there are none.
+/// save that was killed has left files of the previous one: "a-00001-of-00003.safetensors" and
+/// "a-00002-of-00008.safetensors", or "a.safetensors". found[0] is NULL without such files.
 fst_status fsti_model_find_two_saves(const char *const *paths, size_t count, const char *found[2],
                                      fst_error *error);
 /// Whether the name belongs to a sharded model at a store that was saved next to another one. Only

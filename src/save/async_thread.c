@@ -34,6 +34,14 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
                                          : fsti_writer_hand_over(writer, error);
 }
 
+/// Deletes the files of a failed save, before another process deletes the folder.
+static void delete_hidden(const fst_writer *writer) {
+    for (uint32_t f = 0; f < writer->contents.file_count; f++) {
+        const fsti_output *output = writer->contents.files[f].output;
+        if (output != NULL) unlink(fsti_output_hidden_path(output));
+    }
+}
+
 /// Lets the program publish the files together with those of other processes, or learn of the
 /// failure. No thread waits for the tensors meanwhile, because the call may take long.
 static fst_status publish_with_others(fst_async_save *save, fst_status status, fst_error *error) {
@@ -44,7 +52,10 @@ static fst_status publish_with_others(fst_async_save *save, fst_status status, f
         status = fsti_error_memory(error, count * sizeof *paths);
     else if (status == FST_OK && atomic_load(&save->is_cancelled))
         status = fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
-    if (status != FST_OK) fsti_snapshot_stop(writer->source.snapshot, status, error);
+    if (status != FST_OK) {
+        fsti_snapshot_stop(writer->source.snapshot, status, error);
+        delete_hidden(writer);
+    }
     writer->target.folders_made = 0; // other processes may use the folder
     for (size_t f = 0; status == FST_OK && f < count; f++)
         paths[f] = fsti_writer_hidden_path(writer, (uint32_t)f);

@@ -6,7 +6,7 @@
 
 #include "base/primitives.h"
 
-/// A file as it was when the watch began.
+/// A file, with its identity and times when the watch began.
 typedef struct watched_file watched_file;
 
 typedef struct file_watch {

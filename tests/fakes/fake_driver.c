@@ -72,7 +72,7 @@ FUNCTION(cuDeviceGet, hipDeviceGet)(int *device, int ordinal) {
 
 FUNCTION(cuDeviceGetName, hipDeviceGetName)(char *name, int size, int device) {
     BEGIN("cuDeviceGetName");
-    snprintf(name, (size_t)size, "Fake GPU %d", device);
+    snprintf(name, (size_t)size, fake_number(BAD_NAME) ? "\xff\x1b[GPU %d" : "Fake GPU %d", device);
     return 0;
 }
 

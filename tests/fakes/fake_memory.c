@@ -85,7 +85,7 @@ FUNCTION(cuMemAlloc_v2, hipMalloc)(uint64_t *address, size_t size) {
         fake_number_add(ALLOCATED_BYTES, (long)size);
     }
     pthread_mutex_unlock(&state.lock);
-    *address = (uintptr_t)memory;
+    *address = (uintptr_t)memory + (memory == NULL ? 0 : (uintptr_t)fake_number(MISALIGNED));
     return fake_error(memory == NULL ? OUT_OF_MEMORY : 0);
 }
 
@@ -98,6 +98,7 @@ static void check_unused(const char *function, const void *begin, size_t size) {
 }
 
 FUNCTION(cuMemFree_v2, hipFree)(uint64_t address) {
+    address -= (uint64_t)fake_number(MISALIGNED);
     END_IN_CONTEXT("cuMemFree");
     fake_number_add(FREE_CALLS, 1);
     pthread_mutex_lock(&state.lock);

@@ -27,6 +27,8 @@
     X(NO_FUNCTION, "no_function", 0)                                                               \
     X(NO_BYTES, "no_bytes", 0)                                                                     \
     X(OTHER_ADDRESS, "other_address", 0)                                                           \
+    X(MISALIGNED, "misaligned", 0)                                                                 \
+    X(BAD_NAME, "bad_name", 0)                                                                     \
     X(CAPTURING, "capturing", 0)                                                                   \
     X(STICKY, "sticky", 0)                                                                         \
     X(GONE, "gone", 0)                                                                             \

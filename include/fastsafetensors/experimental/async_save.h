@@ -88,11 +88,11 @@ typedef struct fst_async_options {
     /// the commit. `paths`: the temporary paths of this process's files, which are complete, as
     /// those of fst_writer_hidden_path(); the files are deleted after the call, unless they have
     /// other names by then. A folder that was made for them stays. NULL if this process's part has
-    /// failed with `status` and *error. Returns FST_OK when the files were published
-    /// (fst_set_publish()), by this process or another one; otherwise it fills *error, and the save
-    /// fails with it. The function may wait for other processes. It must not use this save, except
-    /// fst_async_save_cancel(), which then has no effect. The save must not make a manifest. NULL:
-    /// the save publishes its files.
+    /// failed with `status` and *error; its files are deleted then. Returns FST_OK when the files
+    /// were published (fst_set_publish()), by this process or another one; otherwise it fills
+    /// *error, and the save fails with it. The function may wait for other processes. It must not
+    /// use this save, except fst_async_save_cancel(), which then has no effect. The save must not
+    /// make a manifest. NULL: the save publishes its files.
     fst_status (*publish)(void *publish_context, fst_status status, const char *const *paths,
                           size_t path_count, fst_error *error);
     void *publish_context;

@@ -151,16 +151,17 @@ FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
 ///
 /// **Killed at any point**, the folder is finished by the next fst_delta_apply() or
 /// fst_delta_recover(), from the journal in .weight_sync and the same delta folders; the checkpoint
-/// is not copied. **An error** (checksum, damaged frame, full disk) rolls back: the folder has the
-/// old version again, or the message says that it could not be rolled back. Until the call returns
-/// the files are of two versions, so an engine must not load them meanwhile; the lock
-/// .weight_sync/lock is held.
+/// is not copied. A chain of several passes may have stopped between two of them: the same call
+/// goes on from the version that the folder has. **An error** (checksum, damaged frame, full disk)
+/// rolls back: the folder has the old version again, or the message says that it could not be
+/// rolled back. Until the call returns the files are of two versions, so an engine must not load
+/// them meanwhile; the lock .weight_sync/lock is held.
 ///
 /// A power cut while it runs is not covered: the next call reports it, and the checkpoint has to be
 /// copied again. Files that are symbolic links or have several hard links are FST_E_UNSUPPORTED:
 /// others would see the change.
 ///
-/// FST_E_VERSION for a wrong base, a gap or a version that was applied already;
+/// FST_E_VERSION for a wrong base, a gap or a chain that was applied already;
 /// FST_E_TENSOR_NOT_FOUND for a tensor that the checkpoint lacks; FST_E_FILE_CHANGED if a file has
 /// changed since the last update; FST_E_CORRUPT, FST_E_DIGEST; FST_E_TIMEOUT while another process
 /// updates the folder. `options` and `stats` may be NULL.

@@ -174,7 +174,7 @@ def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[
     chosen = {name[len(prefix):]: parts for name, parts in stored.items()
               if name.startswith(prefix)}
     match = _RANK.match(prefix)
-    rank = match[0] if match else ""
+    rank = match[0] if match and match[0] + DESCRIPTION in stored else ""
     described = rank + DESCRIPTION
     if not prefix or described not in stored:
         return chosen

@@ -13,9 +13,22 @@ def _metric(state: Any) -> float | None:
                  if "eval_loss" in entry and entry.get("step") == state.global_step), None)
 
 
+def _ends_epoch(state: Any, control: Any) -> bool:
+    is_whole: bool = abs(state.epoch - round(state.epoch)) < 1e-6
+    return is_whole or bool(control.should_training_stop)
+
+
+_OWN_NAMES = ("model", "optimizer", "scheduler", "trainer")
+
+
 def make_trainer_callback(manager: Any, more: Mapping[str, Any]) -> Any:
     """Return a TrainerCallback that saves with a manager. ImportError without transformers."""
     from transformers import TrainerCallback
+
+    taken = [name for name in _OWN_NAMES if name in more]
+    if taken:
+        raise ValueError(f"the trainer's own state is saved as {taken[0]!r}: give the further "
+                         "state another name")
 
     class SaveCheckpoints(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Saves checkpoints while the training goes on."""
@@ -24,7 +37,9 @@ def make_trainer_callback(manager: Any, more: Mapping[str, Any]) -> Any:
         is_due = False  # at the end of the evaluation of this step
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_parts: Any) -> None:
-            self.before = max(0, (manager._resumed or 0) - state.global_step)
+            # The Trainer counts from 0 in every train() without a checkpoint of its own.
+            last = max(manager._resumed or 0, manager._last_saved[1])
+            self.before = max(0, last - state.global_step)
 
         def _save(self, state: Any, parts: Mapping[str, Any], force: bool) -> None:
             self.is_due = False
@@ -39,7 +54,14 @@ def make_trainer_callback(manager: Any, more: Mapping[str, Any]) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             self.is_due = manager.should_save(self.before + state.global_step)
-            if self.is_due and not control.should_evaluate:
+            # The Trainer requests the evaluation of an epoch after its last step.
+            is_evaluated = control.should_evaluate or (
+                getattr(args, "eval_strategy", "no") == "epoch" and _ends_epoch(state, control))
+            if self.is_due and not is_evaluated:
+                self._save(state, parts, force=False)
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            if self.is_due:  # the epoch before was not evaluated, because of eval_delay
                 self._save(state, parts, force=False)
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:

@@ -106,17 +106,24 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
             raise TypeError(f"{path}: the state of {name!r} is a {type(value).__name__}, "
                             f"and a {type(target).__name__} loads a dict")
         if _are(torch.Tensor, target, value):
-            _check_shape(f"{path}: the tensor {name!r}", target, value)
+            _check_tensor(f"{path}: the tensor {name!r}", target, value)
         elif not _loads(target) and not _is_filled_in_place(target, value) and not isinstance(
                 state, MutableMapping):
             raise TypeError(f"{path}: {name!r} is a {type(value).__name__}, which can't replace a "
                             f"{type(target).__name__} in a {type(state).__name__}: use a dict")
 
 
-def _check_shape(what: str, target: Any, value: Any) -> None:
+def _check_tensor(what: str, target: Any, value: Any) -> None:
+    """Raise ValueError if a tensor can't have the values of another one."""
     if target.shape != value.shape:
         raise ValueError(f"{what} has the shape {list(value.shape)}, and that of the state "
                          f"{list(target.shape)}")
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise ValueError(f"{what} has the dtype {value.dtype}, and that of the state "
+                         f"{target.dtype}, which can't hold its values")
+    if target.is_meta or (target.layout == torch.strided and target.numel() > 0
+                          and target.untyped_storage().nbytes() == 0):
+        raise ValueError(f"{what} can't be loaded: that of the state has no memory")
 
 
 def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:

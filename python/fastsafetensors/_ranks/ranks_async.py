@@ -57,6 +57,15 @@ _last: weakref.WeakKeyDictionary[Any, threading.Event] = weakref.WeakKeyDictiona
 _last_lock = threading.Lock()
 
 
+def wait_for_saves(group: Any) -> None:
+    """Wait until no save uses a group."""
+    last = None
+    with _last_lock, contextlib.suppress(TypeError):
+        last = _last.get(group)
+    if last is not None:
+        last.wait()
+
+
 class Rows(NamedTuple):
     """Tensors in the form that the library saves."""
 
@@ -135,6 +144,12 @@ class JointSave:
         pg.limit_waits()
         agreement = Agreement(pg)
         try:
+            # Ranks that do other things are told so, and do not meet here any more.
+            agreement.agree("the end of writing a save")
+        except Exception:
+            self._delete(paths)
+            raise
+        try:
             self._exchange_states(pg, error)
             agreement.agree("a sharded save", self.lines, error)
             texts = pg.exchange_texts(json.dumps([self.names, len(paths)]), "the names")
@@ -157,15 +172,19 @@ class JointSave:
         No rank goes on until all have: it may use the folders in its next save. Every rank deletes,
         because the folders differ if the save failed for that reason.
         """
-        for path in paths:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        self._delete(paths)
         self._meet(pg)
         if self.place is not None:
             is_first = pg.rank() == 0 or pg.has_lost_ranks
             remove_folders(Path(self.place.folder),
                            self._missing if is_first else self._missing_here)
         self._meet(pg)
+
+    @staticmethod
+    def _delete(paths: list[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def _meet(self, pg: Any) -> None:
         """Wait for the other ranks, if none is lost."""

@@ -71,6 +71,37 @@ TEST(success_without_a_result_is_an_error)
     }
 }
 
+TEST(misaligned_memory_is_an_error)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_status status;
+        fst_memory_trim();
+        driver->set("misaligned", 8);
+        fst_error error = load_once(driver, 0, &status);
+        long left = driver->get("allocations");
+        driver->set("misaligned", 0);
+        CHECK_INT(status, FST_E_DEVICE);
+        CHECK_CONTAINS(error.message, "the driver returned an address that is not aligned");
+        CHECK_INT(left, 0);
+        CHECK(is_usable(driver, 0));
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+TEST(name_of_a_device_is_text)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_device_info info = FST_STRUCT_INIT(fst_device_info);
+    fst_status status;
+    (void)load_once(driver, 0, &status); // the library is loaded
+    driver->set("bad_name", 1);
+    CHECK_INT(fst_device_info_get((fst_device){driver->kind, DEVICE_COUNT - 2}, &info, NULL),
+              FST_OK);
+    driver->set("bad_name", 0);
+    CHECK_CONTAINS(info.name, "??[GPU ");
+}
+
 TEST(unknown_codes_have_their_number)
 {
     // The name by which the fakes know a function, and the drivers' own names.
