@@ -108,22 +108,25 @@ static fst_status write_list(const sync_folder *sync, const char *path,
     return status;
 }
 
+/// Whether a copy is gone now. Takes over its path.
+static bool remove_copy(char *path) {
+    bool is_gone = path != NULL && (unlink(path) == 0 || errno == ENOENT);
+    fsti_free(path);
+    return is_gone;
+}
+
 void fsti_new_files_remove(const sync_folder *sync) {
     fsti_delta_state list;
     fst_error cause = {0};
+    bool is_done = true;
     if (access(sync->copies_path, F_OK) != 0) return;
     fst_status status = fsti_sync_read_note(sync->copies_path, &list, &cause);
-    // The next call tries again: only the list shows that the copies are not the user's.
-    if (status == FST_E_NO_MEMORY || cause.os_errno != 0) return;
-    if (status == FST_OK) {
-        for (size_t i = 0; i < list.file_count; i++) {
-            char *copy = join(sync, list.files[i].name, COPY_ENDING);
-            if (copy != NULL) (void)unlink(copy);
-            fsti_free(copy);
-        }
-        fsti_delta_state_clear(&list);
-    }
-    (void)fsti_sync_remove(sync->copies_path, NULL);
+    if (status == FST_E_NO_MEMORY || cause.os_errno != 0) is_done = false;
+    for (size_t i = 0; status == FST_OK && i < list.file_count; i++)
+        is_done = remove_copy(join(sync, list.files[i].name, COPY_ENDING)) && is_done;
+    if (status == FST_OK) fsti_delta_state_clear(&list);
+    // Else the next call tries again: only the list shows that the copies are not the user's.
+    if (is_done) (void)fsti_sync_remove(sync->copies_path, NULL);
 }
 
 fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model, fst_error *error) {

@@ -284,6 +284,12 @@ TEST(a_call_that_fails_rolls_back)
         }
 }
 
+static bool has_copies(void) {
+    char path[700];
+    snprintf(path, sizeof path, "%s/part0.safetensors.delta-tmp", local);
+    return access(path, F_OK) == 0;
+}
+
 /// Until the new version has its note, a failure puts the old files back.
 TEST(a_call_that_fails_puts_the_old_files_back)
 {
@@ -307,6 +313,7 @@ TEST(a_call_that_fails_puts_the_old_files_back)
         failed += status != FST_OK;
         CHECK_INT(recover(false, &stats), FST_OK);
         CHECK(is_consistent(&state));
+        CHECK(!has_copies());
         CHECK_INT(state == 2, status == FST_OK || is_last);
     }
     CHECK(failed > (CHECK_SANITIZED ? 7 : 20));
