@@ -30,8 +30,8 @@ void check_fail(const char *file, int line, const char *format, ...)
 #endif
 
 /// Tests with very many or random cases try only one in this number: all of them with
-/// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every tenth under a sanitizer,
-/// which slows everything down.
+/// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every twentieth under a
+/// sanitizer, which slows everything down.
 unsigned check_share(void);
 /// How often to repeat such a case.
 #define CHECK_ROUNDS(count) ((count) / check_share())
