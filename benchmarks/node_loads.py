@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares processes of one machine that load the same model at the same time.
+
+    python benchmarks/node_loads.py [--mib 512] [--runs 3] [--processes 1,2,4,8]
+                                    [--only disk,http,slow] [--folder DIR]
+
+The model has eight files of F32. Sources: the disk, with an empty page cache; nginx; and nginx
+behind a relay with 60 MB/s per connection after a delay of 30 ms ("slow"). Each contender is one
+function of FUNCTIONS, which every process calls after a common start; it touches every page that it
+got. Contenders are interleaved, and every run is a group of new processes.
+
+time     seconds until the last process has its weights
+read     bytes that came from the disk (/proc/PID/io) or over the loopback interface, times those
+         of the model
+memory   by how much the sum of the processes' proportional set sizes (PSS) has grown, times the
+         bytes of the tensors
+cpu      processor seconds of all processes together
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "python" / "tests"), str(ROOT / "benchmarks")]
+FILES = 8
+
+# Runs in each process: argv is the function's name, the number of this process, and the paths.
+CHILD = """
+import json, os, sys, time
+import torch
+from fastsafetensors.torch import load_file
+
+name, number, paths = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+
+def mapped():
+    return load_file(paths)
+
+def converted(**more):
+    return load_file(paths, dtype="bfloat16", **more)
+
+def converted_shared():
+    return converted(share="node")
+
+def owned(**more):
+    return load_file(paths, mode="load", **more)
+
+def owned_shared():
+    return owned(share="node")
+
+def safetensors_mapped():
+    from safetensors.torch import load_file as load_one
+    return {key: value for path in paths for key, value in load_one(path).items()}
+
+def safetensors_converted():
+    return {key: value.to(torch.bfloat16) for key, value in safetensors_mapped().items()}
+
+def prefetched():
+    # vLLM's way: threads read a share of the files into the page cache, then every file is mapped.
+    from concurrent.futures import ThreadPoolExecutor
+    def read(path):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(16 << 20):
+                pass
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, paths[number % len(paths)::max(1, COUNT)]))
+    return safetensors_mapped()
+
+def number_in(path, key):
+    return next(int(row.split()[1]) for row in open(path) if row.startswith(key))
+
+def memory():
+    return number_in("/proc/self/smaps_rollup", "Pss:") * 1024
+
+COUNT = int(os.environ["NODE_PROCESSES"])
+torch.ones(1)
+before = memory()
+print("ready", flush=True)
+sys.stdin.readline()
+begin = time.clock_gettime(time.CLOCK_MONOTONIC)
+used = time.process_time()
+tensors = globals()[name]()
+total = sum(int(value.view(torch.uint8).flatten()[::4096].sum()) for value in tensors.values())
+end = time.clock_gettime(time.CLOCK_MONOTONIC)
+used = time.process_time() - used
+print("loaded", flush=True)
+sys.stdin.readline()
+print(json.dumps({"begin": begin, "end": end, "cpu": used, "sum": total,
+                  "pss": memory() - before,
+                  "read": number_in("/proc/self/io", "read_bytes:")}), flush=True)
+sys.stdin.readline()
+"""
+
+# Of each source: the contenders, ours first.
+FUNCTIONS = {
+    "disk": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
+             "safetensors_converted"],
+    "http": ["owned_shared", "owned"],
+    "slow": ["owned_shared", "owned"],
+}
+
+
+def forget_shared() -> None:
+    """Remove shared memory of earlier groups."""
+    from fastsafetensors._base.command import find_command
+
+    subprocess.run([str(find_command()), "cache", "drop", "all"], check=True,
+                   stdout=subprocess.DEVNULL)
+
+
+def loopback_bytes() -> int:
+    """Bytes that the loopback interface has carried."""
+    rows = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    return next(int(row.split(":")[1].split()[0]) for row in rows if row.strip().startswith("lo:"))
+
+
+def write_files(folder: pathlib.Path, mib: int) -> list[pathlib.Path]:
+    """Write the model."""
+    import torch
+    from safetensors.torch import save_file
+
+    paths = []
+    for number in range(FILES):
+        path = folder / f"node-{number}.safetensors"
+        rows = mib * (1 << 20) // FILES // 4 // 1024 // 8
+        save_file({f"t{number}.{i}": torch.randn(rows, 1024) for i in range(8)}, path)
+        path.chmod(0o644)
+        paths.append(path)
+    os.sync()
+    return paths
+
+
+def run_group(name: str, count: int, paths: list[str]) -> dict[str, float]:
+    """Load in some processes at once; return what was measured."""
+    environment = {**os.environ, "NODE_PROCESSES": str(count), "OMP_NUM_THREADS": "1"}
+    group = [subprocess.Popen([sys.executable, "-c", CHILD, name, str(number), *paths],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                              env=environment) for number in range(count)]
+
+    def tell_all() -> None:
+        for process in group:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def hear_all() -> list[str]:
+        return [process.stdout.readline() for process in group if process.stdout is not None]
+
+    with contextlib.ExitStack() as stack:
+        for process in group:
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        hear_all()
+        carried = loopback_bytes()
+        tell_all()
+        hear_all()
+        carried = loopback_bytes() - carried
+        tell_all()
+        rows = [json.loads(row) for row in hear_all()]
+        tell_all()
+        for process in group:
+            process.wait()
+    assert len({row["sum"] for row in rows}) == 1, f"{name}: the processes got different bytes"
+    return {"time": max(row["end"] for row in rows) - min(row["begin"] for row in rows),
+            "read": sum(row["read"] for row in rows), "carried": carried,
+            "pss": sum(row["pss"] for row in rows), "cpu": sum(row["cpu"] for row in rows)}
+
+
+def measure(source: str, paths: list[str], counts: list[int], options: Any) -> None:
+    """Run all contenders of a source, interleaved; print a table."""
+    from compare_loads import evict
+
+    size, found = options.mib << 20, {}
+    for _ in range(options.runs):
+        for name in FUNCTIONS[source]:
+            for count in counts:
+                if source == "disk":
+                    for path in paths:
+                        evict(path)
+                forget_shared()
+                found.setdefault((name, count), []).append(run_group(name, count, paths))
+                time.sleep(0.2)
+    print(f"\n| {source} | processes | time | read | memory | cpu |\n|---|---|---|---|---|---|")
+    for (name, count), rows in found.items():
+        times = sorted(row["time"] for row in rows)
+        middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        held = size / (2 if "converted" in name else 1)
+        came = middle["read" if source == "disk" else "carried"]
+        if source == "slow":  # from nginx to the relay, and on
+            came /= 2
+        spread = f"{statistics.median(times):.2f} [{times[0]:.2f}-{times[-1]:.2f}]"
+        figures = (came / size, middle["pss"] / held, middle["cpu"])
+        print(f"| {name} | {count} | {spread} |", " | ".join(f"{x:.2f}" for x in figures), "|",
+              flush=True)
+
+
+def main() -> int:
+    """Measure all sources."""
+    from compare_remote import build, relay
+    from store_servers import find_program, nginx
+
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--processes", default="1,2,4,8")
+    parser.add_argument("--only", default="disk,http,slow")
+    parser.add_argument("--folder", default=str(ROOT / "build"))
+    options = parser.parse_args()
+    counts = [int(word) for word in options.processes.split(",")]
+    sources = options.only.split(",")
+    with tempfile.TemporaryDirectory(dir=options.folder) as work, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(work)
+        folder.chmod(0o755)
+        files = write_files(folder, options.mib)
+        print(f"{options.mib} MiB in {FILES} files, {os.cpu_count()} CPUs, {options.runs} runs")
+        if "disk" in sources:
+            measure("disk", [str(path) for path in files], counts, options)
+        if "http" not in sources and "slow" not in sources:
+            return 0
+        if find_program("nginx") is None:
+            print("nginx is not installed: no rows for http and slow")
+            return 0
+        url = stack.enter_context(nginx(folder / "nginx", folder))
+        if "http" in sources:
+            measure("http", [url + path.name for path in files], counts, options)
+        if "slow" in sources:
+            url = stack.enter_context(relay(build(folder)["slow_relay"], url))
+            measure("slow", [url + path.name for path in files], counts, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
