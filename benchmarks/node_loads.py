@@ -2,16 +2,17 @@
 """Compares processes of one machine that load the same model at the same time.
 
     python benchmarks/node_loads.py [--mib 512] [--runs 3] [--processes 1,2,4,8]
-                                    [--only disk,http,slow] [--folder DIR]
+                                    [--only disk,files-5ms,files-50ms,http,slow] [--folder DIR]
 
-The model has eight files of F32. Sources: the disk, with an empty page cache; nginx; and nginx
-behind a relay with 60 MB/s per connection after a delay of 30 ms ("slow"). Each contender is one
-function of FUNCTIONS, which every process calls after a common start; it touches every page that it
-got. Contenders are interleaved, and every run is a group of new processes.
+The model has eight files of F32. Sources: the disk, with an empty page cache; a file system that
+answers each read after 5 or 50 ms (slow_files.c; needs root and /dev/fuse), likewise; nginx; and
+nginx behind a relay with 60 MB/s per connection after a delay of 30 ms ("slow"). Each contender is
+one function of FUNCTIONS, which every process calls after a common start; it touches every page
+that it got. Contenders are interleaved, and every run is a group of new processes.
 
 time     seconds until the last process has its weights
-read     bytes that came from the disk (/proc/PID/io) or over the loopback interface, times those
-         of the model
+read     bytes that came from the disk (/proc/PID/io), from the slow file system by its own count,
+         or over the loopback interface, times those of the model
 memory   by how much the sum of the processes' proportional set sizes (PSS) has grown, times the
          bytes of the tensors
 cpu      processor seconds of all processes together
@@ -24,11 +25,13 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -105,6 +108,8 @@ sys.stdin.readline()
 FUNCTIONS = {
     "disk": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
              "safetensors_converted"],
+    "files": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
+              "safetensors_converted"],
     "http": ["owned_shared", "owned"],
     "slow": ["owned_shared", "owned"],
 }
@@ -124,6 +129,29 @@ def loopback_bytes() -> int:
     return next(int(row.split(":")[1].split()[0]) for row in rows if row.strip().startswith("lo:"))
 
 
+def build(name: str, folder: pathlib.Path) -> str:
+    """Compile a program of this folder; its path."""
+    subprocess.run([shutil.which("cc") or "gcc", "-O2", "-D_GNU_SOURCE", f"benchmarks/{name}.c",
+                    "-o", str(folder / name), "-pthread"], cwd=ROOT, check=True)
+    return str(folder / name)
+
+
+@contextlib.contextmanager
+def slow_files(program: str, folder: pathlib.Path, delay_ms: int) -> Iterator[pathlib.Path]:
+    """Mount a folder as a distant file system."""
+    mount = folder.parent / f"{folder.name}-mounted"
+    mount.mkdir(exist_ok=True)
+    with subprocess.Popen([program, str(folder), str(mount), str(delay_ms)],
+                          stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield mount
+        finally:
+            subprocess.run(["umount", str(mount)], check=False)
+            process.kill()
+            mount.rmdir()
+
+
 def write_files(folder: pathlib.Path, mib: int) -> list[pathlib.Path]:
     """Write the model."""
     import torch
@@ -140,7 +168,15 @@ def write_files(folder: pathlib.Path, mib: int) -> list[pathlib.Path]:
     return paths
 
 
-def run_group(name: str, count: int, paths: list[str]) -> dict[str, float]:
+def bytes_carried(source: str, paths: list[str]) -> int:
+    """What a source has delivered until now."""
+    if source.startswith("files"):
+        found = os.statvfs(os.path.dirname(paths[0]))
+        return found.f_blocks * 4096
+    return loopback_bytes() // (2 if source == "slow" else 1)  # to the relay, and on
+
+
+def run_group(source: str, name: str, count: int, paths: list[str]) -> dict[str, float]:
     """Load in some processes at once; return what was measured."""
     environment = {**os.environ, "NODE_PROCESSES": str(count), "OMP_NUM_THREADS": "1"}
     group = [subprocess.Popen([sys.executable, "-c", CHILD, name, str(number), *paths],
@@ -161,10 +197,10 @@ def run_group(name: str, count: int, paths: list[str]) -> dict[str, float]:
             stack.enter_context(process)
             stack.callback(process.kill)
         hear_all()
-        carried = loopback_bytes()
+        carried = bytes_carried(source, paths)
         tell_all()
         hear_all()
-        carried = loopback_bytes() - carried
+        carried = bytes_carried(source, paths) - carried
         tell_all()
         rows = [json.loads(row) for row in hear_all()]
         tell_all()
@@ -172,7 +208,7 @@ def run_group(name: str, count: int, paths: list[str]) -> dict[str, float]:
             process.wait()
     assert len({row["sum"] for row in rows}) == 1, f"{name}: the processes got different bytes"
     return {"time": max(row["end"] for row in rows) - min(row["begin"] for row in rows),
-            "read": sum(row["read"] for row in rows), "carried": carried,
+            "read": sum(row["read"] for row in rows) if source == "disk" else carried,
             "pss": sum(row["pss"] for row in rows), "cpu": sum(row["cpu"] for row in rows)}
 
 
@@ -182,31 +218,28 @@ def measure(source: str, paths: list[str], counts: list[int], options: Any) -> N
 
     size, found = options.mib << 20, {}
     for _ in range(options.runs):
-        for name in FUNCTIONS[source]:
+        for name in FUNCTIONS[source.partition("-")[0]]:
             for count in counts:
-                if source == "disk":
+                if not paths[0].startswith("http"):
                     for path in paths:
                         evict(path)
                 forget_shared()
-                found.setdefault((name, count), []).append(run_group(name, count, paths))
+                found.setdefault((name, count), []).append(run_group(source, name, count, paths))
                 time.sleep(0.2)
     print(f"\n| {source} | processes | time | read | memory | cpu |\n|---|---|---|---|---|---|")
     for (name, count), rows in found.items():
         times = sorted(row["time"] for row in rows)
         middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
         held = size / (2 if "converted" in name else 1)
-        came = middle["read" if source == "disk" else "carried"]
-        if source == "slow":  # from nginx to the relay, and on
-            came /= 2
         spread = f"{statistics.median(times):.2f} [{times[0]:.2f}-{times[-1]:.2f}]"
-        figures = (came / size, middle["pss"] / held, middle["cpu"])
+        figures = (middle["read"] / size, middle["pss"] / held, middle["cpu"])
         print(f"| {name} | {count} | {spread} |", " | ".join(f"{x:.2f}" for x in figures), "|",
               flush=True)
 
 
 def main() -> int:
     """Measure all sources."""
-    from compare_remote import build, relay
+    from compare_remote import relay
     from store_servers import find_program, nginx
 
     parser = argparse.ArgumentParser(description=__doc__,
@@ -214,7 +247,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--processes", default="1,2,4,8")
-    parser.add_argument("--only", default="disk,http,slow")
+    parser.add_argument("--only", default="disk,files-5ms,files-50ms,http,slow")
     parser.add_argument("--folder", default=str(ROOT / "build"))
     options = parser.parse_args()
     counts = [int(word) for word in options.processes.split(",")]
@@ -226,6 +259,15 @@ def main() -> int:
         print(f"{options.mib} MiB in {FILES} files, {os.cpu_count()} CPUs, {options.runs} runs")
         if "disk" in sources:
             measure("disk", [str(path) for path in files], counts, options)
+        for source in sources:
+            if not source.startswith("files"):
+                continue
+            if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+                print(f"{source} needs root and /dev/fuse")
+                continue
+            delay_ms = int(source.removeprefix("files-").removesuffix("ms"))
+            with slow_files(build("slow_files", folder), folder, delay_ms) as mount:
+                measure(source, [str(mount / path.name) for path in files], counts, options)
         if "http" not in sources and "slow" not in sources:
             return 0
         if find_program("nginx") is None:
@@ -235,7 +277,7 @@ def main() -> int:
         if "http" in sources:
             measure("http", [url + path.name for path in files], counts, options)
         if "slow" in sources:
-            url = stack.enter_context(relay(build(folder)["slow_relay"], url))
+            url = stack.enter_context(relay(build("slow_relay", folder), url))
             measure("slow", [url + path.name for path in files], counts, options)
     return 0
 

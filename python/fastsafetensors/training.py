@@ -22,7 +22,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,18 +234,22 @@ class CheckpointManager:
         self._check_usable()
         self.check()
         tensors = encode_state(states_of(state))
-        with self._starting(step):
-            return self._watch(save_safetensors_sharded_async(
-                tensors, self._place_of(step), metadata=metadata_of(step, metric), pool=self._pool,
-                **self._options), step)
+        return self._begin(step, lambda: save_safetensors_sharded_async(
+            tensors, self._place_of(step), metadata=metadata_of(step, metric), pool=self._pool,
+            **self._options))
 
     def _save_together(
         self, step: Any, state: Mapping[str, Any], metric: float | None, force: bool
     ) -> SaveHandle | None:
         """save() of a group: what fails here must fail on all ranks."""
         self._check_usable()
-        number = step_number(step)
-        check_switch("force", force)
+        try:
+            number = step_number(step)
+            check_switch("force", force)
+        except Exception as error:
+            if self.every == 1:  # else the other ranks may have nothing to save now
+                self._ranks.refuse(self._ranks.join(None, self._options), error)
+            raise
         if not force and not self.should_save(number):
             return None
         joint = self._ranks.join(self._place_of(number), self._options)
@@ -256,10 +260,8 @@ class CheckpointManager:
             raise
         try:
             check_state(state)
-            with self._starting(number):
-                return self._watch(self._ranks.start(
-                    joint, states_of(state), metadata_of(number, metric), self._pool,
-                    self._options), number)
+            return self._begin(number, lambda: self._ranks.start(
+                joint, states_of(state), metadata_of(number, metric), self._pool, self._options))
         except Exception as error:
             if not joint.is_started:
                 self._ranks.refuse(joint, error)
@@ -271,27 +273,30 @@ class CheckpointManager:
     def _place_of(self, step: int) -> Path:
         return self.folder / f"step-{step}"
 
-    @contextlib.contextmanager
-    def _starting(self, step: int) -> Iterator[None]:
-        """Count a save of a step as running while it is started, and then if that was possible."""
+    def _begin(self, step: int, start: Callable[[], SaveHandle]) -> SaveHandle:
+        """Start a save, and watch it, also if Ctrl-C ends the call meanwhile."""
         with self._lock:
             self._saving[step] += 1
+        handle: SaveHandle | None = None
         try:
-            yield
+            handle = start()
+            self._watch(handle, step)
         except BaseException:
-            with self._lock:
-                self._saving[step] -= 1
+            if handle is None:
+                with self._lock:
+                    self._saving[step] -= 1
+            elif not any(thread.handle is handle and thread.ident for thread in self._threads):
+                self._watch(handle, step)
             raise
+        return handle
 
-    def _watch(self, handle: SaveHandle, step: int) -> SaveHandle:
+    def _watch(self, handle: SaveHandle, step: int) -> None:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._handles = [*(one for one in self._handles if not one.done()), handle]
         self._calls += 1
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = Watcher(handle, partial(self._note, handle, step, self._calls), self._follow)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
-        self._threads.append(thread)
-        return handle
 
     def _note(self, handle: SaveHandle, step: int, number: int) -> int | None:
         """Wait for the end of a save; return the step of the latest good one, or None."""
@@ -473,8 +478,8 @@ class CheckpointManager:
                 values; a module or optimizer whose name has no dict in the checkpoint; nothing was
                 changed.
             ValueError: a tensor of another shape, without memory, or of a dtype that can't hold
-                the values (float to int, complex to real); a checkpoint of several ranks, and the
-                group has another number; nothing was changed.
+                the values (float to int, int to a smaller int); a checkpoint of several ranks, and
+                the group has another number; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.

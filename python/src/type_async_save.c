@@ -89,13 +89,20 @@ typedef struct async_object {
     int uses, is_closed;
 } async_object;
 
-/// Called once, by a thread of the library without the GIL: calls the program's function.
+/// Called once, by a thread of the library without the GIL, or by one that waits for it: calls the
+/// program's function. Ctrl-C does not end it, but is raised when the wait is over.
 static int ask_unchanged(void *context) {
     const async_object *object = context;
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *answer = PyObject_CallFunction(object->is_unchanged, NULL);
+    bool is_interrupted = answer == NULL && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
+    if (is_interrupted) {
+        PyErr_Clear();
+        answer = PyObject_CallFunction(object->is_unchanged, NULL);
+    }
     int is_good = answer != NULL && PyObject_IsTrue(answer) == 1;
     if (PyErr_Occurred()) PyErr_WriteUnraisable(object->is_unchanged);
+    if (is_interrupted) PyErr_SetInterrupt();
     Py_XDECREF(answer);
     PyGILState_Release(gil);
     return is_good;

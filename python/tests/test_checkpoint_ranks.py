@@ -234,6 +234,17 @@ with CheckpointManager(run, **options) as manager:
         for step in (2, 3, 4):
             os.unlink(f"{run}/step-{step}")
     dist.barrier()
+    # A step that is none, on one rank: an error on both, and the next save works.
+    try:
+        manager.save("7" if rank == 1 else 7, state)
+        manager.wait()
+    except (TypeError if rank == 1 else RankError) as error:
+        assert rank == 1 or "rank 1 failed" in str(error), error
+    else:
+        raise AssertionError("the step is none")
+    manager.save(8, state)
+    manager.wait()
+    assert manager.resume(state) == 8
     # One rank does something else: an error on both, no abort.
     try:
         if rank == 0:
@@ -246,6 +257,7 @@ with CheckpointManager(run, **options) as manager:
     else:
         raise AssertionError("the ranks did different things")
     dist.barrier()
+    assert steps() == [1, 8], steps()
 finish()
 """
 

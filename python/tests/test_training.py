@@ -258,6 +258,10 @@ class HeldSave:
         self.may_end = threading.Event()
         self.error: Exception | None = None
 
+    def done(self) -> bool:
+        """Whether the test has said so."""
+        return self.may_end.is_set()
+
     def exception(self) -> Exception | None:
         """Wait for the end; return the error."""
         self.may_end.wait(60)
@@ -592,5 +596,7 @@ def test_the_thread_of_an_earlier_save_may_run_last(
         for number in (2, 1):
             handle = handles[number - 1]
             assert handle is not None
-            manager._finish(handle, number, number)
+            newest = manager._note(handle, number, number)
+            assert newest == 2
+            manager._follow(newest)
     assert steps_in(tmp_path) == [2]

@@ -116,6 +116,7 @@ def test_tensors_that_differ_from_the_saved_ones(tmp_path: pathlib.Path) -> None
     """Another dtype is converted in place; another shape is an error that changes nothing."""
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"x": torch.full((3,), 1.5), "steps": 7, "rows": [1],
+                         "count": torch.tensor([300, -1], dtype=torch.int32),
                          "net": torch.nn.Linear(2, 2)})
         manager.wait()
         mine, freed = torch.zeros(3, dtype=torch.float64), torch.zeros(3)
@@ -126,6 +127,15 @@ def test_tensors_that_differ_from_the_saved_ones(tmp_path: pathlib.Path) -> None
         with pytest.raises(ValueError, match=r"'x' has the shape \[3\], and that of the .* \[4\]"):
             manager.resume(state)
         assert state["steps"] == 0 and state["x"].eq(0).all()
+        for dtype, fits in ((torch.int8, False), (torch.uint8, False), (torch.float32, False),
+                            (torch.int64, True), (torch.int32, True)):
+            count = torch.zeros(2, dtype=dtype)
+            if fits:
+                assert manager.resume({"count": count}) == 1
+                assert count.tolist() == [300, -1]
+                continue
+            with pytest.raises(ValueError, match="can't hold its values"):
+                manager.resume({"count": count})
         for bad in (torch.zeros(3, dtype=torch.int32), torch.zeros(3, device="meta"), freed):
             with pytest.raises(ValueError, match="can't hold its values|has no memory"):
                 manager.resume({"x": bad})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fastsafetensors import torch as fast_torch  # noqa: E402
 from fastsafetensors._saving import save_handles  # noqa: E402
+from fastsafetensors._checkpoints.watcher import Watcher  # noqa: E402
 from fastsafetensors._saving.save_handles import FileSave, ThreadSave  # noqa: E402
+from fastsafetensors._torch import tensor_memory  # noqa: E402
 from fastsafetensors.torch import save_file_async  # noqa: E402
 from fastsafetensors.training import CheckpointManager, trainer_callback  # noqa: E402
 
@@ -159,3 +163,72 @@ def test_trainings_of_one_manager(tmp_path: Path) -> None:
         for name in ("model", "optimizer", "scheduler", "trainer"):
             with pytest.raises(ValueError, match=f"the trainer's own state is saved as '{name}'"):
                 trainer_callback(manager, **{name: torch.nn.Linear(1, 1)})
+
+
+def test_an_interrupted_evaluation(tmp_path: Path) -> None:
+    """The next training saves nothing in place of the last checkpoint."""
+    with CheckpointManager(tmp_path / "saved", every=2) as manager:
+        trainer = make_trainer(tmp_path, manager, eval_strategy="steps", eval_steps=4, max_steps=6)
+        evaluate = trainer.evaluate
+
+        def interrupt(*_arguments: Any, **_options: Any) -> None:
+            trainer.evaluate = evaluate
+            raise KeyboardInterrupt
+
+        trainer.evaluate = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        manager.wait()
+        found = [one.load()["trainer"] for one in manager.checkpoints()]
+        assert [row["global_step"] for row in found] == [2]
+        trainer.train()
+        assert [one.step for one in manager.checkpoints()] == [2, 4, 6, 8]
+        assert manager.checkpoints()[0].load()["trainer"] == found[0]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ctrl_c_while_a_save_gets_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The save is still waited for, and counted once."""
+    start = Watcher.start
+
+    def interrupt(thread: Watcher) -> None:
+        monkeypatch.setattr(Watcher, "start", start)
+        if moment == "after":
+            start(thread)
+        raise KeyboardInterrupt
+
+    with CheckpointManager(tmp_path) as manager:
+        monkeypatch.setattr(Watcher, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            manager.save(1, {"x": torch.ones(3_000_000)})
+        assert manager.resume({"x": torch.zeros(3_000_000)}) == 1
+        assert manager._saving[1] == 0
+
+
+def test_ctrl_c_in_a_step_that_looks_for_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised, and the save goes on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    watch, calls = tensor_memory.watch_changes, []
+
+    def watch_and_interrupt(tensors: Any) -> Any:
+        is_unchanged = watch(tensors)
+
+        def look() -> bool:
+            calls.append(1)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return is_unchanged()
+
+        return look
+
+    monkeypatch.setattr(fast_torch, "watch_changes", watch_and_interrupt)
+    handle = save_file_async({"x": torch.ones(9)}, tmp_path / "x.safetensors", stage="lazy")
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+        time.sleep(5)
+    handle.wait()
+    assert len(calls) == 2

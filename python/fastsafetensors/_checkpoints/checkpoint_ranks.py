@@ -67,8 +67,10 @@ class Ranks:
 
     # ---- saving ----
 
-    def join(self, place: Path, options: Mapping[str, Any]) -> JointSave:
-        """Take part in the save of a step."""
+    def join(self, place: Path | None, options: Mapping[str, Any]) -> JointSave:
+        """Take part in the save of a step; None: which one is not known, and the save will fail."""
+        if place is None:
+            return JointSave(self.group, self._timeout)
         target = SetTarget(str(place), STEM, options["durable"],
                            manifest=manifest_options(options["manifest"]))
         return JointSave(self.group, self._timeout, target, [f"{place.name}, by {self._who}"])

@@ -15,7 +15,7 @@ def _metric(state: Any) -> float | None:
 
 def _ends_epoch(state: Any, control: Any) -> bool:
     is_whole: bool = abs(state.epoch - round(state.epoch)) < 1e-6
-    return is_whole or bool(control.should_training_stop)
+    return is_whole or bool(control.should_training_stop or control.should_epoch_stop)
 
 
 _OWN_NAMES = ("model", "optimizer", "scheduler", "trainer")
@@ -37,6 +37,7 @@ def make_trainer_callback(manager: Any, more: Mapping[str, Any]) -> Any:
         is_due = False  # at the end of the evaluation of this step
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_parts: Any) -> None:
+            self.is_due = False  # as of a training that was interrupted
             # The Trainer counts from 0 in every train() without a checkpoint of its own.
             last = max(manager._resumed or 0, manager._last_saved[1])
             self.before = max(0, last - state.global_step)

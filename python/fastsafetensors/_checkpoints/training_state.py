@@ -117,13 +117,28 @@ def _check_tensor(what: str, target: Any, value: Any) -> None:
     """Raise ValueError if a tensor can't have the values of another one."""
     if target.shape != value.shape:
         raise ValueError(f"{what} has the shape {list(value.shape)}, and that of the state "
-                         f"{list(target.shape)}")
-    if not torch.can_cast(value.dtype, target.dtype):
+                         f"{list(target.shape)}. Give None in its place to get the saved one")
+    if not _can_hold(target.dtype, value.dtype):
         raise ValueError(f"{what} has the dtype {value.dtype}, and that of the state "
                          f"{target.dtype}, which can't hold its values")
     if target.is_meta or (target.layout == torch.strided and target.numel() > 0
                           and target.untyped_storage().nbytes() == 0):
         raise ValueError(f"{what} can't be loaded: that of the state has no memory")
+
+
+def _is_integer(dtype: Any) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
+
+
+def _can_hold(dtype: Any, other: Any) -> bool:
+    """Whether a dtype holds the values of another one, except that floats may be rounded."""
+    if dtype == other:
+        return True
+    if _is_integer(other):
+        wide, narrow = (torch.iinfo(one) if _is_integer(one) else None for one in (dtype, other))
+        return (wide is not None and narrow is not None
+                and wide.min <= narrow.min and wide.max >= narrow.max)
+    return bool(torch.can_cast(other, dtype)) and dtype.itemsize > 1
 
 
 def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:

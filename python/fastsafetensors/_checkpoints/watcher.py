@@ -18,7 +18,7 @@ class Watcher(threading.Thread):
         """Keep the calls: `note` waits, and returns what `follow` is given, or None."""
         # The interpreter's exit joins threads that are no daemons before it cancels saves.
         super().__init__(name="fastsafetensors checkpoints", daemon=handle.at_exit == "cancel")
-        self._handle, self._note, self._follow = handle, note, follow
+        self.handle, self._note, self._follow = handle, note, follow
         self._noted = threading.Event()
         # Can be waited for again after Ctrl-C, unlike by join().
         self.ended = threading.Event()
@@ -37,5 +37,5 @@ class Watcher(threading.Thread):
 
     def note_end(self) -> None:
         """Return when the end of the save is noted, if it has ended."""
-        if self._handle.done():
+        if self.handle.done():
             self._noted.wait()

@@ -148,6 +148,8 @@ class JointSave:
             agreement.agree("the end of writing a save")
         except Exception:
             self._delete(paths)
+            if self.place is not None:
+                remove_folders(Path(self.place.folder), self._missing_here)
             raise
         try:
             self._exchange_states(pg, error)

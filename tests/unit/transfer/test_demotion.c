@@ -324,6 +324,7 @@ static void hold(fsti_io_op *op) {
 typedef struct late_item {
     fst_loader *loader;
     fst_status status;
+    atomic_bool is_answered;
 } late_item;
 
 static void *ask_late(void *context) {
@@ -331,6 +332,7 @@ static void *ask_late(void *context) {
     fst_tensor *tensor;
     item->status = fst_loader_tensor_at(item->loader, TENSOR_COUNT - 1, -1, &tensor, NULL);
     fst_tensor_unref(tensor);
+    atomic_store(&item->is_answered, true);
     return NULL;
 }
 
@@ -371,7 +373,8 @@ TEST(cancel_ends_a_retried_read)
     for (int i = 0; i < 60000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
     bool began = atomic_load(&reads_held) > 0;
     fst_loader_cancel(item.loader);
-    usleep(1000000); // a waiter that wakes after the read has ended would find the item complete
+    // A waiter that wakes after the read has ended would find the item complete.
+    for (int i = 0; i < 60000 && !atomic_load(&item.is_answered); i++) usleep(1000);
     atomic_store(&holds_reads, false);
     pthread_join(thread, NULL);
     fsti_io_fault_hook_set(NULL);
