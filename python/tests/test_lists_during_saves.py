@@ -275,6 +275,12 @@ def leftovers(request, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("name", READERS)
 def test_names_of_two_saves(name: str, leftovers: list[str]) -> None:
     """Shards of another number of files, or beside a model of one file, are of another save."""
+    folder, *rest = leftovers[0].rpartition("/")[0], *leftovers
+    os.symlink(folder, f"{folder}-linked")
+    spelled = [rest[0], *(f"{folder}-linked//{os.path.basename(path)}" for path in rest[1:])]
+    for files in (leftovers, spelled):
+        with pytest.raises(SafetensorError, match="is of another save of this model"):
+            READERS[name](files)
     with pytest.raises(SafetensorError, match="is of another save of this model") as caught:
         READERS[name](leftovers)
     assert caught.value.tag == "FileChanged"

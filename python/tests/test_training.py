@@ -258,9 +258,7 @@ class HeldSave:
         self.may_end = threading.Event()
         self.error: Exception | None = None
 
-    def done(self) -> bool:
-        """Whether the test has said so."""
-        return self.may_end.is_set()
+        self.done = self.may_end.is_set
 
     def exception(self) -> Exception | None:
         """Wait for the end; return the error."""

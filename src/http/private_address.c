@@ -89,7 +89,8 @@ bool fsti_sockaddr_is_private(const struct sockaddr *address) {
 /// dot is one of the local network.
 static bool is_private_name(const char *name, size_t size) {
     static const char metadata[] = "metadata.goog";
-    static const char *const endings[] = {".localhost", ".local", ".internal", ".localdomain"};
+    static const char *const endings[] = {".localhost", ".local", ".internal", ".localdomain",
+                                          ".home.arpa"};
     if (memchr(name, '.', size) == NULL) return true;
     if (size == sizeof metadata - 1 && strncasecmp(name, metadata, size) == 0) return true;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {

@@ -11,29 +11,32 @@
 #include "io_private.h"
 
 /// File systems where direct reads are refused, useless or slow. Numbers: linux/magic.h and the
-/// file systems' sources.
-static const struct {
+/// file systems' sources. All but the first two wait for other machines or processes.
+typedef struct buffered_system {
     unsigned long magic;
-    const char *name;
-} buffered_systems[] = {
-    {0x01021994, "tmpfs is already in memory"},
-    {0x858458f6, "ramfs is already in memory"},
-    {0x6969, "NFS is read through its cache"},
-    {0xff534d42, "CIFS is read through its cache"},
-    {0xfe534d42, "SMB is read through its cache"},
-    {0x65735546, "FUSE is read through its cache"},
-    {0x01021997, "9p is read through its cache"},
-    {0x00c36400, "Ceph is read through its cache"},
-    {0x0bd00bd0, "Lustre is read through its cache"},
+    const char *reason;
+    bool is_distant;
+} buffered_system;
+
+static const buffered_system buffered_systems[] = {
+    {0x01021994, "tmpfs is already in memory", false},
+    {0x858458f6, "ramfs is already in memory", false},
+    {0x6969, "NFS is read through its cache", true},
+    {0xff534d42, "CIFS is read through its cache", true},
+    {0xfe534d42, "SMB is read through its cache", true},
+    {0x65735546, "FUSE is read through its cache", true},
+    {0x01021997, "9p is read through its cache", true},
+    {0x00c36400, "Ceph is read through its cache", true},
+    {0x0bd00bd0, "Lustre is read through its cache", true},
 };
 
-static const char *buffered_reason(int fd) {
+static const buffered_system *find_buffered(int fd) {
+    static const buffered_system hidden = {0, "no disk", false};
     struct statfs info;
-    if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return "no disk";
+    if (fsti_io_hidden(FSTI_IO_HIDE_DISK)) return &hidden;
     if (fstatfs(fd, &info) != 0) return NULL;
     for (size_t i = 0; i < sizeof buffered_systems / sizeof *buffered_systems; i++)
-        if ((unsigned long)info.f_type == buffered_systems[i].magic)
-            return buffered_systems[i].name;
+        if ((unsigned long)info.f_type == buffered_systems[i].magic) return &buffered_systems[i];
     return NULL;
 }
 
@@ -41,12 +44,18 @@ bool fsti_file_is_cached(fsti_file *file) {
     if (!fsti_io_file_is_plain(file)) return false;
     pthread_mutex_lock(&file->lock);
     // Ask once, because a network file system may answer slowly.
-    if (!file->file_system_known) file->is_cached = buffered_reason(file->fd) != NULL;
+    if (!file->file_system_known) {
+        const buffered_system *found = find_buffered(file->fd);
+        file->is_cached = found != NULL;
+        file->is_distant = found != NULL && found->is_distant;
+    }
     file->file_system_known = true;
     bool is_cached = file->is_cached;
     pthread_mutex_unlock(&file->lock);
     return is_cached;
 }
+
+bool fsti_file_is_distant(fsti_file *file) { return fsti_file_is_cached(file) && file->is_distant; }
 
 /// Opens `path` if it still is the file behind `fd`; else returns -1.
 static int open_same(const char *path, int fd, int flags) {
@@ -81,7 +90,8 @@ static bool denies_direct(int fd) {
 }
 
 int fsti_io_reopen_direct(int fd, const char *path, int flags, char *reason, size_t reason_size) {
-    const char *buffered = buffered_reason(fd);
+    const buffered_system *system = find_buffered(fd);
+    const char *buffered = system == NULL ? NULL : system->reason;
     if (fsti_io_hidden(FSTI_IO_HIDE_DIRECT)) buffered = "switched off";
     if (buffered != NULL) {
         snprintf(reason, reason_size, "%s", buffered);

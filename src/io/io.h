@@ -75,6 +75,9 @@ void fsti_file_warn_cache(const fsti_file *file);
 /// file systems). There the kernel's own readahead works best, and reopening a file may drop its
 /// cached pages.
 bool fsti_file_is_cached(fsti_file *file);
+/// Whether its file system belongs to another machine or process, by its kind: a read may wait
+/// long, so many must be under way at once.
+bool fsti_file_is_distant(fsti_file *file);
 
 /// For a derived file, whether the stored file can be read directly, or only through the page
 /// cache. Both are false for other files.

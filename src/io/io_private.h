@@ -21,8 +21,8 @@ struct fsti_file {
     struct timespec modified;
     pthread_mutex_t lock; ///< protects the fields created on first use, below
     bool direct_probed;
-    bool file_system_known, is_cached; ///< see fsti_file_is_cached()
-    int fd_direct;                     ///< the file opened with O_DIRECT, or -1
+    bool file_system_known, is_cached, is_distant; ///< see fsti_file_is_cached()
+    int fd_direct;                                 ///< the file opened with O_DIRECT, or -1
     char direct_reason[128];
     const fsti_gds_api *gds_api; ///< NULL until the file is registered
     void *gds_handle;

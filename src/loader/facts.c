@@ -252,9 +252,13 @@ static void probe_threads(fst_loader *loader, const fsti_plan *plan, bool is_vie
     *facts = (fsti_thread_facts){.wanted = loader->workspaces.thread_count,
                                  .verifies = loader->verifies,
                                  .chunk_count = plan->chunk_count};
-    for (size_t i = 0; i < plan->extent_count && !is_view; i++) {
-        const fsti_io_engine *engine =
-            fsti_route_engine(&out->routes[plan->extents[i].file], false);
+    for (size_t i = 0; i < plan->extent_count; i++) {
+        uint32_t file = plan->extents[i].file;
+        bool is_same = i > 0 && plan->extents[i - 1].file == file;
+        if (!is_same && !facts->any_distant)
+            facts->any_distant = fsti_file_is_distant(loader->files[file].file);
+        if (is_view) continue;
+        const fsti_io_engine *engine = fsti_route_engine(&out->routes[file], false);
         facts->any_ring |= engine->is_async;
         facts->any_blocking |= !engine->is_async && !engine->is_mapped;
     }

@@ -33,8 +33,7 @@
 
 /// The local files of several models, as one list.
 typedef struct open_files {
-    char **places;      ///< paths, none of which is a link
-    const char **paths; ///< as they were opened
+    char **places; ///< paths, none of which is a link
     size_t count;
     const char *own_index; ///< the index that they were opened by: it is not searched; or NULL
 } open_files;
@@ -160,22 +159,18 @@ static char *follow_link(const char *path) {
 static void clear_files(open_files *files) {
     for (size_t i = 0; i < files->count; i++) fsti_free(files->places[i]);
     fsti_free(files->places);
-    fsti_free(files->paths);
 }
 
 static fst_status list_files(const fst_model *const *models, size_t model_count, size_t file_count,
                              open_files *out, fst_error *error) {
-    *out = (open_files){.places = fsti_alloc_zeroed(file_count, sizeof *out->places),
-                        .paths = fsti_alloc_zeroed(file_count, sizeof *out->paths)};
-    if (out->places == NULL || out->paths == NULL)
-        return fsti_error_memory(error, file_count * sizeof *out->places);
+    *out = (open_files){.places = fsti_alloc_zeroed(file_count, sizeof *out->places)};
+    if (out->places == NULL) return fsti_error_memory(error, file_count * sizeof *out->places);
     for (size_t m = 0; m < model_count; m++)
         for (size_t i = 0; i < models[m]->file_count; i++) {
             const fsti_file *file = models[m]->files[i].file;
             if (!has_local_path(file)) continue;
             char *place = follow_link(fsti_file_path(file));
             if (place == NULL) return fsti_error_memory(error, strlen(fsti_file_path(file)));
-            out->paths[out->count] = fsti_file_path(file);
             out->places[out->count++] = place;
         }
     return FST_OK;
@@ -194,20 +189,60 @@ bool fsti_model_files_same(const fst_model *model) {
     return true;
 }
 
-/// Refuses files whose names show two saves. An index knows better which files are its own.
-static fst_status check_file_names(const open_files *files, fst_error *error) {
+/// A path whose folder has one spelling, as two paths of one folder may differ; the name is kept,
+/// also of a link. A URL is unchanged. NULL without memory.
+static char *spell_folder(const char *path) {
+    char there[PATH_MAX + 1];
+    const char *name = name_of(path);
+    size_t size = (size_t)(name - path);
+    char *folder = size == 0 ? fsti_string_copy(".", 1) : fsti_string_copy(path, size);
+    if (folder == NULL) return NULL;
+    bool is_found = !fsti_location_is_url(path) && realpath(folder, there) != NULL;
+    fsti_free(folder);
+    if (!is_found) return fsti_string_copy(path, strlen(path));
+    size = strlen(there);
+    if (there[size - 1] != '/') memcpy(there + size, "/", 2);
+    return fsti_location_join(there, name);
+}
+
+/// The paths by which the files of models were opened, each with its folder spelled out.
+typedef struct spelled_paths {
+    char **paths;
+    size_t count;
+} spelled_paths;
+
+static fst_status spell_paths(const fst_model *const *models, size_t model_count, size_t file_count,
+                              spelled_paths *out, fst_error *error) {
+    *out = (spelled_paths){.paths = fsti_alloc_zeroed(file_count, sizeof *out->paths)};
+    if (out->paths == NULL) return fsti_error_memory(error, file_count * sizeof *out->paths);
+    for (size_t m = 0; m < model_count; m++)
+        for (size_t i = 0; i < models[m]->file_count; i++) {
+            char *path = spell_folder(fsti_file_path(models[m]->files[i].file));
+            if (path == NULL) return fsti_error_memory(error, PATH_MAX);
+            out->paths[out->count++] = path;
+        }
+    return FST_OK;
+}
+
+/// Refuses files whose names show two saves.
+static fst_status check_file_names(const fst_model *const *models, size_t model_count,
+                                   size_t file_count, fst_error *error) {
     const char *found[2] = {NULL, NULL};
-    if (files->own_index != NULL) return FST_OK;
-    FST_TRY(fsti_model_find_two_saves(files->paths, files->count, found, error));
-    if (found[0] == NULL)
-        FST_TRY(fsti_model_find_two_saves((const char *const *)files->places, files->count, found,
-                                          error));
-    if (found[0] == NULL) return FST_OK;
-    fsti_error_location location = {.file = found[0], .byte_offset = FST_NO_OFFSET};
-    return fsti_error_set(error, FST_E_FILE_CHANGED, location,
-                          "%s is of another save of this model. Open the index or the folder, or "
-                          "save the model again",
-                          name_of(found[1]));
+    spelled_paths spelled;
+    fst_status status = spell_paths(models, model_count, file_count, &spelled, error);
+    if (status == FST_OK)
+        status = fsti_model_find_two_saves((const char *const *)spelled.paths, spelled.count, found,
+                                           error);
+    if (found[0] != NULL) {
+        fsti_error_location location = {.file = found[0], .byte_offset = FST_NO_OFFSET};
+        status = fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                                "%s is of another save of this model. Open the index or the "
+                                "folder, or save the model again",
+                                name_of(found[1]));
+    }
+    for (size_t i = 0; i < spelled.count; i++) fsti_free(spelled.paths[i]);
+    fsti_free(spelled.paths);
+    return status;
 }
 
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
@@ -222,7 +257,9 @@ fst_status fsti_models_check_save(const fst_model *const *models, size_t model_c
     fst_status status = list_files(models, model_count, file_count, &files, error);
     files.own_index = own_index;
     if (status == FST_OK) status = search_indexes(&files, &index, error);
-    if (status == FST_OK && index == NULL) status = check_file_names(&files, error);
+    // An index knows better which files are its own.
+    if (status == FST_OK && index == NULL && own_index == NULL)
+        status = check_file_names(models, model_count, file_count, error);
     *is_unfinished = status == FST_E_FILE_CHANGED;
     clear_files(&files);
     if (status != FST_OK) return status;

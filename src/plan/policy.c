@@ -26,6 +26,9 @@
 #define THREADS_DEFAULT_MAX 16u
 /// Blocking reads need at least this many threads to keep a disk busy, even with fewer CPUs.
 #define BLOCKING_THREADS_MIN 4u
+/// Reads that wait for other machines need many threads to keep the way there busy. Each has two of
+/// the kernel's requests of 128 KiB under way.
+#define DISTANT_THREADS_MIN 32u
 /// GPUDirect reads take no CPU time, so more threads are useful.
 #define GDS_THREADS_MIN 8u
 
@@ -239,6 +242,7 @@ fsti_thread_policy fsti_policy_threads(const fsti_thread_facts *facts) {
         if (facts->any_ring) threads = fsti_max(threads, 2); // one reads, one prefaults memory
         if (facts->any_blocking) threads = fsti_max(threads, BLOCKING_THREADS_MIN);
         if (facts->reads_by_gds) threads = fsti_max(threads, GDS_THREADS_MIN);
+        if (facts->any_distant) threads = fsti_max(threads, DISTANT_THREADS_MIN);
     }
     threads = fsti_min(threads, FSTI_POLICY_THREADS_MAX);
     threads = fsti_min(fsti_max(threads, 1), fsti_max(facts->chunk_count, 1));

@@ -156,6 +156,7 @@ typedef struct fsti_thread_facts {
     size_t chunk_count;
     bool any_ring;     ///< some file is read by io_uring
     bool any_blocking; ///< some file is read by blocking calls
+    bool any_distant;  ///< a read of some file may wait long, see fsti_file_is_distant()
     bool reads_by_gds; ///< GPUDirect, which blocks
     bool verifies;     ///< the reading thread digests the bytes
     bool is_limited;   ///< address space is limited, and buffers leave this much:

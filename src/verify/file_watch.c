@@ -5,15 +5,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "file_stamp.h"
 #include "location/location.h"
 
 #define FILE_COUNT_MAX ((size_t)1 << 20)
 
 struct watched_file {
     char *path;
-    uint64_t device, size_bytes;
-    fsti_file_stamp stamp;
+    uint64_t device, inode, size_bytes;
+    struct timespec modified; ///< not the time of the last change: a new hard link changes that
 };
 
 static bool look_at(const char *path, watched_file *out) {
@@ -21,7 +20,8 @@ static bool look_at(const char *path, watched_file *out) {
     if (stat(path, &info) != 0) return false;
     out->device = info.st_dev;
     out->size_bytes = (uint64_t)info.st_size;
-    out->stamp = fsti_file_stamp_of(&info);
+    out->inode = info.st_ino;
+    out->modified = info.st_mtim;
     return true;
 }
 
@@ -44,13 +44,16 @@ fst_status fsti_file_watch_add(file_watch *watch, const char *folder, const char
     return is_there ? fsti_error_memory(error, sizeof file) : FST_OK;
 }
 
+static bool is_same(const watched_file *a, const watched_file *b) {
+    return a->device == b->device && a->inode == b->inode && a->size_bytes == b->size_bytes &&
+           a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec;
+}
+
 fst_status fsti_file_watch_check(const file_watch *watch, fst_error *error) {
     for (size_t i = 0; i < watch->count; i++) {
         const watched_file *file = &watch->files[i];
         watched_file now;
-        if (look_at(file->path, &now) && now.device == file->device &&
-            now.size_bytes == file->size_bytes && fsti_file_stamp_equals(&now.stamp, &file->stamp))
-            continue;
+        if (look_at(file->path, &now) && is_same(&now, file)) continue;
         fsti_error_location location = {.file = file->path, .byte_offset = FST_NO_OFFSET};
         return fsti_error_set(error, FST_E_FILE_CHANGED, location,
                               "the file was replaced or changed while the files of its folder were "

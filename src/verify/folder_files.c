@@ -170,13 +170,32 @@ fst_status fsti_folder_files(const char *path, folder_files *out, file_watch *wa
     return FST_OK;
 }
 
-fst_status fsti_folder_files_check(const char *path, const file_watch *watch, fst_error *error) {
+/// Whether both lists have the same model files. Other programs may write logs meanwhile.
+static bool has_same_models(const folder_files *a, const folder_files *b) {
+    size_t i = 0, k = 0;
+    for (;;) {
+        while (i < a->count && !fsti_verify_leads_to_model(a->names[i])) i++;
+        while (k < b->count && !fsti_verify_leads_to_model(b->names[k])) k++;
+        if (i == a->count || k == b->count) return i == a->count && k == b->count;
+        if (strcmp(a->names[i++], b->names[k++]) != 0) return false;
+    }
+}
+
+fst_status fsti_folder_files_check(const char *path, const folder_files *files,
+                                   const file_watch *watch, fst_error *error) {
     folder_files again;
     // The index before the files: of a save that runs, it has hidden names; one that ends between
     // the two has replaced a file.
     fst_status status = list_files(path, true, &again, error);
+    bool is_same = status != FST_OK || has_same_models(files, &again);
     fsti_folder_files_clear(&again);
-    return status == FST_OK ? fsti_file_watch_check(watch, error) : status;
+    FST_TRY(status);
+    FST_TRY(fsti_file_watch_check(watch, error));
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    return is_same ? FST_OK
+                   : fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                                    "model files were added or removed while the files of the "
+                                    "folder were read. Nothing was written. Try again");
 }
 
 bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }

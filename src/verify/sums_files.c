@@ -63,7 +63,7 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     }
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
-    if (status == FST_OK) status = fsti_folder_files_check(path, &watch, error);
+    if (status == FST_OK) status = fsti_folder_files_check(path, &files, &watch, error);
     if (status == FST_OK) status = publish_list(&tree, target, error);
     if (status == FST_OK) fsti_manifest_report_path(options, target);
     stats->file_count = tree.count;

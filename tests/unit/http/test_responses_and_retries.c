@@ -69,6 +69,7 @@ static const char *const private_hosts[] = {"0.0.0.0",
                                             "internal",
                                             "xlocalhost",
                                             "ip6-localhost",
+                                            "nas.home.arpa",
                                             "2001:0:4136:e378:8000:63bf:80ff:fffd"};
 static const char *const public_hosts[] = {
     "1.1.1.1",        "8.8.8.8",          "9.255.255.255",    "11.0.0.0",

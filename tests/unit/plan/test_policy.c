@@ -362,6 +362,9 @@ TEST(threads)
         {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .any_blocking = true}, 4, 1},
         {{.processor_count = 1, .chunk_count = 100, .any_ring = true, .reads_by_gds = true}, 8, 0},
         {{.processor_count = 1, .chunk_count = 3, .any_blocking = true}, 3, 0},
+        {{.processor_count = 2, .chunk_count = 100, .any_distant = true}, 32, 0},
+        {{.processor_count = 2, .chunk_count = 7, .any_distant = true}, 7, 0},
+        {{.wanted = 2, .chunk_count = 100, .any_distant = true}, 2, 0},
         {{.wanted = 1, .chunk_count = 100, .any_ring = true}, 1, 1},
         {{.wanted = 999, .chunk_count = 1000}, 64, 0},
         // A limit of address space: a thread needs 72 MiB, and all threads get half of the rest.

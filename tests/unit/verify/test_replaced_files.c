@@ -29,7 +29,7 @@ static bool make_folder(void) {
     snprintf(target, sizeof target, "%s.made", first);
     snprintf(second, sizeof second, "%s/model-00002-of-00002.safetensors", folder);
     atomic_store(&is_replaced, 0);
-    return run("mkdir -p '%s'%s", folder, "") &&
+    return run("rm -rf '%s' && mkdir -p '%s'", folder, folder) &&
            run("cp '%s' '%s/model-00001-of-00002.safetensors'", first, folder) &&
            run("cp '%s' '%s'", first, second) && run("cp '%s' '%s'", first, spare) &&
            run("rm -f '%s' '%s'", target, key) &&
@@ -41,6 +41,26 @@ static int replace_file(void *context, uint64_t done, uint64_t total, size_t ten
                         size_t tensors_total) {
     (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
     if (atomic_exchange(&is_replaced, 1) == 0) (void)rename(spare, second);
+    return 0;
+}
+
+/// As a save with another number of files does it.
+static int add_file(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                    size_t tensors_total) {
+    char added[700];
+    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    snprintf(added, sizeof added, "%s/model.safetensors", folder);
+    if (atomic_exchange(&is_replaced, 1) == 0) (void)rename(spare, added);
+    return 0;
+}
+
+/// A backup of hard links changes nothing.
+static int link_file(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                     size_t tensors_total) {
+    char added[700];
+    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    snprintf(added, sizeof added, "%s.link", spare);
+    if (atomic_exchange(&is_replaced, 1) == 0) (void)!link(second, added);
     return 0;
 }
 
@@ -77,6 +97,30 @@ TEST(file_replaced_while_digests_are_made)
         CHECK(access(target, F_OK) != 0);
         CHECK_INT(make(kind, NULL, &error), FST_OK);
         CHECK(access(target, F_OK) == 0);
+    }
+}
+
+TEST(file_added_while_digests_are_made)
+{
+    for (unsigned kind = 0; kind < 2; kind++) {
+        fst_error error = {0};
+        CHECK(make_folder());
+        CHECK_INT(make(kind, add_file, &error), FST_E_FILE_CHANGED);
+        CHECK_CONTAINS(error.message, "added or removed");
+        CHECK(access(target, F_OK) != 0);
+    }
+}
+
+TEST(file_that_gets_a_link_is_unchanged)
+{
+    for (unsigned kind = 0; kind < 3; kind++) {
+        fst_error error = {0};
+        char added[700];
+        CHECK(make_folder());
+        snprintf(added, sizeof added, "%s.link", spare);
+        (void)unlink(added);
+        CHECK_INT(make(kind, link_file, &error), FST_OK);
+        CHECK(access(added, F_OK) == 0);
     }
 }
 
