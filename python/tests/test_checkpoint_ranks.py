@@ -216,7 +216,7 @@ with CheckpointManager(run, **options) as manager:
     manager.save(1, state)
     manager.wait()
     for what in range(3):
-        # A save that fails on the disk; the next one raises that; nobody waits for it.
+        # A save fails on the disk, and the next save() raises that error.
         if rank == 0:
             open(f"{run}/step-{2 + what}", "w").close()
         dist.barrier()
@@ -234,14 +234,14 @@ with CheckpointManager(run, **options) as manager:
         for step in (2, 3, 4):
             os.unlink(f"{run}/step-{step}")
     dist.barrier()
-    # A step that is none, on one rank: an error on both, and the next save works.
+    # An invalid step on one rank is an error on both, and the next save works.
     try:
         manager.save("7" if rank == 1 else 7, state)
         manager.wait()
     except (TypeError if rank == 1 else RankError) as error:
         assert rank == 1 or "rank 1 failed" in str(error), error
     else:
-        raise AssertionError("the step is none")
+        raise AssertionError("the step is invalid")
     manager.save(8, state)
     manager.wait()
     assert manager.resume(state) == 8

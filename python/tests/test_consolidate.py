@@ -72,7 +72,7 @@ def test_a_checkpoint_becomes_a_model(tmp_path):
 
 
 def test_a_folder_with_a_checkpoint(tmp_path):
-    """The folder of this checkpoint or another one is refused, and stays as it is."""
+    """A folder with a checkpoint is refused as the target, and is not changed."""
     with CheckpointManager(tmp_path / "run") as manager:
         for step in (1, 2):
             manager.save(step, {"model": {"x": torch.full((4,), float(step))}})

@@ -144,7 +144,7 @@ class JointSave:
         pg.limit_waits()
         agreement = Agreement(pg)
         try:
-            # Ranks that do other things are told so, and do not meet here any more.
+            # If another rank is in a different call, both get a RankError, and no messages follow.
             agreement.agree("the end of writing a save")
         except Exception:
             self._delete(paths)
