@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("zstandard", reason="needs the zstandard package")
 
 CODE = textwrap.dedent("""
-    import datetime, json, logging, pathlib, sys, time
+    import datetime, json, logging, os, pathlib, sys, time
     import torch.distributed as dist
     from fastsafetensors._engine_weights import EngineOptions, begun, iterate
 
@@ -35,6 +35,7 @@ CODE = textwrap.dedent("""
         except Exception as error:
             print(type(error).__name__, error, flush=True)
     dist.barrier()
+    os._exit(0)  # gloo's threads may abort an ordinary exit
 """)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import zstd_or_skip
+from test_rank_faults import LEAVE_BEFORE_SHUTDOWN
 
 torch = pytest.importorskip("torch")
 
@@ -206,8 +207,8 @@ dist.destroy_process_group()
 """
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch was built without gloo")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LEAVE_BEFORE_SHUTDOWN + program],
+                          capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

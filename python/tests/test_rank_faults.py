@@ -199,8 +199,24 @@ def folder(tmp_path, torch):
     return tmp_path
 
 
+# Before the programs of ranks. Threads of gloo outlive a group that a mesh still holds, and one
+# that frees a tensor while the interpreter shuts down aborts the process (PyTorch's pull request
+# 179291). This function is registered first, hence runs last: after the exit functions of the
+# package and the threads that are no daemons.
+LEAVE_BEFORE_SHUTDOWN = """
+import atexit, os, sys
+
+def leave():
+    sys.stdout.flush()
+    os._exit(1 if hasattr(sys, "last_value") else 0)
+
+atexit.register(leave)
+"""
+
+
 def run_ranks(code, folder, size, *words):
     """Run a program on every rank; all must end well, in time."""
+    code = LEAVE_BEFORE_SHUTDOWN + code
     ranks = [subprocess.Popen([sys.executable, "-c", code, folder, folder / "store", str(rank),
                                str(size), *words], stderr=subprocess.PIPE, text=True)
              for rank in range(size)]
