@@ -272,6 +272,14 @@ static bool put_back(const sync_folder *sync, const fsti_delta_state *list) {
     return is_old;
 }
 
+/// Adds to the message in which state the checkpoint is, and what ends this state.
+static void add_outcome(const char *outcome, fst_error *error) {
+    if (error == NULL) return;
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used,
+             ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'", outcome);
+}
+
 /// Undoes the renames after an error. `version`: of the note that was removed; NULL: there was
 /// none. The message says so if the folder has not its old state again.
 static void undo_renames(const sync_folder *sync, const new_file_set *set, const char *version,
@@ -289,10 +297,7 @@ static void undo_renames(const sync_folder *sync, const new_file_set *set, const
         if (status == FST_OK) status = fsti_sync_remove(sync->renames_path, NULL);
         if (status == FST_OK) return;
     }
-    if (error == NULL) return;
-    size_t used = strlen(error->message);
-    snprintf(error->message + used, sizeof error->message - used,
-             ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'", outcome);
+    add_outcome(outcome, error);
 }
 
 /// Renames the copies and writes the note. Each step can be repeated after a kill.
@@ -312,9 +317,12 @@ static fst_status rename_and_note(const sync_folder *sync, bool durable, fst_err
 
 /// The last steps: removes the list of renames, and then the old files.
 static fst_status end_renames(const sync_folder *sync, fst_error *error) {
-    FST_TRY(fsti_sync_remove(sync->renames_path, error));
-    fsti_new_files_remove(sync);
-    return FST_OK;
+    fst_status status = fsti_sync_remove(sync->renames_path, error);
+    if (status == FST_OK)
+        fsti_new_files_remove(sync);
+    else
+        add_outcome("has the new files, but its update still counts as interrupted", error);
+    return status;
 }
 
 fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *set,
@@ -336,6 +344,8 @@ fst_status fsti_new_files_resume(const sync_folder *sync, bool durable, bool *is
                                  fst_error *error) {
     *is_done = access(sync->renames_path, F_OK) == 0;
     if (!*is_done) return FST_OK;
-    FST_TRY(rename_and_note(sync, durable, error));
-    return end_renames(sync, error);
+    fst_status status = rename_and_note(sync, durable, error);
+    if (status == FST_OK) return end_renames(sync, error);
+    add_outcome("holds files of two versions until this update is finished", error);
+    return status;
 }
