@@ -266,7 +266,10 @@ class LazyReads:
                     with self._lock:
                         self._bytes_read += size
                     return tensor
-        loader = open_load(self.model, [self._item(stored, bounds)], **self._options)
+        options = self._options
+        if self._uses_page_cache:  # for the other ranks of this host, as readahead does
+            options = {**options, "cache": "keep"}
+        loader = open_load(self.model, [self._item(stored, bounds)], **options)
         with self._lock:
             self.loads += 1
         try:
