@@ -45,6 +45,11 @@ typedef struct fst_model fst_model;
 /// Without this flag the model has the original tensors, and loads decompress them.
 #define FST_OPEN_STORED 8u
 
+/// The program reads parts of the model, for example one rank's share: reads of up to 1 MiB bring
+/// only their own pages into the page cache. Without this flag the kernel reads around them as much
+/// as the device's readahead allows, often several MiB. No effect on network file systems and URLs.
+#define FST_OPEN_PARTS 16u
+
 /// Options for opening a model.
 typedef struct fst_open_options {
     size_t struct_size; ///< sizeof(fst_open_options)

@@ -94,7 +94,7 @@ class LazyModel:
             check_present(device)
             raise ValueError(f"device must be the CPU or a GPU, not {device}")
         verify = chosen(verify)
-        self._model = open_files(filename, verify)
+        self._model = open_files(filename, verify, parts=True)
         wanted = choose_names(self._model, names, filter)
         order = in_layers(self._model.names() if wanted is None else wanted)
         self._opened = _absolute(filename), device, {

@@ -187,14 +187,16 @@ static int read_verify(PyObject *verify, fst_open_options *options, digest_sourc
 }
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"paths", "lenient", "verify", NULL};
+    static char *names[] = {"paths", "lenient", "verify", "parts", NULL};
     fst_open_options options = FST_STRUCT_INIT(fst_open_options);
     PyObject *paths, *verify = NULL;
     digest_sources kept_sources;
-    int lenient = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO:Model", names, &paths, &lenient, &verify))
+    int lenient = 0, parts = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pOp:Model", names, &paths, &lenient, &verify,
+                                     &parts))
         return NULL;
     if (lenient) options.flags |= FST_OPEN_LENIENT;
+    if (parts) options.flags |= FST_OPEN_PARTS;
     if (!read_verify(verify, &options, &kept_sources)) return NULL;
     int is_single = !PyList_Check(paths) && !PyTuple_Check(paths);
     PyObject *sequence = is_single ? PyTuple_Pack(1, paths) : Py_NewRef(paths);

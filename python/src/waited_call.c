@@ -183,6 +183,8 @@ int fstpy_path_is_cached(const char *path) {
     close(fd);
     fd = is_local ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
     if (fd < 0) return 0;
+    // Else these two reads start readahead, which later reads nearby continue.
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     uint64_t size = 0;
     int is_there = preadv2(fd, &target, 1, 0, RWF_NOWAIT) == (ssize_t)sizeof bytes;
     memcpy(&size, bytes, is_there ? sizeof size : 0);

@@ -384,23 +384,3 @@ def test_copy_to_meta_is_counted(path: Path) -> None:
     with Counter():
         torch.empty(4, 8, device="meta").copy_(model["layers.1.w"].narrow(0, 2, 4))
     assert seen == [32] and model.stats()["bytes_needed"] == 0
-
-
-def test_narrow_rows_stay_in_the_page_cache(tmp_path: Path) -> None:
-    """The other ranks of a host find what a rank had to read of their columns."""
-    import json
-
-    path = tmp_path / "model.safetensors"
-    rows, columns, others = 4096, 2048, 132 << 20
-    header = json.dumps({"o": {"dtype": "U8", "shape": [rows, columns],
-                               "data_offsets": [0, rows * columns]},
-                         "others": {"dtype": "U8", "shape": [others],
-                                    "data_offsets": [rows * columns, rows * columns + others]}})
-    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
-    os.truncate(path, 8 + len(header) + rows * columns + others)
-    model = LazyModel(path, ahead=False)
-    core = model._reads.model
-    if core.cached_view(core.find("o"), 0, rows * columns) is not None:
-        pytest.skip("this file system is in memory")
-    assert not model["o"].chunk(2, 1)[0].clone().any()
-    assert core.cached_view(core.find("o"), 0, rows * columns) is not None

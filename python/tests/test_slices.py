@@ -55,7 +55,7 @@ def test_small_parts_are_copies(path, torch):
             part[0]
 
 
-def _cached_bytes(path):
+def cached_bytes(path):
     """The cached bytes of a file; skips if the kernel does not report them."""
     program = shutil.which("fincore")
     if program is None:
@@ -135,13 +135,13 @@ def test_row_reads_only_its_bytes(tmp_path, torch):
     os.fsync(descriptor)
     for framework in ("np", "pt"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        if _cached_bytes(path) > 0:
+        if cached_bytes(path) > 0:
             pytest.skip("this file system does not evict on request")
         with safe_open(path, framework) as f:
             for row in (5000, 5001, 12000):
                 assert f.get_slice("rows")[row : row + 1].shape == (1, 1024)
         # The header's readahead, and a row or two with what the kernel reads around them.
-        assert _cached_bytes(path) < 48 << 20
+        assert cached_bytes(path) < 48 << 20
     os.close(descriptor)
 
 

@@ -12,9 +12,9 @@ static fst_status read_options(const fst_open_options *options, model_request *r
     fst_open_options known = {.struct_size = sizeof known};
     if (options != NULL)
         FST_TRY(fsti_api_copy_struct(&known, sizeof known, options, options->struct_size, error));
-    API_REQUIRE(
-        (known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT | FST_OPEN_VERIFY | FST_OPEN_STORED)) == 0,
-        error, "unknown open flags 0x%x", known.flags);
+    API_REQUIRE((known.flags & ~(FST_OPEN_LENIENT | FST_OPEN_CUT | FST_OPEN_VERIFY |
+                                 FST_OPEN_STORED | FST_OPEN_PARTS)) == 0,
+                error, "unknown open flags 0x%x", known.flags);
     *request = (model_request){.flags = known.flags,
                                .manifest = known.manifest,
                                .signature = known.signature,

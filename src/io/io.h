@@ -149,6 +149,14 @@ void fsti_stream_close(fsti_file_stream *stream);
 /// 300 if the memory is backed; over 1,000 in a virtual machine whose host must first allocate it.
 uint64_t fsti_file_fault_ns(const fsti_file *file, uint64_t begin, uint64_t end);
 
+/// From now on small reads of the file bring only their own pages into the page cache. By default
+/// the kernel reads around each absent page as much as the device's readahead allows, which may be
+/// several MiB: good for a program that reads a file from begin to end, not for a rank that needs a
+/// part of each tensor. Any thread may call it.
+void fsti_file_read_parts(fsti_file *file);
+/// Has the kernel start to read exactly the pages of [begin, end), if the file is read in parts.
+void fsti_file_start_part(const fsti_file *file, uint64_t begin, uint64_t end);
+
 /// Prefaults a mapping. An I/O error or a shrunken file is an error here instead of a signal later.
 fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, uint64_t end,
                               fst_error *error);

@@ -17,6 +17,7 @@ struct fsti_file {
     bool is_shared; ///< the descriptor is shared with the program, so advice would affect its reads
     uint64_t size_bytes, device;
     atomic_uint read_count;       ///< calls of fsti_file_read()
+    atomic_bool in_parts;         ///< see fsti_file_read_parts()
     atomic_bool residency_denied; ///< the kernel refused to report residency
     struct timespec modified;
     pthread_mutex_t lock; ///< protects the fields created on first use, below

@@ -105,14 +105,17 @@ void fsti_stream_close(fsti_file_stream *stream) {
     fsti_free(stream);
 }
 
-/// Advises that [begin, end) and more will be read, in calls small enough for every device's limit.
-static void advise(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
+/// Has the kernel start to read [begin, end), in calls small enough for every device's limit.
+static void start_reads(int fd, uint64_t begin, uint64_t end) {
     enum { ADVICE_BYTES = 128 << 10 };
+    for (uint64_t at = begin; at < end; at += ADVICE_BYTES)
+        posix_fadvise(fd, (off_t)at, (off_t)fsti_min(end - at, ADVICE_BYTES), POSIX_FADV_WILLNEED);
+}
+
+/// Advises that [begin, end) and more will be read.
+static void advise(fsti_file_stream *stream, uint64_t begin, uint64_t end) {
     uint64_t until = fsti_max(fsti_min(end + ADVISED_BYTES, stream->end), end);
-    uint64_t at = fsti_max(begin, fsti_min(stream->advised_end, until));
-    for (; at < until; at += ADVICE_BYTES)
-        posix_fadvise(stream->fd, (off_t)at, (off_t)fsti_min(until - at, ADVICE_BYTES),
-                      POSIX_FADV_WILLNEED);
+    start_reads(stream->fd, fsti_max(begin, fsti_min(stream->advised_end, until)), until);
     stream->advised_end = until;
 }
 
@@ -226,6 +229,17 @@ fst_status fsti_file_populate(fsti_file *file, char *mapping, uint64_t begin, ui
         return fsti_error_errno(error, failure == EFAULT ? EIO : failure, file->path, "mapping");
     }
     return FST_OK;
+}
+
+void fsti_file_read_parts(fsti_file *file) {
+    if (fsti_file_is_distant(file)) return; // a request for each part would take too long
+    atomic_store(&file->in_parts, true);
+    fsti_file_advise_random(file);
+}
+
+void fsti_file_start_part(const fsti_file *file, uint64_t begin, uint64_t end) {
+    if (atomic_load(&file->in_parts) && fsti_io_file_is_plain(file))
+        start_reads(file->fd, begin, end);
 }
 
 void fsti_file_drop_cached(const fsti_file *file, uint64_t begin, uint64_t end) {

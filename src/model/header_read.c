@@ -114,6 +114,7 @@ fst_status fsti_model_file_adopt(const fst_model *model, fsti_file *file, uint32
     char *bytes = NULL;
     uint64_t header_bytes = 0;
     const fsti_manifest_file *listed;
+    if ((flags & FST_OPEN_PARTS) != 0) fsti_file_read_parts(file);
     fst_status status = find_digests(model, out, &listed, error);
     if (status == FST_OK) status = read_header(out, &rules, listed, &bytes, &header_bytes, error);
     if (status == FST_OK)

@@ -35,11 +35,12 @@ static fst_status finish_view(fsti_pipeline *pipeline, uint32_t chunk, worker_co
                               fst_error *error) {
     const fsti_plan_chunk *range = &pipeline->job.plan->chunks[chunk];
     const fsti_plan_extent *extent = &pipeline->job.plan->extents[range->extent];
+    fsti_file *file = pipeline->job.files[extent->file].file;
     char *mapping = pipeline->job.files[extent->file].view->data;
     bool is_resident = pipeline->chunks[chunk].is_resident;
     uint64_t start_ns = fsti_now_ns(), size = range->end - range->begin;
-    FST_TRY(fsti_file_populate(pipeline->job.files[extent->file].file, mapping, range->begin,
-                               range->end, error));
+    if (!is_resident) fsti_file_start_part(file, range->begin, range->end);
+    FST_TRY(fsti_file_populate(file, mapping, range->begin, range->end, error));
     if (!is_resident) classify_pages(pipeline, mapping + range->begin, size);
     *(is_resident ? &counts->populate_ns : &counts->read_ns) += fsti_now_ns() - start_ns;
     counts->bytes_mapped += size;

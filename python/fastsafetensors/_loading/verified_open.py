@@ -118,8 +118,12 @@ def chosen(verify: Verify | None) -> Verify:
     return next((said for *_, said in reversed(_contexts) if said is not False), False)
 
 
-def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False) -> Model:
-    """Open a model; verify None means the current verifying() context."""
+def open_files(paths: Paths, verify: Verify | None = None, *, lenient: bool = False,
+               parts: bool = False) -> Model:
+    """Open a model; verify None means the current verifying() context.
+
+    parts: small reads bring only their own pages from the disk.
+    """
     follow_logging()
     held = chosen(verify)
-    return Model(paths, lenient, held._held(paths) if isinstance(held, SignedBy) else held)
+    return Model(paths, lenient, held._held(paths) if isinstance(held, SignedBy) else held, parts)
