@@ -257,16 +257,25 @@ def test_no_list_of_an_unfinished_save(half: HalfPublished) -> None:
     write_manifest(half.folder)
 
 
-@pytest.fixture(params=["other count", "one file"])
+TAG = "-0123456789abcdef"  # of a save at a store
+
+
+@pytest.fixture(params=["other count", "one file", "a tag", "two tags"])
 def leftovers(request, tmp_path: Path) -> list[str]:
     """Files of a save and of the one before it, which a kill has left when the index was final."""
-    size = 20_000 if request.param == "other count" else 200_000
+    size = 200_000 if request.param == "one file" else 20_000
     rows = [{f"{name}{i}": torch.full((64, 64), value) for i in range(3)}
             for name, value in (("old", 1.0), ("new", 2.0))]
     save_safetensors_sharded(rows[0], tmp_path, max_shard_size=20_000)
     kept = {path: path.read_bytes() for path in tmp_path.glob("model-*.safetensors")}
-    del rows[1]["new2"]
+    if "tag" not in request.param:
+        del rows[1]["new2"]
     save_safetensors_sharded(rows[1], tmp_path, max_shard_size=size)
+    if "tag" in request.param:
+        for path in kept:
+            path.rename(path.with_stem(path.stem + TAG))
+        before = "" if request.param == "a tag" else "-" + TAG[:0:-1]
+        kept = {path.with_stem(path.stem + before): data for path, data in kept.items()}
     for path, data in list(kept.items())[1:]:
         path.write_bytes(data)
     return sorted(map(str, tmp_path.glob("*.safetensors")))
@@ -274,7 +283,7 @@ def leftovers(request, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_names_of_two_saves(name: str, leftovers: list[str]) -> None:
-    """File names show two saves: two numbers of shards, or shards next to a single file."""
+    """File names show two saves: two numbers of shards, two tags, or a single file beside shards."""
     with pytest.raises(SafetensorError, match="is of another save of this model") as caught:
         READERS[name](leftovers)
     assert caught.value.tag == "FileChanged"
@@ -288,3 +297,17 @@ def test_names_of_two_saves_in_a_linked_folder(leftovers: list[str]) -> None:
     spelled = [leftovers[0], *(f"{folder}-linked//{name}" for name in names)]
     with pytest.raises(SafetensorError, match="is of another save of this model"):
         load_file(spelled)
+
+
+def test_tagged_files_of_one_save(leftovers: list[str], tmp_path: Path) -> None:
+    """A copy of a store without its index: the files of one tag are a model, if all are there."""
+    tagged = [path for path in leftovers if TAG in path]
+    if not tagged:
+        pytest.skip("these files have no tags")
+    for path in set(leftovers) - set(tagged):
+        os.remove(path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert values(load_file(tmp_path)) == values(load_file(tagged)) == {2.0}
+    os.remove(tagged[1])
+    with pytest.raises(FileNotFoundError, match="of the 3 files .* 1 is missing: number 00002"):
+        load_file(tmp_path)

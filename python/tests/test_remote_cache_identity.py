@@ -244,3 +244,23 @@ def test_files_of_others_are_kept(tmp_path: pathlib.Path, cache: pathlib.Path) -
     assert pruned["removed_count"] == 1 and pruned["left_count"] == 0
     kept = {path.name for path in cache.iterdir()}
     assert set(names) <= kept and kept <= {*names, "lock", "turns", "CACHEDIR.TAG"}
+
+
+@pytest.mark.parametrize("version", [b'"n"\r', b'"n\x1b[31m"'])
+def test_stored_versions_with_control_bytes_are_not_used(
+    version: bytes, tmp_path: pathlib.Path, cache: pathlib.Path
+) -> None:
+    """No line that a .ref file holds reaches a request with control bytes, whatever its check."""
+    xxhash = pytest.importorskip("xxhash")
+    make(tmp_path / "m.safetensors", 2, 100, 1)
+    with web_server(tmp_path) as server:
+        url = server.url + "m.safetensors"
+        load(url)
+        (ref,) = cache.glob("*.ref")
+        stored = ref.read_bytes()
+        changed = version + stored[stored.index(b"\n"):]
+        ref.write_bytes(stored[:16] + xxhash.xxh3_64_digest(changed) + changed)
+        before = len(server.log)
+        assert load(url)[0] == local(tmp_path / "m.safetensors")
+        sent = [request.headers.get("if-none-match") for request in server.log[before:]]
+    assert sent == [None]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Opens the cache entry of a URL.
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -47,6 +48,13 @@ static uint64_t ref_check(const char *version) {
     return fsti_cache_digest(version, strlen(version));
 }
 
+/// Whether the lines of a stored version may stand in a request.
+static bool is_version(const char *text) {
+    for (; *text != '\0'; text++)
+        if (iscntrl((unsigned char)*text) && *text != '\n') return false;
+    return true;
+}
+
 /// Reads the stored version into opening->known; "" if unknown.
 static void read_ref(cache_opening *opening) {
     char name[CACHE_FILE_NAME_BYTES], text[sizeof CACHE_REF_MAGIC + 8 + FSTI_VERSION_TEXT_BYTES];
@@ -63,7 +71,8 @@ static void read_ref(cache_opening *opening) {
     uint64_t check;
     memcpy(&check, text + sizeof CACHE_REF_MAGIC - 1, sizeof check);
     size_t size = strlen(text + begin);
-    if (size < sizeof opening->known && check == ref_check(text + begin))
+    bool is_valid = check == ref_check(text + begin) && is_version(text + begin);
+    if (size < sizeof opening->known && is_valid)
         memcpy(opening->known, text + begin, size + 1);
 }
 

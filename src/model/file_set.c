@@ -10,6 +10,8 @@
 /// Files of a list are reopened this often, for at least two seconds, while a save of them is
 /// published.
 #define LIST_TRIES_MAX 40u
+/// Attempts for files that do not match their manifest, before they count as damaged.
+#define DIGEST_TRIES_MAX 3u
 #define LIST_PAUSE_NS_MAX ((long)64 * 1000000)
 
 fst_model *fsti_model_ref(fst_model *model) {
@@ -118,9 +120,14 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
     for (unsigned tries = 1;; tries++) {
         file_list files = {.paths = paths, .count = path_count, .each = request};
         bool is_unfinished;
-        FST_TRY(open_files(&files, request->flags, out, error));
-        fst_status status =
+        fst_status status = open_files(&files, request->flags, out, error);
+        if (status == FST_E_DIGEST && tries < DIGEST_TRIES_MAX) continue;
+        if (status != FST_OK) return status;
+        status =
             fsti_models_check_save((const fst_model *const *)out, 1, NULL, &is_unfinished, error);
+        if (status == FST_OK && !fsti_verification_same((*out)->verification))
+            status = fsti_error_set(error, FST_E_FILE_CHANGED, FSTI_NO_LOCATION,
+                                    "a save replaced a manifest while the files were opened");
         if (status == FST_OK) return FST_OK;
         fsti_model_unref(*out);
         *out = NULL;
@@ -143,6 +150,13 @@ static fst_status check_shards(fst_model **model, const model_paths *paths, unsi
     return status;
 }
 
+/// Whether no save has replaced a verified model, with its manifest, while it was opened. Files
+/// that do not match a manifest may be those of the next save.
+static bool is_verified_set(fst_status status, const fst_model *model, unsigned tries) {
+    if (status != FST_OK) return status != FST_E_DIGEST || tries >= DIGEST_TRIES_MAX;
+    return fsti_verification_same(model->verification);
+}
+
 /// One attempt. *same: no save has replaced the model meanwhile.
 static fst_status open_path(const char *path, const model_request *request, unsigned tries,
                             bool *same, fst_model **out, fst_error *error) {
@@ -158,7 +172,7 @@ static fst_status open_path(const char *path, const model_request *request, unsi
         status = open_files(&files, request->flags, out, error);
     else
         fsti_verification_close(files.verification);
-    *same = fsti_model_paths_same(&paths);
+    *same = fsti_model_paths_same(&paths) && is_verified_set(status, *out, tries);
     if (*same && status == FST_OK) status = check_shards(out, &paths, tries, same, error);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index) {
         status = fsti_model_name_missing(&paths, status, error);

@@ -25,6 +25,7 @@ typedef struct model_verification {
     /// With digests of whole files, only says how the chunks kept in memory are digested.
     fsti_manifest manifest;
     file_digests *expected;
+    uint64_t device, inode;          ///< of the file `path` before it was read; 0: of a URL
     struct model_verification *next; ///< for a model of several paths: the entries of earlier paths
 } model_verification;
 
@@ -161,6 +162,9 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
                             fst_error *error);
 void fsti_model_paths_clear(model_paths *paths);
 
+/// Whether the manifests are still those that were read. A save removes a manifest before it
+/// replaces the first file, so files that were opened before this call are not newer.
+bool fsti_verification_same(const model_verification *verification);
 /// FST_E_DIGEST if `verification` (or NULL) lists a file of a folder without an index, or an index,
 /// that is not among `paths`: files of the verified model are missing.
 fst_status fsti_verification_check_set(const model_verification *verification,

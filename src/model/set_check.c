@@ -9,16 +9,22 @@
 #include <sys/stat.h>
 
 #include "open_model.h"
+#include "location/location.h"
 
 /// Maximum of names in the message; more are only counted.
 #define NAME_COUNT_MAX 5u
 #define ENDING ".safetensors"
+/// The digits that distinguish a save at a store from the one that it replaces (save/publish.c).
+#define TAG_BYTES ((size_t)16)
 
-/// A path that ends in "-00002-of-00003.safetensors".
+/// A path that ends in "-00002-of-00003.safetensors", or with a tag in
+/// "-00002-of-00003-0123456789abcdef.safetensors".
 typedef struct shard_name {
     size_t prefix_size; ///< up to the number
     int digits;
     uint64_t number, count;
+    const char *tag; ///< the tag's digits, if any
+    size_t tag_size; ///< 0 or TAG_BYTES
 } shard_name;
 
 /// Reads at most 9 digits backwards from `at`; returns how many.
@@ -33,10 +39,20 @@ static int read_digits(const char *text, size_t at, uint64_t *number) {
 }
 
 static bool read_shard_name(const char *path, shard_name *out) {
-    size_t size = strlen(path), ending = sizeof ENDING - 1;
-    if (size < ending) return false;
-    int digits = read_digits(path, size - ending, &out->count);
-    size_t at = size - ending - (size_t)digits;
+    size_t size = fsti_location_is_url(path) ? strcspn(path, "?#") : strlen(path);
+    if (size < sizeof ENDING ||
+        memcmp(path + size - sizeof ENDING + 1, ENDING, sizeof ENDING - 1) != 0)
+        return false;
+    *out = (shard_name){.tag = ""};
+    size -= sizeof ENDING - 1;
+    if (size > TAG_BYTES && path[size - TAG_BYTES - 1] == '-' &&
+        strspn(path + size - TAG_BYTES, "0123456789abcdef") == TAG_BYTES) {
+        out->tag = path + size - TAG_BYTES;
+        out->tag_size = TAG_BYTES;
+        size -= TAG_BYTES + 1;
+    }
+    int digits = read_digits(path, size, &out->count);
+    size_t at = size - (size_t)digits;
     if (digits < 5 || at < 4 || memcmp(path + at - 4, "-of-", 4) != 0) return false;
     out->digits = read_digits(path, at - 4, &out->number);
     out->prefix_size = at - 4 - (size_t)out->digits;
@@ -45,16 +61,8 @@ static bool read_shard_name(const char *path, shard_name *out) {
 }
 
 bool fsti_model_is_tagged(const char *path) {
-    const size_t digits = 16, ending = sizeof ENDING - 1;
-    size_t size = strcspn(path, "?#");
-    if (size < ending + digits + 1 || memcmp(path + size - ending, ENDING, ending) != 0)
-        return false;
-    size_t at = size - ending - digits;
-    uint64_t number;
-    bool is_tag = path[at - 1] == '-' && strspn(path + at, "0123456789abcdef") == digits;
-    int count_digits = is_tag ? read_digits(path, at - 1, &number) : 0;
-    return count_digits >= 5 && at - 1 >= (size_t)count_digits + 4 &&
-           memcmp(path + at - 1 - count_digits - 4, "-of-", 4) == 0;
+    shard_name shard;
+    return read_shard_name(path, &shard) && shard.tag_size > 0;
 }
 
 /// A set of files "PREFIX00001-of-00003.safetensors", by one of them.
@@ -64,12 +72,14 @@ typedef struct named_set {
 } named_set;
 
 /// Whether the file belongs with the set, but to another save of it: it has another number of
-/// files, or is the only one, "PREFIX.safetensors".
+/// files or another tag, or is the only one, "PREFIX.safetensors".
 static bool is_of_other_save(const named_set *set, const char *path, const shard_name *shard) {
     size_t size = set->shard.prefix_size;
     if (shard != NULL)
         return shard->prefix_size == size && memcmp(path, set->path, size) == 0 &&
-               (shard->count != set->shard.count || shard->digits != set->shard.digits);
+               (shard->count != set->shard.count || shard->digits != set->shard.digits ||
+                shard->tag_size != set->shard.tag_size ||
+                memcmp(shard->tag, set->shard.tag, shard->tag_size) != 0);
     return strncmp(path, set->path, size - 1) == 0 && strcmp(path + size - 1, ENDING) == 0;
 }
 

@@ -8,7 +8,8 @@
 ///   - an index next to the files names hidden files that will be renamed to some of them;
 ///   - a file that was opened is no longer the one at its path;
 ///   - the names say so, because files of the save before are deleted after the index has its final
-///     content: "a-00001-of-00003.safetensors" and "a-00001-of-00008.safetensors".
+///     content: "a-00001-of-00003.safetensors" and "a-00001-of-00008.safetensors", or at stores
+///     "a-00001-of-00003-0123456789abcdef.safetensors".
 ///
 /// The index is read before the paths are looked at. A save that ends between the two has replaced
 /// a file that was opened, so the second check finds it.

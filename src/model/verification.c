@@ -201,6 +201,11 @@ static fst_status read_manifest(model_verification *verification, const model_re
                                 fst_error *error) {
     char *bytes;
     size_t byte_count;
+    struct stat info;
+    if (!fsti_location_is_url(verification->source) && stat(verification->source, &info) == 0) {
+        verification->device = (uint64_t)info.st_dev;
+        verification->inode = (uint64_t)info.st_ino;
+    }
     FST_TRY(fsti_model_read_text(verification->source, &bytes, &byte_count, error));
     fst_status status = request->signature == NULL
                             ? fsti_file_digests_read(verification->path, bytes, byte_count,
@@ -213,6 +218,16 @@ static fst_status read_manifest(model_verification *verification, const model_re
                                    error);
     fsti_free(bytes);
     return status;
+}
+
+bool fsti_verification_same(const model_verification *verification) {
+    struct stat info;
+    for (; verification != NULL; verification = verification->next)
+        if (verification->inode != 0 && (stat(verification->source, &info) != 0 ||
+                                         (uint64_t)info.st_dev != verification->device ||
+                                         (uint64_t)info.st_ino != verification->inode))
+            return false;
+    return true;
 }
 
 /// Finds the manifest or other digests, without reading them.

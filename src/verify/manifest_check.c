@@ -189,6 +189,11 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
     }
     pthread_mutex_init(&job.lock, NULL);
     fst_status status = check_all(&job, path, stats, error);
+    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    if (status == FST_E_DIGEST && !fsti_verification_same(job.verification))
+        status = fsti_error_set(error, FST_E_FILE_CHANGED, location,
+                                "a save replaced the manifest while the files were compared. "
+                                "Check again");
     fsti_verification_close(job.verification);
     pthread_mutex_destroy(&job.lock);
     stats->total_ns = fsti_now_ns() - start_ns;
