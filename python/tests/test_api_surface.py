@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name and signature of fastsafetensors 0.5 and safetensors, compared with ours.
 
-Each is installed into a separate environment under build/, described there by public_surface.py,
+Each is installed into a separate folder under build/, described there by public_surface.py,
 and compared; a difference must be on the list of surface_differences.py, with its reason.
 """
 
@@ -10,9 +10,9 @@ import importlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 import surface_differences
@@ -22,30 +22,28 @@ SCRIPT = pathlib.Path(__file__).with_name("public_surface.py")
 PLACES = {"POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD"}
 
 
-def _environment(requirement):
-    """Python of an environment that has the package; torch and numpy are this one's."""
+def _installed(requirement):
+    """Folder with the package alone; torch and numpy are this environment's."""
     folder = ROOT / "build/surface" / requirement.replace("==", "-")
-    python = folder / "bin/python"
     if not (folder / ".ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        done = subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--pre",
-                               "--disable-pip-version-check", requirement, "typer"],
-                              capture_output=True, text=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--pre",
+                               "--disable-pip-version-check", "--target", folder, requirement,
+                               "typer"], capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"{requirement} can't be installed: {done.stderr.strip()[-200:]}")
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        shared = folder / "lib" / version / "site-packages/zz-shared.pth"  # after its own packages
-        shared.write_text(sysconfig.get_paths()["purelib"] + "\n")
         (folder / ".ready").touch()
-    return python
+    return folder
 
 
-def _described(python, package, before="pass"):
+def _described(package, before="pass", folder=None):
     code = (f"{before}; import json, sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); "
             f"from public_surface import read_surface; ")
-    done = subprocess.run([python, "-c", code + f"print(json.dumps(read_surface({package})))"],
-                          capture_output=True, text=True, cwd=ROOT / "build",
-                          env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    if folder is not None:
+        environment["PYTHONPATH"] = str(folder)
+    done = subprocess.run([sys.executable, "-c", code + f"print(json.dumps(read_surface({package})))"],
+                          capture_output=True, text=True, cwd=ROOT / "build", env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -115,8 +113,8 @@ def _check(theirs, ours, accepted):
 
 
 def test_fastsafetensors_05():
-    theirs = _described(_environment("fastsafetensors==0.5.0"), "'fastsafetensors'")
-    ours = _described(sys.executable, f"'fastsafetensors', {list(theirs)}")
+    theirs = _described("'fastsafetensors'", folder=_installed("fastsafetensors==0.5.0"))
+    ours = _described(f"'fastsafetensors', {list(theirs)}")
     unused, count = _check(theirs, ours, surface_differences.V05)
     assert unused == [] and count > 200
 
@@ -124,9 +122,8 @@ def test_fastsafetensors_05():
 @pytest.mark.parametrize("version", ["0.8.0", "0.9.0rc1"])
 def test_safetensors(version):
     """As programs get it: by compat.install(), where safetensors was."""
-    python = _environment(f"safetensors=={version}")
-    theirs = _described(python, "'safetensors'")
-    ours = _described(sys.executable, f"'safetensors', {list(theirs)}",
+    theirs = _described("'safetensors'", folder=_installed(f"safetensors=={version}"))
+    ours = _described(f"'safetensors', {list(theirs)}",
                       "import fastsafetensors.compat; fastsafetensors.compat.install()")
     unused, count = _check(theirs, ours, surface_differences.SAFETENSORS)
     assert count > 20 and (unused == [] or version == "0.8.0")  # names of 0.9
