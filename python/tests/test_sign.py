@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,6 +21,9 @@ from fastsafetensors import SafetensorError, SignedBy, safe_open, verifying, wri
 from fastsafetensors import numpy as fast_numpy
 from fastsafetensors import torch as fast_torch
 from fastsafetensors._base.command import find_command
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -170,38 +174,38 @@ def test_loads_by_key(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def model_signing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment that has the package."""
+def model_signing(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs the command of that package, which is installed into a folder of its own."""
     place = tmp_path_factory.mktemp("model_signing")
-    python = str(place / "bin/python")
     try:
-        subprocess.run([sys.executable, "-m", "venv", place], check=True, capture_output=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "model_signing", "pyOpenSSL"],
-                       check=True, capture_output=True, timeout=300)
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", place,
+                        "model_signing", "pyOpenSSL"], check=True, capture_output=True, timeout=300)
     except (subprocess.SubprocessError, OSError):
         pytest.skip("model_signing could not be installed")
-    return python
+
+    def run_theirs(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "model_signing", *map(str, arguments)],
+                              capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(place)})
+
+    return run_theirs
 
 
 @pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
 def test_signatures_interoperate_with_model_signing(
         curve: str, folder: pathlib.Path, tmp_path: pathlib.Path,
-        model_signing: str) -> None:
+        model_signing: Run) -> None:
     """The other package verifies our signatures, and the reverse."""
     private, public = make_keys(tmp_path, curve)
-
-    def theirs(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([model_signing, "-m", "model_signing", *map(str, arguments)],
-                              capture_output=True, text=True)
 
     bundle = tmp_path / "bundle.sig"
     assert run("sign", "--private-key", private, "--output", bundle, folder).returncode == 0
     verify = ("verify", "key", folder, "--signature", bundle, "--public_key", public)
-    done = theirs(*verify)
+    done = model_signing(*verify)
     assert done.returncode == 0, done
     (folder / "README.md").write_text("jello")
-    assert theirs(*verify).returncode != 0
-    done = theirs("sign", "key", folder, "--private_key", private, "--signature", bundle)
+    assert model_signing(*verify).returncode != 0
+    done = model_signing("sign", "key", folder, "--private_key", private, "--signature", bundle)
     assert done.returncode == 0, done
     ask = ("verify", "--signature", bundle, "--public-key", public, folder)
     assert run(*ask).returncode == 0
@@ -226,7 +230,7 @@ def settled(folder: pathlib.Path) -> pathlib.Path:
 
 
 def test_only_a_changed_readme_is_read_again(
-    settled: pathlib.Path, tmp_path: pathlib.Path, model_signing: str
+    settled: pathlib.Path, tmp_path: pathlib.Path, model_signing: Run
 ) -> None:
     """Manifest and bundle are made again, and both reuse the digests of unchanged files."""
     private, public = make_keys(tmp_path, "prime256v1")
@@ -246,9 +250,7 @@ def test_only_a_changed_readme_is_read_again(
     # The stamps are stored in the bundle, in a field that the model_signing package ignores.
     payload = base64.b64decode(json.loads(bundle.read_bytes())["dsseEnvelope"]["payload"])
     assert b'"stamp"' in payload
-    done = subprocess.run(
-        [model_signing, "-m", "model_signing", "verify", "key", settled, "--signature", bundle,
-         "--public_key", public], capture_output=True, text=True)
+    done = model_signing("verify", "key", settled, "--signature", bundle, "--public_key", public)
     assert done.returncode == 0, done
 
 
