@@ -148,12 +148,9 @@ static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *
     if (status == FST_OK && job->journal.undo_fd >= 0) (void)!ftruncate(job->journal.undo_fd, 0);
     const char *base = head->had_state ? fsti_journal_text(&job->journal, 0) : NULL;
     if (status == FST_OK) status = end_journal(job, sync, base, false, &own);
-    if (status != FST_OK && error != NULL) {
-        size_t used = strlen(own.message);
-        snprintf(own.message + used, sizeof own.message - used,
-                 ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'",
-                 outcome);
-        *error = own;
+    if (status != FST_OK) {
+        fsti_sync_add_outcome(outcome, &own);
+        if (error != NULL) *error = own;
     }
     return status;
 }
@@ -202,10 +199,7 @@ static fst_status apply_span(apply_job *job, const sync_folder *sync,
     const char *version = job->delta->versions[job->span.end - 1].text.version;
     job->makes_files = (options->flags & FST_DELTA_NEW_FILES) != 0;
     job->sync = sync;
-    if (job->makes_files)
-        FST_TRY(fsti_new_files_begin(sync, job->base, error));
-    else
-        fsti_new_files_remove(sync); // copies of a process that was killed
+    if (job->makes_files) FST_TRY(fsti_new_files_begin(sync, job->base, error));
     FST_TRY(begin_job(job, true, options, error));
     if (job->tensor_count == 0)
         return fsti_sync_write_state(sync, version, job->base, durable, error);
@@ -224,7 +218,9 @@ static fst_status apply_span(apply_job *job, const sync_folder *sync,
     // Until the new note is written, other programs find none and would copy the base.
     fst_status status = fsti_sync_remove(sync->state_path, error);
     if (status != FST_OK) { // nothing is changed yet
-        (void)fsti_sync_remove(sync->journal_path, NULL);
+        if (fsti_sync_remove(sync->journal_path, NULL) != FST_OK)
+            fsti_sync_add_outcome("has its old tensors, but its update counts as interrupted",
+                                  error);
         (void)fsti_sync_remove(sync->undo_path, NULL);
         return status;
     }
@@ -364,6 +360,19 @@ static fst_status find_start(const fst_delta *delta, const char *current, bool i
                           start->base);
 }
 
+/// Whether the chain leads from `version` to `current`: an earlier call with the same arguments,
+/// which was killed, may have come that far.
+static bool is_passed(const fst_delta *delta, const char *version, const char *current) {
+    bool is_behind = false;
+    for (size_t i = 0; i < delta->version_count; i++) {
+        const fsti_delta_text *text = &delta->versions[i].text;
+        is_behind = is_behind || fsti_version_compare(text->base, version) == FSTI_VERSION_SAME;
+        if (is_behind && fsti_version_compare(text->version, current) == FSTI_VERSION_SAME)
+            return true;
+    }
+    return false;
+}
+
 /// The version that the folder has: from its note, else from the caller's options, else the delta's
 /// base.
 static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
@@ -379,7 +388,8 @@ static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
     current[FST_DELTA_VERSION_BYTES - 1] = '\0';
     fst_status status = fsti_sync_check_files(sync, &state, error);
     if (status == FST_OK && *had_state && options->version != NULL &&
-        fsti_version_compare(options->version, current) != FSTI_VERSION_SAME)
+        fsti_version_compare(options->version, current) != FSTI_VERSION_SAME &&
+        !is_passed(delta, options->version, current))
         status =
             fsti_error_set(error, FST_E_VERSION, FSTI_NO_LOCATION,
                            "the checkpoint has version %s according to its version note, not %s",
@@ -410,7 +420,7 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
         count_job(&job, stats);
         first = job.span.end;
         clear_job(&job);
-        if (job.makes_files && status != FST_OK && access(sync->renames_path, F_OK) != 0)
+        if (job.makes_files && status != FST_OK && !fsti_sync_may_exist(sync->renames_path))
             fsti_new_files_remove(sync);
         if (job.makes_files && status == FST_OK && first < delta->version_count) {
             fsti_model_unref(model); // the next span begins with the new files
@@ -440,7 +450,7 @@ static fst_status resume_any(const sync_folder *sync, const fst_delta *given,
 
 /// Refuses a folder with an interrupted update. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
-    if (access(sync->journal_path, F_OK) != 0 && access(sync->renames_path, F_OK) != 0)
+    if (!fsti_sync_may_exist(sync->journal_path) && !fsti_sync_may_exist(sync->renames_path))
         return FST_OK;
     fsti_error_location location = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_VERSION, location,
@@ -462,9 +472,12 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     if (status == FST_OK)
         status = is_check ? refuse_interrupted(&sync, error)
                           : resume_any(&sync, delta, options, stats, error);
+    if (status == FST_OK && !is_check) fsti_new_files_remove(&sync); // of a process that was killed
     if (status == FST_OK) status = read_current(&sync, delta, options, current, &had_state, error);
     if (status == FST_OK)
         status = find_start(delta, current, stats->recovered != 0, checkpoint, &first, error);
+    if (status == FST_OK && !is_check && first < delta->version_count)
+        status = fsti_sync_check_manifest(&sync, current, error);
     if (status == FST_OK) status = apply_chain(&sync, delta, first, options, stats, error);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;

@@ -108,30 +108,39 @@ static fst_status write_list(const sync_folder *sync, const char *path,
     return status;
 }
 
-/// Whether a copy is gone now. Takes over its path.
-static bool remove_copy(char *path) {
-    bool is_gone = path != NULL && (unlink(path) == 0 || errno == ENOENT);
+/// Removes a copy. Takes over its path.
+static fst_status remove_copy(char *path, fst_error *error) {
+    if (path == NULL) return fsti_error_memory(error, 64);
+    fst_status status = fsti_sync_remove(path, error);
     fsti_free(path);
-    return is_gone;
+    return status;
 }
 
-void fsti_new_files_remove(const sync_folder *sync) {
+/// Removes the copies that an update has listed, and then the list. After an error the list stays,
+/// because only it shows that the copies are not the user's.
+static fst_status remove_copies(const sync_folder *sync, fst_error *error) {
     fsti_delta_state list;
-    fst_error cause = {0};
-    bool is_done = true;
-    if (access(sync->copies_path, F_OK) != 0) return;
-    fst_status status = fsti_sync_read_note(sync->copies_path, &list, &cause);
-    if (status == FST_E_NO_MEMORY || cause.os_errno != 0) is_done = false;
-    for (size_t i = 0; status == FST_OK && i < list.file_count; i++)
-        is_done = remove_copy(join(sync, list.files[i].name, COPY_ENDING)) && is_done;
-    if (status == FST_OK) fsti_delta_state_clear(&list);
-    // Else the next call tries again: only the list shows that the copies are not the user's.
-    if (is_done) (void)fsti_sync_remove(sync->copies_path, NULL);
+    fst_error own = {0};
+    if (!fsti_sync_may_exist(sync->copies_path)) return FST_OK;
+    fst_status read = fsti_sync_read_note(sync->copies_path, &list, &own), status = FST_OK;
+    if (read == FST_E_NOT_FOUND) return FST_OK;
+    // A damaged list names no files.
+    if (read == FST_E_NO_MEMORY || own.os_errno != 0) status = read;
+    for (size_t i = 0; read == FST_OK && i < list.file_count; i++) {
+        fst_status one = remove_copy(join(sync, list.files[i].name, COPY_ENDING), &own);
+        if (one != FST_OK) status = one;
+    }
+    if (read == FST_OK) fsti_delta_state_clear(&list);
+    if (status == FST_OK) status = fsti_sync_remove(sync->copies_path, &own);
+    if (status != FST_OK && error != NULL) *error = own;
+    return status;
 }
+
+void fsti_new_files_remove(const sync_folder *sync) { (void)remove_copies(sync, NULL); }
 
 fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model, fst_error *error) {
     fsti_delta_state list = {.version = "0"};
-    fsti_new_files_remove(sync);
+    FST_TRY(remove_copies(sync, error));
     list.files = fsti_alloc_zeroed(model->file_count + 1, sizeof *list.files);
     if (list.files == NULL) return fsti_error_memory(error, model->file_count);
     fst_status status = FST_OK;
@@ -141,7 +150,10 @@ fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model,
         char *copy = join(sync, name, COPY_ENDING);
         if (copy == NULL) status = fsti_error_memory(error, 64);
         // A file that is there already belongs to the user.
-        if (copy != NULL && lstat(copy, &info) != 0) list.files[list.file_count++].name = name;
+        bool is_there = copy != NULL && lstat(copy, &info) == 0;
+        if (copy != NULL && !is_there && errno != ENOENT)
+            status = fsti_error_errno(error, errno, copy, "looking for it");
+        if (copy != NULL && !is_there) list.files[list.file_count++].name = name;
         fsti_free(copy);
     }
     if (status == FST_OK) status = write_list(sync, sync->copies_path, &list, false, error);
@@ -272,14 +284,6 @@ static bool put_back(const sync_folder *sync, const fsti_delta_state *list) {
     return is_old;
 }
 
-/// Adds to the message in which state the checkpoint is, and what ends this state.
-static void add_outcome(const char *outcome, fst_error *error) {
-    if (error == NULL) return;
-    size_t used = strlen(error->message);
-    snprintf(error->message + used, sizeof error->message - used,
-             ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'", outcome);
-}
-
 /// Undoes the renames after an error. `version`: of the note that was removed; NULL: there was
 /// none. The message says so if the folder has not its old state again.
 static void undo_renames(const sync_folder *sync, const new_file_set *set, const char *version,
@@ -297,7 +301,7 @@ static void undo_renames(const sync_folder *sync, const new_file_set *set, const
         if (status == FST_OK) status = fsti_sync_remove(sync->renames_path, NULL);
         if (status == FST_OK) return;
     }
-    add_outcome(outcome, error);
+    fsti_sync_add_outcome(outcome, error);
 }
 
 /// Renames the copies and writes the note. Each step can be repeated after a kill.
@@ -321,7 +325,8 @@ static fst_status end_renames(const sync_folder *sync, fst_error *error) {
     if (status == FST_OK)
         fsti_new_files_remove(sync);
     else
-        add_outcome("has the new files, but its update still counts as interrupted", error);
+        fsti_sync_add_outcome("has the new files, but its update still counts as interrupted",
+                              error);
     return status;
 }
 
@@ -334,7 +339,7 @@ fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *s
     if (status == FST_OK) status = fsti_sync_remove(sync->state_path, error);
     if (status == FST_OK) status = rename_and_note(sync, set->durable, error);
     // The list may be there although writing it failed, where only its folder was not synced.
-    if (status != FST_OK && access(sync->renames_path, F_OK) == 0)
+    if (status != FST_OK && fsti_sync_may_exist(sync->renames_path))
         undo_renames(sync, set, before.version, error);
     fsti_delta_state_clear(&before);
     return status == FST_OK ? end_renames(sync, error) : status;
@@ -343,9 +348,10 @@ fst_status fsti_new_files_publish(const sync_folder *sync, const new_file_set *s
 fst_status fsti_new_files_resume(const sync_folder *sync, bool durable, bool *is_done,
                                  fst_error *error) {
     *is_done = access(sync->renames_path, F_OK) == 0;
-    if (!*is_done) return FST_OK;
+    if (!*is_done && errno == ENOENT) return FST_OK;
+    if (!*is_done) return fsti_error_errno(error, errno, sync->renames_path, "looking for it");
     fst_status status = rename_and_note(sync, durable, error);
     if (status == FST_OK) return end_renames(sync, error);
-    add_outcome("holds files of two versions until this update is finished", error);
+    fsti_sync_add_outcome("holds files of two versions until this update is finished", error);
     return status;
 }

@@ -7,7 +7,8 @@
 
 #include "sync_folder.h"
 
-/// Removes the copies that an earlier update left, and lists those that this one may make.
+/// Removes the copies that an earlier update left, and lists those that this one may make. An error
+/// if earlier ones cannot be removed: their list must not be replaced then.
 fst_status fsti_new_files_begin(const sync_folder *sync, const fst_model *model, fst_error *error);
 /// Creates the copy NAME.delta-tmp next to a file of the checkpoint and opens it for reading and
 /// writing. *fd is -1 after an error; a file that has the copy's name already is one. *stamp is

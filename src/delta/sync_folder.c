@@ -2,8 +2,10 @@
 /// Manages the lock, the version note and the paths of a checkpoint's .weight_sync folder.
 #include "sync_folder.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -259,6 +261,43 @@ fst_status fsti_sync_write_state(const sync_folder *sync, const char *version,
     fsti_free(text);
     fsti_free(state.files);
     return status;
+}
+
+bool fsti_sync_may_exist(const char *path) {
+    return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
+/// The FNV-1a hash of a version, as _deltas/delta_manifest.py computes it.
+static uint64_t hash_version(const char *version) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; *version != '\0'; version++) hash = (hash ^ (unsigned char)*version) * 0x100000001b3u;
+    return hash;
+}
+
+fst_status fsti_sync_check_manifest(const sync_folder *sync, const char *version,
+                                    fst_error *error) {
+    char start[32];
+    bool is_waiting = false;
+    snprintf(start, sizeof start, "manifest-%016" PRIx64 "-", hash_version(version));
+    DIR *folder = opendir(sync->folder);
+    if (folder == NULL) return fsti_error_errno(error, errno, sync->folder, "reading the folder");
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        is_waiting = is_waiting || strncmp(entry->d_name, start, strlen(start)) == 0;
+    closedir(folder);
+    if (!is_waiting) return FST_OK;
+    fsti_error_location place = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_VERSION, place,
+                          "the files were not compared with the manifest of version %s yet, so no "
+                          "other version is applied. Python's deltas.recover() compares them; or "
+                          "delete .weight_sync/%s*",
+                          version, start);
+}
+
+void fsti_sync_add_outcome(const char *outcome, fst_error *error) {
+    if (error == NULL) return;
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used,
+             ". The checkpoint %s: apply again, or run 'fastsafetensors delta recover'", outcome);
 }
 
 fst_status fsti_sync_remove(const char *path, fst_error *error) {

@@ -48,6 +48,14 @@ bool fsti_sync_is_same(const char *path, const fsti_delta_stamp *stamp);
 uint64_t fsti_sync_modified_ns(const struct stat *info);
 /// Reads the stamp of a file: its size and modification time. The name stays unset.
 fst_status fsti_sync_stamp(const char *path, fsti_delta_stamp *out, fst_error *error);
+/// Whether a path may be there: only ENOENT and ENOTDIR say that it is not.
+bool fsti_sync_may_exist(const char *path);
+/// FST_E_VERSION if a manifest of `version` waits in the folder: the files were not compared with
+/// it yet, so that no update may go on to another version. The Python package writes these
+/// manifests and compares the files; their names are "manifest-HASH-" and random characters.
+fst_status fsti_sync_check_manifest(const sync_folder *sync, const char *version, fst_error *error);
+/// Adds to the message in which state the checkpoint is, and what ends this state.
+void fsti_sync_add_outcome(const char *outcome, fst_error *error);
 /// Deletes a file of the folder. A missing file is not an error.
 fst_status fsti_sync_remove(const char *path, fst_error *error);
 

@@ -112,7 +112,8 @@ typedef struct fst_delta_options {
     uint32_t thread_count;
     /// The version of a folder that has no version note (.weight_sync/state.json). NULL: such a
     /// folder is taken to be the base of the delta, and only the checksums of changed tensors show
-    /// if it is not. FST_E_VERSION if the folder's note names another version.
+    /// if it is not. FST_E_VERSION if the folder's note names another version, except one to which
+    /// the chain leads from this one: an earlier call, which was killed, may have come that far.
     const char *version;
 } fst_delta_options;
 

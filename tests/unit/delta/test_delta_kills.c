@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -248,6 +249,44 @@ TEST(an_apply_after_a_kill_finishes_and_goes_on)
     CHECK_INT(delta_find_state(local), 2);
 }
 
+/// apply() names the version before the update.
+TEST(the_same_call_after_a_kill_finishes)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++) {
+        CHECK(kill_in_the_middle((fst_delta_encoding)encoding));
+        CHECK_INT(apply((fst_delta_encoding)encoding, 0, &error), FST_OK);
+        CHECK_INT(delta_find_state(local), 2);
+    }
+}
+
+/// Applies version 1 of an XOR chain, or the chain of 1 and 2. `version`: the caller's.
+static fst_status apply_some(size_t count, const char *version, fst_error *error) {
+    const char *folders[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_XXH3_128),
+                             delta_make_version(2, FST_DELTA_XOR, FST_DIGEST_XXH3_128)};
+    fst_delta *delta;
+    fst_status status = fst_delta_open(folders, count, &delta, error);
+    if (status != FST_OK) return status;
+    fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+    options.version = version;
+    status = fst_delta_apply(delta, local, &options, NULL, error);
+    fst_delta_close(delta);
+    return status;
+}
+
+TEST(a_version_of_the_chain_before_the_current_one_is_accepted)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    delta_write_checkpoint(local, 0);
+    CHECK_INT(apply_some(1, "000000", &error), FST_OK);
+    CHECK_INT(apply_some(2, "000002", &error), FST_E_VERSION);
+    CHECK_INT(apply_some(2, "7", &error), FST_E_VERSION);
+    CHECK_INT(apply_some(2, "000000", &error), FST_OK);
+    CHECK_INT(delta_find_state(local), 2);
+}
+
 /// Lets call `number` fail (or all from there on); afterwards the folder is consistent, at the
 /// latest when it has been recovered.
 static bool survives(fst_delta_encoding encoding, fault wanted, long number, bool *is_done) {
@@ -286,10 +325,64 @@ TEST(a_call_that_fails_rolls_back)
         }
 }
 
-static bool has_copies(void) {
-    char path[700];
+/// If neither the note nor the journal can be removed, the folder stays interrupted.
+TEST(a_failure_before_the_first_change_says_what_ends_this_state)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    bool is_done = false;
+    for (long number = 1; number < 16; number++)
+        CHECK(survives(FST_DELTA_XOR, FAULT_ALL, number, &is_done));
+}
+
+static const char *copy_path(void) {
+    static char path[700];
     snprintf(path, sizeof path, "%s/part0.safetensors.delta-tmp", local);
-    return access(path, F_OK) == 0;
+    return path;
+}
+
+static bool has_copies(void) { return access(copy_path(), F_OK) == 0; }
+
+/// Kills an update by new files when its copies are there, and (`is_last`) the new version has its
+/// note already.
+static bool kill_with_copies(bool is_last) {
+    char version[FST_DELTA_VERSION_BYTES];
+    int is_interrupted;
+    extra_flags = FST_DELTA_NEW_FILES;
+    bool is_found = false;
+    for (long number = is_last ? 30 : 10; !is_found && number < 1000; number++) {
+        if (apply_killed(FST_DELTA_XOR, number)) break;
+        if (fst_delta_version(local, version, &is_interrupted, NULL) != FST_OK) break;
+        is_found = has_copies() && !is_interrupted && (version[0] != '\0') == is_last;
+    }
+    extra_flags = 0;
+    return is_found;
+}
+
+TEST(a_call_with_nothing_to_do_removes_old_files)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    CHECK(kill_with_copies(true));
+    CHECK_INT(apply(FST_DELTA_XOR, FST_DELTA_NEW_FILES, &error), FST_E_VERSION);
+    CHECK(!has_copies());
+    CHECK_INT(delta_find_state(local), 2);
+}
+
+/// The list of copies is not replaced while one of them cannot be removed.
+TEST(copies_that_cannot_be_removed_stay_listed)
+{
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    CHECK(kill_with_copies(false));
+    CHECK_INT(unlink(copy_path()), 0);
+    CHECK_INT(mkdir(copy_path(), 0700), 0); // unlink() fails
+    CHECK(apply(FST_DELTA_XOR, FST_DELTA_NEW_FILES, &error) != FST_OK);
+    CHECK_INT(rmdir(copy_path()), 0);
+    FILE *copy = fopen(copy_path(), "w");
+    CHECK(copy != NULL && fclose(copy) == 0);
+    CHECK_INT(apply(FST_DELTA_XOR, FST_DELTA_NEW_FILES, &error), FST_OK);
+    CHECK(!has_copies());
+    CHECK_INT(delta_find_state(local), 2);
 }
 
 /// Until the new version has its note, a failure puts the old files back.
