@@ -42,7 +42,7 @@ from ._deltas.delta_manifest import (
     remember_manifest,
     waits_for_manifest,
 )
-from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors
+from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors, state_like
 from ._deltas.delta_patches import Patch, PatchMaker, make_ahead
 from ._deltas.delta_source import find_chain, open_lock, plain_version
 
@@ -292,8 +292,9 @@ def make(
     Args:
         old: the path of the checkpoint that the delta will be applied to.
         new: the path of the changed checkpoint, or a mapping of names to torch tensors or numpy
-            arrays, or a torch module whose state has those names. Tensors on a device, or not
-            contiguous or of another byte order, are copied first.
+            arrays, or a torch module whose state has those names. Tied tensors of a module that
+            the checkpoint lacks are left out, as save_model() leaves them out. Tensors on a device,
+            or not contiguous or of another byte order, are copied first.
         folder: where the delta is written. Created if missing; files of another model in it are an
             error.
         version: the name of the new state.
@@ -324,7 +325,7 @@ def make(
         source = _encode("new", new)
     else:
         check_no_empty_path("old", old)
-        tensors = named_tensors("new", new)
+        tensors = state_like(old, new)
         check_kinds(old, tensors)
         source, kept = memory_rows(tensors)
     try:

@@ -113,6 +113,46 @@ def test_a_module_is_a_state(tmp_path, torch, old):
     assert (load_arrays(old / "model.safetensors")["w"] == 1).all()
 
 
+def test_tied_tensors_of_a_module_are_left_out(tmp_path, torch):
+    """As save_model() leaves them out of the checkpoint; prepare() accepts the module, too."""
+    from fastsafetensors.torch import save_model
+
+    def tied():
+        module = torch.nn.Module()
+        module.a = torch.nn.Parameter(torch.ones(6, 4))
+        module.b = module.a
+        module.c = torch.nn.Parameter(module.a.data)  # another object with the same memory
+        return module
+
+    (tmp_path / "tied").mkdir()
+    module = tied()
+    save_model(module, str(tmp_path / "tied/model.safetensors"))
+    with torch.no_grad():
+        module.a[3] = 5
+    stats = deltas.make(tmp_path / "tied", module, tmp_path / "delta", **VERSIONS)
+    assert stats["tensors"] == 1
+    with deltas.Delta(tmp_path / "delta").prepare(served := tied()) as change:
+        change.commit()
+    assert torch.equal(served.c, module.a)
+
+
+def test_a_tensor_that_the_old_checkpoint_lacks_is_named(tmp_path, torch, base, old):
+    module = torch.nn.Module()
+    for name in ("c", "w"):
+        setattr(module, name, torch.nn.Parameter(base[name]))
+    module.more = torch.nn.Parameter(torch.ones(2))
+    for state in (module, {**base, "more": numpy.ones(2)}):
+        with pytest.raises(SafetensorError, match="lacks a tensor of the new state") as caught:
+            deltas.make(old, state, tmp_path / "delta", **VERSIONS)
+        assert caught.value.tensor == "more"
+
+
+def test_a_tensor_of_another_size_is_named_once(torch, base, delta):
+    with pytest.raises(SafetensorError) as caught:
+        delta.prepare({**base, "w": torch.zeros(11)})
+    assert str(caught.value).count("tensor `w`") == 1
+
+
 @pytest.mark.parametrize("prepares", [False, True], ids=["make", "prepare"])
 def test_values_that_are_no_dense_tensors(prepares, tmp_path, torch, base, old, delta):
     def use(state):

@@ -100,6 +100,26 @@ static int compare_tasks(const void *a_pointer, const void *b_pointer) {
     return a->old < b->old ? -1 : a->old > b->old;
 }
 
+/// Refuses tensors of the new state that the old checkpoint lacks. `count`: how many there are.
+static fst_status refuse_others(const make_job *job, size_t others, size_t count,
+                                fst_error *error) {
+    const fst_delta_make_options *options = job->options;
+    fsti_name name = {"", 0};
+    size_t at;
+    for (size_t i = 0; i < others; i++) {
+        fst_tensor_info info = {0};
+        if (job->made != NULL) fsti_model_tensor_info(job->made, i, &info);
+        name = job->made != NULL        ? (fsti_name){info.name, info.name_size}
+               : options->delta != NULL ? delta_name(options->delta, i)
+                                        : memory_name(options->tensors, i);
+        if (fsti_model_find(job->old, name.bytes, name.size, &at, NULL) != FST_OK) break;
+    }
+    fsti_error_location location = {
+        .tensor = name.bytes, .tensor_size = name.size, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, location,
+                          "the old checkpoint lacks a tensor of the new state (%zu in all)", count);
+}
+
 /// Makes a task for each tensor, the largest first. If the new state is a delta, only for the
 /// tensors that it changes.
 static fst_status collect_tasks(make_job *job, fst_error *error) {
@@ -130,9 +150,7 @@ static fst_status collect_tasks(make_job *job, fst_error *error) {
         if (options->delta == NULL || task->tensor != NULL) job->task_count++;
     }
     if (status == FST_OK && job->task_count != others)
-        status = fsti_error_set(error, FST_E_TENSOR_NOT_FOUND, FSTI_NO_LOCATION,
-                                "the new state has %zu tensors that the old checkpoint lacks",
-                                others - job->task_count);
+        status = refuse_others(job, others, others - job->task_count, error);
     fsti_name_table_clear(&names);
     if (status == FST_OK && job->tasks != NULL)
         qsort(job->tasks, job->task_count, sizeof *job->tasks, compare_tasks);

@@ -64,6 +64,7 @@ static fst_status refuse_size(const delta_fold *fold, const delta_tensor *tensor
     fsti_error_location location = {
         .tensor = tensor->name, .tensor_size = tensor->name_size, .byte_offset = FST_NO_OFFSET};
     fst_status status = differ_by_dtype(size, stated) ? FST_E_TENSOR_INVALID_INFO : FST_E_CORRUPT;
+    if (status == FST_E_CORRUPT) location = FSTI_NO_LOCATION; // fsti_fold_locate() adds the tensor
     return fsti_error_set(error, status, location,
                           "the tensor has %zu bytes, but the delta was made of one with %llu: it "
                           "has another dtype or shape than in the checkpoint%s",

@@ -23,6 +23,25 @@ def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
     return named
 
 
+def state_like(old: Path, new: Any) -> Mapping[str, Any]:
+    """Return a mapping, or a module's state without tied tensors that the checkpoint `old` lacks.
+
+    All their bytes belong to tensors that the checkpoint has, too.
+    """
+    state = named_tensors("new", new)
+    if not hasattr(new, "state_dict"):
+        return state
+    known = set(_core.Model(os.fspath(old)).names())
+    if state.keys() <= known:
+        return state
+    from .._torch.tensor_memory import extents_of, find_covered
+
+    extents = extents_of({name: tensor for name, tensor in state.items()
+                          if hasattr(tensor, "untyped_storage")})
+    tied = find_covered(extents, known) - known
+    return {name: tensor for name, tensor in state.items() if name not in tied}
+
+
 def _settled(name: str, tensor: Any) -> Any:
     """Return a dense torch tensor that has values. TypeError for one of another layout."""
     from .._torch.tensor_memory import settle
