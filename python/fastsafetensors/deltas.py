@@ -36,11 +36,10 @@ from ._base.options import (
 from ._base.paths import fixed_location
 from ._base.representation import with_plain_hints
 from ._deltas.delta_manifest import (
-    finish_manifest,
-    forget_manifest,
+    finish_waiting,
     published_manifest,
-    remember_manifest,
-    waits_for_manifest,
+    remembered_manifest,
+    remove_unused,
 )
 from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors, state_like
 from ._deltas.delta_patches import Patch, PatchMaker, make_ahead
@@ -135,9 +134,19 @@ class Delta:
         check_switches(durable=durable, check_first=check_first, new_files=new_files)
         _check_versions(version=version)
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
-        return _core.delta_apply(
-            self._delta, _encode("checkpoint", checkpoint), flags,
-            check_count("threads", threads), version)
+        call = (self._delta, _encode("checkpoint", checkpoint), flags,
+                check_count("threads", threads), version)
+        finish_waiting(checkpoint, durable)
+        try:
+            stats = _core.delta_apply(*call)
+        except _core.error_class() as error:
+            # The call may have finished an update that has a manifest, and refused to go on.
+            if error.tag != "VersionMismatch" or not finish_waiting(checkpoint, durable):
+                raise
+            stats = {**_core.delta_apply(*call), "recovered": 1}
+        finish_waiting(checkpoint, durable)
+        remove_unused(checkpoint)
+        return stats
 
     def verify(
         self, checkpoint: Path, *, version: str | None = None, threads: int = 0
@@ -374,7 +383,8 @@ def apply(
     the work; an error rolls back, and the folder has the version before the pass. Engines must not
     load the folder meanwhile.
 
-    version: of a folder that has no note of it; None: it is taken to be the delta's base.
+    version: of a folder that has no note of it; None: it is taken to be the delta's base. A folder
+        with a note must have it, or a later version of the chain, as after a kill.
     durable: the files are on the device when this returns; with False it returns sooner, but after
     a power cut the files may have other bytes than their version note says.
     check_first: everything is decoded and verified in a first pass.
@@ -383,6 +393,7 @@ def apply(
     copied. Links are replaced.
     manifest: of the new version, as write_manifest() makes it. After the update all files are
     compared with it, also the tensors that no delta changed, and it becomes the folder's manifest.
+    Until then no other version is applied.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
@@ -398,32 +409,14 @@ def apply(
     if manifest is not None:
         check_no_empty_path("manifest", manifest)
     delta = Delta(*folders)
-    _finish(checkpoint, durable)
-    if manifest is not None:
-        remember_manifest(checkpoint, manifest, delta.version, durable)
-    try:
-        stats = delta.apply(
+    finish_waiting(checkpoint, durable)
+    with contextlib.ExitStack() as stack:
+        if manifest is not None:
+            stack.enter_context(
+                remembered_manifest(checkpoint, manifest, delta.version, durable))
+        return delta.apply(
             checkpoint, version=version, durable=durable, check_first=check_first,
             new_files=new_files, threads=threads)
-    except Exception:
-        if manifest is not None:
-            forget_manifest(checkpoint, delta.version)
-        raise
-    _finish(checkpoint, durable)
-    return stats
-
-
-def _finish(checkpoint: Path, durable: bool) -> None:
-    """Compare the files with their version's manifest, if an update has left that to be done."""
-    note = version_of(checkpoint)
-    if note.interrupted or note.version is None:
-        return
-    if waits_for_manifest(checkpoint, note.version):
-        try:
-            finish_manifest(checkpoint, note.version, durable)
-        except _core.error_class():
-            if version_of(checkpoint) == note:
-                raise
 
 
 def verify(
@@ -453,7 +446,8 @@ def recover(
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
     count = check_count("threads", threads)
     stats = _core.delta_apply(None, _encode("checkpoint", checkpoint), flags, count, None)
-    _finish(checkpoint, durable)
+    finish_waiting(checkpoint, durable)
+    remove_unused(checkpoint)
     return stats
 
 
@@ -476,17 +470,32 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
 
     Raises:
         SafetensorError: `tag` "VersionMismatch" where nothing follows although `source` has a
-            later decimal version, so one in between is missing.
+            later decimal version, so one in between is missing; and while an update is running or
+            interrupted, because the files are then of two versions.
         TypeError: an argument of another type.
     """
     check_no_empty_path("source", source)
-    return _following(checkpoint, source, None)
+    chain = _following(checkpoint, source, None)
+    if chain is None:
+        refuse(f"{os.fsdecode(checkpoint)}: an update by a delta is running, or was interrupted, "
+               "so the files are of two versions; wait for it, or run 'fastsafetensors delta "
+               "recover' first", "VersionMismatch")
+    return chain
 
 
-def _following(checkpoint: Path, source: Path, until: str | None) -> list[str]:
-    """Return the folders of the versions to apply."""
-    chain = find_chain(source, version_of(checkpoint).version, until)
-    return [folder for _, folder in chain.versions]
+def _following(checkpoint: Path, source: Path, until: str | None) -> list[str] | None:
+    """Return the folders of the versions to apply; None during an update."""
+    note = version_of(checkpoint)
+    if note.interrupted:
+        return None
+    return [folder for _, folder in find_chain(source, note.version, until).versions]
+
+
+def _remove_old_files(checkpoint: Path) -> None:
+    """Delete files that a process has left that was killed at the end of its update."""
+    if os.path.exists(os.path.join(os.fsdecode(checkpoint), ".weight_sync", "copies")):
+        with contextlib.suppress(OSError):  # such as TimeoutError: another process is using them
+            _core.delta_apply(None, _encode("checkpoint", checkpoint), 0, 1, None)
 
 
 def pull(
@@ -525,8 +534,11 @@ def pull(
                 stats = recover(checkpoint, durable=durable, threads=threads)
                 finished = stats if stats["recovered"] else finished
                 continue
-            _finish(checkpoint, durable)
-            if not (chain := _following(checkpoint, source, last)):
+            finish_waiting(checkpoint, durable)
+            if (chain := _following(checkpoint, source, last)) is None:
+                continue
+            if not chain:
+                _remove_old_files(checkpoint)
                 return finished
             # In parts, because an opened delta holds a descriptor for each shard.
             part = chain[:_PULL_VERSIONS]
@@ -575,7 +587,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
             raise RuntimeError(
                 f"{os.fsdecode(checkpoint)}: a weight delta was applied in part, so the files are "
                 "of two versions; run 'fastsafetensors delta recover'")
-        _finish(checkpoint, False)
+        finish_waiting(checkpoint, False)
         yield note
     finally:
         # A forked child has the descriptor, too: closing alone would leave the lock to it.

@@ -59,15 +59,15 @@ def damage(folder):
 
 def test_a_failed_comparison_is_not_forgotten(fresh, source, states, monkeypatch):
     """Each call reports it until the files are right."""
-    real = deltas.Delta.apply
+    real = deltas._core.delta_apply
 
-    def apply(self, checkpoint, **options):
-        stats = real(self, checkpoint, **options)
+    def apply(*arguments):
+        stats = real(*arguments)
         damage(fresh)
         return stats
 
     with monkeypatch.context() as patch:
-        patch.setattr(deltas.Delta, "apply", apply)
+        patch.setattr(deltas._core, "delta_apply", apply)
         expect("DigestMismatch", lambda: deltas.pull(fresh, source))
     for _ in range(2):
         expect("DigestMismatch", lambda: deltas.pull(fresh, source))
@@ -84,7 +84,8 @@ def test_a_failed_comparison_is_not_forgotten(fresh, source, states, monkeypatch
 @pytest.mark.parametrize("call", ["pull", "recover", "reading"])
 def test_a_kill_before_the_comparison_is_made_up_for(call, fresh, source):
     program = ("import os, sys\nfrom fastsafetensors import deltas\n"
-               "deltas.finish_manifest = lambda *_: os.kill(os.getpid(), 9)\n"
+               "from fastsafetensors._deltas import delta_manifest\n"
+               "delta_manifest.finish_manifest = lambda *_: os.kill(os.getpid(), 9)\n"
                "deltas.pull(*sys.argv[1:])\n")
     done = subprocess.run([sys.executable, "-c", program, fresh, source])
     assert done.returncode == -9 and not (fresh / "model.manifest").exists()

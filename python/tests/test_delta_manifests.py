@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests that wait for the end of an update: no process drops that of another one, and no
+later version is applied before the files were compared with it."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from delta_folders import expect, make_states, read_checkpoint, same, write_chain
+from delta_folders import write_checkpoint
+from test_delta_hostile_folders import damage, fresh, source  # noqa: F401 - fixtures
+from test_delta_recovery_and_folders import kill_while_applying
+
+from fastsafetensors import SafetensorError, check_manifest, deltas, write_manifest
+from fastsafetensors._deltas import delta_manifest
+
+pytest.importorskip("zstandard", reason="needs the zstandard package")
+
+
+@pytest.fixture
+def version(source):  # noqa: F811
+    """The folder of the version 000001, in which its manifest is."""
+    return next(source.iterdir())
+
+
+@pytest.fixture
+def manifest(version):
+    return version / "model.manifest"
+
+
+def waiting(checkpoint):
+    return list((checkpoint / ".weight_sync").glob("manifest-*"))
+
+
+def installed(checkpoint, manifest):
+    path = checkpoint / "model.manifest"
+    return path.exists() and path.read_bytes() == manifest.read_bytes()
+
+
+def run(program, *arguments):
+    """Run a program that kills itself."""
+    start = ("import os, resource, signal, sys\nfrom fastsafetensors import deltas\n"
+             "from fastsafetensors._deltas import delta_manifest\n"
+             "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n")
+    done = subprocess.run([sys.executable, "-c", start + program, *arguments], check=False)
+    assert done.returncode < 0
+
+
+def kill_in_the_middle(checkpoint, version, manifest):
+    """Kill apply(manifest=) while it changes files."""
+    run("signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
+        "deltas.apply(*sys.argv[1:3], manifest=sys.argv[3], version='000000', threads=1)",
+        checkpoint, version, manifest)
+    assert deltas.version_of(checkpoint).interrupted and waiting(checkpoint)
+
+
+def kill_before_the_comparison(checkpoint, version, manifest):
+    run("delta_manifest.finish_manifest = lambda *_: os.kill(os.getpid(), 9)\n"
+        "deltas.apply(*sys.argv[1:3], manifest=sys.argv[3])", checkpoint, version, manifest)
+    assert waiting(checkpoint)
+
+
+def patch_update(monkeypatch, before=lambda: None, after=lambda: None):
+    """Do something before and after the library's call of this process."""
+    real = deltas._core.delta_apply
+
+    def apply(*arguments):
+        before()
+        stats = real(*arguments)
+        after()
+        return stats
+
+    monkeypatch.setattr(deltas._core, "delta_apply", apply)
+
+
+# ---- several processes ----
+
+def test_a_process_without_the_lock_drops_no_manifest(fresh, version, manifest):  # noqa: F811
+    kill_in_the_middle(fresh, version, manifest)
+    with open(fresh / ".weight_sync/lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the process that finishes the update
+        with pytest.raises(TimeoutError):
+            deltas.apply(fresh, version, manifest=manifest)
+    deltas.recover(fresh)
+    assert installed(fresh, manifest) and not waiting(fresh)
+
+
+def test_a_slower_process_drops_no_manifest(fresh, version, manifest, monkeypatch):  # noqa: F811
+    patch_update(monkeypatch, lambda: kill_before_the_comparison(fresh, version, manifest))
+    expect("VersionMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
+    damage(fresh)
+    with pytest.raises(SafetensorError), deltas.reading(fresh):
+        pass
+    damage(fresh)  # the same bit again
+    with deltas.reading(fresh):
+        assert installed(fresh, manifest) and not waiting(fresh)
+
+
+@pytest.mark.parametrize("call", ["reading", "recover"])
+def test_another_process_finishes_at_the_same_time(
+    call, fresh, version, manifest, monkeypatch,  # noqa: F811
+):
+    kill_before_the_comparison(fresh, version, manifest)
+    real = delta_manifest.check_manifest
+
+    def check(checkpoint, path):
+        os.replace(path, fresh / "model.manifest")
+        return real(checkpoint, path)
+
+    monkeypatch.setattr(delta_manifest, "check_manifest", check)
+    if call == "recover":
+        deltas.recover(fresh)
+    else:
+        with deltas.reading(fresh):
+            pass
+    assert installed(fresh, manifest)
+
+
+def test_only_manifests_of_dead_processes_are_removed(fresh, version):  # noqa: F811
+    folder = fresh / ".weight_sync"
+    folder.mkdir()
+    names = "manifest-0123456789abcdef-dead", "manifest-0123456789abcdef-live"
+    for name in names:
+        (folder / name).write_text("fastsafetensors-manifest ")
+    with open(folder / names[1]) as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        deltas.apply(fresh, version)
+        assert waiting(fresh) == [folder / names[1]]
+    deltas.recover(fresh)
+    assert not waiting(fresh)
+
+
+# ---- kills and errors ----
+
+def test_the_same_call_after_a_kill_finishes(fresh, version, manifest, states):  # noqa: F811
+    kill_in_the_middle(fresh, version, manifest)
+    stats = deltas.apply(fresh, version, manifest=manifest, version="000000")
+    assert stats["recovered"] == 1
+    assert installed(fresh, manifest) and not waiting(fresh)
+    assert same(read_checkpoint(fresh), states[1])
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_an_error_drops_the_manifest_of_an_update_that_was_not_made(
+    is_made, fresh, version, manifest, monkeypatch,  # noqa: F811
+):
+    """An update may be made in spite of an error: the last step failed."""
+    renames = fresh / ".weight_sync/renames"
+
+    def fail():
+        if is_made:
+            renames.touch()
+        raise OSError("the disk failed")
+
+    with monkeypatch.context() as patch:
+        times = {"after": fail} if is_made else {"before": fail}
+        patch_update(patch, **times)
+        with pytest.raises(OSError, match="the disk failed"):
+            deltas.apply(fresh, version, manifest=manifest)
+    assert len(waiting(fresh)) == is_made
+    renames.unlink(missing_ok=True)
+    with deltas.reading(fresh):
+        assert installed(fresh, manifest) == is_made
+
+
+@pytest.mark.parametrize("call", ["apply", "chain", "Delta.apply"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_later_version_is_not_applied_before_the_comparison(
+    call, is_right, tmp_path, fresh, version, manifest, states,  # noqa: F811
+):
+    second = write_chain(tmp_path / "all", states)[1]
+    if not is_right:
+        write_checkpoint(tmp_path / "other", states[2])
+        write_manifest(tmp_path / "other", manifest := tmp_path / "other.manifest")
+    kill_in_the_middle(fresh, version, manifest)
+
+    def go_on():
+        if call == "Delta.apply":
+            return deltas.Delta(second).apply(fresh)
+        return deltas.apply(fresh, *([version] if call == "chain" else []), second)
+
+    if is_right:
+        assert go_on()["recovered"] == 1
+        assert installed(fresh, manifest)
+        assert same(read_checkpoint(fresh), states[2])
+    else:
+        for _ in range(2):
+            expect("DigestMismatch", go_on)
+        assert same(read_checkpoint(fresh), states[1])
+
+
+def test_the_library_applies_no_later_version(
+    fresh, version, manifest, tmp_path, states,  # noqa: F811
+):
+    """The command does the same: neither knows manifests."""
+    kill_before_the_comparison(fresh, version, manifest)
+    second = deltas.Delta(write_chain(tmp_path / "all", states)[1])
+
+    def apply():
+        return deltas._core.delta_apply(second._delta, os.fsencode(fresh), 0, 0, None)
+
+    assert "manifest of version 000001" in expect("VersionMismatch", apply)
+    second.verify(fresh)
+    deltas.recover(fresh)
+    assert apply()["tensors"] == 3
+
+
+# ---- what goes with it ----
+
+def test_a_manifest_is_published_before_its_version(tmp_path, local, states):
+    write_checkpoint(tmp_path / "new", states[1])
+    folder = tmp_path / "source/weight_v000001"
+    folder.mkdir(parents=True)
+    write_manifest(tmp_path / "new", folder / "model.manifest")
+    assert deltas.pull(local, tmp_path / "source") is None
+    deltas.make(local, tmp_path / "new", folder, version="000001", base_version="000000")
+    assert deltas.pull(local, tmp_path / "source") is not None
+    assert installed(local, folder / "model.manifest") and check_manifest(local) == []
+
+
+def test_nothing_is_pending_while_files_are_of_two_versions(tmp_path, states, local):
+    (tmp_path / "source").mkdir()
+    chain = write_chain(tmp_path / "source", states)
+    deltas.apply(local, chain[0])
+    kill_while_applying(local, chain[1])
+    expect("VersionMismatch", lambda: deltas.pending(local, tmp_path / "source"))
+    deltas.recover(local)
+    assert deltas.pending(local, tmp_path / "source") == [str(chain[2])]
+
+
+def test_pull_waits_for_an_update_that_has_just_begun(tmp_path, states, local, monkeypatch):
+    """The note of the version is absent meanwhile: no version must be taken for the folder's."""
+    (tmp_path / "source").mkdir()
+    chain = write_chain(tmp_path / "source", make_states(4))
+    deltas.apply(local, *chain[:2])
+    (chain[1] / "model.safetensors.index.json").unlink()  # two chains: 0-1 and 2-3
+    real, calls = deltas.version_of, []
+
+    def version_of(checkpoint):
+        calls.append(checkpoint)
+        return deltas.VersionNote(None, True) if len(calls) in (2, 3) else real(checkpoint)
+
+    monkeypatch.setattr(deltas, "version_of", version_of)
+    assert deltas.pull(local, tmp_path / "source") is not None
+    assert deltas.version_of(local).version == "000003"
+
+
+def test_pull_removes_old_files_of_a_process_that_was_killed(fresh, source):  # noqa: F811
+    deltas.pull(fresh, source)
+    old = fresh / "model-00001-of-00002.safetensors.delta-tmp"
+    old.touch()
+    (fresh / ".weight_sync/copies").write_text(json.dumps(
+        {"version": "0", "files": {"model-00001-of-00002.safetensors": [0, 0]}}))
+    assert deltas.pull(fresh, source) is None
+    assert not old.exists()
