@@ -16,24 +16,18 @@ place in one step when it is complete.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
 import shutil
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ._base.options import (
-    check_count,
-    check_no_empty_path,
-    check_switch,
-    check_switches,
-    parse_size,
-)
+from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
     STEM,
@@ -46,6 +40,7 @@ from ._checkpoints.checkpoint_folders import (
     verify_checkpoint,
 )
 from ._checkpoints.checkpoint_ranks import Ranks
+from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.state_codec import encode_state
 from ._checkpoints.trainer import make_trainer_callback
 from ._checkpoints.training_state import (
@@ -59,35 +54,13 @@ from ._checkpoints.training_state import (
     step_number,
 )
 from ._checkpoints.watcher import Watcher
-from ._saving.save_handles import SaveHandle, Staging, StagingPool, was_cancelled
+from ._saving.save_handles import SaveHandle, StagingPool, running, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
 _log = logging.getLogger("fastsafetensors")
 _EARLIER = "an earlier checkpoint failed"  # start of the message to other ranks
-
-
-def _check_arguments(folder: Any, retention: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for invalid arguments of CheckpointManager."""
-    keep_last, keep_best = retention["keep_last"], retention["keep_best"]
-    check_count("every", retention["every"], 1)
-    check_count("keep_best", keep_best)
-    if keep_last is not None:
-        check_count("keep_last", keep_last, 1)
-    elif keep_best:
-        raise ValueError("keep_best has no effect without keep_last, because all checkpoints "
-                         "are kept")
-    check_switches(manifest=options["manifest"], durable=options["durable"])
-    check_no_empty_path("folder", folder)
-    if "://" in os.fsdecode(folder):
-        raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
-    if retention["best"] not in ("min", "max"):
-        raise ValueError(f"best must be 'min' or 'max', not {retention['best']!r}")
-    if options["stage"] not in ("copy", "lazy"):
-        raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
-    Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
-    parse_size("max_shard_size", options["max_shard_size"])
 
 
 class CheckpointManager:
@@ -165,7 +138,7 @@ class CheckpointManager:
         described = {**retention, **self._options, "ranks": ranks}
         with self._ranks.agreement_after("CheckpointManager()", [
                 f"{name} {value}" for name, value in described.items()]):
-            _check_arguments(folder, retention, self._options)
+            check_manager_options(folder, retention, self._options)
             self._pool = StagingPool(memory, ready)
             self.folder = absolute_path(folder)
             if self._ranks.rank == 0:
@@ -178,8 +151,9 @@ class CheckpointManager:
         self._handles: list[SaveHandle] = []  # of saves that may still read tensors
         self._failure: Exception | None = None
         self._threads: list[Watcher] = []
-        self._saving: Counter[int] = Counter()  # running saves of each step
-        self._calls = 0  # saves that were started
+        self._refused: Exception | None = None  # repeats a failure that another rank has raised
+        self._saving: set[tuple[int, int]] = set()  # steps and numbers of running saves
+        self._numbers = itertools.count(1)
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
         self._passed_over: set[int] = set()
         self._resumed: int | None = None
@@ -253,18 +227,19 @@ class CheckpointManager:
         if not force and not self.should_save(number):
             return None
         joint = self._ranks.join(self._place_of(number), self._options)
+        refusal: Exception | None = None
         try:
-            self.check()
-        except Exception as error:
-            self._ranks.refuse(joint, RuntimeError(f"{_EARLIER}: {error}"))
-            raise
-        try:
+            try:
+                self._check_saves()
+            except Exception as error:
+                refusal = RuntimeError(f"{_EARLIER}: {error}")
+                raise
             check_state(state)
             return self._begin(number, lambda: self._ranks.start(
                 joint, states_of(state), metadata_of(number, metric), self._pool, self._options))
         except Exception as error:
             if not joint.is_started:
-                self._ranks.refuse(joint, error)
+                self._ranks.refuse(joint, refusal or error)
             raise
         except BaseException:
             joint.leave()
@@ -275,43 +250,47 @@ class CheckpointManager:
 
     def _begin(self, step: int, start: Callable[[], SaveHandle]) -> SaveHandle:
         """Start a save, and watch it, also if Ctrl-C ends the call meanwhile."""
-        with self._lock:
-            self._saving[step] += 1
-        handle: SaveHandle | None = None
+        key = (step, next(self._numbers))
+        before = running.last_of_thread()
         try:
+            with self._lock:
+                self._saving.add(key)
             handle = start()
-            self._watch(handle, step)
+            self._watch(handle, key)
         except BaseException:
-            if handle is None:
-                with self._lock:
-                    self._saving[step] -= 1
-            elif not any(thread.handle is handle and thread.ident for thread in self._threads):
-                self._watch(handle, step)
+            begun = running.last_of_thread()
+            if begun is None or begun is before or not begun.is_started():
+                self._saving.discard(key)
+            elif not any(thread.handle is begun and thread.ident for thread in self._threads):
+                self._watch(begun, key)
             raise
         return handle
 
-    def _watch(self, handle: SaveHandle, step: int) -> None:
+    def _watch(self, handle: SaveHandle, key: tuple[int, int]) -> None:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._handles = [*(one for one in self._handles if not one.done()), handle]
-        self._calls += 1
-        thread = Watcher(handle, partial(self._note, handle, step, self._calls), self._follow)
+        thread = Watcher(handle, partial(self._note, handle, key), self._follow)
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
-    def _note(self, handle: SaveHandle, step: int, number: int) -> int | None:
+    def _is_saving(self, step: int) -> bool:
+        return any(number == step for number, _ in list(self._saving))
+
+    def _note(self, handle: SaveHandle, key: tuple[int, int]) -> int | None:
         """Wait for the end of a save; return the step of the latest good one, or None."""
-        error = handle.exception()
+        error, (step, number) = handle.exception(), key
         with self._lock:
-            self._saving[step] -= 1
+            self._saving.discard(key)
             if error is not None:
                 # A failed save leaves an empty folder at most. Another save of the step may use it;
                 # ranks delete it together.
-                if self._saving[step] == 0 and self._ranks.group is None:
+                if not self._is_saving(step) and self._ranks.group is None:
                     with contextlib.suppress(OSError):
                         (self.folder / f"step-{step}").rmdir()
                 if not was_cancelled(error):
-                    # Not again: this error repeats a failure that another rank has raised.
-                    if _EARLIER not in str(error):
+                    if _EARLIER in str(error):
+                        self._refused = error
+                    else:
                         self._failure = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
                 return None
@@ -338,6 +317,18 @@ class CheckpointManager:
         """Raise what went wrong with a checkpoint, once. RuntimeError in a fork's child."""
         if self._pid != os.getpid():
             self._check_usable()
+        self._check_saves()
+        with self._lock:
+            refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
+
+    def _check_saves(self) -> None:
+        """Raise what made a save fail, once.
+
+        Not that another rank has refused one because it raised such a failure: save() would refuse
+        the next one in turn, and so on.
+        """
         for thread in self._threads:
             thread.note_end()
         with self._lock:
@@ -475,10 +466,11 @@ class CheckpointManager:
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
             TypeError: a state that is not a mapping, or one that can't be changed and has plain
-                values; a module or optimizer whose name has no dict in the checkpoint; nothing was
+                values; a DTensor, or a module with DTensors; a module or optimizer whose name has no dict in the checkpoint; nothing was
                 changed.
             ValueError: a tensor of another shape, without memory, or of a dtype that can't hold
-                the values (float to int, int to a smaller int); a checkpoint of several ranks, and
+                the values (float to int, int to a smaller int, finite floats that would become
+                infinite); a checkpoint of several ranks, and
                 the group has another number; nothing was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
@@ -554,7 +546,7 @@ class CheckpointManager:
         hidden = self.folder / f".step-{step}.deleted"
         shutil.rmtree(hidden, ignore_errors=True)
         with self._lock:  # save() waits for the renaming, not for the deletion
-            if self._saving[step] > 0:
+            if self._is_saving(step):
                 return
             path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)

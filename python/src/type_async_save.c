@@ -83,10 +83,11 @@ PyType_Spec fstpy_pool_spec = {"fastsafetensors._core.StagingPool", sizeof(pool_
 // ---- AsyncSave ----
 
 typedef struct async_object {
-    PyObject_HEAD fst_async_save *save; ///< NULL: closed
+    PyObject_HEAD fst_async_save *save; ///< NULL: not started, or closed
     PyObject *owners;                   ///< keeps the tensors' memory until it is staged
     PyObject *is_unchanged;             ///< callable or NULL
     int uses, is_closed;
+    int is_starting; ///< start() runs, or has succeeded
 } async_object;
 
 /// Called once, by a thread of the library without the GIL, or by one that waits for it: calls the
@@ -198,6 +199,10 @@ static fst_async_save *begin_use(PyObject *self) {
         PyErr_SetString(fstpy_error_class(fstpy_state(Py_TYPE(self))), "AsyncSave is closed");
         return NULL;
     }
+    if (object->save == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "AsyncSave is not started");
+        return NULL;
+    }
     object->uses++;
     return object->save;
 }
@@ -256,51 +261,70 @@ static int read_settings(module_state *state, PyObject *settings, fst_async_opti
     return publish == Py_None || set_publish(state, publish, options);
 }
 
-static int start_save(PyTypeObject *type, async_object *object, PyObject *settings,
-                      const char *path, save_request *request) {
+/// Starts the save with the GIL released. False with an exception.
+static int start_save(PyObject *self, PyObject *settings, const char *path, save_request *request) {
+    async_object *object = (async_object *)self;
+    module_state *state = fstpy_state(Py_TYPE(self));
     fst_async_options options = {.struct_size = sizeof options, .save = &request->options};
+    fst_async_save *save = NULL;
     fst_error error;
     fst_status status;
-    // Until the save has started, there is nothing to close.
-    object->is_closed = 1;
-    if (!read_settings(fstpy_state(type), settings, &options, object)) return 0;
+    if (!read_settings(state, settings, &options, object)) return 0;
     pool_object *pool = options.pool == NULL ? NULL : (pool_object *)PyTuple_GetItem(settings, 5);
     if (pool != NULL) pool->uses++; // another thread may close it meanwhile
     Py_BEGIN_ALLOW_THREADS status = fst_async_save_start(
-        path, request->tensors, request->tensor_count, &options, &object->save, &error);
-    Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+        path, request->tensors, request->tensor_count, &options, &save, &error);
+    Py_END_ALLOW_THREADS object->save = save;
     if (pool != NULL) {
         pool->uses--;
         close_unused_pool(pool);
     }
     if (status == FST_OK) return 1;
     drop_publish(&options);
-    fstpy_raise(fstpy_state(type), &error);
+    fstpy_raise(state, &error);
     return 0;
 }
 
-/// AsyncSave(settings, path, rows, metadata, ...): the settings, then the arguments of Writer.
-static PyObject *async_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    module_state *state = fstpy_state(type);
+/// start(settings, path, rows, metadata, ...): the settings, then the arguments of Writer. The
+/// object exists before, so that the program can cancel the save however this call ends.
+static PyObject *async_start(PyObject *self, PyObject *args, PyObject *kwargs) {
+    async_object *object = (async_object *)self;
     save_request request = {0};
     save_arguments arguments;
-    PyObject *path = NULL, *self = NULL, *settings = PyTuple_GetItem(args, 0);
+    PyObject *path = NULL, *settings = PyTuple_GetItem(args, 0);
     PyObject *rest = settings == NULL ? NULL : PyTuple_GetSlice(args, 1, PyTuple_Size(args));
+    int is_started = 0;
     if (rest == NULL) return NULL;
-    if (!PyTuple_Check(settings))
+    if (!PyTuple_Check(settings)) {
         PyErr_SetString(PyExc_TypeError, "settings must be a tuple");
-    else if (fstpy_save_request_read(state, rest, kwargs, &arguments, &request) &&
-             PyUnicode_FSConverter(arguments.path, &path))
-        self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    if (self != NULL) {
-        async_object *object = (async_object *)self;
-        object->owners = Py_NewRef(arguments.owners);
-        if (!start_save(type, object, settings, PyBytes_AsString(path), &request)) Py_CLEAR(self);
+    } else if (object->is_starting || object->is_closed) {
+        PyErr_SetString(PyExc_RuntimeError, "AsyncSave can be started once");
+    } else {
+        object->is_starting = 1;
+        object->uses++;
+        if (fstpy_save_request_read(fstpy_state(Py_TYPE(self)), rest, kwargs, &arguments,
+                                    &request) &&
+            PyUnicode_FSConverter(arguments.path, &path)) {
+            object->owners = Py_NewRef(arguments.owners);
+            is_started = start_save(self, settings, PyBytes_AsString(path), &request);
+        }
+        if (!is_started) {
+            Py_CLEAR(object->owners);
+            Py_CLEAR(object->is_unchanged);
+            object->is_starting = 0;
+        }
+        end_use(self);
     }
     Py_XDECREF(path);
     Py_DECREF(rest);
     fstpy_save_request_clear(&request);
-    return self;
+    return is_started ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *async_is_started(PyObject *self, PyObject *none) {
+    (void)none;
+    const async_object *object = (async_object *)self;
+    return PyBool_FromLong(object->save != NULL || object->is_closed);
 }
 
 static int async_traverse(PyObject *self, visitproc visit, void *arg) {
@@ -319,10 +343,15 @@ static int async_clear(PyObject *self) {
 
 static void async_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject *kind, *value, *trace;
     PyObject_GC_UnTrack(self);
+    // Closing may copy the rest of a lazy save and call is_unchanged(), which Python can't run with
+    // an exception set, such as the Ctrl-C that has dropped the last reference.
+    PyErr_Fetch(&kind, &value, &trace);
     async_clear(self);
     Py_CLEAR(((async_object *)self)->owners);
     Py_CLEAR(((async_object *)self)->is_unchanged);
+    PyErr_Restore(kind, value, trace);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -417,6 +446,9 @@ static PyObject *async_writer_stats(PyObject *self, PyObject *none) {
 }
 
 static PyMethodDef async_methods[] = {
+    {"start", (PyCFunction)(void (*)(void))async_start, METH_VARARGS | METH_KEYWORDS,
+     "Start the save; once."},
+    {"is_started", async_is_started, METH_NOARGS, "Whether the save was started."},
     {"stage", async_stage, METH_O, "Wait until nothing reads the tensors any more."},
     {"wait", async_wait_end, METH_O, "Wait for the end. Raises the save's error."},
     {"cancel", async_cancel, METH_NOARGS,
@@ -428,7 +460,6 @@ static PyMethodDef async_methods[] = {
 };
 
 static PyType_Slot async_slots[] = {
-    {Py_tp_new, (void *)async_new},
     {Py_tp_dealloc, (void *)async_dealloc},
     {Py_tp_traverse, (void *)async_traverse},
     {Py_tp_clear, (void *)async_clear},

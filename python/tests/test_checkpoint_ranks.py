@@ -286,9 +286,51 @@ for step in range(1, 8):
         failed = True
     assert not failed or step in (2, 3), step
     all_agree(failed)
-manager.close()
+try:
+    manager.close()
+except RankError as error:  # of step 3, whose save() has returned a handle
+    assert rank == 1 and "an earlier checkpoint failed" in str(error), (rank, error)
+else:
+    assert rank == 0
 dist.barrier()
 assert steps() == [1, 4, 5, 6, 7], steps()
+"""
+
+INTERRUPTED = RUN + """
+from fastsafetensors import _core
+from fastsafetensors._saving import save_handles
+class Interrupted:
+    def __init__(self):
+        self._core = _core.AsyncSave()
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+    def start(self, *arguments, **options):
+        self._core.start(*arguments, **options)
+        raise KeyboardInterrupt
+class Core:
+    AsyncSave = Interrupted
+    def __getattr__(self, name):
+        return getattr(_core, name)
+options["keep_last"] = None
+with CheckpointManager(run, stage=sys.argv[5], **options) as manager:
+    manager.save(1, {"x": torch.ones(3)}).wait()
+    save_handles._core = Core() if rank == 1 else _core
+    try:
+        handle = manager.save(2, {"x": torch.full((20_000_000,), 2.0)})
+        assert rank == 0
+    except KeyboardInterrupt:
+        assert rank == 1
+    save_handles._core = _core
+    found = {"x": None}
+    assert all_agree(manager.resume(found)) in (1, 2)
+    assert not manager._saving
+    dist.barrier()
+    manager.save(3, {"x": torch.full((5 + rank,), 3.0)}).wait()
+    manager.wait()
+    found = {"x": None}
+    assert manager.resume(found) == 3 and found["x"].eq(3).all()
+dist.barrier()
+assert [one.step for one in CheckpointManager(run).checkpoints()] == steps()
 """
 
 LATE = RUN + """
@@ -361,6 +403,12 @@ def test_the_first_rank_saves_for_all(folder):
 def test_a_failure_of_one_rank_is_over_after_one_more_save(folder):
     """The error that repeats it on another rank does not fail a further save."""
     run_ranks(FAILS_ONCE, folder, 2)
+
+
+@pytest.mark.parametrize("stage", ["copy", "lazy"])
+def test_an_interrupted_rank_cancels_the_save(folder, stage):
+    """Ctrl-C when its part has started: the save ends on all ranks before the next one begins."""
+    run_ranks(INTERRUPTED, folder, 2, stage)
 
 
 def test_calls_after_a_refused_save(folder):

@@ -94,7 +94,9 @@ class JointSave:
 
     def __post_init__(self) -> None:
         """Take the place behind the save before."""
-        self.is_started = False  # the library's threads will call publish()
+        self.core: _core.AsyncSave | None = None  # calls publish() if it was started
+        # Taken once: by publish(), or by leave() of a call that was interrupted.
+        self._use = threading.Lock()
         self._missing = 0  # folders to make, by what this rank or another has found
         if self.place is not None:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
@@ -107,9 +109,14 @@ class JointSave:
                 self._before = _last.get(self.group)
                 _last[self.group] = self._end
 
+    @property
+    def is_started(self) -> bool:
+        """Whether a thread of the library will call publish()."""
+        return self.core is not None and self.core.is_started()
+
     def leave(self) -> None:
         """Take no part, if the save is not started. The others fail at their time limit."""
-        if not self.is_started:
+        if not self.is_started and self._use.acquire(blocking=False):
             self._end.set()
 
     def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
@@ -122,6 +129,10 @@ class JointSave:
         Returns:
             None, or why nothing was published. Then `error` is set.
         """
+        if not self._use.acquire(blocking=False):
+            self._delete(paths or [])
+            self.error = self.error or RuntimeError("cancelled")
+            return "cancelled"
         try:
             if self._before is not None:
                 self._before.wait()
@@ -216,9 +227,9 @@ class RanksSave(FileSave):
 
     def __init__(self, core: _core.AsyncSave, path: AnyPath, at_exit: str, joint: JointSave
                  ) -> None:
-        """Keep a save that was started."""
-        super().__init__(core, path, at_exit)
+        """Keep a save that start_rows() starts afterwards."""
         self._joint = joint
+        super().__init__(core, path, at_exit)
 
     @property
     def result(self) -> str | None:
@@ -276,7 +287,7 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
     An error of the start is the handle's, because the other ranks must learn of it.
     """
     def make_handle(core: _core.AsyncSave, path: AnyPath, at_exit: str) -> RanksSave:
-        joint.is_started = True
+        joint.core = core
         return RanksSave(core, path, at_exit, joint)
 
     assert joint.place is not None

@@ -8,6 +8,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,6 +188,10 @@ class SaveHandle(ABC):
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
 
+    def is_started(self) -> bool:
+        """Whether the save runs or has ended: Ctrl-C may end the call before it starts it."""
+        return True
+
     def cancel(self) -> bool:
         """Cancel the save, and wait for its end, which comes soon.
 
@@ -278,10 +283,10 @@ class FileSave(SaveHandle):
     """A save by the C library's own threads."""
 
     def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
-        """Keep a save that was started."""
+        """Keep a save that start_rows() starts afterwards."""
         self._core = core
         self._name, self._pid = os.fsdecode(path), os.getpid()
-        self._is_counted = False
+        self._is_counted = self._is_withdrawn = False
         self.at_exit = at_exit
         running.add(self)
 
@@ -303,11 +308,22 @@ class FileSave(SaveHandle):
 
     def done(self) -> bool:
         """Whether the save has ended."""
+        if not self.is_started():
+            return self._is_withdrawn
         return self._core.stats()["state"] in ("done", "failed")
+
+    def is_started(self) -> bool:
+        """Whether the C library has the save."""
+        return self._core.is_started()
+
+    def withdraw(self) -> None:
+        """Note that the start has failed."""
+        self._is_withdrawn = True
 
     def _stop(self) -> None:
         """Cancel the save if it is not too late, without waiting."""
-        self._core.cancel()
+        if self.is_started():
+            self._core.cancel()
 
     def _interrupt(self) -> None:
         """Cancel the save, because its call is interrupted."""
@@ -341,7 +357,7 @@ class FileSave(SaveHandle):
 
     def _end(self) -> None:
         """Wait for the end at the interpreter's exit; an unheard error is logged."""
-        while not self.done():
+        while self.is_started() and not self.done():
             time.sleep(0.005)
         self._core.close()
 
@@ -388,6 +404,11 @@ class ThreadSave(SaveHandle):
         self._check_process()
         return self._has_ended.is_set()
 
+    def is_started(self) -> bool:
+        """Whether there is a thread."""
+        # The new thread sets its number itself; until then it is in the list of all.
+        return self._thread.ident is not None or self._thread in threading.enumerate()
+
     def _check_process(self) -> None:
         # In a fork's child the thread looks as if it had ended.
         if self._is_of_parent():
@@ -406,7 +427,8 @@ class ThreadSave(SaveHandle):
 
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
-        self._has_ended.wait()
+        if self.is_started():
+            self._has_ended.wait()
         self.__del__()
 
     def __del__(self) -> None:
@@ -448,13 +470,23 @@ class _Running:
     def __init__(self) -> None:
         self._handles: set[SaveHandle] = set()
         self._lock = threading.Lock()
+        self._of_thread = threading.local()
 
     def add(self, handle: SaveHandle) -> None:
         """Add a save; those that have ended go."""
+        self._of_thread.last = weakref.ref(handle)
         with self._lock:
             ended = [other for other in self._handles if other.done()]
             self._handles.difference_update(ended)
             self._handles.add(handle)
+
+    def last_of_thread(self) -> SaveHandle | None:
+        """Return what this thread has added last, if it is in use.
+
+        A caller that Ctrl-C has interrupted finds the save that it has started.
+        """
+        find = getattr(self._of_thread, "last", None)
+        return None if find is None else find()
 
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
@@ -497,18 +529,20 @@ def start_rows(
     """Start a save of rows; return its handle when the tensors are staged as asked."""
     options, hooks = check_save_options(options), hooks or Hooks()
     follow_logging()
+    # The handle is there before the save, so that Ctrl-C at any moment finds what it cancels.
+    handle = hooks.make_handle(_core.AsyncSave(), path, staging.at_exit)
     try:
-        core = _core.AsyncSave(staging.settings(hooks), path, rows, metadata, **options)
-    except OSError as error:
-        raise serialization_error(error) from error
-    handle = hooks.make_handle(core, path, staging.at_exit)
-    if staging.stage != "copy":
-        return handle
-    try:
-        handle.wait_staged()
-    except (KeyboardInterrupt, SystemExit):
-        handle._interrupt()
-        raise
-    except Exception:
-        pass  # wait() raises it
+        handle._core.start(staging.settings(hooks), path, rows, metadata, **options)
+        if staging.stage == "copy":
+            handle.wait_staged()
+    except BaseException as error:
+        if not handle.is_started():
+            handle.withdraw()
+            if isinstance(error, OSError):
+                raise serialization_error(error) from error
+            raise
+        if not isinstance(error, Exception):
+            handle._interrupt()
+            raise
+        # wait() raises it.
     return handle
