@@ -466,12 +466,12 @@ class CheckpointManager:
         Raises:
             KeyError: the checkpoint lacks a name; nothing was changed.
             TypeError: a state that is not a mapping, or one that can't be changed and has plain
-                values; a DTensor, or a module with DTensors; a module or optimizer whose name has no dict in the checkpoint; nothing was
-                changed.
+                values; a DTensor, or a module with DTensors; a module or optimizer whose name has
+                no dict in the checkpoint; nothing was changed.
             ValueError: a tensor of another shape, without memory, or of a dtype that can't hold
                 the values (float to int, int to a smaller int, finite floats that would become
-                infinite); a checkpoint of several ranks, and
-                the group has another number; nothing was changed.
+                infinite); a checkpoint of several ranks, and the group has another number; nothing
+                was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
             SafetensorError: the checkpoint of `step` is incomplete or damaged.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
@@ -577,8 +577,10 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     Set save_strategy="no" in the TrainingArguments. To go on, before train():
     ``manager.resume({"model": model, "optimizer": ..., "scheduler": ...})``. The Trainer counts
     its steps from 0 again; checkpoints count on from the one that was resumed, or saved last by the
-    manager. The metric is the eval_loss
-    of an evaluation at the same step.
+    manager. The metric is the eval_loss of an evaluation at the same step. Put callbacks that
+    request an evaluation before this one: a step is saved without a metric if the request comes
+    after its end. With load_best_model_at_end, the last step is saved before the best model is
+    loaded, or not at all if another callback stops the training in its last evaluation.
 
     Args:
         manager: where to save; its stage may be "lazy".

@@ -179,3 +179,39 @@ FULL = textwrap.dedent("""
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: pathlib.Path) -> None:
     """In a process whose files may not grow: an error, no folder of the step; the next works."""
     subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], check=True, timeout=600)
+
+
+def test_values_that_a_narrower_dtype_holds(tmp_path: pathlib.Path) -> None:
+    """Finite floats that would become infinite are an error; bools fit into every integer."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": torch.tensor([1e30, 2.0]), "inf": torch.tensor([float("inf"), 3.0]),
+                         "bool": torch.tensor([True, False])})
+        manager.wait()
+        narrow = {"bool": torch.zeros(2, dtype=torch.int8),
+                  "inf": torch.zeros(2, dtype=torch.float16)}
+        assert manager.resume(narrow) == 1
+        assert narrow["bool"].tolist() == [1, 0] and narrow["inf"].tolist() == [float("inf"), 3.0]
+        narrow = {"bool": torch.zeros(2), "x": torch.zeros(2, dtype=torch.float16)}
+        with pytest.raises(ValueError, match="'x' has the dtype.*can't hold its values"):
+            manager.resume(narrow)
+        assert narrow["bool"].eq(0).all() and narrow["x"].eq(0).all()
+
+
+class Distributed(torch.Tensor):
+    """What tells a DTensor from other tensors."""
+
+    placements = device_mesh = None
+
+
+def test_dtensors_are_refused_before_anything_is_loaded(tmp_path: pathlib.Path) -> None:
+    """Also those of a module."""
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("part", torch.zeros(2).as_subclass(Distributed))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a": torch.ones(2), "b": torch.ones(2)})
+        manager.wait()
+        for target in (module, torch.zeros(2).as_subclass(Distributed)):
+            state = {"a": torch.zeros(2), "b": target}
+            with pytest.raises(TypeError, match=r"state\['b'\] has DTensors"):
+                manager.resume(state)
+            assert state["a"].eq(0).all()

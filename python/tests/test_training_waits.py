@@ -126,8 +126,8 @@ def make_trainer(tmp_path: Path, manager: CheckpointManager, **options: Any) -> 
     rows = [{"input_ids": torch.randint(0, 50, (7,)), "labels": torch.tensor(i % 2)}
             for i in range(40)]
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), save_strategy="no", report_to=[], use_cpu=True,
-        per_device_train_batch_size=4, disable_tqdm=True, **options)
+        output_dir=str(tmp_path / "out"), report_to=[], use_cpu=True,
+        per_device_train_batch_size=4, disable_tqdm=True, **{"save_strategy": "no", **options})
     return transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows,
                                 callbacks=[trainer_callback(manager)])
 
@@ -151,6 +151,35 @@ def test_the_metric_of_a_trainer_s_checkpoint(
         assert found == [(step, evaluated.get(step)) for step in steps]
         counted = [one.load()["trainer"]["global_step"] for one in manager.checkpoints()]
         assert counted == list(steps)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_last_checkpoint_of_a_trainer_that_loads_the_best(
+    tmp_path: Path, stops: bool
+) -> None:
+    """It has the weights of its step, also if a callback stops the training earlier."""
+    transformers = pytest.importorskip("transformers")
+
+    class Stop(transformers.TrainerCallback):
+        """Stops the training in its second evaluation."""
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **_parts: Any) -> None:
+            if stops and state.global_step == 6:
+                control.should_training_stop = True
+
+    with CheckpointManager(tmp_path / "saved", every=4) as manager:
+        trainer = make_trainer(
+            tmp_path, manager, eval_strategy="steps", eval_steps=3, save_strategy="steps",
+            save_steps=3, max_steps=9, load_best_model_at_end=True, learning_rate=1.0)
+        trainer.add_callback(Stop())
+        trainer.train()
+        found = manager.checkpoints()
+        last = 6 if stops else 9
+        assert [one.step for one in found] == ([4, 6] if stops else [4, 8, 9])
+        assert found[-1].metric is not None
+        weights = fast_torch.load_file(tmp_path / f"out/checkpoint-{last}/model.safetensors")
+        saved = found[-1].load()["model"]
+        assert all(saved[name].equal(weights[name]) for name in weights)
 
 
 def test_trainings_of_one_manager(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
+from .._loading.module_weights import is_dtensor
 from .._torch.torch_installed import torch
 
 
@@ -84,8 +85,18 @@ def _loads(target: Any) -> bool:
     return callable(getattr(target, "load_state_dict", None))
 
 
+def _has_dtensors(target: Any) -> bool:
+    if isinstance(target, torch.nn.Module):
+        return any(map(is_dtensor, (*target.parameters(), *target.buffers())))
+    return is_dtensor(target)
+
+
 def check_targets(state: Mapping[str, Any]) -> None:
-    """Raise TypeError for a plain value in a mapping that can't be given a new one."""
+    """Raise TypeError for DTensors, and for plain values in a mapping that can't be changed."""
+    for name, target in state.items():
+        if _has_dtensors(target):
+            raise TypeError(f"state[{name!r}] has DTensors, which resume() can't load. Use "
+                            "torch.distributed.checkpoint for them")
     if isinstance(state, MutableMapping):
         return
     for name, target in state.items():
@@ -118,7 +129,7 @@ def _check_tensor(what: str, target: Any, value: Any) -> None:
     if target.shape != value.shape:
         raise ValueError(f"{what} has the shape {list(value.shape)}, and that of the state "
                          f"{list(target.shape)}. Give None in its place to get the saved one")
-    if not _can_hold(target.dtype, value.dtype):
+    if not _can_hold(target.dtype, value.dtype) or _overflows(target.dtype, value):
         raise ValueError(f"{what} has the dtype {value.dtype}, and that of the state "
                          f"{target.dtype}, which can't hold its values")
     if target.is_meta or (target.layout == torch.strided and target.numel() > 0
@@ -134,11 +145,22 @@ def _can_hold(dtype: Any, other: Any) -> bool:
     """Whether a dtype holds the values of another one, except that floats may be rounded."""
     if dtype == other:
         return True
+    if other == torch.bool:
+        return bool(torch.can_cast(other, dtype))
     if _is_integer(other):
         wide, narrow = (torch.iinfo(one) if _is_integer(one) else None for one in (dtype, other))
         return (wide is not None and narrow is not None
                 and wide.min <= narrow.min and wide.max >= narrow.max)
     return bool(torch.can_cast(other, dtype)) and dtype.itemsize > 1
+
+
+def _overflows(dtype: Any, value: Any) -> bool:
+    """Whether finite floats become infinite in a dtype."""
+    if dtype == value.dtype or not (value.is_floating_point() or value.is_complex()):
+        return False
+    if torch.finfo(dtype).max >= torch.finfo(value.dtype).max:
+        return False
+    return bool((value.to(dtype).isfinite() != value.isfinite()).any())
 
 
 def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
