@@ -75,7 +75,7 @@ class Report:
         try:
             work()
         except (Exception, SystemExit) as error:
-            words = str(getattr(error, "stderr", None) or error).strip()
+            words = words_of(error).strip()
             why = f"{type(error).__name__}: {words[-400:]}"
             print(f"  failed: {why}")
         self.document["steps"].append(
@@ -93,8 +93,17 @@ class Report:
             write_pages(self.document, self.folder)
 
 
+# What `fastsafetensors engines` says of a driver that is not installed, or has no device.
+NO_GPU = ("was not found", "sees no device")
+
+
 class NoGpuError(RuntimeError):
     """The machine has no GPU that can be used."""
+
+
+def words_of(error: Exception) -> str:
+    """What a failed step said. With --json, the command writes its error to the standard output."""
+    return str(getattr(error, "stderr", None) or getattr(error, "stdout", None) or error)
 
 
 def run(command: list, seconds: float, **options: object) -> str:
@@ -259,8 +268,7 @@ class Bench:
                         path, self.device, count, self.clock.left())
                     samples.setdefault(name, []).append(got)
                 except (subprocess.SubprocessError, ValueError, IndexError, KeyError) as error:
-                    words = str(getattr(error, "stderr", "") or error)
-                    result["failed"][name] = words[-300:]
+                    result["failed"][name] = words_of(error)[-300:]
         for name, found in samples.items():
             self._add_row(result, name, found)
         return result
@@ -447,13 +455,18 @@ class Check:
 
     def find_device(self) -> None:
         """Find the first GPU."""
-        if not self.device:
-            # The library waits 60 s for each of two drivers.
-            rows = run([self.command, "engines"], 150)
-            usable = [line.split()[0] for line in rows.splitlines() if " usable " in line]
-            self.device = next((f"{k}:0" for k in ("cuda", "hip") if k in usable), "")
-        if not self.device:
-            raise NoGpuError("no GPU here")
+        if self.device:
+            return
+        # The library waits 60 s for each of two drivers.
+        rows = {kind: line for line in run([self.command, "engines"], 150).splitlines()
+                for kind in ("cuda", "hip") if line.split()[:1] == [kind]}
+        self.device = next((f"{kind}:0" for kind, row in rows.items() if " usable " in row), "")
+        if self.device:
+            return
+        faults = [row for row in rows.values() if not any(words in row for words in NO_GPU)]
+        if faults:
+            raise RuntimeError("; ".join(" ".join(row.split()) for row in faults))
+        raise NoGpuError("no GPU here")
 
     def measure_limits(self, path: pathlib.Path) -> None:
         """Measure the bus, the CPU and the disk."""
@@ -474,10 +487,16 @@ class Check:
             print(f"  not at hand: {name}: {why}")
 
     def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> None:
-        """A step of the benchmark."""
-        document = self.report.document
-        self.report.step(title, lambda: document["scenarios"].append(
-            self.bench.scenario(title, path, state, runs)))
+        """A step of the benchmark. It has failed if one of our own methods has."""
+        def measure() -> None:
+            result = self.bench.scenario(title, path, state, runs)
+            self.report.document["scenarios"].append(result)
+            ours = [f"{name}: {why}" for name, why in result["failed"].items()
+                    if name.startswith("ours")]
+            if ours:
+                raise RuntimeError("; ".join(ours))
+
+        self.report.step(title, measure)
 
     def measure(self, here: pathlib.Path) -> None:
         """Measure the limits, and loads of files of all kinds."""

@@ -72,7 +72,7 @@ class Sharing:
             process.kill()
             raise
         if process.returncode != 0:
-            raise RuntimeError(errors.strip()[-300:])
+            raise RuntimeError((errors.strip() or output.strip())[-300:])
         return float(json.loads(output.splitlines()[-1])["seconds"])
 
     def ipc(self, pythons: list[str], package: pathlib.Path | None) -> str:

@@ -187,6 +187,55 @@ def test_limits_are_measured_alone_and_together():
             "bus_beside_copy_gbps", "context_s", "lock_64MiB_s"} <= set(limits)
 
 
+LIBRARY = "cuda    unusable  cuda can't be used: no driver: libcuda.so.1 was not found"
+HANGING = "cuda    unusable  the driver could not be started: cuInit has not returned in time"
+HIP = "hip     unusable  hip can't be used: the driver sees no device (/dev/kfd does not exist)"
+
+
+@pytest.mark.parametrize(("rows", "error"), [
+    ((LIBRARY, HIP), "NoGpuError: no GPU here"),
+    ((HANGING, HIP), "RuntimeError: cuda unusable the driver could not be started"),
+    (("cuda    unusable  libcuda.so.1 lacks cuInit: the driver is too old", HIP), "RuntimeError"),
+    ((HANGING, "hip     usable    0: AMD"), "found hip:0")])
+def test_drivers_that_fail_are_no_missing_gpu(monkeypatch, rows, error):
+    """Only a driver that is not installed, or sees no device, means that there is no GPU."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    monkeypatch.setattr(gpu_check, "run", lambda *_: "\n".join(("page    usable    -", *rows)))
+    checked = types.SimpleNamespace(device="", command="fastsafetensors")
+    try:
+        gpu_check.Check.find_device(checked)
+        said = f"found {checked.device}"
+    except Exception as caught:
+        said = f"{type(caught).__name__}: {caught}"
+    assert said.startswith(error)
+
+
+def test_a_method_of_ours_that_fails_is_a_failed_step(monkeypatch, tmp_path):
+    """The row names the method and what the command said on its standard output."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    def lose(*_):
+        raise subprocess.CalledProcessError(2, "load", '{"error": "the device is lost"}', "")
+
+    bench = types.SimpleNamespace(ways={}, clock=types.SimpleNamespace(left=lambda: 999.0),
+                                  _ours=lose)
+    bench.scenario = lambda *a: gpu_check.Bench.scenario(bench, *a)
+    report = gpu_check.Report(tmp_path / "out")
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"x")
+    gpu_check.Check.scenario(types.SimpleNamespace(report=report, bench=bench), "t", path, "hot", 1)
+    (step,) = report.document["steps"]
+    assert step["failed"].startswith("RuntimeError: ours: ") and "lost" in step["failed"]
+    assert report.document["scenarios"][0]["rows"] == []
+
+
 @pytest.mark.parametrize(("why", "code", "verdict"), [
     ("NoGpuError: no GPU here", 0, "no GPU here; the suite with stand-ins: 0 failed"),
     ("TimeoutExpired: 150 seconds", 1, "the search for a GPU failed: TimeoutExpired: 150 seconds")])

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failing GPUs through every Python interface: each load ends, with the right error."""
 
+import os
+import subprocess
+
 import pytest
 from fake_gpu import run
 from test_gpu import sample  # noqa: F401
@@ -143,3 +146,12 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert held["large"][7] == 7
 """, sample)
+
+
+def test_a_driver_that_cannot_be_loaded_is_not_called_absent(tmp_path, command):
+    """The loader's own words say what is wrong with the library."""
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library")
+    done = subprocess.run([command, "engines"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("cuda")]
+    assert "can't be loaded" in row and "libcuda.so.1: file too short" in row, row

@@ -72,8 +72,7 @@ static void read_ref(cache_opening *opening) {
     memcpy(&check, text + sizeof CACHE_REF_MAGIC - 1, sizeof check);
     size_t size = strlen(text + begin);
     bool is_valid = check == ref_check(text + begin) && is_version(text + begin);
-    if (size < sizeof opening->known && is_valid)
-        memcpy(opening->known, text + begin, size + 1);
+    if (size < sizeof opening->known && is_valid) memcpy(opening->known, text + begin, size + 1);
 }
 
 /// Stores the URL's version. Without it, the next open sends one more request. Another thread of

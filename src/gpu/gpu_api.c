@@ -144,6 +144,22 @@ static void run_start(void *context) {
     if (start_driver(&one->api)) one->api.status = FST_OK;
 }
 
+/// Why the library was not opened: it is not there, or the loader's own words.
+static void explain_missing(fsti_gpu_api *api, const char *const *names) {
+    for (size_t i = 0; names[i] != NULL; i++) {
+        void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        const char *words = handle == NULL ? dlerror() : NULL;
+        if (handle != NULL) dlclose(handle);
+        bool is_absent = words == NULL || (strstr(words, "No such file") != NULL &&
+                                           strncmp(words, names[i], strlen(names[i])) == 0);
+        if (is_absent) continue;
+        snprintf(api->reason, sizeof api->reason, "the driver can't be loaded: %.200s", words);
+        fsti_text_make_printable(api->reason);
+        return;
+    }
+    snprintf(api->reason, sizeof api->reason, "no driver: %s was not found", api->library);
+}
+
 static void load_driver(driver *one, fst_device_kind kind) {
     static const char *const cuda[] = {"libcuda.so.1", NULL};
     static const char *const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5",
@@ -158,11 +174,12 @@ static void load_driver(driver *one, fst_device_kind kind) {
     snprintf(one->late.reason, sizeof one->late.reason,
              "the driver could not be started: %s has not returned in time. The driver or the "
              "device hangs: see dmesg, and whether %s works",
-             is_cuda ? "cuInit" : "hipInit", is_cuda ? "nvidia-smi" : "rocminfo");
+             is_cuda ? "cuInit or cuDeviceGetCount" : "hipInit or hipGetDeviceCount",
+             is_cuda ? "nvidia-smi" : "rocminfo");
     one->start = (fsti_library_start){.run = run_start, .context = one};
     api->handle = fsti_gpu_open_library(is_cuda ? cuda : hip);
     if (api->handle == NULL)
-        snprintf(api->reason, sizeof api->reason, "no driver: %s was not found", api->library);
+        explain_missing(api, is_cuda ? cuda : hip);
     else
         one->is_loaded = find_symbols(api);
 }

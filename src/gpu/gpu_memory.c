@@ -22,9 +22,6 @@ static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, 
     return FST_E_NO_MEMORY;
 }
 
-/// What is promised of tensors in device memory; drivers promise 256.
-#define DEVICE_ALIGNMENT 16u
-
 fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buffer **out,
                               fst_error *error) {
     uint64_t address = 0;
@@ -35,7 +32,7 @@ fst_status fsti_buffer_device(fsti_device *device, uint64_t size_bytes, fsti_buf
     if (calls.code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
         calls.code = device->api->memory_alloc(&address, size_bytes);
     calls.code = fsti_gpu_made(calls.code, (void *)(uintptr_t)address);
-    if (calls.code == 0 && address % DEVICE_ALIGNMENT != 0) {
+    if (calls.code == 0 && address % GPU_ALIGNMENT != 0) {
         device->api->memory_free(address);
         calls.code = GPU_MISALIGNED;
     }
@@ -67,6 +64,11 @@ static uint64_t system_available(void) {
     return known ? kilobytes * 1024 : UINT64_MAX;
 }
 
+void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory) {
+    if (device->api->host_unregister(memory->data) == 0) fsti_buffer_unref(memory);
+}
+
+/// Pins memory. After an error the memory is released.
 static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,
                                   fst_error *error) {
     uint64_t address = 0;
@@ -75,10 +77,11 @@ static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory
     fsti_gpu_calls calls = {.api = device->api};
     FSTI_GPU_CALL(&calls, host_register, memory->data, memory->size_bytes,
                   GPU_HOST_REGISTER_PORTABLE);
+    if (calls.code != 0) fsti_buffer_unref(memory);
     FST_TRY(fsti_gpu_error(&calls, "pinning memory", error));
     int code = device->api->host_address(&address, memory->data, 0);
     if (code == 0 && address == (uintptr_t)memory->data) return FST_OK;
-    device->api->host_unregister(memory->data);
+    fsti_gpu_unpin(device, memory);
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "the device maps host memory at a different address");
 }
@@ -90,13 +93,13 @@ static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory
 static bool can_share(const fsti_device *device) {
     fsti_buffer *memory;
     if (fsti_buffer_arena(SHARED_TRY_BYTES, &memory, NULL) != FST_OK) return false;
-    bool can = false;
-    if (fsti_device_enter(device, NULL) == FST_OK) {
-        can = register_buffer(device, memory, NULL) == FST_OK;
-        if (can) device->api->host_unregister(memory->data);
-        fsti_device_leave(device);
+    if (fsti_device_enter(device, NULL) != FST_OK) {
+        fsti_buffer_unref(memory);
+        return false;
     }
-    fsti_buffer_unref(memory);
+    bool can = register_buffer(device, memory, NULL) == FST_OK;
+    if (can) fsti_gpu_unpin(device, memory);
+    fsti_device_leave(device);
     return can;
 }
 
@@ -119,19 +122,17 @@ fst_status fsti_buffer_registered(fsti_device *device, uint64_t size_bytes, fsti
     fsti_buffer *memory;
     FST_TRY(fsti_buffer_arena(size_bytes, &memory, error));
     fst_status status = fsti_device_enter(device, error);
-    if (status == FST_OK) {
-        status = register_buffer(device, memory, error);
-        if (status == FST_OK) {
-            status =
-                fsti_buffer_wrap(memory->data, memory->size_bytes, release_registered, out, error);
-            if (status != FST_OK) device->api->host_unregister(memory->data);
-        }
-        fsti_device_leave(device);
-    }
     if (status != FST_OK) {
         fsti_buffer_unref(memory);
         return status;
     }
+    status = register_buffer(device, memory, error);
+    if (status == FST_OK) {
+        status = fsti_buffer_wrap(memory->data, memory->size_bytes, release_registered, out, error);
+        if (status != FST_OK) fsti_gpu_unpin(device, memory);
+    }
+    fsti_device_leave(device);
+    if (status != FST_OK) return status;
     (*out)->device = device;
     (*out)->host_buffer = memory;
     fsti_shared_memory_add(memory->data, memory->size_bytes);

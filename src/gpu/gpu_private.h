@@ -93,7 +93,9 @@ enum {
     GPU_NOT_READY = 600,
 };
 /// No driver's code: a call reported success without the result that it is for.
-enum { GPU_NO_RESULT = -2, GPU_MISALIGNED = -3 };
+enum { GPU_NO_RESULT = -10002, GPU_MISALIGNED = -10003 };
+/// What is promised of memory of a device, and what the kernel needs; drivers promise 256.
+#define GPU_ALIGNMENT 16u
 /// The capture mode that allows everything. Safe, because the library's streams are never captured.
 enum { GPU_CAPTURE_RELAXED = 2 };
 /// The caller's name for the default stream; HIP's handle is 0.
@@ -163,6 +165,10 @@ struct fsti_device {
     char kernels_log[2048];   ///< the compiler's, if it rejected the kernel
     bool shares;              ///< was seen to map pinned memory at the same address
 };
+
+/// Unpins memory and releases it. Memory that the driver does not unpin stays mapped: the driver
+/// would take the next mapping at its address for the pinned pages. The context must be current.
+void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory);
 
 /// Releases device memory, or unpins and releases `beneath`, on another thread. Needs no context.
 void fsti_gpu_release_later(const fsti_device *device, void *data, fsti_buffer *beneath);

@@ -25,14 +25,15 @@ static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
 static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
 static void release_now(const pending_release *one) {
-    if (fsti_device_enter_again(one->device)) {
-        if (one->pinned != NULL)
-            one->device->api->host_unregister(one->data);
-        else
-            one->device->api->memory_free((uint64_t)(uintptr_t)one->data);
-        fsti_device_leave(one->device);
+    if (!fsti_device_enter_again(one->device)) {
+        fsti_buffer_unref(one->pinned);
+        return;
     }
-    fsti_buffer_unref(one->pinned);
+    if (one->pinned != NULL)
+        fsti_gpu_unpin(one->device, one->pinned);
+    else
+        one->device->api->memory_free((uint64_t)(uintptr_t)one->data);
+    fsti_device_leave(one->device);
 }
 
 static void *run_release_queue(void *argument) {

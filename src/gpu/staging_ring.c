@@ -229,6 +229,10 @@ bool fsti_staging_stage(fsti_staging_ring *ring, uint32_t slot_index) {
         if (code == GPU_OUT_OF_MEMORY && fsti_device_wait_released())
             code = api->memory_alloc(staging, SLOT_STRIDE);
         if (code != 0) *staging = 0;
+        if (*staging % GPU_ALIGNMENT != 0) { // the kernel could not use it
+            api->memory_free(*staging);
+            *staging = 0;
+        }
     }
     bool is_ready = *staging != 0;
     pthread_mutex_unlock(&ring->lock);

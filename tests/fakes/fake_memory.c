@@ -85,7 +85,10 @@ FUNCTION(cuMemAlloc_v2, hipMalloc)(uint64_t *address, size_t size) {
         fake_number_add(ALLOCATED_BYTES, (long)size);
     }
     pthread_mutex_unlock(&state.lock);
-    *address = (uintptr_t)memory + (memory == NULL ? 0 : (uintptr_t)fake_number(MISALIGNED));
+    bool is_aligned = fake_number(ALIGNED_FIRST) > 0;
+    if (is_aligned) fake_number_add(ALIGNED_FIRST, -1);
+    *address = (uintptr_t)memory;
+    if (memory != NULL && !is_aligned) *address += (uintptr_t)fake_number(MISALIGNED);
     return fake_error(memory == NULL ? OUT_OF_MEMORY : 0);
 }
 
@@ -98,12 +101,13 @@ static void check_unused(const char *function, const void *begin, size_t size) {
 }
 
 FUNCTION(cuMemFree_v2, hipFree)(uint64_t address) {
-    address -= (uint64_t)fake_number(MISALIGNED);
     END_IN_CONTEXT("cuMemFree");
     fake_number_add(FREE_CALLS, 1);
     pthread_mutex_lock(&state.lock);
     const range *one = find_range((void *)(uintptr_t)address, 1);
-    bool good = one != NULL && one->begin == (char *)(uintptr_t)address && one->device >= 0;
+    uint64_t shift = one == NULL ? 0 : address - (uint64_t)(uintptr_t)one->begin;
+    bool good = one != NULL && one->device >= 0 &&
+                (shift == 0 || shift == (uint64_t)fake_number(MISALIGNED));
     range freed = good ? *one : (range){0};
     pthread_mutex_unlock(&state.lock);
     if (!good) return INVALID_VALUE;
@@ -140,6 +144,10 @@ FUNCTION(cuMemHostRegister_v2, hipHostRegister)(void *address, size_t size, unsi
 
 FUNCTION(cuMemHostUnregister, hipHostUnregister)(void *address) {
     END_IN_CONTEXT("cuMemHostUnregister");
+    if (fake_number(STUCK_PINS) > 0) {
+        fake_number_add(STUCK_PINS, -1);
+        return fake_error(999);
+    }
     pthread_mutex_lock(&state.lock);
     range *one = find_range(address, 1);
     bool good = one != NULL && one->begin == address && one->device == -1;

@@ -28,6 +28,8 @@
     X(NO_BYTES, "no_bytes", 0)                                                                     \
     X(OTHER_ADDRESS, "other_address", 0)                                                           \
     X(MISALIGNED, "misaligned", 0)                                                                 \
+    X(ALIGNED_FIRST, "aligned_first", 0)                                                           \
+    X(STUCK_PINS, "stuck_pins", 0)                                                                 \
     X(BAD_NAME, "bad_name", 0)                                                                     \
     X(CAPTURING, "capturing", 0)                                                                   \
     X(STICKY, "sticky", 0)                                                                         \

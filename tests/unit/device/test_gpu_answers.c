@@ -1,14 +1,16 @@
-#include <unistd.h>
 // SPDX-License-Identifier: Apache-2.0
 /// Drivers that answer wrongly, with fake drivers: success without a result, unknown codes, wrong
 /// numbers, answers that change between calls, a device that is lost in the middle, a device that
 /// stops. A load ends with the right bytes or with an error in words, and nothing leaks.
 #include <fastsafetensors.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/primitives.h"
 #include "check.h"
 #include "fixture.h"
 #include "gpu/gpu.h"
+#include "gpu/gpu_private.h"
 #include "gpu_fixture.h"
 
 enum { DEVICE_COUNT = 12, NOTHING = -77, HANGING = -78, UNKNOWN_CODE = 12345 };
@@ -87,6 +89,50 @@ TEST(misaligned_memory_is_an_error)
         CHECK(is_usable(driver, 0));
         CHECK(gpu_is_clean(driver));
     }
+}
+
+/// The kernel could not read it: the CPU converts instead.
+TEST(staging_memory_that_is_misaligned_is_not_used)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fst_status status;
+        fst_memory_trim();
+        long launches = driver->get("launches");
+        driver->set("aligned_first", 1); // the tensors' memory
+        driver->set("misaligned", 8);
+        CHECK(is_usable(driver, 0));
+        CHECK_INT(driver->get("aligned_first"), 0);
+        CHECK_INT(driver->get("launches"), launches);
+        fst_memory_trim();
+        driver->set("misaligned", 0);
+        (void)load_once(driver, 0, &status);
+        CHECK(status == FST_OK && driver->get("launches") > launches);
+        CHECK(gpu_is_clean(driver));
+    }
+}
+
+/// The driver would take the next mapping at this place for the memory that it keeps pinned.
+TEST(memory_that_stays_pinned_stays_mapped)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fsti_device *device = NULL;
+    fsti_buffer *buffer = NULL;
+    const uint64_t bytes = 1 << 20;
+    CHECK_INT(fsti_device_get((fst_device){driver->kind, 0}, &device, NULL), FST_OK);
+    CHECK_INT(fsti_buffer_registered(device, bytes, &buffer, NULL), FST_OK);
+    char *data = buffer->data;
+    fsti_buffer *memory = buffer->host_buffer;
+    driver->set("stuck_pins", 1);
+    fsti_buffer_unref(buffer);
+    fsti_device_wait_released();
+    CHECK_INT(driver->get("stuck_pins"), 0);
+    CHECK(driver->get("locked_bytes") >= (long)bytes);
+    CHECK_INT(msync(data, bytes, MS_ASYNC), 0); // ENOMEM if it is not mapped
+    CHECK_INT(fsti_device_enter(device, NULL), FST_OK);
+    fsti_gpu_unpin(device, memory); // now it works
+    fsti_device_leave(device);
+    CHECK(gpu_is_clean(driver));
 }
 
 TEST(name_of_a_device_is_text)

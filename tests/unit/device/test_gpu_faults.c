@@ -49,8 +49,9 @@ TEST(every_call_may_fail)
         fst_model *model = gpu_mixed_model();
         CHECK_INT(fst_device_count(driver->kind), 2); // a driver that does not start stays so
         bool ended = false;
-        for (long nth = 1; !ended && nth < 3000;
-             nth += check_share() > 1 ? 1 + nth / 5 : nth < 60 ? 1 : 1 + nth / 20) {
+        for (long nth = 1; !ended && nth < 3000; nth += check_share() > 1 ? 1 + nth / 5
+                                                        : nth < 60        ? 1
+                                                                          : 1 + nth / 20) {
             fst_load_options options = gpu_options_on(driver->kind, 0);
             options.thread_count = 3;
             options.convert = nth % 2 == 0;
