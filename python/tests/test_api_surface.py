@@ -42,8 +42,8 @@ def _described(package, before="pass", folder=None):
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     if folder is not None:
         environment["PYTHONPATH"] = str(folder)
-    done = subprocess.run([sys.executable, "-c", code + f"print(json.dumps(read_surface({package})))"],
-                          capture_output=True, text=True, cwd=ROOT / "build", env=environment)
+    code += f"print(json.dumps(read_surface({package})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "build", env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

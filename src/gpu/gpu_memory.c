@@ -64,10 +64,6 @@ static uint64_t system_available(void) {
     return known ? kilobytes * 1024 : UINT64_MAX;
 }
 
-void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory) {
-    if (device->api->host_unregister(memory->data) == 0) fsti_buffer_unref(memory);
-}
-
 /// Pins memory. After an error the memory is released.
 static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,
                                   fst_error *error) {

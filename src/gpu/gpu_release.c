@@ -24,6 +24,10 @@ static struct {
 static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
 static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
+void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory) {
+    if (device->api->host_unregister(memory->data) == 0) fsti_buffer_unref(memory);
+}
+
 static void release_now(const pending_release *one) {
     if (!fsti_device_enter_again(one->device)) {
         fsti_buffer_unref(one->pinned);
