@@ -43,7 +43,8 @@ def _described(package, before="pass", folder=None):
     if folder is not None:
         environment["PYTHONPATH"] = str(folder)
     code += f"print(json.dumps(read_surface({package})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "build", env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          cwd=ROOT / "build", env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
