@@ -261,8 +261,12 @@ class CheckpointManager:
             begun = running.last_of_thread()
             if begun is None or begun is before or not begun.is_started():
                 self._saving.discard(key)
-            elif not any(thread.handle is begun and thread.ident for thread in self._threads):
-                self._watch(begun, key)
+            else:
+                watching = [thread for thread in self._threads if thread.handle is begun]
+                if watching:
+                    watching[0].start()
+                else:
+                    self._watch(begun, key)
             raise
         return handle
 
@@ -270,7 +274,7 @@ class CheckpointManager:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
         self._handles = [*(one for one in self._handles if not one.done()), handle]
         thread = Watcher(handle, partial(self._note, handle, key), self._follow)
-        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        self._threads = [*(one for one in self._threads if not one.has_ended()), thread]
         thread.start()
 
     def _is_saving(self, step: int) -> bool:
@@ -346,7 +350,7 @@ class CheckpointManager:
 
     def _await_saves(self) -> None:
         for thread in self._threads:
-            thread.ended.wait()
+            thread.wait()
 
     def close(self) -> None:
         """Wait, and give the staging memory back. In a fork's child: nothing."""
@@ -580,7 +584,8 @@ def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:
     manager. The metric is the eval_loss of an evaluation at the same step. Put callbacks that
     request an evaluation before this one: a step is saved without a metric if the request comes
     after its end. With load_best_model_at_end, the last step is saved before the best model is
-    loaded, or not at all if another callback stops the training in its last evaluation.
+    loaded, or not at all if a later callback stops the training at the end of its last epoch or
+    in its last evaluation.
 
     Args:
         manager: where to save; its stage may be "lazy".

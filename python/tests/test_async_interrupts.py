@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from fastsafetensors import _core, training  # noqa: E402
 from fastsafetensors._ranks.publish import SetTarget  # noqa: E402
 from fastsafetensors._ranks.ranks_async import JointSave  # noqa: E402
 from fastsafetensors._saving import save_handles  # noqa: E402
+from fastsafetensors._saving.background import Background  # noqa: E402
 from fastsafetensors._saving.save_handles import ThreadSave, running, was_cancelled  # noqa: E402
 from fastsafetensors.torch import load_file, save_file_async  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
@@ -114,17 +116,38 @@ def test_a_save_that_could_not_start_has_ended(tmp_path: Path) -> None:
 
 def test_a_thread_that_was_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's exit does not wait for a save whose start was interrupted."""
-    def interrupt(_thread: threading.Thread) -> None:
+    def interrupt(_thread: Background) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(threading.Thread, "start", interrupt)
+        patched.setattr(Background, "start", interrupt)
         ThreadSave(lambda: None, "a")
     handle = running.last_of_thread()
     assert handle is not None and not handle.is_started()
     handle._end()
     with running._lock:
         running._handles.discard(handle)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_work_whose_start_was_interrupted_is_done_once(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Whoever waits for it starts it again."""
+    calls = []
+    begin = _thread.start_new_thread
+
+    def interrupt(*arguments: Any) -> None:
+        monkeypatch.setattr(_thread, "start_new_thread", begin)
+        if moment == "after":
+            begin(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_thread, "start_new_thread", interrupt)
+    work = Background(lambda: calls.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        work.start()
+    assert work.wait(60) and work.wait(60) and work.has_ended() and calls == [1]
 
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])

@@ -204,13 +204,16 @@ class Distributed(torch.Tensor):
 
 
 def test_dtensors_are_refused_before_anything_is_loaded(tmp_path: pathlib.Path) -> None:
-    """Also those of a module."""
+    """Also those of a module, of an optimizer, and in dicts and lists."""
     module = torch.nn.Linear(2, 2)
-    module.register_buffer("part", torch.zeros(2).as_subclass(Distributed))
+    part = torch.zeros(2).as_subclass(Distributed)
+    module.register_buffer("part", part)
+    optimizer = torch.optim.SGD([torch.zeros(2)])
+    optimizer.param_groups[0]["params"] = [part]
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"a": torch.ones(2), "b": torch.ones(2)})
         manager.wait()
-        for target in (module, torch.zeros(2).as_subclass(Distributed)):
+        for target in (module, part, optimizer, {"deep": [part]}):
             state = {"a": torch.zeros(2), "b": target}
             with pytest.raises(TypeError, match=r"state\['b'\] has DTensors"):
                 manager.resume(state)

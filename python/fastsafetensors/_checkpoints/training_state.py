@@ -88,6 +88,12 @@ def _loads(target: Any) -> bool:
 def _has_dtensors(target: Any) -> bool:
     if isinstance(target, torch.nn.Module):
         return any(map(is_dtensor, (*target.parameters(), *target.buffers())))
+    if isinstance(target, torch.optim.Optimizer):
+        return any(is_dtensor(one) for group in target.param_groups for one in group["params"])
+    if isinstance(target, Mapping):
+        return any(map(_has_dtensors, target.values()))
+    if isinstance(target, (list, tuple)):
+        return any(map(_has_dtensors, target))
     return is_dtensor(target)
 
 

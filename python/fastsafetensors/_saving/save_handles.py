@@ -22,6 +22,7 @@ from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
 from .._base.representation import shown_as, with_plain_hints
 from .._core import log_drain
+from .background import Background, wait_at_exit
 
 _STAGES = ("copy", "lazy", "none")
 _OVERLAPS = ("order", "supersede")
@@ -373,9 +374,7 @@ class ThreadSave(SaveHandle):
         self._name, self._pid = name, os.getpid()
         self.result: Any = None
         self._work = work
-        # Unlike join(), which returns at once after an earlier one was ended by Ctrl-C.
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fastsafetensors save")
+        self._thread = Background(self._run)
         running.add(self)
         self._thread.start()
 
@@ -386,13 +385,12 @@ class ThreadSave(SaveHandle):
             self._error = error
         finally:
             del self._work  # and the copies with it
-            self._has_ended.set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the files are in place."""
         seconds = check_timeout(timeout)
         self._check_process()
-        if not self._has_ended.wait(
+        if not self._thread.wait(
                 None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
             raise TimeoutError(f"{self._name}: the save is not done yet")
         self._is_told = True
@@ -402,12 +400,11 @@ class ThreadSave(SaveHandle):
     def done(self) -> bool:
         """Whether the save has ended."""
         self._check_process()
-        return self._has_ended.is_set()
+        return self._thread.has_ended()
 
     def is_started(self) -> bool:
-        """Whether there is a thread."""
-        # The new thread sets its number itself; until then it is in the list of all.
-        return self._thread.ident is not None or self._thread in threading.enumerate()
+        """Whether a thread does the work: Ctrl-C may end the call before."""
+        return self._thread.was_started
 
     def _check_process(self) -> None:
         # In a fork's child the thread looks as if it had ended.
@@ -428,7 +425,7 @@ class ThreadSave(SaveHandle):
     def _end(self) -> None:
         """Wait for the end; an error that wait() has not raised is logged."""
         if self.is_started():
-            self._has_ended.wait()
+            self._thread.wait()
         self.__del__()
 
     def __del__(self) -> None:
@@ -515,6 +512,7 @@ def _forget_parent() -> None:
 
 
 atexit.register(running.end)
+atexit.register(wait_at_exit)  # is called first
 os.register_at_fork(after_in_child=_forget_parent)
 
 

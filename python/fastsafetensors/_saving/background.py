@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work on threads that Ctrl-C cannot leave half started."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from collections.abc import Callable
+
+
+class Background:
+    """Work that is done once, on another thread.
+
+    threading.Thread.start() waits for the new thread. An exception of a signal handler in that wait
+    may leave a lock held, and then the thread, and the interpreter's exit, wait for ever. start()
+    of this class does not wait, and may be called again after such an exception.
+    """
+
+    def __init__(self, work: Callable[[], object], at_exit: str = "wait") -> None:
+        """Keep the work. at_exit: "wait" or "cancel": whether the interpreter's exit waits."""
+        self._work, self._at_exit = work, at_exit
+        self._once = threading.Lock()
+        self._ended = threading.Event()
+        self.was_started = False
+        self._has_begun = False
+
+    def start(self) -> None:
+        """Have the work done, unless a thread does it already."""
+        self.was_started = True
+        if self._has_begun:
+            return
+        if self._at_exit == "wait":
+            _awaited.add(self)
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:  # no more threads
+            self._run()
+
+    def _run(self) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        self._has_begun = True
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+            _awaited.discard(self)
+
+    def has_ended(self) -> bool:
+        """Whether the work is done."""
+        return self._ended.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the work is done. Returns whether it is; False after the time."""
+        self.start()
+        return self._ended.wait(seconds)
+
+
+_awaited: set[Background] = set()
+
+
+def wait_at_exit() -> None:
+    """Wait for all work that the interpreter's exit waits for."""
+    for one in list(_awaited):
+        one.wait()
+
+
+os.register_at_fork(after_in_child=_awaited.clear)
