@@ -36,10 +36,11 @@ from ._base.options import (
 from ._base.paths import fixed_location
 from ._base.representation import with_plain_hints
 from ._deltas.delta_manifest import (
+    finish_pulled,
     finish_waiting,
-    published_manifest,
     remembered_manifest,
     remove_unused,
+    split_at_manifest,
 )
 from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors, state_like
 from ._deltas.delta_patches import Patch, PatchMaker, make_ahead
@@ -136,7 +137,8 @@ class Delta:
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
         call = (self._delta, _encode("checkpoint", checkpoint), flags,
                 check_count("threads", threads), version)
-        finish_waiting(checkpoint, durable)
+        assumed = self.base_version if version is None else version
+        finish_waiting(checkpoint, durable, assumed)
         try:
             stats = _core.delta_apply(*call)
         except _core.error_class() as error:
@@ -393,7 +395,8 @@ def apply(
     copied. Links are replaced.
     manifest: of the new version, as write_manifest() makes it. After the update all files are
     compared with it, also the tensors that no delta changed, and it becomes the folder's manifest.
-    Until then no other version is applied.
+    Until then no other version is applied. An invalid one is refused before anything changes. One
+    that is given again for the version that the folder has is compared instead of the earlier one.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
     first, 2 where it was rolled back.
@@ -409,7 +412,6 @@ def apply(
     if manifest is not None:
         check_no_empty_path("manifest", manifest)
     delta = Delta(*folders)
-    finish_waiting(checkpoint, durable)
     with contextlib.ExitStack() as stack:
         if manifest is not None:
             stack.enter_context(
@@ -504,7 +506,9 @@ def pull(
 ) -> dict[str, Any] | None:
     """Apply all versions in `source` that follow the checkpoint's own; see pending() and apply().
 
-    A version's folder may hold a model.manifest, which is used like apply()'s.
+    A version's folder may hold a model.manifest, which is used like apply()'s: the versions up to
+    it are applied, the files compared, and then the later versions are applied. A manifest that is
+    replaced in `source` after it was found to be wrong is compared instead of the old one.
 
     until: the last version to apply, by which engines that must have the same one agree;
     SafetensorError where it does not follow.
@@ -534,17 +538,17 @@ def pull(
                 stats = recover(checkpoint, durable=durable, threads=threads)
                 finished = stats if stats["recovered"] else finished
                 continue
-            finish_waiting(checkpoint, durable)
+            finish_pulled(checkpoint, source, durable)
             if (chain := _following(checkpoint, source, last)) is None:
                 continue
             if not chain:
                 _remove_old_files(checkpoint)
                 return finished
             # In parts, because an opened delta holds a descriptor for each shard.
-            part = chain[:_PULL_VERSIONS]
+            part, manifest = split_at_manifest(chain[:_PULL_VERSIONS])
             finished = apply(checkpoint, *part, durable=durable, threads=threads,
-                             manifest=published_manifest(part))
-            if len(chain) <= _PULL_VERSIONS:
+                             manifest=manifest)
+            if len(part) == len(chain):
                 return finished
         except TimeoutError:
             if time.monotonic() >= end:

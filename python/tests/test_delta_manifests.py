@@ -2,6 +2,7 @@
 """Manifests that wait for the end of an update: no process drops that of another one, and no
 later version is applied before the files were compared with it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 from delta_folders import expect, make_states, read_checkpoint, same, write_chain
-from delta_folders import write_checkpoint
+from delta_folders import write_checkpoint, write_delta
 from test_delta_hostile_folders import damage, fresh, source  # noqa: F401 - fixtures
 from test_delta_recovery_and_folders import kill_while_applying
 
@@ -207,6 +208,175 @@ def test_the_library_applies_no_later_version(
     second.verify(fresh)
     deltas.recover(fresh)
     assert apply()["tensors"] == 3
+
+
+def test_a_folder_without_a_note_keeps_its_manifest(
+    fresh, version, manifest, tmp_path, states,  # noqa: F811
+):
+    """The version is taken to be the next delta's base, by Python and by the library."""
+    kill_before_the_comparison(fresh, version, manifest)
+    (fresh / ".weight_sync/state.json").unlink()
+    second = deltas.Delta(write_chain(tmp_path / "all", states)[1])
+    deltas.recover(fresh)
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only/second").symlink_to(tmp_path / "all/weight_v000002")
+    damage(fresh)
+    expect("DigestMismatch", lambda: second.apply(fresh))
+    expect("DigestMismatch", lambda: deltas.pull(fresh, tmp_path / "only"))
+    damage(fresh)  # the same bit again
+    expect("VersionMismatch", lambda: deltas._core.delta_apply(
+        second._delta, os.fsencode(fresh), 0, 0, None))
+    assert second.apply(fresh)["tensors"] == 3
+    assert installed(fresh, manifest) and not waiting(fresh)
+
+
+def test_a_version_of_another_spelling_is_compared(
+    fresh, version, manifest, tmp_path, states,  # noqa: F811
+):
+    """1 is 000001."""
+    write_manifest(fresh, manifest)  # wrong
+    short = write_delta(tmp_path / "short", states[0], states[1], "1", "0")
+    kill_while_applying(fresh, short)
+    for _ in range(2):
+        expect("DigestMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
+    assert deltas.version_of(fresh).version == "1"
+    second = deltas.Delta(write_chain(tmp_path / "all", states)[1])
+    expect("VersionMismatch", lambda: deltas._core.delta_apply(
+        second._delta, os.fsencode(fresh), 0, 0, None))
+
+
+def test_other_kinds_of_files_are_no_manifests(
+    fresh, version, tmp_path, states,  # noqa: F811
+):
+    deltas.apply(fresh, version)
+    start = str(fresh / ".weight_sync" / delta_manifest._name_start("000001"))
+    os.symlink("/nowhere", start + "link")
+    os.mkdir(start + "folder")
+    assert deltas.apply(fresh, write_chain(tmp_path / "all", states)[1])["tensors"] == 3
+
+
+# ---- wrong manifests ----
+
+@pytest.mark.parametrize("call", ["apply", "pull"])
+@pytest.mark.parametrize("size", [30, -50, -1])
+def test_an_invalid_manifest_changes_nothing(
+    call, size, fresh, source, version, manifest, states,  # noqa: F811
+):
+    good = manifest.read_bytes()
+    manifest.write_bytes(good[:size])
+
+    def update():
+        if call == "pull":
+            return deltas.pull(fresh, source)
+        return deltas.apply(fresh, version, manifest=manifest)
+
+    assert str(manifest) in expect("InvalidManifest", update)
+    assert same(read_checkpoint(fresh), states[0])
+    assert deltas.version_of(fresh) == (None, False)
+    assert os.listdir(fresh / ".weight_sync") == []
+    manifest.write_bytes(good)
+    assert update()["tensors"] == 3 and installed(fresh, manifest)
+
+
+@pytest.mark.parametrize("call", ["apply", "pull"])
+@pytest.mark.parametrize("is_invalid", [True, False])
+def test_a_repaired_manifest_is_compared(
+    call, is_invalid, fresh, source, version, manifest,  # noqa: F811
+):
+    good = manifest.read_bytes()
+    write_manifest(fresh, manifest)  # of the version before
+    expect("DigestMismatch", lambda: deltas.pull(fresh, source))
+    tag = "DigestMismatch"
+    if is_invalid:  # damaged while it waited
+        waiting(fresh)[0].write_bytes(good[:-1])
+        tag = "InvalidManifest"
+    for wrong in range(2):
+        message = expect(tag, lambda: deltas.recover(fresh))
+        assert f"give the right one to apply() or pull(), or delete {waiting(fresh)[0]}" in message
+        if not wrong:  # as long as it is not repaired, it waits
+            expect("DigestMismatch", lambda: deltas.pull(fresh, source))
+            tag = "DigestMismatch"
+    manifest.write_bytes(good)
+    if call == "pull":
+        assert deltas.pull(fresh, source) is None
+    else:
+        assert "applied already" in expect(
+            "VersionMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
+    assert installed(fresh, manifest) and not waiting(fresh)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_pull_compares_the_manifest_of_each_version(is_right, tmp_path, local, states):
+    (tmp_path / "source").mkdir()
+    chain = write_chain(tmp_path / "source", make_states(4))
+    write_checkpoint(tmp_path / "second", make_states(4)[2 if is_right else 1])
+    write_manifest(tmp_path / "second", manifest := chain[1] / "model.manifest")
+    if is_right:
+        deltas.pull(local, tmp_path / "source")
+        assert installed(local, manifest)
+    else:
+        expect("DigestMismatch", lambda: deltas.pull(local, tmp_path / "source"))
+    assert deltas.version_of(local).version == ("000003" if is_right else "000002")
+
+
+# ---- folders that cannot be written or read ----
+
+def test_a_manifest_that_cannot_be_installed_blocks_nothing(
+    fresh, version, manifest, tmp_path, states, monkeypatch,  # noqa: F811
+):
+    def fail(*_):
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr(os, "replace", fail)
+    deltas.apply(fresh, version, manifest=manifest)
+    assert not waiting(fresh) and not installed(fresh, manifest)
+    assert deltas.apply(fresh, write_chain(tmp_path / "all", states)[1])["tensors"] == 3
+
+
+def test_files_that_cannot_be_read_are_an_error(
+    fresh, version, manifest, monkeypatch,  # noqa: F811
+):
+    kill_before_the_comparison(fresh, version, manifest)
+    for name in "check_manifest", "_read":
+        def fail(*_):
+            raise PermissionError(errno.EACCES, "denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(delta_manifest, name, fail)
+            with pytest.raises(PermissionError), deltas.reading(fresh):
+                pass
+    assert waiting(fresh)
+
+
+def test_new_files_of_dead_processes_are_removed(fresh, version):  # noqa: F811
+    folder = fresh / ".weight_sync"
+    folder.mkdir()
+    names = "new-manifest-dead", "new-manifest-live"
+    for name in names:
+        (folder / name).touch()
+    with open(folder / names[1]) as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        deltas.apply(fresh, version)
+        assert list(folder.glob("new-*")) == [folder / names[1]]
+    deltas.recover(fresh)
+    assert not list(folder.glob("new-*"))
+
+
+def test_a_new_file_that_was_taken_for_an_old_one_is_made_again(
+    fresh, version, manifest, monkeypatch,  # noqa: F811
+):
+    """Another process may lock and remove it before its own process has locked it."""
+    real, removed = fcntl.flock, []
+
+    def flock(*arguments):
+        if not removed:
+            removed.extend((fresh / ".weight_sync").glob("new-*"))
+            removed[0].unlink()
+        real(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    deltas.apply(fresh, version, manifest=manifest)
+    assert removed and installed(fresh, manifest)
 
 
 # ---- what goes with it ----

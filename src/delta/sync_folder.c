@@ -269,6 +269,7 @@ bool fsti_sync_may_exist(const char *path) {
 
 /// The FNV-1a hash of a version, as _deltas/delta_manifest.py computes it.
 static uint64_t hash_version(const char *version) {
+    version = fsti_version_plain(version);
     uint64_t hash = 0xcbf29ce484222325u;
     for (; *version != '\0'; version++) hash = (hash ^ (unsigned char)*version) * 0x100000001b3u;
     return hash;
@@ -281,14 +282,18 @@ fst_status fsti_sync_check_manifest(const sync_folder *sync, const char *version
     snprintf(start, sizeof start, "manifest-%016" PRIx64 "-", hash_version(version));
     DIR *folder = opendir(sync->folder);
     if (folder == NULL) return fsti_error_errno(error, errno, sync->folder, "reading the folder");
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
-        is_waiting = is_waiting || strncmp(entry->d_name, start, strlen(start)) == 0;
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        struct stat info = {0};
+        if (strncmp(entry->d_name, start, strlen(start)) == 0 &&
+            fstatat(dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0)
+            is_waiting = is_waiting || S_ISREG(info.st_mode);
+    }
     closedir(folder);
     if (!is_waiting) return FST_OK;
     fsti_error_location place = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_VERSION, place,
                           "the files were not compared with the manifest of version %s yet, so no "
-                          "other version is applied. Python's deltas.recover() compares them; or "
+                          "other version is applied. Python's deltas.apply() compares them; or "
                           "delete .weight_sync/%s*",
                           version, start);
 }

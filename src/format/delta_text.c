@@ -164,17 +164,20 @@ fst_status fsti_delta_text_parse(char *bytes, size_t byte_count, const char *pat
     return status;
 }
 
-static const char *strip_zeros(const char *text) {
-    while (text[0] == '0' && text[1] != '\0') text++;
-    return text;
+static bool is_decimal(const char *text) {
+    return *text != '\0' && text[strspn(text, "0123456789")] == '\0';
+}
+
+const char *fsti_version_plain(const char *version) {
+    if (!is_decimal(version)) return version;
+    while (version[0] == '0' && version[1] != '\0') version++;
+    return version;
 }
 
 fsti_version_order fsti_version_compare(const char *a, const char *b) {
     if (strcmp(a, b) == 0) return FSTI_VERSION_SAME;
-    if (*a == '\0' || *b == '\0' || a[strspn(a, "0123456789")] != '\0' ||
-        b[strspn(b, "0123456789")] != '\0')
-        return FSTI_VERSION_OTHER;
-    const char *x = strip_zeros(a), *y = strip_zeros(b);
+    if (!is_decimal(a) || !is_decimal(b)) return FSTI_VERSION_OTHER;
+    const char *x = fsti_version_plain(a), *y = fsti_version_plain(b);
     size_t x_size = strlen(x), y_size = strlen(y);
     if (x_size != y_size) return x_size < y_size ? FSTI_VERSION_OLDER : FSTI_VERSION_NEWER;
     int order = strcmp(x, y);

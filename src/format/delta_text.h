@@ -23,6 +23,9 @@ fst_status fsti_delta_text_parse(char *bytes, size_t byte_count, const char *pat
                                  fsti_delta_text *out, fst_error *error);
 void fsti_delta_text_clear(fsti_delta_text *text);
 
+/// The version without the leading zeros of a decimal one, so that equal versions have equal text.
+/// Points into `version`.
+const char *fsti_version_plain(const char *version);
 /// Compares two version names: decimal ones as numbers, others only for equality.
 typedef enum fsti_version_order {
     FSTI_VERSION_SAME,

@@ -14,28 +14,38 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .. import _core
 from .._base.argument_types import Path
+from .._base.command import ask_command, raise_error
 from .._base.errors import refuse
 from .._verify.manifests import check_manifest
+from .delta_source import find_version, plain_version
 
 _NAME = "model.manifest"
 # How the names of waiting manifests begin, and those of files that become one.
 _WAITING, _NEW = "manifest-", "new-manifest-"
 
 
-def published_manifest(folders: Sequence[Path]) -> Path | None:
-    """Return the manifest that the last version's folder has, if any."""
-    path = os.path.join(os.fsdecode(folders[-1]), _NAME)
+def _published(folder: Path) -> str | None:
+    """Return the manifest that a version's folder has, if any."""
+    path = os.path.join(os.fsdecode(folder), _NAME)
     return path if os.path.isfile(path) else None
+
+
+def split_at_manifest(folders: Sequence[str]) -> tuple[Sequence[str], str | None]:
+    """Return the versions up to the first one that has a manifest, and this manifest."""
+    for count, folder in enumerate(folders, 1):
+        if (manifest := _published(folder)) is not None:
+            return folders[:count], manifest
+    return folders, None
 
 
 def _name_start(version: str) -> str:
     """How the names of a version's waiting manifests begin; sync_folder.c computes it, too."""
     value = 0xCBF29CE484222325  # FNV-1a
-    for byte in version.encode("utf-8", "surrogateescape"):
+    for byte in plain_version(version).encode("utf-8", "surrogateescape"):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return f"{_WAITING}{value:016x}-"
 
@@ -53,6 +63,11 @@ def _waiting(checkpoint: Path, start: str) -> list[str]:
     return found
 
 
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def _sync(path: str) -> None:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -67,44 +82,88 @@ def remembered_manifest(
 ) -> Iterator[None]:
     """Keep the manifest of the version that an update will lead to.
 
-    Each update has its own file, and deletes only that one: after an error, if the update is known
-    not to have been made. The file is locked meanwhile, so that others do not take it for that of
-    a process that was killed.
+    Each update has its own file, and deletes it after an error if the update is known not to have
+    been made. The file is locked meanwhile, so that others do not take it for that of a process
+    that was killed. It takes the place of unlocked manifests of the same version.
+
+    Raises:
+        SafetensorError: `tag` "InvalidManifest", before anything changes.
     """
     folder = os.path.join(os.fsdecode(checkpoint), ".weight_sync")
     if os.path.islink(folder):
         yield  # the update refuses it
         return
-    with open(manifest, "rb") as file:
-        content = file.read()
-    if not content.startswith(b"fastsafetensors-manifest "):
-        refuse(f"{os.fsdecode(manifest)}: not a manifest", "InvalidManifest")
+    content = _read(manifest)
     before, _ = _core.delta_version(os.fsencode(checkpoint))
     os.makedirs(folder, exist_ok=True)
-    number, temporary = tempfile.mkstemp(dir=folder, prefix=_NEW)
+    number, temporary = _new_file(folder)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
-        target = _place(number, temporary, content, version, durable)
+        target = _place((number, temporary), (manifest, content), version, durable)
+        others = [path for path in _waiting(checkpoint, _name_start(version)) if path != target]
+        is_replaced = any([_remove_unlocked(path) for path in others])
+        is_needed = is_replaced and plain_version(before) == plain_version(version)
         try:
             yield
         except Exception:
-            if not _may_be_made(checkpoint, version, before):
+            if not is_needed and not _may_be_made(checkpoint, version, before):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(target)
             raise
     finally:
-        # A forked child has the descriptor, too: closing alone would leave the lock to it.
-        fcntl.flock(number, fcntl.LOCK_UN)
-        os.close(number)
+        _unlock(number)
 
 
-def _place(number: int, temporary: str, content: bytes, version: str, durable: bool) -> str:
-    """Write a new file and give it the name of a waiting manifest. Returns its path."""
+def _new_file(folder: str) -> tuple[int, str]:
+    """Make and lock a file that will be a waiting manifest. Returns its descriptor and path."""
+    while True:
+        number, temporary = tempfile.mkstemp(dir=folder, prefix=_NEW)
+        fcntl.flock(number, fcntl.LOCK_EX)
+        if os.fstat(number).st_nlink > 0:
+            return number, temporary
+        os.close(number)  # another process took it for one that a killed process left
+
+
+def _unlock(number: int) -> None:
+    # A forked child has the descriptor, too: closing alone would leave the lock to it.
+    fcntl.flock(number, fcntl.LOCK_UN)
+    os.close(number)
+
+
+def _remove_unlocked(path: str, may_remove: Callable[[], bool] = lambda: True) -> bool:
+    """Delete a file that no process has locked, if `may_remove` still says so then."""
+    with contextlib.suppress(OSError):
+        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if may_remove():
+                os.unlink(path)
+                return True
+        finally:
+            _unlock(number)
+    return False
+
+
+def _check_text(path: str, given: Path) -> None:
+    """Refuse a file that is no complete manifest. No file of the checkpoint is read."""
+    answer = ask_command("verify", "--json", "--no-progress", b"--manifest=" + os.fsencode(path),
+                         "--", os.fsencode(os.path.dirname(path)), good=(0, 1, 2))
+    if "error" in answer:
+        error = answer["error"]
+        text = error.get("message", "").replace(path, os.fsdecode(given))
+        raise_error({**error, "message": text, "file": os.fsdecode(given)})
+
+
+def _place(
+    new: tuple[int, str], manifest: tuple[Path, bytes], version: str, durable: bool
+) -> str:
+    """Write and check a new file, and give it the name of a waiting manifest. Returns its path."""
+    number, temporary = new
     folder, name = os.path.split(temporary)
     target = os.path.join(folder, _name_start(version) + name[len(_NEW):])
     try:
-        with open(number, "wb", closefd=False) as new:
-            new.write(content)
+        with open(number, "wb", closefd=False) as file:
+            file.write(manifest[1])
+        _check_text(temporary, manifest[0])
         os.fchmod(number, 0o644)
         if durable:
             os.fsync(number)
@@ -123,16 +182,19 @@ def _may_be_made(checkpoint: Path, version: str, before: str) -> bool:
         now, interrupted = _core.delta_version(os.fsencode(checkpoint))
     except Exception:
         return True
-    return interrupted or (now == version and before != version)
+    plain = plain_version(version)
+    return interrupted or (plain_version(now) == plain and plain_version(before) != plain)
 
 
-def finish_waiting(checkpoint: Path, durable: bool) -> bool:
+def finish_waiting(checkpoint: Path, durable: bool, assumed: str = "") -> bool:
     """Compare the files with their version's manifest, if an update has left that to be done.
+
+    assumed: the version of a folder without a note.
 
     Returns whether there was such a manifest.
     """
     note = _core.delta_version(os.fsencode(checkpoint))
-    version, interrupted = note
+    version, interrupted = note[0] or assumed, note[1]
     if interrupted or not version or not _waiting(checkpoint, _name_start(version)):
         return False
     try:
@@ -143,57 +205,101 @@ def finish_waiting(checkpoint: Path, durable: bool) -> bool:
     return True
 
 
+def finish_pulled(checkpoint: Path, source: Path, durable: bool) -> None:
+    """Compare the files with a waiting manifest, or with a newer one of its version in source."""
+    version, interrupted = _core.delta_version(os.fsencode(checkpoint))
+    with contextlib.ExitStack() as stack:
+        if not interrupted and (manifest := _repaired(checkpoint, source, version)) is not None:
+            stack.enter_context(remembered_manifest(checkpoint, manifest, version, durable))
+        finish_waiting(checkpoint, durable)
+
+
+def _repaired(checkpoint: Path, source: Path, version: str) -> str | None:
+    """Return the manifest of a version in `source`, if only others of that version are waiting."""
+    waiting = _waiting(checkpoint, _name_start(version)) if version else []
+    folder = find_version(source, version) if waiting else None
+    manifest = None if folder is None else _published(folder)
+    if manifest is None:
+        return None
+    content, waits = _read(manifest), False
+    for path in waiting:
+        with contextlib.suppress(FileNotFoundError):  # another process has finished it
+            waits = waits or _read(path) == content
+    return None if waits else manifest
+
+
 def finish_manifest(checkpoint: Path, version: str, durable: bool) -> None:
     """Compare all files with the version's waiting manifests, and make them the checkpoint's own.
 
     Raises:
         SafetensorError: `tag` "DigestMismatch" for files with other bytes. It is raised again by
             the next call.
+        OSError: a file cannot be read.
     """
     compared: set[bytes] = set()
     for waiting in _waiting(checkpoint, _name_start(version)):
         try:
-            with open(waiting, "rb") as file:
-                content = file.read()
-            if content in compared:  # several processes had the same update to do
+            content = _read(waiting)
+            if content not in compared:  # several processes had the same update to do
+                _compare(checkpoint, waiting)
+                compared.add(content)
+                _install(waiting, os.path.join(os.fsdecode(checkpoint), _NAME))
+            else:
                 os.unlink(waiting)
-                continue
-            _compare(checkpoint, waiting)
-            os.replace(waiting, os.path.join(os.fsdecode(checkpoint), _NAME))  # on a link itself
-            compared.add(content)
         except FileNotFoundError:
             if os.path.lexists(waiting):
                 raise
             # Another process was faster.
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                return  # the files are right, and another process may install it
-            raise
     if durable and compared:
         _sync(os.fsdecode(checkpoint))
 
 
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _install(waiting: str, target: str) -> None:
+    """Make a manifest the checkpoint's own. Where that is not allowed, it only waits no longer."""
+    try:
+        os.replace(waiting, target)  # a link itself
+        return
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+    try:
+        os.unlink(waiting)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:  # else the files are compared again
+            raise
+
+
 def _compare(checkpoint: Path, manifest: str) -> None:
-    problems = check_manifest(checkpoint, manifest)
+    advice = ("if the manifest is wrong, give the right one to apply() or pull(), or delete "
+              f"{manifest}")
+    try:
+        problems = check_manifest(checkpoint, manifest)
+    except _core.error_class() as error:
+        if error.tag != "InvalidManifest":
+            raise
+        refuse(f"{error}; {advice}", "InvalidManifest", manifest)
     if problems:
         refuse(f"{os.fsdecode(checkpoint)}: the updated checkpoint differs from the manifest of "
                f"its version: {problems[0]}. Tensors that no delta changed differ: copy the "
-               "checkpoint again", "DigestMismatch")
+               f"checkpoint again; or {advice}", "DigestMismatch")
 
 
 def remove_unused(checkpoint: Path) -> None:
-    """Delete manifests of other versions whose processes were killed before the update began."""
+    """Delete manifests of other versions whose processes were killed before the update began.
+
+    Without a note each of them may be that of the folder's version.
+    """
+    for path in _waiting(checkpoint, _NEW):
+        _remove_unlocked(path)
     note = _core.delta_version(os.fsencode(checkpoint))
-    own = _name_start(note[0])
-    for path in _waiting(checkpoint, _WAITING):
-        if os.path.basename(path).startswith(own):
-            continue
-        with contextlib.suppress(OSError):
-            number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Only now: its process may just have been killed while it changed files.
-                if not note[1] and _core.delta_version(os.fsencode(checkpoint)) == note:
-                    os.unlink(path)
-            finally:
-                os.close(number)
+
+    def is_unchanged() -> bool:
+        # Only with the lock: its process may just have been killed while it changed files.
+        return not note[1] and _core.delta_version(os.fsencode(checkpoint)) == note
+
+    for path in _waiting(checkpoint, _WAITING) if note[0] else []:
+        if not os.path.basename(path).startswith(_name_start(note[0])):
+            _remove_unlocked(path, is_unchanged)

@@ -55,6 +55,13 @@ def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
+def find_version(source: Path, version: str) -> str | None:
+    """Return the folder of a version."""
+    wanted = plain_version(version)
+    return next((folder for made, folder in _read_versions(source).values() if made == wanted),
+                None)
+
+
 def _follows(current: str, version: str) -> bool:
     """Whether both are decimal and the second one is larger."""
     if not (current.isdigit() and version.isdigit()):
