@@ -200,8 +200,9 @@ class Delta:
         framework: "torch" or "numpy" (which has no BF16 and FP8: bytes or uint16 stand for them).
         indices: "int32" or "int64"; a tensor with 2^31 elements or more has int64.
         dense: whole tensors instead of changed elements, such as SGLang's loader takes.
-        nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype, becomes
-            dense: vLLM marks unchanged elements by NaN.
+        nan_is_dense: a tensor with a NaN among the new values, or without a floating dtype of 16
+            bits or more, becomes dense: vLLM marks unchanged elements by NaN, and refuses sparse
+            FP8 values on the CPU.
         """
         check_no_empty_path("checkpoint", checkpoint)
         check_switches(dense=dense, nan_is_dense=nan_is_dense)
