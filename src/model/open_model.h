@@ -26,6 +26,7 @@ typedef struct model_verification {
     fsti_manifest manifest;
     file_digests *expected;
     uint64_t device, inode;          ///< of the file `path` before it was read; 0: of a URL
+    struct timespec changed;         ///< of the same file: another one may get its inode
     struct model_verification *next; ///< for a model of several paths: the entries of earlier paths
 } model_verification;
 

@@ -205,6 +205,7 @@ static fst_status read_manifest(model_verification *verification, const model_re
     if (!fsti_location_is_url(verification->source) && stat(verification->source, &info) == 0) {
         verification->device = (uint64_t)info.st_dev;
         verification->inode = (uint64_t)info.st_ino;
+        verification->changed = info.st_ctim;
     }
     FST_TRY(fsti_model_read_text(verification->source, &bytes, &byte_count, error));
     fst_status status = request->signature == NULL
@@ -220,13 +221,18 @@ static fst_status read_manifest(model_verification *verification, const model_re
     return status;
 }
 
-bool fsti_verification_same(const model_verification *verification) {
+static bool is_same_file(const model_verification *verification) {
     struct stat info;
+    return stat(verification->source, &info) == 0 &&
+           (uint64_t)info.st_dev == verification->device &&
+           (uint64_t)info.st_ino == verification->inode &&
+           info.st_ctim.tv_sec == verification->changed.tv_sec &&
+           info.st_ctim.tv_nsec == verification->changed.tv_nsec;
+}
+
+bool fsti_verification_same(const model_verification *verification) {
     for (; verification != NULL; verification = verification->next)
-        if (verification->inode != 0 && (stat(verification->source, &info) != 0 ||
-                                         (uint64_t)info.st_dev != verification->device ||
-                                         (uint64_t)info.st_ino != verification->inode))
-            return false;
+        if (verification->inode != 0 && !is_same_file(verification)) return false;
     return true;
 }
 
