@@ -281,11 +281,12 @@ fst_status fsti_sync_check_manifest(const sync_folder *sync, const char *version
     bool is_waiting = false;
     snprintf(start, sizeof start, "manifest-%016" PRIx64 "-", hash_version(version));
     DIR *folder = opendir(sync->folder);
-    if (folder == NULL) return fsti_error_errno(error, errno, sync->folder, "reading the folder");
+    int fd = folder == NULL ? -1 : dirfd(folder);
+    if (fd < 0) return fsti_error_errno(error, errno, sync->folder, "reading the folder");
     for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         struct stat info = {0};
         if (strncmp(entry->d_name, start, strlen(start)) == 0 &&
-            fstatat(dirfd(folder), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0)
+            fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0)
             is_waiting = is_waiting || S_ISREG(info.st_mode);
     }
     closedir(folder);
