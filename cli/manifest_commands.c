@@ -90,7 +90,9 @@ typedef struct check_answer {
 
 static int finish_answer(const check_answer *answer) {
     bool good = answer->status == FST_OK;
-    bool is_listed = good || answer->differences->count > 0;
+    // Differences from a manifest that a save has replaced meanwhile say nothing about the files.
+    bool is_listed =
+        good || (answer->differences->count > 0 && answer->status != FST_E_FILE_CHANGED);
     if (good && answer->quiet) return EXIT_OK;
     if (cli_wants_json()) {
         if (answer->differences->count == 0) begin_answer(answer->differences->path);
