@@ -150,8 +150,10 @@ static void explain_missing(fsti_gpu_api *api, const char *const *names) {
         void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
         const char *words = handle == NULL ? dlerror() : NULL;
         if (handle != NULL) dlclose(handle);
-        bool is_absent = words == NULL || (strstr(words, "No such file") != NULL &&
-                                           strncmp(words, names[i], strlen(names[i])) == 0);
+        size_t size = strlen(names[i]);
+        bool is_absent =
+            words == NULL || (strstr(words, "No such file") != NULL &&
+                              strncmp(words, names[i], size) == 0 && words[size] == ':');
         if (is_absent) continue;
         snprintf(api->reason, sizeof api->reason, "the driver can't be loaded: %.200s", words);
         fsti_text_make_printable(api->reason);
