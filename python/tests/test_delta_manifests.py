@@ -293,7 +293,7 @@ def test_a_repaired_manifest_is_compared(
     for wrong in range(2):
         message = expect(tag, lambda: deltas.recover(fresh))
         assert f"give the right one to apply() or pull(), or delete {waiting(fresh)[0]}" in message
-        if not wrong:  # as long as it is not repaired, it waits
+        if not wrong:  # the old manifest stays until pull() finds the repaired one
             expect("DigestMismatch", lambda: deltas.pull(fresh, source))
             tag = "DigestMismatch"
     manifest.write_bytes(good)
@@ -379,7 +379,7 @@ def test_a_new_file_that_was_taken_for_an_old_one_is_made_again(
     assert removed and installed(fresh, manifest)
 
 
-# ---- what goes with it ----
+# ---- publishing and removing manifests ----
 
 def test_a_manifest_is_published_before_its_version(tmp_path, local, states):
     write_checkpoint(tmp_path / "new", states[1])

@@ -2,6 +2,7 @@
 """Failing GPUs through every Python interface: each load ends, with the right error."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -148,10 +149,25 @@ assert held["large"][7] == 7
 """, sample)
 
 
+def cuda_row(command, folder):
+    """What `engines` says of CUDA when its library is looked for in a folder."""
+    done = subprocess.run([command, "engines"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("cuda")]
+    return row
+
+
 def test_a_driver_that_cannot_be_loaded_is_not_called_absent(tmp_path, command):
     """The loader's own words say what is wrong with the library."""
     (tmp_path / "libcuda.so.1").write_bytes(b"no library")
-    done = subprocess.run([command, "engines"], capture_output=True, text=True, check=True,
-                          env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("cuda")]
-    assert "can't be loaded" in row and "libcuda.so.1: file too short" in row, row
+    assert "can't be loaded: " in cuda_row(command, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_a_driver_without_its_own_library_is_not_called_absent(tmp_path, command):
+    """Also if that library's name begins like the driver's."""
+    for name, more in (("libcuda.so.1.1", []), ("libcuda.so.1", ["libcuda.so.1.1"])):
+        subprocess.run(["gcc", "-shared", "-Wl,--no-as-needed", f"-Wl,-soname,{name}", "-o", name,
+                        "-x", "c", "/dev/null", "-x", "none", *more], cwd=tmp_path, check=True)
+    (tmp_path / "libcuda.so.1.1").unlink()
+    assert "can't be loaded: libcuda.so.1.1: cannot open" in cuda_row(command, tmp_path)

@@ -283,7 +283,7 @@ def leftovers(request, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_names_of_two_saves(name: str, leftovers: list[str]) -> None:
-    """File names show two saves: two numbers of shards, two tags, or a file beside shards."""
+    """File names show two saves: two numbers of shards, two tags, or a single file and shards."""
     with pytest.raises(SafetensorError, match="is of another save of this model") as caught:
         READERS[name](leftovers)
     assert caught.value.tag == "FileChanged"

@@ -198,7 +198,7 @@ def test_values_that_a_narrower_dtype_holds(tmp_path: pathlib.Path) -> None:
 
 
 class Distributed(torch.Tensor):
-    """What tells a DTensor from other tensors."""
+    """A tensor with the attributes by which DTensors are recognised."""
 
     placements = device_mesh = None
 

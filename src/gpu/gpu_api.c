@@ -104,7 +104,12 @@ static bool start_driver(fsti_gpu_api *api) {
                  CUDA_VERSION_MIN % 1000 / 10);
         return false;
     }
-    if (code == GPU_NO_DEVICE || (code == 0 && api->visible_count <= 0)) {
+    if (code == 0 && api->visible_count < 0) {
+        snprintf(api->reason, sizeof api->reason, "the driver reports %d devices",
+                 api->visible_count);
+        return false;
+    }
+    if (code == GPU_NO_DEVICE || (code == 0 && api->visible_count == 0)) {
         snprintf(api->reason, sizeof api->reason, "the driver sees no device (%s)",
                  no_device_hint(api->kind));
         return false;

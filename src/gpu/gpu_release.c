@@ -29,10 +29,8 @@ void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory) {
 }
 
 static void release_now(const pending_release *one) {
-    if (!fsti_device_enter_again(one->device)) {
-        fsti_buffer_unref(one->pinned);
-        return;
-    }
+    // Without a context nothing can be unpinned, so pinned memory stays mapped (fsti_gpu_unpin()).
+    if (!fsti_device_enter_again(one->device)) return;
     if (one->pinned != NULL)
         fsti_gpu_unpin(one->device, one->pinned);
     else

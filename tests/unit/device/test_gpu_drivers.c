@@ -133,7 +133,7 @@ TEST(hip_without_a_device_says_so)
     CHECK(meets(CASE("FAKE_GPU_INIT_CODE", "101", "FAKE_GPU_COUNT_CODE", "100"),
                 "the driver sees no device (HIP_VISIBLE_DEVICES may hide them"));
     CHECK(meets(CASE("FAKE_GPU_INIT_CODE", "101"), "hipInit failed: a fake error (error 101)"));
-    CHECK(meets(CASE("FAKE_GPU_DEVICES", "-3"), "the driver sees no device"));
+    CHECK(meets(CASE("FAKE_GPU_DEVICES", "-3"), "the driver reports -3 devices"));
 }
 
 TEST(drivers_that_do_not_start_are_refused)

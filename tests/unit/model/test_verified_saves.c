@@ -92,7 +92,7 @@ TEST(a_model_saved_while_it_is_opened_is_no_damaged_one)
             CHECK(make_models(is_other_size != 0));
             save = save_model_and_manifest;
             CHECK_INT(load(as_list != 0, &error), FST_OK);
-            // With the old manifest gone and no new one yet, there is none.
+            // The save has removed the old manifest, and has not written the new one yet.
             CHECK(make_models(is_other_size != 0));
             save = save_model;
             CHECK_INT(load(as_list != 0, &error), FST_E_NOT_FOUND);
