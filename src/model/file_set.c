@@ -141,8 +141,8 @@ static fst_status check_shards(fst_model **model, const model_paths *paths, unsi
                                bool *same, fst_error *error) {
     bool is_unfinished;
     const char *index = paths->has_index ? paths->index_path : NULL; // else it is the folder
-    fst_status status = fsti_models_check_save((const fst_model *const *)model, 1, index,
-                                               &is_unfinished, error);
+    fst_status status =
+        fsti_models_check_save((const fst_model *const *)model, 1, index, &is_unfinished, error);
     if (status == FST_OK) return FST_OK;
     fsti_model_unref(*model);
     *model = NULL;
