@@ -250,3 +250,20 @@ def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, why, code, verdict
     checked = types.SimpleNamespace(report=types.SimpleNamespace(document=document))
     assert gpu_check.Check.tell(checked, False) == code
     assert f"verdict: {verdict}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("why", "code"), [("", 0), ("RuntimeError: pinning memory", 1)])
+def test_a_failed_step_counts(monkeypatch, capsys, why, code):
+    """The check fails with any of its steps, although its tests pass and no target is missed."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    steps = [{"title": title, "failed": words, "seconds": 1}
+             for title, words in (("device", ""), ("limits", why))]
+    document = {"suite": {}, "steps": steps, "verdicts": []}
+    checked = types.SimpleNamespace(report=types.SimpleNamespace(document=document),
+                                    arguments=types.SimpleNamespace(out="out"))
+    assert gpu_check.Check.tell(checked, True) == code
+    assert f"steps {code} failed of 2" in capsys.readouterr().out
