@@ -27,9 +27,9 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -37,11 +37,11 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
 from gpu_ways import OF_FOLDERS, Way, find_ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MIB = 1 << 20
 # Targets as ratios: to the limit, to other loaders, and of memory.
 OF_LIMIT, TO_SAFETENSORS, PER_TENSOR_US, SETUP_S, SLACK = 0.9, 4.8, 2.0, 0.05, 1.02
 BUILD_S, SUITE_S, LIMITS_S = 150, 90, 60
@@ -97,7 +97,7 @@ class Report:
 
 
 # What `fastsafetensors engines` says of a driver that is not installed, or has no device.
-NO_GPU = ("was not found", "sees no device")
+NO_GPU = re.compile(r"no driver: \S+ was not found$|the driver sees no device \(")
 
 
 class NoGpuError(RuntimeError):
@@ -195,49 +195,6 @@ def read_lines(path: str) -> list[str]:
         return []
 
 
-def write_model(path: pathlib.Path, sizes: list[int], first: int = 0) -> None:
-    """Write a file of U8 tensors of these sizes, with random bytes that cannot be compressed."""
-    begin, rows = 0, {}
-    for number, size in enumerate(sizes, first):
-        rows[f"layers.{number}.weight"] = {
-            "dtype": "U8", "shape": [size], "data_offsets": [begin, begin + size]}
-        begin += size
-    header = json.dumps(rows).encode()
-    header += b" " * (-len(header) % 8)
-    block = os.urandom(8 * MIB)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        left = begin
-        while left > 0:
-            left -= file.write(block[:left])
-        file.flush()
-        if "/dev/shm" not in os.fspath(path):
-            os.fsync(file.fileno())
-
-
-def write_shards(folder: pathlib.Path, count: int, sizes: list[int]) -> None:
-    """A model of `count` files of these sizes each."""
-    folder.mkdir()
-    for number in range(count):
-        write_model(folder / f"model-{number + 1:05}-of-{count:05}.safetensors", sizes,
-                    number * len(sizes))
-
-
-def files_of(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files of a model."""
-    return sorted(path.iterdir()) if path.is_dir() else [path]
-
-
-def prepare(path: pathlib.Path, state: str) -> None:
-    """Bring the model's files into the page cache, or out of it."""
-    for one in files_of(path):
-        with open(one, "rb") as file:
-            if state == "cold":
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            while state != "cold" and file.read(16 * MIB):
-                pass
-
-
 class Bench:
     """The methods of loading a file, and their timing."""
 
@@ -327,31 +284,6 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
 SUITE = (("device_test_real_gpu", False), ("device_test_gpu", True),
          ("device_test_gpu_isolation", True), ("device_test_gpu_faults", True),
          ("device_test_gpu_retries", True), ("device_test_gds", True))
-
-
-def measure_disk(path: pathlib.Path) -> float:
-    """GB/s of direct reads, 8 at a time."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    size = path.stat().st_size
-    prepare(path, "cold")
-
-    def read(part: int) -> None:
-        import mmap
-
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        buffer = mmap.mmap(-1, 8 * MIB)
-        for at in range(part * 8 * MIB, size - 8 * MIB, 64 * MIB):
-            os.preadv(fd, [buffer], at)
-        os.close(fd)
-
-    start = time.perf_counter()
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(read, range(8)))
-    except OSError:
-        return 0.0
-    return size / (time.perf_counter() - start) / 1e9
 
 
 def judge_scenario(result: dict, bus: float, disk: float) -> list[tuple[str, bool, str]]:
@@ -461,14 +393,14 @@ class Check:
         if self.device:
             return
         # The library waits 60 s for each of two drivers.
-        rows = {kind: line for line in run([self.command, "engines"], 150).splitlines()
-                for kind in ("cuda", "hip") if line.split()[:1] == [kind]}
-        self.device = next((f"{kind}:0" for kind, row in rows.items() if " usable " in row), "")
+        rows = [row for row in json.loads(run([self.command, "engines", "--json"], 150))["engines"]
+                if row["name"] in ("cuda", "hip")]
+        self.device = next((f"{row['name']}:0" for row in rows if row["usable"]), "")
         if self.device:
             return
-        faults = [row for row in rows.values() if not any(words in row for words in NO_GPU)]
+        faults = [row["reason"] for row in rows if not NO_GPU.search(row["reason"])]
         if faults:
-            raise RuntimeError("; ".join(" ".join(row.split()) for row in faults))
+            raise RuntimeError("; ".join(faults))
         raise NoGpuError("no GPU here")
 
     def measure_limits(self, path: pathlib.Path) -> None:
@@ -488,6 +420,19 @@ class Check:
         self.report.document["missing"] = missing
         for name, why in missing.items():
             print(f"  not at hand: {name}: {why}")
+        why = missing.get("ours, the extension")  # which needs nothing but our package
+        if self.package and why:
+            raise RuntimeError(f"ours, the extension: {why}")
+
+    def share(self, path: pathlib.Path) -> None:
+        """Measure what several processes share."""
+        cells = measure_sharing(Sharing(self.command, self.device, path), interpreters(),
+                                self.package)
+        self.report.document["sharing"] = cells
+        failed = [f"{cell['name']} {cell['result']}" for cell in cells
+                  if cell["result"].startswith("failed: ")]
+        if failed:
+            raise RuntimeError("; ".join(failed))
 
     def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> None:
         """A step of the benchmark. It has failed if one of our own methods has."""
@@ -513,9 +458,7 @@ class Check:
         self.report.step("set-up", lambda: self.report.document["setup"].extend(
             self.bench.setups(one)))
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
-        sharing = Sharing(self.command, self.device, one)
-        self.report.step("several processes", lambda: self.report.document.update(
-            sharing=measure_sharing(sharing, interpreters(), self.package)))
+        self.report.step("several processes", lambda: self.share(one))
         self.report.step("small files", lambda: write_model(many, [20_000] * count))
         self.scenario(f"{count:,} tensors of 20 kB, page cache", many, "hot", 3)
         shards = here / "shards"

@@ -159,7 +159,7 @@ typedef int (*fst_progress_callback)(void *context, uint64_t bytes_done, uint64_
                                      size_t tensors_done, size_t tensors_total);
 
 /// Frees memory that the library keeps for later loads, pinned memory included, and returns the
-/// number of freed bytes. From any thread.
+/// number of freed bytes. From any thread. Waits for the drivers of GPUs, without a time limit.
 FST_API uint64_t fst_memory_trim(void);
 
 /// The importance of a log line.

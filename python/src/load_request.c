@@ -200,16 +200,37 @@ struct caller_memory {
     PyObject *allocate; ///< callable(size in bytes) -> object with data_ptr()
     caller_buffer *buffers;
     size_t count; ///< buffers, plus 1 for the request or its load
+    /// The exception of the last call of `allocate`, if it raised one: its type, value, traceback.
+    PyObject *raised[3];
 };
+
+static void forget_exception(caller_memory *memory) {
+    for (size_t i = 0; i < 3; i++) Py_CLEAR(memory->raised[i]);
+}
+
+static void keep_exception(caller_memory *memory) {
+    forget_exception(memory);
+    PyErr_Fetch(&memory->raised[0], &memory->raised[1], &memory->raised[2]);
+}
+
+PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst_error *error) {
+    if (memory == NULL || memory->raised[0] == NULL) return fstpy_raise(state, error);
+    PyErr_Restore(memory->raised[0], memory->raised[1], memory->raised[2]);
+    memset(memory->raised, 0, sizeof memory->raised); // given away
+    return NULL;
+}
 
 void fstpy_memory_unref(caller_memory *memory) {
     if (memory == NULL || --memory->count > 0) return;
     Py_XDECREF(memory->allocate);
+    forget_exception(memory);
     free(memory);
 }
 
 void fstpy_memory_finish(caller_memory *memory) {
-    if (memory != NULL) Py_CLEAR(memory->allocate);
+    if (memory == NULL) return;
+    Py_CLEAR(memory->allocate);
+    forget_exception(memory);
 }
 
 static void *find_address(PyObject *owner) {
@@ -235,8 +256,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         memory->buffers = buffer;
         memory->count++;
     } else {
-        // The load fails with its own error; the Python exception is reported as unraisable.
-        if (PyErr_Occurred()) PyErr_WriteUnraisable(memory->allocate);
+        keep_exception(memory);
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
     }

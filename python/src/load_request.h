@@ -10,6 +10,9 @@ typedef struct caller_memory caller_memory;
 void fstpy_memory_unref(caller_memory *memory);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);
+/// Raises what the callable raised in its last call, once, and otherwise the error of the load.
+/// `memory` may be NULL. Returns NULL.
+PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst_error *error);
 
 typedef struct load_request {
     fst_load_options options; ///< points to the fields below

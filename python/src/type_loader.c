@@ -266,7 +266,7 @@ PyObject *fstpy_loader_new(module_state *state, shared_model *shared, PyObject *
     if (self != NULL && start->status == FST_OK) {
         fill_loader((loader_object *)self, start);
     } else if (self != NULL) {
-        fstpy_raise(state, &start->error);
+        fstpy_load_raise(state, start->request.memory, &start->error);
         Py_CLEAR(self);
     }
     free_start(start);
@@ -287,12 +287,6 @@ static int report_progress(loader_object *object, PyObject *progress) {
     return result != NULL;
 }
 
-/// Everything is complete, even if the last thread has not reported it yet.
-static void on_end(load_counts *counts) {
-    atomic_store(&counts->bytes_done, atomic_load(&counts->bytes_total));
-    atomic_store(&counts->tensors_done, atomic_load(&counts->tensors_total));
-}
-
 /// Waits without the GIL until the load is complete. False with an exception. Ctrl-C, or an
 /// exception of `progress` (callable, None or NULL), cancels the load.
 static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
@@ -304,7 +298,10 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         Py_END_ALLOW_THREADS if (status == FST_OK) {
             object->is_complete = 1;
             fstpy_memory_finish(object->memory);
-            on_end(object->counts);
+            // The last thread may not have reported it yet.
+            atomic_store(&object->counts->bytes_done, atomic_load(&object->counts->bytes_total));
+            atomic_store(&object->counts->tensors_done,
+                         atomic_load(&object->counts->tensors_total));
             return report_progress(object, progress);
         }
         if (status != FST_E_TIMEOUT) break;
@@ -314,7 +311,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
             return 0;
         }
     }
-    fstpy_raise(state_of(self), &error);
+    fstpy_load_raise(state_of(self), object->memory, &error);
     return 0;
 }
 
@@ -343,7 +340,8 @@ static PyObject *take_next(PyObject *self, fst_loader *loader) {
         }
     }
     if (status == FST_OK) return fstpy_tensor_wrap(state_of(self), tensor);
-    return status == FST_END ? NULL : fstpy_raise(state_of(self), &error);
+    if (status == FST_END) return NULL;
+    return fstpy_load_raise(state_of(self), ((loader_object *)self)->memory, &error);
 }
 
 /// The next tensor, for one thread at a time. A signal handler within the call is another one.
@@ -380,7 +378,7 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
         }
     }
     if (status == FST_OK) return tensor;
-    fstpy_raise(state_of(self), &error);
+    fstpy_load_raise(state_of(self), ((loader_object *)self)->memory, &error);
     return NULL;
 }
 

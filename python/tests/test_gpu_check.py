@@ -187,16 +187,20 @@ def test_limits_are_measured_alone_and_together():
             "bus_beside_copy_gbps", "context_s", "lock_64MiB_s"} <= set(limits)
 
 
-LIBRARY = "cuda    unusable  cuda can't be used: no driver: libcuda.so.1 was not found"
-HANGING = "cuda    unusable  the driver could not be started: cuInit has not returned in time"
-HIP = "hip     unusable  hip can't be used: the driver sees no device (/dev/kfd does not exist)"
+LIBRARY = "cuda: cuda can't be used: no driver: libcuda.so.1 was not found"
+BROKEN = "cuda: cuda can't be used: no driver: /it was not found/libcuda.so.1: file too short"
+HANGING = "cuda: the driver could not be started: cuInit has not returned in time"
+NOT_USABLE = "cuda: cuInit failed: the device is not usable by this process (error 999)"
+HIP = "hip: hip can't be used: the driver sees no device (/dev/kfd does not exist)"
 
 
 @pytest.mark.parametrize(("rows", "error"), [
     ((LIBRARY, HIP), "NoGpuError: no GPU here"),
-    ((HANGING, HIP), "RuntimeError: cuda unusable the driver could not be started"),
-    (("cuda    unusable  libcuda.so.1 lacks cuInit: the driver is too old", HIP), "RuntimeError"),
-    ((HANGING, "hip     usable    0: AMD"), "found hip:0")])
+    ((HANGING, HIP), "RuntimeError: the driver could not be started"),
+    ((BROKEN, HIP), "RuntimeError: cuda can't be used: no driver: /it was"),
+    ((NOT_USABLE, HIP), "RuntimeError: cuInit failed"),
+    (("cuda: libcuda.so.1 lacks cuInit: the driver is too old", HIP), "RuntimeError"),
+    ((HANGING, "hip: 1 device(s), 0: AMD"), "found hip:0")])
 def test_drivers_that_fail_are_no_missing_gpu(monkeypatch, rows, error):
     """Only a driver that is not installed, or sees no device, means that there is no GPU."""
     import types
@@ -204,7 +208,9 @@ def test_drivers_that_fail_are_no_missing_gpu(monkeypatch, rows, error):
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "run", lambda *_: "\n".join(("page    usable    -", *rows)))
+    engines = [{"name": name, "usable": "device(s)" in reason, "reason": reason}
+               for name, _, reason in (row.partition(": ") for row in ("mmap: works", *rows))]
+    monkeypatch.setattr(gpu_check, "run", lambda *_: json.dumps({"engines": engines}))
     checked = types.SimpleNamespace(device="", command="fastsafetensors")
     try:
         gpu_check.Check.find_device(checked)
@@ -267,3 +273,28 @@ def test_a_failed_step_counts(monkeypatch, capsys, why, code):
                                     arguments=types.SimpleNamespace(out="out"))
     assert gpu_check.Check.tell(checked, True) == code
     assert f"steps {code} failed of 2" in capsys.readouterr().out
+
+
+def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
+    """A package that cannot be imported, and a row of several processes that failed."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    monkeypatch.setattr(gpu_check, "find_ways", lambda *_: ({}, {
+        "ours, the extension": "ImportError: broken", "safetensors": "no interpreter"}))
+    checked = types.SimpleNamespace(
+        package=tmp_path, device="cuda:0", command="fastsafetensors", bench=types.SimpleNamespace(),
+        report=types.SimpleNamespace(document={}), clock=types.SimpleNamespace(left=lambda: 99.0))
+    with pytest.raises(RuntimeError, match="^ours, the extension: ImportError: broken$"):
+        gpu_check.Check.find_ways(checked)
+    checked.package = None  # it was not built, which is a failed step of its own
+    gpu_check.Check.find_ways(checked)
+
+    cells = [{"name": "tensors sent by IPC", "result": "not here: no torch"},
+             {"name": "MPS, two processes", "result": "failed: RuntimeError: error 999"}]
+    monkeypatch.setattr(gpu_check, "measure_sharing", lambda *_: cells)
+    with pytest.raises(RuntimeError, match="^MPS, two processes failed: RuntimeError: error 999$"):
+        gpu_check.Check.share(checked, tmp_path)
+    assert checked.report.document["sharing"] == cells

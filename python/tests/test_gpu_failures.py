@@ -101,6 +101,31 @@ assert load_file(path, "cuda:0")["large"][7] == 7
 """, sample)
 
 
+@pytest.mark.parametrize("device", ["cuda:0", "pinned"])
+def test_memory_that_stays_pinned_does_not_grow(sample, device):  # noqa: F811
+    """When the driver has failed to unpin four times, no more memory is pinned. Loads to the GPU
+    work without."""
+    run_with_apis(f"""
+driver.fake_gpu_set(b"stuck_pins", 1000)
+locked, freed, refused = [], [], 0
+for _ in range(10):
+    try:
+        loaded = list(f._core.Model(path).load(mode="load", device="{device}"))
+        assert loaded[0].nbytes > 0
+        loaded.clear()
+    except RuntimeError as error:
+        assert "the driver did not unpin earlier memory" in str(error)
+        refused += 1
+    freed.append(f._core.trim())
+    locked.append(driver.fake_gpu_get(b"locked_bytes"))
+assert locked[3] == locked[-1] > 0, locked
+assert refused == (6 if "{device}" == "pinned" else 0)
+if "{device}" == "pinned":
+    sys.exit(0)
+assert not any(freed), freed
+""", sample)
+
+
 def test_device_lost_during_a_load(sample):  # noqa: F811
     """If the n-th copy and all later calls fail, every API raises an error and none waits
     forever."""

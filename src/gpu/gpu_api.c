@@ -9,6 +9,8 @@
 
 /// CUDA 11.2 is the oldest driver that has all these functions and that frameworks still support.
 #define CUDA_VERSION_MIN 11020
+/// A driver that reports more devices is wrong.
+#define POSSIBLE_COUNT_MAX 1024
 /// A driver that has not started after this time hangs. Starting takes long with many devices, and
 /// if no other process keeps them initialised, so the limit is generous.
 #define DRIVER_START_MS 60000u
@@ -96,6 +98,7 @@ static void call_start(fsti_gpu_api *api, fsti_gpu_calls *calls) {
 
 static bool start_driver(fsti_gpu_api *api) {
     fsti_gpu_calls calls = {.api = api};
+    api->visible_count = -1; // in case the driver does not set it
     call_start(api, &calls);
     int code = calls.code;
     if (code == 0 && api->kind == FST_DEVICE_CUDA && api->version < CUDA_VERSION_MIN) {
@@ -104,7 +107,7 @@ static bool start_driver(fsti_gpu_api *api) {
                  CUDA_VERSION_MIN % 1000 / 10);
         return false;
     }
-    if (code == 0 && api->visible_count < 0) {
+    if (code == 0 && (api->visible_count < 0 || api->visible_count > POSSIBLE_COUNT_MAX)) {
         snprintf(api->reason, sizeof api->reason, "the driver reports %d devices",
                  api->visible_count);
         return false;

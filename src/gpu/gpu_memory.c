@@ -68,6 +68,11 @@ static uint64_t system_available(void) {
 static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory,
                                   fst_error *error) {
     uint64_t address = 0;
+    if (!fsti_gpu_may_pin()) {
+        fsti_buffer_unref(memory);
+        return fsti_error_set(error, FST_E_DEVICE, FSTI_NO_LOCATION,
+                              "memory cannot be pinned: the driver did not unpin earlier memory");
+    }
     // The driver pins page by page, so prefault the memory with huge pages first.
     fsti_buffer_populate(memory, 0, memory->size_bytes);
     fsti_gpu_calls calls = {.api = device->api};
@@ -100,7 +105,7 @@ static bool can_share(const fsti_device *device) {
 }
 
 bool fsti_device_shares(fsti_device *device) {
-    if (!fsti_device_unified(device)) return false;
+    if (!fsti_device_unified(device) || !fsti_gpu_may_pin()) return false;
     pthread_mutex_lock(&device->lock);
     if (!device->shares) device->shares = can_share(device);
     bool shares = device->shares;

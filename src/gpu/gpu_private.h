@@ -91,6 +91,7 @@ enum {
     GPU_NO_DEVICE = 100,
     GPU_INVALID_DEVICE = 101,
     GPU_NOT_READY = 600,
+    GPU_NOT_REGISTERED = 713,
 };
 /// No driver's code: a call reported success without the result that it is for.
 enum { GPU_NO_RESULT = -10002, GPU_MISALIGNED = -10003 };
@@ -166,6 +167,11 @@ struct fsti_device {
     bool shares;              ///< was seen to map pinned memory at the same address
 };
 
+/// Whether memory may be pinned: false when the driver has failed to unpin it several times.
+bool fsti_gpu_may_pin(void);
+/// Unpins pages. If it returns false they must stay mapped: the driver
+/// would take the next mapping at their address for them. Call with the device's context.
+bool fsti_gpu_unpin_pages(const fsti_device *device, void *data);
 /// Unpins memory and releases it. Memory that the driver does not unpin stays mapped: the driver
 /// would take the next mapping at its address for the pinned pages. The context must be current.
 void fsti_gpu_unpin(const fsti_device *device, fsti_buffer *memory);

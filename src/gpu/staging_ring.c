@@ -49,13 +49,11 @@ uint64_t fsti_staging_pinned_bytes(void) { return atomic_load(&pinned_bytes); }
 /// The context must be current and no copy in flight.
 static void free_ring(fsti_staging_ring *ring) {
     const fsti_gpu_api *api = ring->device->api;
-    bool is_unpinned = true;
     for (uint32_t i = 0; i < FSTI_STAGING_SLOT_COUNT_MAX; i++) {
         ring_slot *slot = &ring->slots[i];
-        if (slot->is_pinned) {
-            is_unpinned = api->host_unregister(slot->data) == 0 && is_unpinned;
-            atomic_fetch_sub(&pinned_bytes, SLOT_STRIDE);
-        }
+        bool is_stuck = slot->is_pinned && !fsti_gpu_unpin_pages(ring->device, slot->data);
+        if (slot->is_pinned && !is_stuck) atomic_fetch_sub(&pinned_bytes, SLOT_STRIDE);
+        if (ring->memory != NULL && !is_stuck) munmap(ring->memory + i * SLOT_STRIDE, SLOT_STRIDE);
         if (slot->event != NULL) api->event_destroy(slot->event);
     }
     for (uint32_t i = 0; i < STREAM_COUNT; i++) {
@@ -63,9 +61,6 @@ static void free_ring(fsti_staging_ring *ring) {
         if (ring->streams[i] != NULL) api->stream_destroy(ring->streams[i]);
     }
     pthread_mutex_destroy(&ring->lock);
-    // A driver that still takes the pages for pinned ones would take the next mapping at their
-    // address for them.
-    if (ring->memory != NULL && is_unpinned) munmap(ring->memory, RING_BYTES);
     fsti_free(ring);
 }
 
@@ -125,9 +120,9 @@ static fsti_staging_ring *take_idle(const fsti_device *device) {
 /// bytes before the call returns.
 static bool pin_slot(fsti_staging_ring *ring, uint32_t index) {
     ring_slot *slot = &ring->slots[index];
-    slot->is_pinned =
-        ring->device->api->host_register(ring->memory + index * SLOT_STRIDE, SLOT_STRIDE,
-                                         GPU_HOST_REGISTER_PORTABLE) == 0;
+    slot->is_pinned = fsti_gpu_may_pin() && ring->device->api->host_register(
+                                                ring->memory + index * SLOT_STRIDE, SLOT_STRIDE,
+                                                GPU_HOST_REGISTER_PORTABLE) == 0;
     if (slot->is_pinned) atomic_fetch_add(&pinned_bytes, SLOT_STRIDE);
     return slot->is_pinned;
 }

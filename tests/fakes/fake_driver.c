@@ -58,9 +58,12 @@ FUNCTION(cuDriverGetVersion, hipDriverGetVersion)(int *version) {
     return 0;
 }
 
+/// A number of devices that the driver does not store, although it reports success.
+#define NO_COUNT (-2)
+
 FUNCTION(cuDeviceGetCount, hipGetDeviceCount)(int *count) {
     BEGIN("cuDeviceGetCount");
-    *count = (int)fake_number(DEVICES);
+    if (fake_number(DEVICES) != NO_COUNT) *count = (int)fake_number(DEVICES);
     return (int)fake_number(COUNT_CODE);
 }
 

@@ -18,7 +18,13 @@
 #define FUNCTION(cuda, hip) __attribute__((visibility("default"))) int cuda
 #endif
 
-enum { OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_VALUE = 1, NO_DEVICE = 100 };
+enum {
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    INVALID_VALUE = 1,
+    NO_DEVICE = 100,
+    NOT_REGISTERED = 713
+};
 enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209 };
 enum { INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 /// A code that no driver has a text for.

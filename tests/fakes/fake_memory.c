@@ -154,7 +154,7 @@ FUNCTION(cuMemHostUnregister, hipHostUnregister)(void *address) {
     size_t size = good ? one->size : 0;
     if (good) *one = state.ranges[--state.range_count];
     pthread_mutex_unlock(&state.lock);
-    if (!good) return INVALID_VALUE;
+    if (!good) return NOT_REGISTERED;
     check_unused("cuMemHostUnregister", address, size);
     fake_number_add(LOCKED_BYTES, -(long)size);
     return 0;

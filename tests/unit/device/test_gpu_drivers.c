@@ -134,6 +134,8 @@ TEST(hip_without_a_device_says_so)
                 "the driver sees no device (HIP_VISIBLE_DEVICES may hide them"));
     CHECK(meets(CASE("FAKE_GPU_INIT_CODE", "101"), "hipInit failed: a fake error (error 101)"));
     CHECK(meets(CASE("FAKE_GPU_DEVICES", "-3"), "the driver reports -3 devices"));
+    CHECK(meets(CASE("FAKE_GPU_DEVICES", "2000000000"), "the driver reports 2000000000 devices"));
+    CHECK(meets(CASE("FAKE_GPU_DEVICES", "-2"), "the driver reports -1 devices")); // not stored
 }
 
 TEST(drivers_that_do_not_start_are_refused)
