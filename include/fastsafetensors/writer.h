@@ -184,7 +184,8 @@ FST_API FST_NODISCARD fst_status fst_save(const char *path, const fst_save_tenso
 
 /// Begins a save: computes the layout, creates the files under temporary names next to the target
 /// and reserves their space, so that a full disk fails here (FST_E_NO_SPACE). A `path` that is a
-/// symbolic link is followed; links inside the folder of a set are replaced. Owner, permissions and
+/// symbolic link is followed; links inside the folder of a set are replaced. Links are followed
+/// once, here: the save stays in the folder to which they lead now. Owner, permissions and
 /// access list of an existing file are kept; if the owner or group can't be kept, the
 /// permissions are reduced. A target that is write-protected or not a regular file is an error.
 /// To a URL (s3://, gs://, az://) the save uploads in parts, and a set replaces an older one when

@@ -44,14 +44,18 @@ void fsti_target_clear(fsti_target *target);
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error);
 /// The last part of a path, as a pointer into it.
 const char *fsti_path_name(const char *path);
-/// Makes a path absolute, so that a save is not affected by a change of the working folder. URLs
-/// and absolute paths are copied, as are relative ones whose absolute path would not lead to the
-/// same folder (a parent without search permission, longer than PATH_MAX); fsti_anchor_check()
-/// guards those. Free *out with fsti_free().
+/// Makes a path absolute and resolves the links of its folder, so that a save stays in the folder
+/// where it began although the working folder or a link changes. A link to a file is kept. URLs
+/// are copied, as are paths that cannot be resolved (a parent without search permission, longer
+/// than PATH_MAX); fsti_anchor_check() guards relative ones. Free *out with fsti_free().
 fst_status fsti_path_absolute(const char *path, char **out, fst_error *error);
 /// The path that a symbolic link leads to, which may be a link as well; NULL if it is not a link.
 /// Free *next with fsti_free().
 fst_status fsti_path_link(const char *path, char **next, fst_error *error);
+/// The path with the links of its folders resolved, and its own if it is a folder, so that a call
+/// stays in one folder if a link changes meanwhile. The path itself if it has no links, is a URL,
+/// or cannot be resolved. `out` has PATH_MAX bytes.
+const char *fsti_path_settle(const char *path, char *out);
 /// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its
 /// folders need not exist. `out` has PATH_MAX bytes. False if that is too short, or without memory.
 bool fsti_path_resolve(const char *path, bool follow_last, char *out);

@@ -37,32 +37,6 @@ fst_status fsti_anchor_check(fsti_anchor anchor, const char *path, fst_error *er
                           "Pass an absolute path");
 }
 
-/// Whether both paths lead to the same folder.
-static bool is_same_folder(const char *one, const char *other) {
-    struct stat first, second;
-    return stat(one, &first) == 0 && stat(other, &second) == 0 && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
-}
-
-fst_status fsti_path_absolute(const char *path, char **out, fst_error *error) {
-    char folder[PATH_MAX];
-    size_t size = strlen(path), folder_size = 0;
-    bool is_fixed = size == 0 || fsti_location_is_absolute(path);
-    if (!is_fixed && getcwd(folder, sizeof folder) != NULL && folder[0] == '/' &&
-        is_same_folder(folder, "."))
-        folder_size = strlen(folder);
-    // Temporary names in the same folder must fit as well.
-    if (folder_size + size + NAME_MAX >= PATH_MAX) folder_size = 0;
-    bool has_slash = folder_size > 0 && folder[folder_size - 1] == '/';
-    char *joined = fsti_alloc(folder_size + size + 2);
-    if (joined == NULL) return fsti_error_memory(error, folder_size + size + 2);
-    memcpy(joined, folder, folder_size);
-    if (folder_size > 0 && !has_slash) joined[folder_size++] = '/';
-    memcpy(joined + folder_size, path, size + 1);
-    *out = joined;
-    return FST_OK;
-}
-
 /// The folder of a path: everything before the last slash.
 static char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
@@ -152,6 +126,33 @@ bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
     return is_found;
 }
 
+/// Resolves the links of the path's folders, and its last part if that leads to a folder.
+static bool resolve_folders(const char *path, char *out) {
+    struct stat info;
+    if (path[0] == '\0' || fsti_location_is_url(path)) return false;
+    return fsti_path_resolve(path, stat(path, &info) == 0 && S_ISDIR(info.st_mode), out);
+}
+
+const char *fsti_path_settle(const char *path, char *out) {
+    char plain[PATH_MAX] = "/";
+    bool is_rooted = path[0] == '/';
+    if (!resolve_folders(path, out)) return path;
+    // Messages contain the path, so a path without links stays the given one.
+    bool is_plain = (is_rooted || realpath(".", plain) != NULL) && append_missing(plain, path) &&
+                    strcmp(plain, out) == 0;
+    return is_plain ? path : out;
+}
+
+fst_status fsti_path_absolute(const char *path, char **out, fst_error *error) {
+    char resolved[PATH_MAX];
+    bool is_resolved =
+        resolve_folders(path, resolved) &&
+        strlen(resolved) + NAME_MAX < PATH_MAX; // for temporary names in the same folder
+    const char *chosen = is_resolved ? resolved : path;
+    *out = fsti_string_copy(chosen, strlen(chosen));
+    return *out == NULL ? fsti_error_memory(error, strlen(chosen)) : FST_OK;
+}
+
 static void note_rights(fsti_target *target, const struct stat *info) {
     target->has_rights = true;
     target->mode = info->st_mode & 07777;
@@ -180,12 +181,21 @@ static fst_status examine_target(fsti_target *target, fst_error *error) {
     return FST_OK;
 }
 
+/// Resolves the folder of the file that links led to.
+static fst_status fix_folder(fsti_target *target, fst_error *error) {
+    char *linked = target->path;
+    fst_status status = fsti_path_absolute(linked, &target->path, error);
+    fsti_free(linked);
+    return status;
+}
+
 fst_status fsti_target_find(const char *path, bool follow, fsti_target *out, fst_error *error) {
     memset(out, 0, sizeof *out);
     FST_TRY(fsti_location_require_path(path, error));
     FST_TRY(fsti_path_absolute(path, &out->path, error));
     struct stat info;
     fst_status status = follow ? follow_links(&out->path, error) : FST_OK;
+    if (status == FST_OK && follow) status = fix_folder(out, error);
     bool is_link = !follow && lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
     if (status == FST_OK && !is_link) status = examine_target(out, error);
     // Users who could not read the link's target must not read its replacement.

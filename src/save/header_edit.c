@@ -8,7 +8,8 @@
 
 /// The parts of the new header.
 typedef struct header_edit {
-    const fst_model *model;
+    const char *given; ///< the path, with its links
+    fst_model *model;
     fst_file_info file;
     fst_save_tensor *tensors;
     size_t tensor_count;
@@ -176,16 +177,18 @@ static fst_status change_metadata(header_edit *edit, const fst_edit_options *opt
 // ---- the file ----
 
 /// An index maps tensor names to files, so renaming in one file alone would break the model.
-static fst_status check_index(const header_edit *edit, const char *path, const char *target,
-                              fst_error *error) {
+static fst_status check_index(const header_edit *edit, const char *target, fst_error *error) {
     struct stat info;
+    const char *given = edit->given;
     // The model was opened through an index, so the index refers to the file, wherever they are.
-    bool is_indexed = fsti_save_is_same_file(edit->file.path, target) &&
-                      !fsti_save_is_same_file(edit->file.path, path) && stat(path, &info) == 0 &&
+    bool is_indexed = (target == NULL || fsti_save_is_same_file(edit->file.path, target)) &&
+                      !fsti_save_is_same_file(edit->file.path, given) && stat(given, &info) == 0 &&
                       S_ISREG(info.st_mode);
-    if (!is_indexed) FST_TRY(fsti_save_is_indexed(target, &is_indexed, error));
+    // With the links of the path that was given, which an index may have in its names, too.
+    const char *named = target == NULL ? given : target;
+    if (!is_indexed) FST_TRY(fsti_save_is_indexed(named, &is_indexed, error));
     if (!is_indexed) return FST_OK;
-    return refuse(target,
+    return refuse(named,
                   "an index in the folder lists this file's tensor names. "
                   "Write the edited file to another folder",
                   error);
@@ -228,31 +231,24 @@ static fst_status edit_model(header_edit *edit, const char *path, const char *ta
     if (edit->model->files[0].packed != NULL)
         return refuse(path, "a compressed file. Decompress it, edit the result, and compress that",
                       error);
+    if (options->rename_count > 0) FST_TRY(check_index(edit, target, error));
     if (target == NULL) target = edit->file.path;
-    if (options->rename_count > 0) FST_TRY(check_index(edit, path, target, error));
     FST_TRY(describe_tensors(edit, options, error));
     FST_TRY(change_metadata(edit, options, error));
     return write_file(edit, target, options, stats, error);
-}
-
-static fst_status edit_at(const char *path, const char *target, const fst_edit_options *options,
-                          fst_save_stats *stats, fst_error *error) {
-    fst_model *model;
-    FST_TRY(fsti_model_open(path, &(model_request){.flags = 0}, &model, error));
-    header_edit edit = {.model = model};
-    fst_status status = edit_model(&edit, path, target, options, stats, error);
-    fsti_free(edit.tensors);
-    fsti_free(edit.metadata);
-    fsti_free(edit.keys);
-    fsti_model_unref(model);
-    return status;
 }
 
 fst_status fsti_header_edit(const char *path, const char *target, const fst_edit_options *options,
                             fst_save_stats *stats, fst_error *error) {
     char *fixed = NULL;
     FST_TRY(fsti_path_absolute(path, &fixed, error));
-    fst_status status = edit_at(fixed, target, options, stats, error);
+    header_edit edit = {.given = path};
+    fst_status status = fsti_model_open(fixed, &(model_request){.flags = 0}, &edit.model, error);
+    if (status == FST_OK) status = edit_model(&edit, fixed, target, options, stats, error);
+    fsti_free(edit.tensors);
+    fsti_free(edit.metadata);
+    fsti_free(edit.keys);
+    fsti_model_unref(edit.model);
     fsti_free(fixed);
     return status;
 }

@@ -7,6 +7,7 @@
 #include "differences.h"
 #include "file_tree.h"
 #include "model/open_model.h"
+#include "output/output.h"
 #include "folder_check.h"
 
 typedef struct bundle_job {
@@ -70,11 +71,13 @@ static fst_status compare_all(bundle_job *job, fst_error *error) {
 fst_status fsti_bundle_check(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                              fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
-    char default_bundle[PATH_MAX];
+    char default_bundle[PATH_MAX], settled[2][PATH_MAX];
     fsti_bundle_paths full = *paths;
     bundle_job job = {.paths = &full, .differences = {.listener = &paths->listener}};
-    snprintf(default_bundle, sizeof default_bundle, "%.4000s/model.sig", paths->folder);
-    if (full.bundle == NULL) full.bundle = default_bundle;
+    full.folder = fsti_path_settle(paths->folder, settled[0]);
+    snprintf(default_bundle, sizeof default_bundle, "%.4000s/model.sig", full.folder);
+    full.bundle =
+        paths->bundle == NULL ? default_bundle : fsti_path_settle(paths->bundle, settled[1]);
     job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);
     FST_TRY(fsti_signed_bundle_open(full.bundle, full.key, &job.signed_by, error));
     fst_status status = compare_all(&job, error);

@@ -151,14 +151,18 @@ static uint64_t count_kept(const file_tree *tree) {
 
 fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *stats,
                             fst_error *error) {
-    char target[PATH_MAX];
+    char target[PATH_MAX], settled[2][PATH_MAX];
     uint64_t start_ns = fsti_now_ns();
+    fsti_bundle_paths full = *paths;
+    full.folder = fsti_path_settle(paths->folder, settled[0]);
+    paths = &full;
     file_tree tree = {0};
     file_watch watch = {0};
     fsti_key *key;
-    int size = paths->bundle == NULL
-                   ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
-                   : snprintf(target, sizeof target, "%s", paths->bundle);
+    int size =
+        paths->bundle == NULL
+            ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
+            : snprintf(target, sizeof target, "%s", fsti_path_settle(paths->bundle, settled[1]));
     if (size < 0 || (size_t)size >= sizeof target)
         return fsti_error_errno(error, ENAMETOOLONG, paths->folder, "writing the signature");
     FST_TRY(fsti_text_check_target(target, paths->key, error));

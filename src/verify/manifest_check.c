@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Verifies a folder against a manifest: reads all files and reports every difference.
+#include <limits.h>
 #include <string.h>
 
 #include "folder_files.h"
 #include "format/format.h"
 #include "model/open_model.h"
+#include "output/output.h"
 #include "file_tree.h"
 #include "scan.h"
 #include "sums_files.h"
@@ -178,6 +180,9 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
                                fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
     check_job job = {.listener = listener};
+    char settled[2][PATH_MAX];
+    path = fsti_path_settle(path, settled[0]);
+    if (manifest != NULL) manifest = fsti_path_settle(manifest, settled[1]);
     if (manifest != NULL && fsti_sums_is_list(manifest))
         return fsti_sums_check(path, manifest, listener, stats, error);
     model_request request = {.flags = FST_OPEN_VERIFY, .manifest = manifest};

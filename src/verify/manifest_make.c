@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Makes a manifest: opens the files, reads their headers, and digests every chunk with several
 /// threads.
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include "manifest_text.h"
 #include "location/location.h"
 #include "model/open_model.h"
+#include "output/output.h"
 #include "scan.h"
 #include "sums_files.h"
 #include "folder_check.h"
@@ -302,6 +304,9 @@ static fst_status publish_manifest(manifest_job *job, const char *target, fst_er
 fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
+    char settled[2][PATH_MAX];
+    path = fsti_path_settle(path, settled[0]);
+    if (target != NULL) target = fsti_path_settle(target, settled[1]);
     FST_TRY(fsti_text_check_target(target, path, error));
     if (target == NULL)
         FST_TRY(fsti_location_require_file(

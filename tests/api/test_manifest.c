@@ -507,3 +507,47 @@ TEST(devices_and_fifos_are_not_replaced)
     unlink(fifo);
     rmdir(folder);
 }
+
+/// A progress callback that points the link to the second folder.
+static int swing(void *link, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
+                 size_t tensors_total) {
+    char beside[512];
+    (void)bytes_done, (void)bytes_total, (void)tensors_done, (void)tensors_total;
+    snprintf(beside, sizeof beside, "%s.new", (const char *)link);
+    return symlink("swung2", beside) != 0 || rename(beside, link) != 0;
+}
+
+TEST(link_that_changes_does_not_mix_two_folders)
+{
+    char link[512], list[2][600];
+    fst_manifest_options options = FST_STRUCT_INIT(fst_manifest_options);
+    fst_check_options check = FST_STRUCT_INIT(fst_check_options);
+    snprintf(link, sizeof link, "%s", fixture_path("now"));
+    fst_error error;
+    options.progress = check.progress = swing;
+    options.progress_context = check.progress_context = link;
+    for (int sums = 0; sums < 2; sums++) {
+        const char *name = sums ? "SHA256SUMS" : "model.manifest";
+        options.flags = sums ? FST_MANIFEST_SUMS : 0;
+        options.digest = sums ? FST_DIGEST_SHA256 : FST_DIGEST_XXH3_128;
+        for (int i = 0; i < 2; i++) {
+            char folder[40];
+            snprintf(folder, sizeof folder, "swung%d", i + 1);
+            CHECK(sums || mkdir(fixture_path(folder), 0700) == 0);
+            strcat(folder, "/");
+            snprintf(list[i], sizeof list[i], "%s%s", fixture_path(folder), name);
+            // Other tensors, so that one folder's list does not match the other's files.
+            strcat(folder, "model.safetensors");
+            fixture_tensors(folder, (size_t)i + 1, 1000);
+        }
+        unlink(link);
+        CHECK_INT(symlink("swung1", link), 0);
+        CHECK_INT(fst_manifest_write(link, NULL, &options, NULL, &error), FST_OK);
+        CHECK_INT(access(list[0], F_OK), 0);
+        CHECK(access(list[1], F_OK) != 0);
+        unlink(link);
+        CHECK_INT(symlink("swung1", link), 0);
+        CHECK_INT(fst_manifest_check(link, &check, NULL, &error), FST_OK);
+        unlink(list[0]);
+    }
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Saves to relative paths while the program changes its working folder: the paths are resolved
-/// when the save is opened.
+/// Saves to relative paths and through links, while the program changes its working folder or the
+/// links: the paths are resolved when the save is opened.
 #include <fastsafetensors.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -104,6 +104,42 @@ TEST(sharded_model_is_saved_relative_to_the_folder_at_open)
         CHECK_INT(save_entry_count("four"), 0);
         CHECK_INT(save_set_value("three/set", 2), 'n');
         CHECK_INT(save_hidden_count("three/set"), 0);
+    }
+}
+
+/// As operators do to point to another version of a model.
+static void point_to(const char *link, const char *target) {
+    char beside[512];
+    snprintf(beside, sizeof beside, "%s.new", fixture_path(link));
+    if (symlink(target, beside) != 0 || rename(beside, fixture_path(link)) != 0) abort();
+}
+
+TEST(link_that_changes_does_not_move_a_save)
+{
+    // The path, what it is below the linked folder, and the number of files.
+    static const struct {
+        const char *path, *made;
+        uint32_t files;
+    } saves[] = {{"now/model.safetensors", "v1/model.safetensors", 1},
+                 {"now/set", "v1/set", 2},
+                 {"now", "v1", 2},
+                 {"to_file.safetensors", "v1/f.safetensors", 1}};
+    make_folders("v1", "v2");
+    CHECK_INT(symlink("now/f.safetensors", fixture_path("to_file.safetensors")), 0);
+    for (size_t i = 0; i < sizeof saves / sizeof *saves; i++) {
+        fst_save_options options = save_options_of();
+        options.file_count = saves[i].files == 1 ? 0 : saves[i].files;
+        point_to("now", "v1");
+        fst_writer *writer = open_and_leave(fixture_path(saves[i].path), &options, "v2");
+        CHECK(writer != NULL);
+        point_to("now", "v2");
+        CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+        fst_writer_close(writer);
+        CHECK_INT(save_entry_count("v2"), 0);
+        fst_model *model = NULL;
+        CHECK_INT(fst_model_open(fixture_path(saves[i].made), NULL, &model, NULL), FST_OK);
+        CHECK_INT(fst_model_tensor_count(model), 2);
+        fst_model_close(model);
     }
 }
 
