@@ -53,7 +53,7 @@ from ._checkpoints.training_state import (
     states_of,
     step_number,
 )
-from ._checkpoints.watcher import Watcher
+from ._checkpoints.watcher import Watcher, Watchers
 from ._saving.save_handles import SaveHandle, StagingPool, running, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
@@ -146,12 +146,13 @@ class CheckpointManager:
                 clean_up(self.folder)
         self.every = int(every)
         self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
-        self._lock, self._pruning = threading.Lock(), threading.Lock()
+        # For the watchers. A call of the program's holds neither while a signal handler, which may
+        # save and wait, can run.
+        self._lock, self._pruning = threading.RLock(), threading.Lock()
         self._pid, self._is_closed = os.getpid(), False
-        self._handles: list[SaveHandle] = []  # of saves that may still read tensors
-        self._failure: Exception | None = None
-        self._threads: list[Watcher] = []
-        self._refused: Exception | None = None  # repeats a failure that another rank has raised
+        # "failure" of a save; "refusal", which repeats a failure that another rank has raised.
+        self._errors: dict[str, Exception] = {}
+        self._watchers = Watchers()
         self._saving: set[tuple[int, int]] = set()  # steps and numbers of running saves
         self._numbers = itertools.count(1)
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
@@ -229,20 +230,24 @@ class CheckpointManager:
         joint = self._ranks.join(self._place_of(number), self._options)
         refusal: Exception | None = None
         try:
+            joint.enter()
             try:
-                self._check_saves()
+                try:
+                    self._check_saves()
+                except Exception as error:
+                    refusal = RuntimeError(f"{_EARLIER}: {error}")
+                    raise
+                check_state(state)
+                return self._begin(number, lambda: self._ranks.start(
+                    joint, states_of(state), metadata_of(number, metric), self._pool,
+                    self._options))
             except Exception as error:
-                refusal = RuntimeError(f"{_EARLIER}: {error}")
+                if not joint.is_started:
+                    self._ranks.refuse(joint, refusal or error)
                 raise
-            check_state(state)
-            return self._begin(number, lambda: self._ranks.start(
-                joint, states_of(state), metadata_of(number, metric), self._pool, self._options))
-        except Exception as error:
-            if not joint.is_started:
-                self._ranks.refuse(joint, refusal or error)
-            raise
-        except BaseException:
-            joint.leave()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                joint.leave()
             raise
 
     def _place_of(self, step: int) -> Path:
@@ -253,29 +258,23 @@ class CheckpointManager:
         key = (step, next(self._numbers))
         before = running.last_of_thread()
         try:
+            self._saving.add(key)
             with self._lock:
-                self._saving.add(key)
+                pass  # the watcher of an earlier save may be deleting its empty folder
             handle = start()
             self._watch(handle, key)
         except BaseException:
             begun = running.last_of_thread()
             if begun is None or begun is before or not begun.is_started():
                 self._saving.discard(key)
-            else:
-                watching = [thread for thread in self._threads if thread.handle is begun]
-                if watching:
-                    watching[0].start()
-                else:
-                    self._watch(begun, key)
+            elif not self._watchers.start(begun):
+                self._watch(begun, key)
             raise
         return handle
 
     def _watch(self, handle: SaveHandle, key: tuple[int, int]) -> None:
         """Let a thread wait for the end, note a failure, and delete what is not kept."""
-        self._handles = [*(one for one in self._handles if not one.done()), handle]
-        thread = Watcher(handle, partial(self._note, handle, key), self._follow)
-        self._threads = [*(one for one in self._threads if not one.has_ended()), thread]
-        thread.start()
+        self._watchers.add(Watcher(handle, partial(self._note, handle, key), self._follow))
 
     def _is_saving(self, step: int) -> bool:
         return any(number == step for number, _ in list(self._saving))
@@ -292,10 +291,7 @@ class CheckpointManager:
                     with contextlib.suppress(OSError):
                         (self.folder / f"step-{step}").rmdir()
                 if not was_cancelled(error):
-                    if _EARLIER in str(error):
-                        self._refused = error
-                    else:
-                        self._failure = error
+                    self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
                 return None
             self._passed_over.discard(step)
@@ -313,19 +309,16 @@ class CheckpointManager:
 
     def before_step(self, *_args: Any) -> None:
         """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
-        for handle in self._handles:
-            handle.before_step()
-        self._handles = []
+        self._watchers.before_step()
 
     def check(self) -> None:
         """Raise what went wrong with a checkpoint, once. RuntimeError in a fork's child."""
         if self._pid != os.getpid():
             self._check_usable()
         self._check_saves()
-        with self._lock:
-            refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
+        refusal = self._errors.pop("refusal", None)
+        if refusal is not None:
+            raise refusal
 
     def _check_saves(self) -> None:
         """Raise what made a save fail, once.
@@ -333,10 +326,8 @@ class CheckpointManager:
         Not that another rank has refused one because it raised such a failure: save() would refuse
         the next one in turn, and so on.
         """
-        for thread in self._threads:
-            thread.note_end()
-        with self._lock:
-            failure, self._failure = self._failure, None
+        self._watchers.note_ends()
+        failure = self._errors.pop("failure", None)
         if failure is not None:
             raise failure
 
@@ -344,13 +335,8 @@ class CheckpointManager:
         """Wait until all checkpoints are saved and old ones deleted; raise what went wrong."""
         if self._pid != os.getpid():
             self._check_usable()
-        self._await_saves()
-        self._threads = []
+        self._watchers.wait()
         self.check()
-
-    def _await_saves(self) -> None:
-        for thread in self._threads:
-            thread.wait()
 
     def close(self) -> None:
         """Wait, and give the staging memory back. In a fork's child: nothing."""
@@ -360,7 +346,7 @@ class CheckpointManager:
         try:
             self.wait()
         finally:
-            self._handles = []
+            self._watchers.forget_handles()
             self._pool.close()
 
     def __enter__(self) -> CheckpointManager:
@@ -487,7 +473,7 @@ class CheckpointManager:
         check_state(state)
         check_targets(state)
         if self._pid == os.getpid():
-            self._await_saves()
+            self._watchers.wait()
         if step is None:
             checkpoint = self.latest(verify=verify)
         else:
@@ -503,7 +489,7 @@ class CheckpointManager:
     def _resume_together(self, state: Mapping[str, Any], step: Any, verify: bool) -> int:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
-        self._await_saves()
+        self._watchers.wait()
         with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
             check_switch("verify", verify)
             check_state(state)

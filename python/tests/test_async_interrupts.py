@@ -125,8 +125,7 @@ def test_a_thread_that_was_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = running.last_of_thread()
     assert handle is not None and not handle.is_started()
     handle._end()
-    with running._lock:
-        running._handles.discard(handle)
+    running._handles.discard(handle)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -284,7 +284,7 @@ def test_a_failed_save_leaves_the_folder_to_another_save_of_its_step(
     first, second = held
     first.error = OSError(28, "no space left")
     first.may_end.set()
-    manager._threads[0].wait()
+    next(one for one in manager._watchers._all if one.handle is first).wait()
     assert (tmp_path / "step-3").is_dir()
     second.error = OSError(28, "no space left")
     second.may_end.set()
@@ -400,7 +400,7 @@ def test_a_failure_is_raised_once(tmp_path: pathlib.Path) -> None:
         assert [one.step for one in manager.checkpoints()] == [2]
         manager.save(1, {"a": 1})
         deadline = time.monotonic() + 60
-        while manager._failure is None and time.monotonic() < deadline:
+        while "failure" not in manager._errors and time.monotonic() < deadline:
             time.sleep(0.01)
         with pytest.raises(OSError):
             manager.save(3, {"a": 1})

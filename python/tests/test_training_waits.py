@@ -81,15 +81,16 @@ def test_a_step_waits_for_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
 
 
-def test_a_save_in_a_child_whose_parent_held_the_lock(tmp_path: Path) -> None:
-    """A thread of the parent was taking the shared pool when another one forked."""
-    with save_handles._shared_lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            save_file_async({"x": torch.ones(3)}, tmp_path / "x.safetensors").wait()
-            os._exit(0)
+def test_a_save_in_a_child_has_its_own_pool(tmp_path: Path) -> None:
+    """It does not use the memory of its parent, whose threads may be in the middle of a save."""
+    save_file_async({"x": torch.ones(3)}, tmp_path / "y.safetensors").wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        save_file_async({"x": torch.ones(3)}, tmp_path / "x.safetensors").wait()
+        os._exit(0 if list(save_handles._shared) == [os.getpid()] else 1)
     assert os.waitpid(child, 0)[1] == 0
+    assert list(save_handles._shared) == [os.getpid()]
 
 
 def test_check_in_a_child_whose_parent_held_the_lock(tmp_path: Path) -> None:

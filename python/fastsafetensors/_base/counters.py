@@ -25,14 +25,14 @@ _SAVE = {
     "save_bytes": ("bytes_written", 1), "save_seconds": ("total_ns", 1e-9),
 }
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may load or save while it is held
 _sums: dict[str, float] = dict.fromkeys(("loads", *_LOAD, "saves", *_SAVE), 0)
 
 
 def _forget() -> None:
     """Reset in a forked child, because another thread may have held the lock."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _sums.update(dict.fromkeys(_sums, 0))
 
 

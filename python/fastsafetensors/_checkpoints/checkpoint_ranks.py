@@ -68,7 +68,7 @@ class Ranks:
     # ---- saving ----
 
     def join(self, place: Path | None, options: Mapping[str, Any]) -> JointSave:
-        """Take part in the save of a step; None: which one is not known, and the save will fail."""
+        """Prepare the save of a step; None: which one is not known, and the save will fail."""
         if place is None:
             return JointSave(self.group, self._timeout)
         target = SetTarget(str(place), STEM, options["durable"],

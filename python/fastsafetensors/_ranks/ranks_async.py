@@ -52,18 +52,34 @@ __all__ = ["save_on_ranks_async"]
 
 _WRITTEN, _FAILED, _CANCELLED = 0, 1, 2
 
-# The last save of each group: the next one may use the group when it has ended.
-_last: weakref.WeakKeyDictionary[Any, threading.Event] = weakref.WeakKeyDictionary()
-_last_lock = threading.Lock()
+# The saves of each group that have not ended, in the order of their calls: one uses the group when
+# those before it have ended. The references are weak: a save whose call was interrupted, and that
+# nothing will end, blocks no other. Each access is one operation of a list or a dictionary, without
+# a lock, because a signal handler may save between any two.
+_Queue = list["weakref.ref[JointSave]"]
+_queues: weakref.WeakKeyDictionary[Any, _Queue] = weakref.WeakKeyDictionary()
+_LOOK_SECONDS = 1.0  # how often a save that waits looks whether those before it still exist
 
 
-def wait_for_saves(group: Any) -> None:
-    """Wait until no save uses a group."""
-    last = None
-    with _last_lock, contextlib.suppress(TypeError):
-        last = _last.get(group)
-    if last is not None:
-        last.wait()
+def _queue_of(group: Any) -> _Queue:
+    with contextlib.suppress(TypeError):
+        return _queues.setdefault(group, [])
+    return []  # no group, or another object, which is an error in publish()
+
+
+def wait_for_saves(group: Any, before: weakref.ref[JointSave] | None = None) -> None:
+    """Wait until no save uses a group, or none that was called before another one."""
+    queue = _queue_of(group)
+    for one in list(queue):
+        if one is before:
+            return
+        joint = one()
+        while joint is not None and not joint.end.wait(_LOOK_SECONDS):
+            joint = None  # if this was the last reference, the save was abandoned
+            joint = one()
+        if joint is None:
+            with contextlib.suppress(ValueError):
+                queue.remove(one)
 
 
 class Rows(NamedTuple):
@@ -75,11 +91,12 @@ class Rows(NamedTuple):
     is_unchanged: Callable[[], bool] | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class JointSave:
     """The part of a save in which the ranks take part together.
 
-    The ranks use the group in the order of their calls.
+    The ranks use the group in the order of their calls. A caller of enter() calls leave() after any
+    exception, also KeyboardInterrupt.
     """
 
     group: Any
@@ -93,7 +110,7 @@ class JointSave:
     result: str | None = None  # the path of the index, or of the only file
 
     def __post_init__(self) -> None:
-        """Take the place behind the save before."""
+        """Look which folders this save makes."""
         self.core: _core.AsyncSave | None = None  # calls publish() if it was started
         # Taken once: by publish(), or by leave() of a call that was interrupted.
         self._use = threading.Lock()
@@ -101,23 +118,30 @@ class JointSave:
         if self.place is not None:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
         self._missing_here = self._missing
-        self._end = threading.Event()
-        self._before: threading.Event | None = None
-        if self.group is not None:
-            # Another object than a group is an error in publish().
-            with _last_lock, contextlib.suppress(TypeError):
-                self._before = _last.get(self.group)
-                _last[self.group] = self._end
+        self.end = threading.Event()
+        self._place_in_queue = weakref.ref(self)
+        self._has_entered = False
 
     @property
     def is_started(self) -> bool:
         """Whether a thread of the library will call publish()."""
         return self.core is not None and self.core.is_started()
 
+    def enter(self) -> None:
+        """Take the place behind the saves of earlier calls, once."""
+        if not self._has_entered:
+            self._has_entered = True
+            _queue_of(self.group).append(self._place_in_queue)
+
     def leave(self) -> None:
         """Take no part, if the save is not started. The others fail at their time limit."""
         if not self.is_started and self._use.acquire(blocking=False):
-            self._end.set()
+            self._give_up_place()
+
+    def _give_up_place(self) -> None:
+        self.end.set()
+        with contextlib.suppress(ValueError):  # it has not entered
+            _queue_of(self.group).remove(self._place_in_queue)
 
     def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
         """Publish the files of all ranks. Called once, on every rank.
@@ -134,15 +158,15 @@ class JointSave:
             self.error = self.error or RuntimeError("cancelled")
             return "cancelled"
         try:
-            if self._before is not None:
-                self._before.wait()
+            self.enter()
+            wait_for_saves(self.group, self._place_in_queue)
             self.result = self._publish(paths or [], _as_ours(error))
             return None
         except Exception as failure:
             self.error = _as_ours(failure)
             return str(failure) or type(failure).__name__
         finally:
-            self._end.set()
+            self._give_up_place()
 
     def fail(self, error: Exception | None) -> None:
         """Take part without files; raise what went wrong on any rank."""
@@ -267,7 +291,12 @@ class EmptySave(ThreadSave):
             joint.fail(error)
             return joint.result
 
-        super().__init__(work, name)
+        try:
+            joint.enter()
+            super().__init__(work, name)
+        except BaseException:
+            joint.leave()
+            raise
 
     def _stop(self) -> None:
         """Cancel the save on all ranks, unless they have agreed to publish it."""
@@ -282,7 +311,7 @@ def _as_ours(error: Exception | None) -> Any:
 
 
 def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
-    """Start this rank's part of a save; joint.place is set.
+    """Start this rank's part of a save, which has entered; joint.place is set.
 
     An error of the start is the handle's, because the other ranks must learn of it.
     """
@@ -298,9 +327,6 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
                           promise=promise_word(joint.place.durable), **data.options)
     except Exception as error:
         return EmptySave(joint, joint.place.folder, error)
-    except BaseException:
-        joint.leave()
-        raise
 
 
 def save_on_ranks_async(
@@ -366,15 +392,17 @@ def save_on_ranks_async(
     joint = JointSave(group, request.timeout, place,
                       [f"metadata {metadata}", f"manifest {request.manifest}"])
     try:
-        check_tensors(tensors, metadata)
-        is_unchanged = None if stage == "copy" else watch_changes(tensors)
-        rows, owners = make_rows(tensors, on_device=True)
-    except Exception as error:
-        return EmptySave(joint, place.folder, error)
+        joint.enter()
+        try:
+            check_tensors(tensors, metadata)
+            is_unchanged = None if stage == "copy" else watch_changes(tensors)
+            rows, owners = make_rows(tensors, on_device=True)
+        except Exception as error:
+            return EmptySave(joint, place.folder, error)
+        data = Rows(rows, {"format": "pt"} if metadata is None else metadata,
+                    {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
+                     "owners": owners}, is_unchanged)
+        return start_joint(joint, data, staging)
     except BaseException:
         joint.leave()
         raise
-    data = Rows(rows, {"format": "pt"} if metadata is None else metadata,
-                {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
-                 "owners": owners}, is_unchanged)
-    return start_joint(joint, data, staging)

@@ -90,24 +90,24 @@ class StagingPool:
         self.close()
 
 
-# The pool of saves that name none, of this process.
+# The pool of saves that name none, of this process. There is no lock, because a signal handler that
+# saves would wait for it for ever: each access is one operation of the dictionary.
 _shared: dict[int, StagingPool] = {}
-_shared_lock = threading.Lock()
 
 
 def _shared_pool() -> StagingPool:
-    with _shared_lock:
-        pool = _shared.get(os.getpid())
-        if pool is None:
-            _shared.clear()  # a fork's parent's
-            pool = _shared[os.getpid()] = StagingPool()
-        return pool
+    process = os.getpid()
+    pool = _shared.get(process)
+    if pool is None:
+        for parent in set(_shared) - {process}:  # of a fork
+            _shared.pop(parent, None)
+        pool = _shared.setdefault(process, StagingPool())
+    return pool
 
 
 def release_staging() -> None:
     """Free the staging memory that saves without a ``pool`` argument have kept."""
-    with _shared_lock:
-        pool = _shared.pop(os.getpid(), None)
+    pool = _shared.pop(os.getpid(), None)
     if pool is not None:
         pool.close()
 
@@ -462,20 +462,22 @@ class Hooks:
 
 
 class _Running:
-    """Saves that have not ended: their handles live, and the interpreter's exit ends them."""
+    """Saves that have not ended: their handles live, and the interpreter's exit ends them.
+
+    There is no lock, because a signal handler that saves would wait for it for ever: each access is
+    one operation of the set.
+    """
 
     def __init__(self) -> None:
         self._handles: set[SaveHandle] = set()
-        self._lock = threading.Lock()
         self._of_thread = threading.local()
 
     def add(self, handle: SaveHandle) -> None:
         """Add a save; those that have ended go."""
         self._of_thread.last = weakref.ref(handle)
-        with self._lock:
-            ended = [other for other in self._handles if other.done()]
-            self._handles.difference_update(ended)
-            self._handles.add(handle)
+        self._handles.add(handle)
+        ended = [other for other in list(self._handles) if other is not handle and other.done()]
+        self._handles.difference_update(ended)
 
     def last_of_thread(self) -> SaveHandle | None:
         """Return what this thread has added last, if it is in use.
@@ -487,7 +489,6 @@ class _Running:
 
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
-        self._lock = threading.Lock()
         self._handles = set()
 
     def end(self) -> None:
@@ -504,16 +505,9 @@ class _Running:
 running = _Running()
 
 
-def _forget_parent() -> None:
-    """In a fork's child: a thread of the parent may have held the locks."""
-    global _shared_lock
-    _shared_lock = threading.Lock()
-    running.forget()
-
-
 atexit.register(running.end)
 atexit.register(wait_at_exit)  # is called first
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=running.forget)
 
 
 def start_rows(

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C, or a signal handler that saves, at each line of the call that starts a save."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+torch = pytest.importorskip("torch")
+
+from fastsafetensors._ranks import ranks_async  # noqa: E402
+from fastsafetensors._ranks.ranks_async import EmptySave, JointSave, wait_for_saves  # noqa: E402
+
+# Calls `act` before a line, or a return, of the library's Python code in the main thread.
+AT_LINES = """
+import faulthandler, itertools, linecache, os, sys
+faulthandler.dump_traceback_later(300, exit=True)  # a save that never ends
+
+def with_act_at(number, modules, act, call):
+    "Return what call() returns, and whether act() was called: at the line of this number."
+    left = [number]
+    def trace(frame, event, argument):
+        if not frame.f_code.co_filename.endswith(modules):
+            return None
+        # Python calls no signal handler after "try:" or "pass", nor right before the end of "with".
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event in ("line", "return") and not source.startswith(("try:", "with ", "pass")):
+            left[0] -= 1
+            if left[0] == 0:
+                act()
+        return trace
+    sys.settrace(trace)
+    try:
+        result = call()
+    finally:
+        sys.settrace(None)
+    return result, left[0] <= 0
+"""
+
+INTERRUPTED = COMMON + AT_LINES + """
+import logging
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.training import CheckpointManager
+logging.getLogger("fastsafetensors").setLevel(100)
+how = sys.argv[5]
+MODULES = ("ranks_async.py", "training.py", "checkpoint_ranks.py", "watcher.py")
+side = dist.new_group(backend="gloo")
+good = {"x": torch.ones(3)}
+
+def interrupt():
+    raise KeyboardInterrupt
+
+if how == "manager":
+    manager = CheckpointManager(f"{folder}/saved", group=side, keep_last=1)
+    step = itertools.count(1)
+    call = lambda: manager.save(next(step), good)
+else:
+    state = good if how == "tensors" else {"x": 3}
+    call = lambda: save_on_ranks_async(state, f"{folder}/saved", side)
+errors = []  # with the frames of the interrupted calls
+for number in itertools.count(1):
+    try:
+        if not with_act_at(number, MODULES, interrupt, call)[1]:
+            break
+    except KeyboardInterrupt as error:
+        errors.append(error)
+    save_on_ranks_async(good, f"{folder}/next", side).wait()
+    if how == "manager":
+        manager.before_step()  # lets go of the handles
+        manager.wait()
+assert len(errors) > 20, len(errors)
+finish()
+"""
+
+REENTERED = AT_LINES + """
+import torch
+from fastsafetensors import metrics
+from fastsafetensors.torch import load_file, save_file_async
+from fastsafetensors.training import CheckpointManager
+folder, how = sys.argv[1:]
+MODULES = ("save_handles.py", "training.py", "background.py", "watcher.py", "counters.py")
+state = {"x": torch.ones(3)}
+metrics.enable()
+manager = CheckpointManager(folder, manifest=False)
+step = itertools.count(1)
+
+def save():
+    if how == "manager":
+        manager.save(next(step), state)
+        manager.check()
+    else:
+        save_file_async(state, f"{folder}/a").wait()
+
+def handle_signal():
+    if how == "manager":
+        manager.save(10_000 + next(step), state)
+        manager.wait()
+    else:
+        save_file_async(state, f"{folder}/b").wait()
+
+for number in itertools.count(1):
+    if not with_act_at(number, MODULES, handle_signal, save)[1]:
+        break
+    manager.wait()
+    if how == "manager":
+        assert len(manager.checkpoints()) == 2 * number, number
+assert number > 20, number
+"""
+
+
+class End:
+    """The end of a save that has ended when somebody waits for it."""
+
+    def __init__(self, waits: list[Any], name: str) -> None:
+        """Keep a list that notes the waits."""
+        self._waits, self._name = waits, name
+
+    def wait(self, _seconds: float) -> bool:
+        """Note the wait."""
+        self._waits.append(self._name)
+        return True
+
+
+class Group:
+    """A group, for the order of its saves."""
+
+
+@pytest.mark.parametrize("how", ["tensors", "errors", "manager"])
+def test_an_interrupted_save_of_ranks_blocks_no_other(tmp_path: Path, how: str) -> None:
+    """The next save of the group ends, though the interrupted one will never."""
+    run_ranks(INTERRUPTED, tmp_path, 1, how)
+
+
+@pytest.mark.parametrize("how", ["files", "manager"])
+def test_a_signal_handler_may_save(tmp_path: Path, how: str) -> None:
+    """No lock that it needs is held by the call that it interrupts, and no save is lost."""
+    done = subprocess.run([sys.executable, "-c", REENTERED, tmp_path, how], timeout=600,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_save_that_leaves_keeps_the_order_of_the_others() -> None:
+    """The third save of a group waits for the first, when the second has left."""
+    group, waits = Group(), []  # type: ignore[var-annotated]
+    first, second, third = saves = [JointSave(group, None) for _ in range(3)]
+    for one in saves:
+        one.enter()
+    first.end = End(waits, "first")  # type: ignore[assignment]
+    third.end = End(waits, "third")  # type: ignore[assignment]
+    second.leave()
+    wait_for_saves(group, third._place_in_queue)
+    assert waits == ["first"]
+    wait_for_saves(group)
+    assert waits == ["first", "first", "third"]
+
+
+def test_nobody_waits_for_a_save_that_does_not_exist_any_more() -> None:
+    """Also if it goes during the wait."""
+    group = Group()
+    saves = [JointSave(group, None) for _ in range(2)]
+    for one in saves:
+        one.enter()
+
+    class Abandoned:
+        def wait(self, _seconds: float) -> bool:
+            saves.clear()
+            return False
+
+    saves[0].end = Abandoned()  # type: ignore[assignment]
+    del one
+    wait_for_saves(group)
+    assert ranks_async._queue_of(group) == []
+
+
+def test_an_interrupted_part_without_files_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when its thread is started."""
+    def interrupt(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    joint = JointSave(Group(), None)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("_thread.start_new_thread", interrupt)
+        EmptySave(joint, "a", ValueError("a"))
+    wait_for_saves(joint.group)
+    assert joint.end.is_set()
