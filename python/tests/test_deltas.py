@@ -76,13 +76,16 @@ def test_the_numbered_shards_have_no_gaps(tmp_path, states):
         assert sorted(path.name for path in folder.iterdir()) == [*shards, folders.INDEX]
 
 
-def test_an_unchanged_state_makes_an_empty_delta(tmp_path, states, local):
+@pytest.mark.parametrize("new_files", [True, False])
+def test_an_unchanged_state_makes_an_empty_delta(new_files, tmp_path, states, local):
     write_checkpoint(tmp_path / "state0", states[0])
     folder = tmp_path / "v1"
     deltas.make(tmp_path / "state0", states[0], folder, version="000001", base_version="000000")
     assert json.loads((folder / folders.INDEX).read_text())["weight_map"] == {}
-    assert deltas.apply(local, folder)["bytes_written"] == 0
+    assert deltas.apply(local, folder, new_files=new_files)["bytes_written"] == 0
     assert deltas.version_of(local).version == "000001"
+    assert sorted(os.listdir(local / ".weight_sync")) == ["lock", "state.json"]
+    assert "already" in expect("VersionMismatch", lambda: deltas.apply(local, folder))
     assert same(read_checkpoint(local), states[0])
 
 

@@ -201,8 +201,10 @@ static fst_status apply_span(apply_job *job, const sync_folder *sync,
     job->sync = sync;
     if (job->makes_files) FST_TRY(fsti_new_files_begin(sync, job->base, error));
     FST_TRY(begin_job(job, true, options, error));
-    if (job->tensor_count == 0)
+    if (job->tensor_count == 0) {
+        if (job->makes_files) fsti_new_files_remove(sync); // the list of no copies
         return fsti_sync_write_state(sync, version, job->base, durable, error);
+    }
     if (job->makes_files) return replace_files(job, sync, version, durable, error);
     journal_plan plan = {.delta = job->delta,
                          .span = job->span,
@@ -332,7 +334,7 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal, const 
 
 /// Finds the version of the chain to begin with: the one that is based on `current`, after versions
 /// that a call before this one has applied. FST_E_VERSION if no version is. `is_recovered`: this
-/// call has finished an update, perhaps the chain's last one.
+/// call has finished an update, or removed its last files, perhaps those of the chain's last one.
 static fst_status find_start(const fst_delta *delta, const char *current, bool is_recovered,
                              const char *checkpoint, size_t *first, fst_error *error) {
     const fsti_delta_text *start = &delta->versions[0].text;
@@ -448,6 +450,15 @@ static fst_status resume_any(const sync_folder *sync, const fst_delta *given,
     return status;
 }
 
+/// Removes the files of a process that was killed at the end of its update. Returns whether there
+/// were any. The lock must be held, and no journal be left.
+static bool remove_leftovers(const sync_folder *sync) {
+    bool had_undo = unlink(sync->undo_path) == 0;
+    bool had_copies = fsti_sync_may_exist(sync->copies_path);
+    fsti_new_files_remove(sync);
+    return had_undo || (had_copies && !fsti_sync_may_exist(sync->copies_path));
+}
+
 /// Refuses a folder with an interrupted update. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
     if (!fsti_sync_may_exist(sync->journal_path) && !fsti_sync_may_exist(sync->renames_path))
@@ -472,10 +483,13 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     if (status == FST_OK)
         status = is_check ? refuse_interrupted(&sync, error)
                           : resume_any(&sync, delta, options, stats, error);
-    if (status == FST_OK && !is_check) fsti_new_files_remove(&sync); // of a process that was killed
+    bool is_finished = status == FST_OK && !is_check && remove_leftovers(&sync);
     if (status == FST_OK) status = read_current(&sync, delta, options, current, &had_state, error);
     if (status == FST_OK)
-        status = find_start(delta, current, stats->recovered != 0, checkpoint, &first, error);
+        status = find_start(delta, current, is_finished || stats->recovered != 0, checkpoint,
+                            &first, error);
+    bool is_old = status == FST_OK && first == delta->version_count;
+    if (is_old && stats->recovered == 0) stats->recovered = 1;
     if (status == FST_OK && !is_check && first < delta->version_count)
         status = fsti_sync_check_manifest(&sync, current, error);
     if (status == FST_OK) status = apply_chain(&sync, delta, first, options, stats, error);
@@ -496,7 +510,7 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
         status = fsti_sync_open(checkpoint, &sync, error);
     }
     if (has_folder && status == FST_OK) status = resume_any(&sync, NULL, options, stats, error);
-    if (has_folder && status == FST_OK) fsti_new_files_remove(&sync);
+    if (has_folder && status == FST_OK) (void)remove_leftovers(&sync);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;
