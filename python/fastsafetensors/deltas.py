@@ -36,9 +36,12 @@ from ._base.options import (
 from ._base.paths import fixed_location
 from ._base.representation import with_plain_hints
 from ._deltas.delta_manifest import (
+    apply_and_compare,
     finish_pulled,
+    finish_update,
     finish_waiting,
     remembered_manifest,
+    remove_old_files,
     remove_unused,
     split_at_manifest,
 )
@@ -137,18 +140,7 @@ class Delta:
         flags = _DURABLE * durable | _CHECK_FIRST * check_first | _NEW_FILES * new_files
         call = (self._delta, _encode("checkpoint", checkpoint), flags,
                 check_count("threads", threads), version)
-        assumed = self.base_version if version is None else version
-        finish_waiting(checkpoint, durable, assumed)
-        try:
-            stats = _core.delta_apply(*call)
-        except _core.error_class() as error:
-            # The call may have finished an update that has a manifest, and refused to go on.
-            if error.tag != "VersionMismatch" or not finish_waiting(checkpoint, durable):
-                raise
-            stats = {**_core.delta_apply(*call), "recovered": 1}
-        finish_waiting(checkpoint, durable)
-        remove_unused(checkpoint)
-        return stats
+        return apply_and_compare(call, self.base_version, self.version)
 
     def verify(
         self, checkpoint: Path, *, version: str | None = None, threads: int = 0
@@ -398,9 +390,10 @@ def apply(
     compared with it, also the tensors that no delta changed, and it becomes the folder's manifest.
     Until then no other version is applied. An invalid one is refused before anything changes. One
     that is given again for the version that the folder has is compared instead of the earlier one.
+    In a folder that cannot be written it does not become the folder's; the log has a warning.
 
     Returns a dict of statistics; "recovered" is 1 where an interrupted update was finished
-    first, 2 where it was rolled back.
+    first, or only files compared with the manifest of the version, 2 where it was rolled back.
 
     Raises:
         SafetensorError: `tag` "VersionMismatch" for a wrong base, a gap or an older version,
@@ -447,8 +440,8 @@ def recover(
     """
     check_switches(roll_back=roll_back, durable=durable)
     flags = _ROLL_BACK * roll_back | _DURABLE * durable
-    count = check_count("threads", threads)
-    stats = _core.delta_apply(None, _encode("checkpoint", checkpoint), flags, count, None)
+    stats = finish_update(_encode("checkpoint", checkpoint), flags,
+                          check_count("threads", threads))
     finish_waiting(checkpoint, durable)
     remove_unused(checkpoint)
     return stats
@@ -473,8 +466,9 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
 
     Raises:
         SafetensorError: `tag` "VersionMismatch" where nothing follows although `source` has a
-            later decimal version, so one in between is missing; and while an update is running or
-            interrupted, because the files are then of two versions.
+            later decimal version, so one in between is missing; where the versions form a cycle;
+            and while an update is running or interrupted, because the files are then of two
+            versions.
         TypeError: an argument of another type.
     """
     check_no_empty_path("source", source)
@@ -494,13 +488,6 @@ def _following(checkpoint: Path, source: Path, until: str | None) -> list[str] |
     return [folder for _, folder in find_chain(source, note.version, until).versions]
 
 
-def _remove_old_files(checkpoint: Path) -> None:
-    """Delete files that a process has left that was killed at the end of its update."""
-    if os.path.exists(os.path.join(os.fsdecode(checkpoint), ".weight_sync", "copies")):
-        with contextlib.suppress(OSError):  # such as TimeoutError: another process is using them
-            _core.delta_apply(None, _encode("checkpoint", checkpoint), 0, 1, None)
-
-
 def pull(
     checkpoint: Path, source: Path, *, until: str | None = None, threads: int = 0,
     durable: bool = True, timeout: float = _PULL_SECONDS,
@@ -509,7 +496,8 @@ def pull(
 
     A version's folder may hold a model.manifest, which is used like apply()'s: the versions up to
     it are applied, the files compared, and then the later versions are applied. A manifest that is
-    replaced in `source` after it was found to be wrong is compared instead of the old one.
+    replaced in `source` after it was found to be wrong is compared instead of the old one. Of
+    several folders that are based on the same version, the last one by name is used.
 
     until: the last version to apply, by which engines that must have the same one agree;
     SafetensorError where it does not follow.
@@ -525,6 +513,8 @@ def pull(
     """
     check_no_empty_path("checkpoint", checkpoint)
     check_no_empty_path("source", source)
+    check_switch("durable", durable)
+    count = check_count("threads", threads)
     # Another thread may change the current folder while this one waits.
     checkpoint, source = fixed_location(checkpoint), fixed_location(source)
     _check_versions(until=until)
@@ -536,14 +526,14 @@ def pull(
         chain: list[str] | None = None
         try:
             if version_of(checkpoint).interrupted:
-                stats = recover(checkpoint, durable=durable, threads=threads)
+                stats = finish_update(os.fsencode(checkpoint), _DURABLE * durable, count)
                 finished = stats if stats["recovered"] else finished
                 continue
             finish_pulled(checkpoint, source, durable)
             if (chain := _following(checkpoint, source, last)) is None:
                 continue
             if not chain:
-                _remove_old_files(checkpoint)
+                remove_old_files(checkpoint)
                 return finished
             # In parts, because an opened delta holds a descriptor for each shard.
             part, manifest = split_at_manifest(chain[:_PULL_VERSIONS])

@@ -91,14 +91,18 @@ def test_a_process_without_the_lock_drops_no_manifest(fresh, version, manifest):
 
 
 def test_a_slower_process_drops_no_manifest(fresh, version, manifest, monkeypatch):  # noqa: F811
-    patch_update(monkeypatch, lambda: kill_before_the_comparison(fresh, version, manifest))
-    expect("VersionMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
-    damage(fresh)
+    def before():
+        kill_before_the_comparison(fresh, version, manifest)
+        damage(fresh)
+
+    with monkeypatch.context() as patch:
+        patch_update(patch, before)
+        expect("DigestMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
     with pytest.raises(SafetensorError), deltas.reading(fresh):
         pass
     damage(fresh)  # the same bit again
-    with deltas.reading(fresh):
-        assert installed(fresh, manifest) and not waiting(fresh)
+    assert deltas.apply(fresh, version, manifest=manifest)["recovered"] == 1
+    assert installed(fresh, manifest) and not waiting(fresh)
 
 
 @pytest.mark.parametrize("call", ["reading", "recover"])
@@ -143,6 +147,20 @@ def test_the_same_call_after_a_kill_finishes(fresh, version, manifest, states): 
     assert stats["recovered"] == 1
     assert installed(fresh, manifest) and not waiting(fresh)
     assert same(read_checkpoint(fresh), states[1])
+
+
+@pytest.mark.parametrize("new_files", [True, False])
+def test_the_same_call_after_a_kill_before_the_comparison_finishes(
+    new_files, fresh, version, manifest, tmp_path, states,  # noqa: F811
+):
+    kill_before_the_comparison(fresh, version, manifest)
+    options = {"manifest": manifest, "new_files": new_files}
+    expect("VersionMismatch", lambda: deltas.apply(fresh, version, version="7", **options))
+    kill_before_the_comparison(fresh, version, manifest)
+    stats = deltas.apply(fresh, version, version="0", **options)
+    assert (stats["recovered"], stats["tensors"]) == (1, 0)
+    assert installed(fresh, manifest) and not waiting(fresh)
+    assert "already" in expect("VersionMismatch", lambda: deltas.apply(fresh, version))
 
 
 @pytest.mark.parametrize("is_made", [False, True])
@@ -257,6 +275,77 @@ def test_other_kinds_of_files_are_no_manifests(
 
 # ---- wrong manifests ----
 
+@pytest.mark.parametrize("call", ["apply", "pull", "reading"])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_manifest_that_was_given_last_decides(
+    call, is_last, fresh, source, version, manifest, monkeypatch,  # noqa: F811
+):
+    """Several wait: of processes that run, or one was killed before it removed the others. The
+    order of their names says nothing, and neither does the clock."""
+    good = manifest.read_bytes()
+    write_manifest(fresh, manifest)  # of the version before
+    expect("DigestMismatch", lambda: deltas.pull(fresh, source))
+    (wrong,) = waiting(fresh)
+    wrong = wrong.rename(wrong.parent / (wrong.name[:-8] + ("aaaaaaaa" if is_last else "zzzzzzzz")))
+    manifest.write_bytes(good)
+    monkeypatch.setattr(delta_manifest.time, "time_ns", lambda: 1)
+    with open(wrong) as live:
+        fcntl.flock(live, fcntl.LOCK_EX)
+        if call == "apply":
+            deltas.apply(fresh, version, manifest=manifest)
+        elif call == "pull":
+            deltas.pull(fresh, source)
+        else:
+            right = wrong.parent / (wrong.name[:-8] + "mmmmmmmm")
+            right.write_bytes(good)
+            last = wrong.stat().st_mtime_ns + 1
+            os.utime(right, ns=(last, last))
+            with deltas.reading(fresh):
+                pass
+    assert installed(fresh, manifest) and not waiting(fresh)
+
+
+def test_a_manifest_that_was_repaired_after_a_kill_is_compared(
+    fresh, source, version, manifest,  # noqa: F811
+):
+    good = manifest.read_bytes()
+    write_manifest(fresh, manifest)  # of the version before
+    kill_in_the_middle(fresh, version, manifest)
+    manifest.write_bytes(good)
+    from fastsafetensors._deltas import delta_ranks
+
+    assert delta_ranks._reachable(str(fresh), str(source)) == ["1"]
+    deltas.pull(fresh, source)
+    assert installed(fresh, manifest) and not waiting(fresh)
+
+
+@pytest.mark.parametrize("call", ["apply", "pull"])
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "own folder"])
+def test_a_manifest_is_a_regular_file(
+    call, kind, fresh, source, version, manifest, states,  # noqa: F811
+):
+    own = fresh / "model.manifest"
+    place = own if kind == "own folder" else manifest
+    place.unlink(missing_ok=True)
+    if kind == "link":
+        place.symlink_to("nowhere")
+    elif kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+
+    def update():
+        if call == "pull":
+            return deltas.pull(fresh, source)
+        return deltas.apply(fresh, version, manifest=manifest)
+
+    for _ in range(2):
+        with pytest.raises(OSError, match=str(place)):
+            update()
+    assert same(read_checkpoint(fresh), states[0])
+    assert deltas.version_of(fresh) == (None, False)
+
+
 @pytest.mark.parametrize("call", ["apply", "pull"])
 @pytest.mark.parametrize("size", [30, -50, -1])
 def test_an_invalid_manifest_changes_nothing(
@@ -300,8 +389,7 @@ def test_a_repaired_manifest_is_compared(
     if call == "pull":
         assert deltas.pull(fresh, source) is None
     else:
-        assert "applied already" in expect(
-            "VersionMismatch", lambda: deltas.apply(fresh, version, manifest=manifest))
+        assert deltas.apply(fresh, version, manifest=manifest)["recovered"] == 1
     assert installed(fresh, manifest) and not waiting(fresh)
 
 
@@ -322,7 +410,7 @@ def test_pull_compares_the_manifest_of_each_version(is_right, tmp_path, local, s
 # ---- folders that cannot be written or read ----
 
 def test_a_manifest_that_cannot_be_installed_blocks_nothing(
-    fresh, version, manifest, tmp_path, states, monkeypatch,  # noqa: F811
+    fresh, version, manifest, tmp_path, states, monkeypatch, caplog,  # noqa: F811
 ):
     def fail(*_):
         raise PermissionError(errno.EACCES, "denied")
@@ -330,6 +418,7 @@ def test_a_manifest_that_cannot_be_installed_blocks_nothing(
     monkeypatch.setattr(os, "replace", fail)
     deltas.apply(fresh, version, manifest=manifest)
     assert not waiting(fresh) and not installed(fresh, manifest)
+    assert f"{fresh}/model.manifest" in caplog.text and "old manifest" in caplog.text
     assert deltas.apply(fresh, write_chain(tmp_path / "all", states)[1])["tensors"] == 3
 
 
@@ -337,14 +426,14 @@ def test_files_that_cannot_be_read_are_an_error(
     fresh, version, manifest, monkeypatch,  # noqa: F811
 ):
     kill_before_the_comparison(fresh, version, manifest)
-    for name in "check_manifest", "_read":
-        def fail(*_):
-            raise PermissionError(errno.EACCES, "denied")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(delta_manifest, name, fail)
-            with pytest.raises(PermissionError), deltas.reading(fresh):
-                pass
+    def fail(*_):
+        raise PermissionError(errno.EACCES, "denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_manifest, "check_manifest", fail)
+        with pytest.raises(PermissionError), deltas.reading(fresh):
+            pass
     assert waiting(fresh)
 
 
@@ -360,6 +449,26 @@ def test_new_files_of_dead_processes_are_removed(fresh, version):  # noqa: F811
         assert list(folder.glob("new-*")) == [folder / names[1]]
     deltas.recover(fresh)
     assert not list(folder.glob("new-*"))
+
+
+def test_pull_removes_files_of_dead_processes_of_other_users(
+    fresh, source, version, monkeypatch,  # noqa: F811
+):
+    """Also where nothing is to be applied. They can be read, but not written."""
+    deltas.apply(fresh, version)
+    folder = fresh / ".weight_sync"
+    for name in "new-manifest-dead", "manifest-0123456789abcdef-dead", "undo":
+        (folder / name).touch()
+    real = os.open
+
+    def open_file(path, flags, *more, **options):
+        if "-dead" in str(path) and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "denied")
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", open_file)
+    assert deltas.pull(fresh, source) is None
+    assert sorted(os.listdir(folder)) == ["lock", "state.json"]
 
 
 def test_a_new_file_that_was_taken_for_an_old_one_is_made_again(

@@ -419,6 +419,39 @@ def test_a_gap_in_the_source_is_an_error(tmp_path, states, local):
     assert same(read_checkpoint(local), states[3])
 
 
+@pytest.mark.parametrize("has_note", [True, False])
+@pytest.mark.parametrize("has_manifests", [True, False])
+def test_versions_that_form_a_cycle_are_an_error(has_note, has_manifests, tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    write_delta(source / "1", states[0], states[1], "b", "a")
+    write_delta(source / "2", states[1], states[0], "a", "b")
+    write_checkpoint(tmp_path / "b", states[1])
+    if has_note:
+        write_checkpoint(tmp_path / "z", states[2])
+        write_delta(tmp_path / "0", states[2], states[0], "a", "z")
+        shutil.rmtree(local)
+        (tmp_path / "z").rename(local)
+        deltas.apply(local, tmp_path / "0")
+    if has_manifests:
+        fastsafetensors.write_manifest(tmp_path / "b", source / "1/model.manifest")
+        fastsafetensors.write_manifest(local, source / "2/model.manifest")
+    assert "cycle" in expect("VersionMismatch", lambda: deltas.pull(local, source))
+    assert "cycle" in expect("VersionMismatch", lambda: deltas.pending(local, source))
+    assert same(read_checkpoint(local), states[0])
+    if has_note:
+        deltas.pull(local, source, until="b")
+        assert deltas.version_of(local).version == "b"
+
+
+def test_of_two_folders_with_one_base_the_last_is_used(tmp_path, states, local):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in "weight_v000001", "weight_v000001-retry":
+        write_delta(source / name, states[0], states[1], "000001", "000000")
+    assert deltas.pending(local, source) == [str(source / "weight_v000001-retry")]
+
+
 def test_pull_applies_a_long_chain_in_parts(tmp_path, monkeypatch):
     many = make_states(20, share=0.0001)
     local, source = tmp_path / "local", tmp_path / "source"

@@ -3,7 +3,8 @@
 
 A manifest waits in .weight_sync from before the update until all files were compared with it, so
 that a failed comparison, or a kill before it, is not forgotten. As long as one waits for the
-folder's version, the library applies no other version.
+folder's version, the library applies no other version. If several wait for one version, the one
+that was given last decides, and all of them are removed when the files match it.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from .. import _core
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
 from .._base.errors import refuse
 from .._verify.manifests import check_manifest
-from .delta_source import find_version, plain_version
+from .delta_source import find_version, plain_version, read_file
 
+_logger = logging.getLogger("fastsafetensors")
 _NAME = "model.manifest"
+_DURABLE = 1  # the library's flag
 # How the names of waiting manifests begin, and those of files that become one.
 _WAITING, _NEW = "manifest-", "new-manifest-"
 
 
 def _published(folder: Path) -> str | None:
-    """Return the manifest that a version's folder has, if any."""
+    """Return the manifest that a version's folder has, if any: also a link that leads nowhere."""
     path = os.path.join(os.fsdecode(folder), _NAME)
-    return path if os.path.isfile(path) else None
+    return path if os.path.lexists(path) else None
 
 
 def split_at_manifest(folders: Sequence[str]) -> tuple[Sequence[str], str | None]:
@@ -50,22 +56,21 @@ def _name_start(version: str) -> str:
     return f"{_WAITING}{value:016x}-"
 
 
-def _waiting(checkpoint: Path, start: str) -> list[str]:
-    """Return the paths of waiting manifests whose names begin with `start`."""
+def _waiting(checkpoint: Path, start: str) -> dict[str, int]:
+    """Return the waiting manifests whose names begin with `start`, the one given last first.
+
+    The values are modification times in nanoseconds.
+    """
     folder = os.path.join(os.fsdecode(checkpoint), ".weight_sync")
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        names = sorted(os.listdir(folder))
-        for path in (os.path.join(folder, name) for name in names if name.startswith(start)):
+        for path in (os.path.join(folder, name) for name in os.listdir(folder)
+                     if name.startswith(start)):
             with contextlib.suppress(FileNotFoundError):  # another process has finished it
-                if stat.S_ISREG(os.lstat(path).st_mode):
-                    found.append(path)
-    return found
-
-
-def _read(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+                state = os.lstat(path)
+                if stat.S_ISREG(state.st_mode):
+                    found.append((state.st_mtime_ns, path))
+    return {path: modified for modified, path in sorted(found, reverse=True)}
 
 
 def _sync(path: str) -> None:
@@ -86,14 +91,19 @@ def remembered_manifest(
     been made. The file is locked meanwhile, so that others do not take it for that of a process
     that was killed. It takes the place of unlocked manifests of the same version.
 
-    Raises:
-        SafetensorError: `tag` "InvalidManifest", before anything changes.
+    Raises before anything changes:
+        SafetensorError: `tag` "InvalidManifest".
+        OSError: the manifest, or the one that it will replace, is not a regular file.
     """
     folder = os.path.join(os.fsdecode(checkpoint), ".weight_sync")
     if os.path.islink(folder):
         yield  # the update refuses it
         return
-    content = _read(manifest)
+    content = read_file(os.fsdecode(manifest))
+    own = os.path.join(os.fsdecode(checkpoint), _NAME)
+    if os.path.isdir(own) and not os.path.islink(own):
+        refuse(f"{own}: this is a folder, and would be replaced by the version's manifest; remove "
+               "it", "NotRegularFile")
     before, _ = _core.delta_version(os.fsencode(checkpoint))
     os.makedirs(folder, exist_ok=True)
     number, temporary = _new_file(folder)
@@ -131,8 +141,12 @@ def _unlock(number: int) -> None:
 
 def _remove_unlocked(path: str, may_remove: Callable[[], bool] = lambda: True) -> bool:
     """Delete a file that no process has locked, if `may_remove` still says so then."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
-        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            number = os.open(path, flags | os.O_RDWR)  # NFS locks no others
+        except PermissionError:
+            number = os.open(path, flags | os.O_RDONLY)  # of another user
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if may_remove():
@@ -159,12 +173,17 @@ def _place(
     """Write and check a new file, and give it the name of a waiting manifest. Returns its path."""
     number, temporary = new
     folder, name = os.path.split(temporary)
-    target = os.path.join(folder, _name_start(version) + name[len(_NEW):])
+    start = _name_start(version)
+    target = os.path.join(folder, start + name[len(_NEW):])
     try:
         with open(number, "wb", closefd=False) as file:
             file.write(manifest[1])
         _check_text(temporary, manifest[0])
         os.fchmod(number, 0o644)
+        # Later than all others of its version, even if the clock was set back.
+        last = max(_waiting(os.path.dirname(folder), start).values(), default=0)
+        now = max(time.time_ns(), last + 1)
+        os.utime(number, ns=(now, now))
         if durable:
             os.fsync(number)
         os.rename(temporary, target)
@@ -206,7 +225,7 @@ def finish_waiting(checkpoint: Path, durable: bool, assumed: str = "") -> bool:
 
 
 def finish_pulled(checkpoint: Path, source: Path, durable: bool) -> None:
-    """Compare the files with a waiting manifest, or with a newer one of its version in source."""
+    """Compare the files with a waiting manifest, or with another one of its version in source."""
     version, interrupted = _core.delta_version(os.fsencode(checkpoint))
     with contextlib.ExitStack() as stack:
         if not interrupted and (manifest := _repaired(checkpoint, source, version)) is not None:
@@ -215,42 +234,42 @@ def finish_pulled(checkpoint: Path, source: Path, durable: bool) -> None:
 
 
 def _repaired(checkpoint: Path, source: Path, version: str) -> str | None:
-    """Return the manifest of a version in `source`, if only others of that version are waiting."""
-    waiting = _waiting(checkpoint, _name_start(version)) if version else []
-    folder = find_version(source, version) if waiting else None
-    manifest = None if folder is None else _published(folder)
+    """Return the manifest of a version in `source`, if another one waits and would decide."""
+    waiting = _waiting(checkpoint, _name_start(version)) if version else {}
+    found = map(_published, find_version(source, version)) if waiting else ()
+    manifest = next((path for path in found if path is not None), None)
     if manifest is None:
         return None
-    content, waits = _read(manifest), False
-    for path in waiting:
-        with contextlib.suppress(FileNotFoundError):  # another process has finished it
-            waits = waits or _read(path) == content
-    return None if waits else manifest
+    try:
+        return None if read_file(next(iter(waiting))) == read_file(manifest) else manifest
+    except FileNotFoundError:
+        if os.path.exists(manifest):
+            return None  # another process has finished the one that was waiting
+        raise
 
 
 def finish_manifest(checkpoint: Path, version: str, durable: bool) -> None:
-    """Compare all files with the version's waiting manifests, and make them the checkpoint's own.
+    """Compare all files with the manifest that was given last, and make it the checkpoint's own.
 
     Raises:
         SafetensorError: `tag` "DigestMismatch" for files with other bytes. It is raised again by
             the next call.
         OSError: a file cannot be read.
     """
-    compared: set[bytes] = set()
-    for waiting in _waiting(checkpoint, _name_start(version)):
-        try:
-            content = _read(waiting)
-            if content not in compared:  # several processes had the same update to do
-                _compare(checkpoint, waiting)
-                compared.add(content)
-                _install(waiting, os.path.join(os.fsdecode(checkpoint), _NAME))
-            else:
-                os.unlink(waiting)
-        except FileNotFoundError:
-            if os.path.lexists(waiting):
-                raise
-            # Another process was faster.
-    if durable and compared:
+    waiting = list(_waiting(checkpoint, _name_start(version)))
+    if not waiting:
+        return  # another process was faster
+    last, *others = waiting
+    try:
+        _compare(checkpoint, last)
+        for path in others:  # first: alone, one of them would decide
+            _remove(path)
+        _install(last, os.path.join(os.fsdecode(checkpoint), _NAME))
+    except FileNotFoundError:
+        if os.path.lexists(last):
+            raise
+        return  # another process was faster
+    if durable:
         _sync(os.fsdecode(checkpoint))
 
 
@@ -261,14 +280,23 @@ def _install(waiting: str, target: str) -> None:
     """Make a manifest the checkpoint's own. Where that is not allowed, it only waits no longer."""
     try:
         os.replace(waiting, target)  # a link itself
-        return
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise
+        _logger.warning("%s: the files match the manifest of their version, but it cannot be put "
+                        "here: %s. Verified loads will compare them with the old manifest, if "
+                        "there is one", target, error.strerror)
+        _remove(waiting)
+
+
+def _remove(waiting: str) -> None:
+    """Delete a waiting manifest. Where that is not allowed, the files are compared again."""
     try:
         os.unlink(waiting)
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        if error.errno not in _READ_ONLY:  # else the files are compared again
+        if error.errno not in _READ_ONLY:
             raise
 
 
@@ -303,3 +331,48 @@ def remove_unused(checkpoint: Path) -> None:
     for path in _waiting(checkpoint, _WAITING) if note[0] else []:
         if not os.path.basename(path).startswith(_name_start(note[0])):
             _remove_unlocked(path, is_unchanged)
+
+
+def remove_old_files(checkpoint: Path) -> None:
+    """Delete files that processes have left that were killed before or after their update."""
+    remove_unused(checkpoint)
+    folder = os.path.join(os.fsdecode(checkpoint), ".weight_sync")
+    if any(os.path.exists(os.path.join(folder, name)) for name in ("copies", "undo")):
+        with contextlib.suppress(OSError):  # such as TimeoutError: another process is using them
+            finish_update(os.fsencode(checkpoint))
+
+
+# ---- updates ----
+
+def finish_update(checkpoint: bytes, flags: int = _DURABLE, threads: int = 0) -> dict[str, Any]:
+    """Finish an update that was killed, or undo it, and compare no files."""
+    stats: dict[str, Any] = _core.delta_apply(None, checkpoint, flags, threads, None)
+    return stats
+
+
+def apply_and_compare(
+    call: tuple[Any, bytes, int, int, str | None], base: str, last: str
+) -> dict[str, Any]:
+    """Apply a chain of deltas, and compare the files with manifests that wait.
+
+    call: the arguments of the library's function. base, last: the chain's versions.
+    """
+    _, checkpoint, flags, _, version = call
+    durable = bool(flags & _DURABLE)
+    is_finished = finish_waiting(checkpoint, durable, base if version is None else version)
+    try:
+        stats: dict[str, Any] = _core.delta_apply(*call)
+    except _core.error_class() as error:
+        if error.tag != "VersionMismatch":
+            raise
+        # The call may have finished an update that has a manifest, and refused to go on.
+        if not finish_waiting(checkpoint, durable) and not is_finished:
+            raise
+        now, _ = _core.delta_version(checkpoint)
+        is_last = plain_version(now) == plain_version(last) and (
+            version is None or plain_version(version) in map(plain_version, (base, last)))
+        stats = finish_update(checkpoint, flags & _DURABLE) if is_last else _core.delta_apply(*call)
+        stats = {**stats, "recovered": 1}
+    finish_waiting(checkpoint, durable)
+    remove_unused(checkpoint)
+    return stats

@@ -18,6 +18,7 @@ from typing import Any
 from .. import deltas
 from .._base.errors import refuse
 from .._ranks.agreement import Agreement, RankError
+from .delta_manifest import finish_update
 from .delta_source import find_chain, plain_version
 
 # How long a rank waits for others, which may be applying a delta.
@@ -47,7 +48,7 @@ def _reachable(folder: str, source: str) -> list[str]:
         note = deltas.version_of(folder)
         try:
             if note.interrupted:
-                deltas.recover(folder)
+                finish_update(os.fsencode(folder))  # pull() or reading() compares the files
                 continue
             break
         except TimeoutError:  # another process is at it

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import stat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .._base.argument_types import Path
 from .._base.errors import refuse
@@ -31,22 +31,25 @@ def plain_version(version: Any) -> str:
     return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
 
 
-def _read_index(path: pathlib.Path) -> bytes:
-    """Read an index. OSError if it is not a regular file, or is larger than an index may be."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _INDEX_BYTES_MAX:
-            raise OSError(f"{path}: not a regular file of at most {_INDEX_BYTES_MAX} bytes")
-        return file.read(_INDEX_BYTES_MAX)
+def read_file(path: str, bytes_max: int = -1) -> bytes:
+    """Read a file. OSError if it is larger than a limit, or not regular: a FIFO would wait."""
+    with open(_regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path),
+              "rb") as file:
+        if -1 < bytes_max < os.fstat(file.fileno()).st_size:
+            raise OSError(f"{path}: larger than {bytes_max} bytes")
+        return file.read(bytes_max)
 
 
 def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
-    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers."""
+    """Return {base version: (version, folder)} of the delta versions in a folder, as numbers.
+
+    Of several folders with the same base, the last one by name is used.
+    """
     found = {}
     for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
         index = entry / "model.safetensors.index.json"
         try:
-            metadata = json.loads(_read_index(index)).get("metadata", {})
+            metadata = json.loads(read_file(str(index), _INDEX_BYTES_MAX)).get("metadata", {})
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # not published yet, or no version
         if isinstance(metadata, dict) and "delta_encoding" in metadata:
@@ -55,11 +58,10 @@ def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def find_version(source: Path, version: str) -> str | None:
-    """Return the folder of a version."""
+def find_version(source: Path, version: str) -> list[str]:
+    """Return the folders of a version: deltas of several bases may lead to it."""
     wanted = plain_version(version)
-    return next((folder for made, folder in _read_versions(source).values() if made == wanted),
-                None)
+    return [folder for made, folder in _read_versions(source).values() if made == wanted]
 
 
 def _follows(current: str, version: str) -> bool:
@@ -69,10 +71,16 @@ def _follows(current: str, version: str) -> bool:
     return (len(version), version) > (len(current), current)
 
 
+def _refuse_cycle(source: Path, version: str) -> NoReturn:
+    refuse(f"{os.fsdecode(source)}: the versions form a cycle, in which {version} follows itself; "
+           "remove one of them", "VersionMismatch")
+
+
 def find_chain(source: Path, version: str | None, until: str | None = None) -> Chain:
     """Find the versions that follow `version`; None: the base of the first one in the folder.
 
-    until: the last one that is wanted; SafetensorError where it is not among them.
+    until: the last one that is wanted; SafetensorError where it is not among them, and for
+        versions that form a cycle.
     """
     versions = _read_versions(source)
     if version is not None:
@@ -83,10 +91,15 @@ def find_chain(source: Path, version: str | None, until: str | None = None) -> C
         if len(roots) > 1:
             raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
                              "checkpoint has no note of its version")
+        if versions and not roots:
+            _refuse_cycle(source, next(iter(versions)))
         current = roots[0] if roots else ""
-    start, chain = current, []
+    start = current
+    chain: list[tuple[str, str]] = []
     while current in versions and current != until:
         current, folder = versions.pop(current)
+        if current in (start, *(made for made, _ in chain)):
+            _refuse_cycle(source, current)
         chain.append((current, folder))
     later = [made for made, _ in versions.values() if _follows(current, made)]
     if until is None and later and not chain:
