@@ -119,7 +119,7 @@ class JointSave:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
         self._missing_here = self._missing
         self.end = threading.Event()
-        self._place_in_queue = weakref.ref(self)
+        self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
         self._has_entered = False
 
     @property
