@@ -171,7 +171,7 @@ bool fsti_verification_same(const model_verification *verification);
 fst_status fsti_verification_check_set(const model_verification *verification,
                                        const model_paths *paths, fst_error *error);
 /// FST_E_NOT_FOUND with the missing files, if a folder without an index has files named
-/// "...-00001-of-00003.safetensors" and not all three.
+/// "...-00001-of-00003.safetensors" and not all three. The first one may have the number 0.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);
 /// Finds two files of a list whose names show that they are of two saves of one model, because a
 /// save that was killed has left files of the previous one: "a-00001-of-00003.safetensors" and

@@ -18,10 +18,11 @@
 #define TAG_BYTES ((size_t)16)
 
 /// A path that ends in "-00002-of-00003.safetensors", or with a tag in
-/// "-00002-of-00003-0123456789abcdef.safetensors".
+/// "-00002-of-00003-0123456789abcdef.safetensors". Other programs write "-2-of-3",
+/// "-00002-of-000003", or numbers from 0 to 2.
 typedef struct shard_name {
-    size_t prefix_size; ///< up to the number
-    int digits;
+    size_t prefix_size;       ///< up to the number
+    int digits, count_digits; ///< of the number and of the count
     uint64_t number, count;
     const char *tag; ///< the tag's digits, if any
     size_t tag_size; ///< 0 or TAG_BYTES
@@ -51,13 +52,13 @@ static bool read_shard_name(const char *path, shard_name *out) {
         out->tag_size = TAG_BYTES;
         size -= TAG_BYTES + 1;
     }
-    int digits = read_digits(path, size, &out->count);
-    size_t at = size - (size_t)digits;
-    if (digits < 5 || at < 4 || memcmp(path + at - 4, "-of-", 4) != 0) return false;
+    out->count_digits = read_digits(path, size, &out->count);
+    size_t at = size - (size_t)out->count_digits;
+    if (out->count == 0 || at < 4 || memcmp(path + at - 4, "-of-", 4) != 0) return false;
     out->digits = read_digits(path, at - 4, &out->number);
     out->prefix_size = at - 4 - (size_t)out->digits;
-    return out->digits == digits && out->prefix_size > 0 && path[out->prefix_size - 1] == '-' &&
-           out->number >= 1 && out->number <= out->count;
+    return out->digits > 0 && out->prefix_size > 0 && path[out->prefix_size - 1] == '-' &&
+           out->number <= out->count;
 }
 
 bool fsti_model_is_tagged(const char *path) {
@@ -77,7 +78,8 @@ static bool is_of_other_save(const named_set *set, const char *path, const shard
     size_t size = set->shard.prefix_size;
     if (shard != NULL)
         return shard->prefix_size == size && memcmp(path, set->path, size) == 0 &&
-               (shard->count != set->shard.count || shard->digits != set->shard.digits ||
+               (shard->count != set->shard.count ||
+                shard->count_digits != set->shard.count_digits ||
                 shard->tag_size != set->shard.tag_size ||
                 memcmp(shard->tag, set->shard.tag, shard->tag_size) != 0);
     return strncmp(path, set->path, size - 1) == 0 && strcmp(path + size - 1, ENDING) == 0;
@@ -126,17 +128,28 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/// Whether the file with another number is there: with as many digits, or as few as possible.
 static bool has_shard(const model_paths *paths, const char *path, const shard_name *shard,
                       uint64_t number) {
-    char *wanted = fsti_string_copy(path, strlen(path));
+    const char *rest = path + shard->prefix_size + shard->digits;
+    size_t capacity = strlen(path) + 32;
+    char *wanted = fsti_alloc(capacity);
     if (wanted == NULL) return true; // out of memory; reported by the next allocation
-    snprintf(wanted + shard->prefix_size, (size_t)shard->digits + 1, "%0*" PRIu64, shard->digits,
-             number);
-    wanted[shard->prefix_size + (size_t)shard->digits] = '-';
-    bool found =
-        bsearch(&wanted, paths->paths, paths->count, sizeof *paths->paths, compare_paths) != NULL;
+    bool found = false;
+    for (int digits = shard->digits; digits > 0 && !found; digits = digits > 1 ? 1 : 0) {
+        memcpy(wanted, path, shard->prefix_size);
+        snprintf(wanted + shard->prefix_size, capacity - shard->prefix_size, "%0*" PRIu64 "%s",
+                 digits, number, rest);
+        found = bsearch(&wanted, paths->paths, paths->count, sizeof *paths->paths, compare_paths) !=
+                NULL;
+    }
     fsti_free(wanted);
     return found;
+}
+
+/// The number of a set's first file: 1, or 0.
+static uint64_t first_number(const model_paths *paths, const char *path, const shard_name *shard) {
+    return shard->number == 0 || has_shard(paths, path, shard, 0) ? 0 : 1;
 }
 
 static void add_name(char *list, size_t capacity, size_t count, const char *name) {
@@ -150,8 +163,8 @@ static void add_name(char *list, size_t capacity, size_t count, const char *name
 static fst_status name_missing_shards(const model_paths *paths, const char *folder,
                                       const char *path, const shard_name *shard, fst_error *error) {
     char list[400] = "", name[32];
-    uint64_t missing = 0;
-    for (uint64_t number = 1; number <= shard->count; number++) {
+    uint64_t missing = 0, first = first_number(paths, path, shard);
+    for (uint64_t number = first; number < first + shard->count; number++) {
         if (has_shard(paths, path, shard, number)) continue;
         snprintf(name, sizeof name, "%0*" PRIu64, shard->digits, number);
         add_name(list, sizeof list, (size_t)missing++, name);
@@ -164,7 +177,8 @@ static fst_status name_missing_shards(const model_paths *paths, const char *fold
                           "the folder has no index, and of the %" PRIu64
                           " files %.*s..-of-%0*" PRIu64 ENDING " %" PRIu64 " %s missing: number %s",
                           shard->count, (int)(shard->prefix_size - (size_t)(base - path)), base,
-                          shard->digits, shard->count, missing, missing == 1 ? "is" : "are", list);
+                          shard->count_digits, shard->count, missing, missing == 1 ? "is" : "are",
+                          list);
 }
 
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error) {
@@ -172,10 +186,11 @@ fst_status fsti_model_check_shards(const model_paths *paths, const char *folder,
         shard_name shard;
         if (!read_shard_name(paths->paths[i], &shard)) continue;
         // Find gaps: each present shard checks that its neighbours exist.
-        bool expected =
-            (shard.number == 1 || has_shard(paths, paths->paths[i], &shard, shard.number - 1)) &&
-            (shard.number == shard.count ||
-             has_shard(paths, paths->paths[i], &shard, shard.number + 1));
+        uint64_t first = first_number(paths, paths->paths[i], &shard);
+        bool expected = (shard.number == first ||
+                         has_shard(paths, paths->paths[i], &shard, shard.number - 1)) &&
+                        (shard.number >= first + shard.count - 1 ||
+                         has_shard(paths, paths->paths[i], &shard, shard.number + 1));
         if (!expected) return name_missing_shards(paths, folder, paths->paths[i], &shard, error);
     }
     return FST_OK;
