@@ -44,10 +44,28 @@ static fst_model *make_model(size_t file_count, fst_error *error) {
     return NULL;
 }
 
+/// The files of a model and their verification, which the model takes over.
+typedef struct file_list {
+    const char *const *paths;
+    size_t count;
+    const fsti_index *index; ///< NULL: no index
+    model_verification *verification;
+    const model_request *each; ///< NULL, or how to find a manifest for each path separately
+    const char *own_index;     ///< NULL, or the path of the index that lists the files
+    bool is_of_two_saves;      ///< result: open the files again,
+    bool is_unfinished;        ///< after a pause, because a save has not finished
+} file_list;
+
 /// Returns a model whose files are open, unless something failed.
-static fst_status finish_model(fst_model *model, fst_status status, const fsti_index *index,
+static fst_status finish_model(fst_model *model, fst_status status, file_list *files,
                                fst_model **out, fst_error *error) {
-    if (status == FST_OK) status = fsti_model_merge(model, index, error);
+    // Before the names of the tensors are compared, because two saves have the same ones.
+    if (status == FST_OK) {
+        status = fsti_models_check_save((const fst_model *const *)&model, 1, files->own_index,
+                                        &files->is_unfinished, error);
+        files->is_of_two_saves = status == FST_E_FILE_CHANGED;
+    }
+    if (status == FST_OK) status = fsti_model_merge(model, files->index, error);
     if (status != FST_OK) {
         fsti_model_unref(model);
         return status;
@@ -56,17 +74,7 @@ static fst_status finish_model(fst_model *model, fst_status status, const fsti_i
     return FST_OK;
 }
 
-/// The files of a model and their verification, which the model takes over.
-typedef struct file_list {
-    const char *const *paths;
-    size_t count;
-    const fsti_index *index; ///< NULL: no index
-    model_verification *verification;
-    const model_request *each; ///< NULL, or how to find a manifest for each path separately
-} file_list;
-
-static fst_status open_files(const file_list *files, uint32_t flags, fst_model **out,
-                             fst_error *error) {
+static fst_status open_files(file_list *files, uint32_t flags, fst_model **out, fst_error *error) {
     fst_model *model = make_model(files->count, error);
     fst_status status = model == NULL ? FST_E_NO_MEMORY : FST_OK;
     if (model == NULL)
@@ -86,7 +94,7 @@ static fst_status open_files(const file_list *files, uint32_t flags, fst_model *
         status = fsti_model_file_open(model, files->paths[i], flags, &model->files[i], error);
         if (status == FST_OK) model->file_count++;
     }
-    return model == NULL ? status : finish_model(model, status, files->index, out, error);
+    return model == NULL ? status : finish_model(model, status, files, out, error);
 }
 
 fst_status fsti_model_open_source(const fst_source *source, const model_request *request,
@@ -105,7 +113,7 @@ fst_status fsti_model_open_source(const fst_source *source, const model_request 
     else
         fsti_file_unref(file);
     if (status == FST_OK) model->file_count = 1;
-    return finish_model(model, status, NULL, out, error);
+    return finish_model(model, status, &(file_list){.count = 1}, out, error);
 }
 
 /// Waits for a save that is being published.
@@ -119,36 +127,20 @@ fst_status fsti_model_open_files(const char *const *paths, size_t path_count,
                                  const model_request *request, fst_model **out, fst_error *error) {
     for (unsigned tries = 1;; tries++) {
         file_list files = {.paths = paths, .count = path_count, .each = request};
-        bool is_unfinished;
         fst_status status = open_files(&files, request->flags, out, error);
         if (status == FST_E_DIGEST && tries < DIGEST_TRIES_MAX) continue;
-        if (status != FST_OK) return status;
-        status =
-            fsti_models_check_save((const fst_model *const *)out, 1, NULL, &is_unfinished, error);
-        if (status == FST_OK && !fsti_verification_same((*out)->verification))
+        if (status == FST_OK && fsti_verification_same((*out)->verification)) return FST_OK;
+        if (status == FST_OK) {
+            fsti_model_unref(*out);
+            *out = NULL;
             status = fsti_error_set(error, FST_E_FILE_CHANGED, FSTI_NO_LOCATION,
                                     "a save replaced a manifest while the files were opened");
-        if (status == FST_OK) return FST_OK;
-        fsti_model_unref(*out);
-        *out = NULL;
-        if (status != FST_E_FILE_CHANGED || tries == LIST_TRIES_MAX) return status;
-        if (is_unfinished) wait_for_save(tries);
+        } else if (!files.is_of_two_saves) {
+            return status;
+        }
+        if (tries == LIST_TRIES_MAX) return status;
+        if (files.is_unfinished) wait_for_save(tries);
     }
-}
-
-/// Checks that no save of another index, which may lie elsewhere, is replacing the shards.
-static fst_status check_shards(fst_model **model, const model_paths *paths, unsigned tries,
-                               bool *same, fst_error *error) {
-    bool is_unfinished;
-    const char *index = paths->has_index ? paths->index_path : NULL; // else it is the folder
-    fst_status status =
-        fsti_models_check_save((const fst_model *const *)model, 1, index, &is_unfinished, error);
-    if (status == FST_OK) return FST_OK;
-    fsti_model_unref(*model);
-    *model = NULL;
-    *same = status != FST_E_FILE_CHANGED;
-    if (is_unfinished) wait_for_save(tries);
-    return status;
 }
 
 /// Whether no save has replaced a verified model, with its manifest, while it was opened. Files
@@ -168,13 +160,17 @@ static fst_status open_path(const char *path, const model_request *request, unsi
     fst_status status = fsti_model_paths(path, fsti_hash_key(), files.verification, &paths, error);
     files.paths = (const char *const *)paths.paths;
     files.count = paths.count;
-    files.index = paths.has_index ? &paths.index : NULL;
+    if (paths.has_index) {
+        files.index = &paths.index;
+        files.own_index = paths.index_path; // without an index it is the folder
+    }
     if (status == FST_OK)
         status = open_files(&files, request->flags, out, error);
     else
         fsti_verification_close(files.verification);
-    *same = fsti_model_paths_same(&paths) && is_verified_set(status, *out, tries);
-    if (*same && status == FST_OK) status = check_shards(out, &paths, tries, same, error);
+    *same = !files.is_of_two_saves && fsti_model_paths_same(&paths) &&
+            is_verified_set(status, *out, tries);
+    if (files.is_unfinished) wait_for_save(tries);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index) {
         status = fsti_model_name_missing(&paths, status, error);
         // A link to the index of a save that is being published, whose files are elsewhere.
