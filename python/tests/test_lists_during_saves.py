@@ -27,14 +27,14 @@ from fastsafetensors.fast_loading import save_safetensors_sharded  # noqa: E402
 from fastsafetensors.lazy import LazyModel  # noqa: E402
 from fastsafetensors.loader import SafeTensorsFileLoader, SingleGroup  # noqa: E402
 from fastsafetensors.parallel_loader import ParallelLoader  # noqa: E402
-from fastsafetensors.torch import load_file  # noqa: E402
+from fastsafetensors.torch import load_file, save_file  # noqa: E402
 from fastsafetensors.v05 import common  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 
 
-def save(folder: Path, value: float) -> None:
-    tensors = {f"w{i}": torch.full((64, 64), value) for i in range(3)}
+def save(folder: Path, value: float, order: tuple[int, ...] = (0, 1, 2)) -> None:
+    tensors = {f"w{i}": torch.full((64, 64), value) for i in order}
     save_safetensors_sharded(tensors, folder, max_shard_size=20_000)
 
 
@@ -84,9 +84,9 @@ def values(tensors: dict[str, Any]) -> set[float]:
 class HalfPublished:
     """A sharded model whose next save has stopped after the first of its files was renamed."""
 
-    def __init__(self, folder: Path, spare: Path) -> None:
+    def __init__(self, folder: Path, spare: Path, order: tuple[int, ...] = (0, 1, 2)) -> None:
         save(folder, 1.0)
-        save(spare, 2.0)
+        save(spare, 2.0, order)
         self.folder, self.spare = folder, spare
         self.names = [Path(name).name for name in files_of(folder)]
         self.hidden = {name: f".{name}.{number:016x}.tmp" for number, name in enumerate(self.names)}
@@ -124,6 +124,19 @@ def test_a_list_of_an_unfinished_save_is_refused(name: str, half: HalfPublished)
         READERS[name](files)
     assert INDEX in str(caught.value)
     assert values(load_file(half.folder)) == {2.0}  # the index leads to one save all the same
+    half.end()
+    assert values(READERS[name](files)) == {2.0}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_tensor_in_two_files_because_of_an_unfinished_save(name: str, tmp_path: Path) -> None:
+    """The save moves a tensor to another file: the error is that of the save, which is retried."""
+    half = HalfPublished(tmp_path / "set", tmp_path / "spare", (1, 2, 0))
+    files = files_of(half.folder)
+    half.begin()
+    with pytest.raises(SafetensorError, match="a save of this model did not finish") as caught:
+        READERS[name](files)
+    assert caught.value.tag == "FileChanged"
     half.end()
     assert values(READERS[name](files)) == {2.0}
 
@@ -260,16 +273,17 @@ def test_no_list_of_an_unfinished_save(half: HalfPublished) -> None:
 TAG = "-0123456789abcdef"  # of a save at a store
 
 
-@pytest.fixture(params=["other count", "one file", "a tag", "two tags"])
+@pytest.fixture(params=["other count", "same tensors", "one file", "a tag", "two tags"])
 def leftovers(request, tmp_path: Path) -> list[str]:
     """Files of a save and of the one before it, which a kill has left when the index was final."""
     size = 200_000 if request.param == "one file" else 20_000
+    new = "old" if request.param == "same tensors" else "new"
     rows = [{f"{name}{i}": torch.full((64, 64), value) for i in range(3)}
-            for name, value in (("old", 1.0), ("new", 2.0))]
+            for name, value in (("old", 1.0), (new, 2.0))]
     save_safetensors_sharded(rows[0], tmp_path, max_shard_size=20_000)
     kept = {path: path.read_bytes() for path in tmp_path.glob("model-*.safetensors")}
     if "tag" not in request.param:
-        del rows[1]["new2"]
+        del rows[1][f"{new}2"]
     save_safetensors_sharded(rows[1], tmp_path, max_shard_size=size)
     if "tag" in request.param:
         for path in kept:
@@ -314,3 +328,59 @@ def test_tagged_files_of_one_save(leftovers: list[str], tmp_path: Path) -> None:
     os.remove(tagged[1])
     with pytest.raises(FileNotFoundError, match="of the 3 files .* 1 is missing: number 00002"):
         load_file(tmp_path)
+
+
+def test_links_of_other_names_to_two_saves(leftovers: list[str], tmp_path: Path) -> None:
+    """The names of the files count that the links lead to."""
+    (tmp_path / "links").mkdir()
+    links = [tmp_path / "links" / f"part{i}.safetensors" for i in range(len(leftovers))]
+    for link, file in zip(links, leftovers, strict=True):
+        link.symlink_to(file)
+    for source in (tmp_path / "links", links):
+        with pytest.raises(SafetensorError, match="is of another save of this model"):
+            load_file(source)
+
+
+def test_links_to_files_whose_names_are_hashes(tmp_path: Path) -> None:
+    """The cache of Hugging Face: no name of a linked file says anything about saves."""
+    save(tmp_path / "blobs", 1.0)
+    (tmp_path / "snapshot").mkdir()
+    for number, path in enumerate(files_of(tmp_path / "blobs")):
+        blob = Path(path).rename(tmp_path / "blobs" / f"{number:064x}")
+        (tmp_path / "snapshot" / Path(path).name).symlink_to(blob)
+    for source in (tmp_path / "snapshot", files_of(tmp_path / "snapshot")):
+        assert values(load_file(source)) == {1.0}
+
+
+# How other programs number the files of a model: the name, and the first number.
+NUMBERINGS = {"from 0": ("model-{:05}-of-{:05}", 0), "longer count": ("model-{:05}-of-{:06}", 1),
+              "few digits": ("model-{}-of-{}", 1), "few digits from 0": ("model-{}-of-{}", 0)}
+
+
+def save_numbered(folder: Path, numbering: str, count: int) -> list[Path]:
+    form, first = NUMBERINGS[numbering]
+    paths = [folder / f"{form.format(first + i, count)}.safetensors" for i in range(count)]
+    for number, path in enumerate(paths):
+        save_file({f"{count}.w{number}": torch.full((4, 4), float(count))}, path)
+    return paths
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+@pytest.mark.parametrize("numbering", NUMBERINGS)
+def test_numbers_of_other_programs(numbering: str, count: int, tmp_path: Path) -> None:
+    """A folder without an index: complete sets load, and others are errors."""
+    paths = save_numbered(tmp_path, numbering, count)
+    assert len(load_file(tmp_path)) == len(load_file(paths)) == count
+    if count == 12:
+        paths[5].unlink()
+        with pytest.raises(FileNotFoundError, match="of the 12 files .* 1 is missing: number 0*"
+                           f"{5 + NUMBERINGS[numbering][1]}"):
+            load_file(tmp_path)
+
+
+@pytest.mark.parametrize("numbering", NUMBERINGS)
+def test_two_saves_numbered_by_other_programs(numbering: str, tmp_path: Path) -> None:
+    paths = save_numbered(tmp_path, numbering, 2) + save_numbered(tmp_path, numbering, 3)
+    for source in (tmp_path, paths):
+        with pytest.raises(SafetensorError, match="is of another save of this model"):
+            load_file(source)

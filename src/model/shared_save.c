@@ -15,7 +15,7 @@
 /// a file that was opened, so the second check finds it.
 ///
 /// A path may be a link to a file in another folder: then that folder's indexes and the name there
-/// count.
+/// count, too.
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -36,6 +36,7 @@
 typedef struct open_files {
     char **places; ///< paths, none of which is a link
     size_t count;
+    bool has_links;        ///< one of the files was opened by a link
     const char *own_index; ///< the index that they were opened by: it is not searched; or NULL
 } open_files;
 
@@ -173,6 +174,7 @@ static fst_status list_files(const fst_model *const *models, size_t model_count,
             char *place = follow_link(fsti_file_path(file));
             if (place == NULL) return fsti_error_memory(error, strlen(fsti_file_path(file)));
             out->places[out->count++] = place;
+            out->has_links = out->has_links || strcmp(place, fsti_file_path(file)) != 0;
         }
     return FST_OK;
 }
@@ -210,26 +212,36 @@ static char *spell_folder(const char *path) {
 typedef struct spelled_paths {
     char **paths;
     size_t count;
+    bool follows_links; ///< the names are those of the files that links lead to
 } spelled_paths;
+
+/// A path whose folder is spelled out, of the file itself or of a link to it. NULL without memory.
+static char *spell_path(const char *path, bool follows_links) {
+    char *place = follows_links ? follow_link(path) : fsti_string_copy(path, strlen(path));
+    char *spelled = place == NULL ? NULL : spell_folder(place);
+    fsti_free(place);
+    return spelled;
+}
 
 static fst_status spell_paths(const fst_model *const *models, size_t model_count, size_t file_count,
                               spelled_paths *out, fst_error *error) {
-    *out = (spelled_paths){.paths = fsti_alloc_zeroed(file_count, sizeof *out->paths)};
+    out->paths = fsti_alloc_zeroed(file_count, sizeof *out->paths);
     if (out->paths == NULL) return fsti_error_memory(error, file_count * sizeof *out->paths);
     for (size_t m = 0; m < model_count; m++)
         for (size_t i = 0; i < models[m]->file_count; i++) {
-            char *path = spell_folder(fsti_file_path(models[m]->files[i].file));
+            const char *given = fsti_file_path(models[m]->files[i].file);
+            char *path = spell_path(given, out->follows_links);
             if (path == NULL) return fsti_error_memory(error, PATH_MAX);
             out->paths[out->count++] = path;
         }
     return FST_OK;
 }
 
-/// Refuses files whose names show two saves.
+/// Refuses files whose names show two saves: those of the paths, or those that links lead to.
 static fst_status check_file_names(const fst_model *const *models, size_t model_count,
-                                   size_t file_count, fst_error *error) {
+                                   size_t file_count, bool follows_links, fst_error *error) {
     const char *found[2] = {NULL, NULL};
-    spelled_paths spelled;
+    spelled_paths spelled = {.follows_links = follows_links};
     fst_status status = spell_paths(models, model_count, file_count, &spelled, error);
     if (status == FST_OK)
         status = fsti_model_find_two_saves((const char *const *)spelled.paths, spelled.count, found,
@@ -259,8 +271,11 @@ fst_status fsti_models_check_save(const fst_model *const *models, size_t model_c
     files.own_index = own_index;
     if (status == FST_OK) status = search_indexes(&files, &index, error);
     // An index knows better which files are its own.
-    if (status == FST_OK && index == NULL && own_index == NULL)
-        status = check_file_names(models, model_count, file_count, error);
+    bool checks_names = index == NULL && own_index == NULL;
+    if (status == FST_OK && checks_names)
+        status = check_file_names(models, model_count, file_count, false, error);
+    if (status == FST_OK && checks_names && files.has_links)
+        status = check_file_names(models, model_count, file_count, true, error);
     *is_unfinished = status == FST_E_FILE_CHANGED;
     clear_files(&files);
     if (status != FST_OK) return status;
