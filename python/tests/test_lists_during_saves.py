@@ -384,3 +384,11 @@ def test_two_saves_numbered_by_other_programs(numbering: str, tmp_path: Path) ->
     for source in (tmp_path, paths):
         with pytest.raises(SafetensorError, match="is of another save of this model"):
             load_file(source)
+
+
+def test_a_name_with_an_impossible_count_is_an_error_at_once(tmp_path: Path) -> None:
+    """Only the files that are there are looked at, not all that the name counts."""
+    save_file({"w": torch.zeros(4)}, tmp_path / "a-1-of-999999999.safetensors")
+    with pytest.raises(FileNotFoundError, match="of the 999999999 files .* 999999998 are missing: "
+                       "number 2, 3, 4, 5, 6, .."):
+        load_file(tmp_path)

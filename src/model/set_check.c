@@ -160,14 +160,29 @@ static void add_name(char *list, size_t capacity, size_t count, const char *name
         snprintf(list + used, capacity - used, ", ..");
 }
 
+/// How many files of the set are missing. The name of one file says how many there should be, so
+/// the files that are there are counted.
+static uint64_t count_missing(const model_paths *paths, const char *path, const shard_name *shard) {
+    named_set set = {path, *shard};
+    uint64_t present = 0;
+    for (size_t i = 0; i < paths->count; i++) {
+        shard_name other;
+        present +=
+            read_shard_name(paths->paths[i], &other) && is_in_set(&set, 1, paths->paths[i], &other);
+    }
+    return shard->count - fsti_min(present, shard->count - 1);
+}
+
 static fst_status name_missing_shards(const model_paths *paths, const char *folder,
                                       const char *path, const shard_name *shard, fst_error *error) {
     char list[400] = "", name[32];
-    uint64_t missing = 0, first = first_number(paths, path, shard);
-    for (uint64_t number = first; number < first + shard->count; number++) {
+    uint64_t missing = count_missing(paths, path, shard), first = first_number(paths, path, shard);
+    size_t named = 0;
+    for (uint64_t number = first; number < first + shard->count && named <= NAME_COUNT_MAX;
+         number++) {
         if (has_shard(paths, path, shard, number)) continue;
         snprintf(name, sizeof name, "%0*" PRIu64, shard->digits, number);
-        add_name(list, sizeof list, (size_t)missing++, name);
+        add_name(list, sizeof list, named++, name);
     }
     const char *base = strrchr(path, '/');
     base = base == NULL ? path : base + 1;
