@@ -206,9 +206,10 @@ def python_suite(everything: bool) -> Counter[str]:
     print("Python" + (" with every integration" if everything else ""), flush=True)
     report = ROOT / "build/pytest.xml"
     report.unlink(missing_ok=True)
-    # One process per CPU. conftest.py decides which tests may run in parallel.
-    workers = min(len(os.sched_getaffinity(0)), 4)
-    parallel = importlib.util.find_spec("xdist") is not None and workers > 1
+    # One process more than CPUs, because many tests wait. conftest.py decides which may run in
+    # parallel.
+    workers = min(len(os.sched_getaffinity(0)) + 1, 4)
+    parallel = importlib.util.find_spec("xdist") is not None
     # A test that hangs prints the stack of each thread and fails; so does the run as a whole.
     limits = [f"--timeout={TEST_LIMIT_S}", "--timeout-method=thread"] \
         if importlib.util.find_spec("pytest_timeout") is not None else []
