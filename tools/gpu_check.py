@@ -264,7 +264,7 @@ class Bench:
 
 def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock: Clock) -> None:
     """Run a GPU test program, with fake drivers or on the real device."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "FASTSAFETENSORS_KERNEL_CACHE_DIR": "off"}
     if fakes:
         environment["LD_LIBRARY_PATH"] = os.fspath(folder / "tests/fakes")
     process = subprocess.run([folder / "tests" / name], env=environment, capture_output=True,
@@ -272,8 +272,10 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     lines = [line for line in process.stdout.splitlines() if line.startswith(("ok", "not ok"))]
     skipped = sum("# SKIP" in line for line in lines)
     bad = [line for line in lines if line.startswith("not ok")]
-    if process.returncode not in (0, 1):
-        bad.append(f"{name} ended with {process.returncode}: {process.stderr[-500:]}")
+    planned = [int(line[3:]) for line in process.stdout.splitlines() if line[:3] == "1.."]
+    if process.returncode != bool(bad) or planned != [len(lines)]:
+        bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} tests: "
+                   f"{process.stderr[-500:]}")
     results[name] = {"passed": len(lines) - len(bad) - skipped, "failed": len(bad),
                      "skipped": skipped}
     for line in [*bad, *(line for line in process.stdout.splitlines() if line[:1] == "#")]:

@@ -141,7 +141,9 @@ FST_API const char *fst_status_name(fst_status status);
 FST_API const char *fst_status_meaning(fst_status status);
 
 /// Two functions of the program that allocate and free memory for tensor data. `allocate` returns
-/// `size_bytes` bytes aligned to `alignment` (a power of two, at most 4096), or NULL. It is called
+/// `size_bytes` bytes aligned to `alignment` (a power of two, at most 4096), or NULL: the load then
+/// waits for memory that it will release itself, or fails with FST_E_NO_MEMORY. With NULL and an
+/// errno of ECANCELED it fails at once with FST_E_CANCELLED. `allocate` is called
 /// by fst_loader_open() and by threads of the load, one call at a time per load; other calls on
 /// that loader wait meanwhile. `release` frees what `allocate` returned, and is called from any
 /// thread. Both functions must stay callable until the last tensor is released.

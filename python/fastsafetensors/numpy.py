@@ -223,7 +223,7 @@ def open_stream(
         TypeError: an argument of another type.
     """
     return TensorStream(
-        filename, wrap, memory=memory, names=names, filter=filter, verify=verify, mode=mode,
+        filename, wrap, limit=memory, names=names, filter=filter, verify=verify, mode=mode,
         engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
         share_grace=share_grace)
 

@@ -242,11 +242,13 @@ def open_stream(
     device = check_device(device)
     check_present(device)
     check_load_options({"share": share, "share_grace": share_grace})
-    options = {**load_options(device, gds), **share_options(share, share_grace, device)}
+    # On a GPU tensors are always owned memory.
+    options = {"mode": mode, **load_options(device, gds),
+               **share_options(share, share_grace, device)}
     is_copied = device != "cpu" and "device" not in options
     return TensorStream(
-        filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, memory=memory,
-        names=names, filter=filter, verify=verify, mode=mode, engine=engine, threads=threads,
+        filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, limit=memory,
+        names=names, filter=filter, verify=verify, engine=engine, threads=threads,
         dtype=dtype_word(dtype), cache=cache, **options)
 
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Load requests: from Python arguments to options of the C library.
+#include <errno.h>
+
 #include "load_request.h"
 
 #include <stdlib.h>
@@ -208,9 +210,12 @@ static void forget_exception(caller_memory *memory) {
     for (size_t i = 0; i < 3; i++) Py_CLEAR(memory->raised[i]);
 }
 
-static void keep_exception(caller_memory *memory) {
+/// Returns the errno for the library: ECANCELED unless memory may become free.
+static int keep_exception(caller_memory *memory) {
+    int is_short = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_MemoryError);
     forget_exception(memory);
     PyErr_Fetch(&memory->raised[0], &memory->raised[1], &memory->raised[2]);
+    return is_short ? ENOMEM : ECANCELED;
 }
 
 PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst_error *error) {
@@ -246,21 +251,24 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     caller_buffer *buffer = calloc(1, sizeof *buffer);
     PyGILState_STATE gil = PyGILState_Ensure();
     void *address = NULL;
+    int code = 0;
     if (buffer != NULL && memory->allocate != NULL)
         buffer->owner = PyObject_CallFunction(memory->allocate, "n", (Py_ssize_t)size_bytes);
     int has_owner = buffer != NULL && buffer->owner != NULL && buffer->owner != Py_None;
     if (has_owner) address = find_address(buffer->owner);
     if (address != NULL) {
+        forget_exception(memory);
         buffer->address = address;
         buffer->next = memory->buffers;
         memory->buffers = buffer;
         memory->count++;
     } else {
-        keep_exception(memory);
+        code = keep_exception(memory);
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
     }
     PyGILState_Release(gil);
+    errno = code;
     return address;
 }
 

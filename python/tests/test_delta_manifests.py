@@ -17,6 +17,7 @@ from test_delta_recovery_and_folders import kill_while_applying
 
 from fastsafetensors import SafetensorError, check_manifest, deltas, write_manifest
 from fastsafetensors._deltas import delta_manifest
+from fastsafetensors._verify.digests import Problem
 
 pytest.importorskip("zstandard", reason="needs the zstandard package")
 
@@ -320,8 +321,8 @@ def test_a_manifest_that_was_repaired_after_a_kill_is_compared(
 
 
 @pytest.mark.parametrize("call", ["apply", "pull"])
-@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "own folder"])
-def test_a_manifest_is_a_regular_file(
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "large", "own folder"])
+def test_a_manifest_is_a_regular_file_of_usual_size(
     call, kind, fresh, source, version, manifest, states,  # noqa: F811
 ):
     own = fresh / "model.manifest"
@@ -331,6 +332,9 @@ def test_a_manifest_is_a_regular_file(
         place.symlink_to("nowhere")
     elif kind == "fifo":
         os.mkfifo(place)
+    elif kind == "large":
+        with open(place, "wb") as file:
+            file.truncate((1 << 30) + 1)
     else:
         place.mkdir()
 
@@ -430,11 +434,15 @@ def test_files_that_cannot_be_read_are_an_error(
     def fail(*_):
         raise PermissionError(errno.EACCES, "denied")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(delta_manifest, "check_manifest", fail)
-        with pytest.raises(PermissionError), deltas.reading(fresh):
-            pass
-    assert waiting(fresh)
+    def report(*_):
+        return [Problem("DigestMismatch", "a differs", "a"), Problem("PermissionDenied", "b", "b")]
+
+    for check in (fail, report):
+        with monkeypatch.context() as patch:
+            patch.setattr(delta_manifest, "check_manifest", check)
+            with pytest.raises(PermissionError), deltas.reading(fresh):
+                pass
+        assert waiting(fresh)
 
 
 def test_new_files_of_dead_processes_are_removed(fresh, version):  # noqa: F811

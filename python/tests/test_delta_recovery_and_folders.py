@@ -444,6 +444,18 @@ def test_versions_that_form_a_cycle_are_an_error(has_note, has_manifests, tmp_pa
         assert deltas.version_of(local).version == "b"
 
 
+@pytest.mark.parametrize("cycle", [[("b", "a"), ("a", "b")], [("b", "b")]])
+def test_a_cycle_hides_no_other_chain(cycle, tmp_path, states, local):
+    """Without a note, the only version without a predecessor need not be the checkpoint's."""
+    source = tmp_path / "source"
+    source.mkdir()
+    write_delta(source / "2", states[1], states[2], "y", "x")
+    for number, (version, base) in enumerate(cycle):
+        write_delta(source / f"1{number}", states[0], states[1], version, base)
+    assert "cycle" in expect("VersionMismatch", lambda: deltas.pull(local, source))
+    assert same(read_checkpoint(local), states[0])
+
+
 def test_of_two_folders_with_one_base_the_last_is_used(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()

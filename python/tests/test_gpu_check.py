@@ -298,3 +298,24 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="^MPS, two processes failed: RuntimeError: error 999$"):
         gpu_check.Check.share(checked, tmp_path)
     assert checked.report.document["sharing"] == cells
+
+
+@pytest.mark.parametrize(("output", "code", "failed"), [
+    ("ok 1 - a\nok 2 - b # SKIP no GPU\n1..2", 0, 0), ("ok 1 - a\n1..9", 0, 1),
+    ("ok 1 - a", 0, 1), ("", 0, 1), ("ok 1 - a\n1..1", 1, 1),
+    ("ok 1 - a\nnot ok 2 - b\n1..2", 1, 1), ("ok 1 - a\n1..1", -6, 1)])
+def test_a_test_program_that_ends_early_has_failed(monkeypatch, tmp_path, output, code, failed):
+    """It ran as many tests as it says, and its status agrees. It leaves no kernels in a cache."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    def run(words, env, **_):
+        assert env["FASTSAFETENSORS_KERNEL_CACHE_DIR"] == "off"
+        return types.SimpleNamespace(stdout=output, stderr="", returncode=code)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    results = {}
+    gpu_check.run_suite(results, tmp_path, "t", False, gpu_check.Clock(1))
+    assert (results["t"]["failed"] > 0) == failed

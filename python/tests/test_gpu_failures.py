@@ -196,3 +196,67 @@ def test_a_driver_without_its_own_library_is_not_called_absent(tmp_path, command
                         "-x", "c", "/dev/null", "-x", "none", *more], cwd=tmp_path, check=True)
     (tmp_path / "libcuda.so.1.1").unlink()
     assert "can't be loaded: libcuda.so.1.1: cannot open" in cuda_row(command, tmp_path)
+
+
+def test_an_exception_of_an_allocator_ends_the_load(tmp_path):
+    """It is raised also when later calls would succeed. A MemoryError is not the last word."""
+    run_with_apis("""
+import numpy
+path = folder + "/many.safetensors"
+f.numpy.save_file({f"{i:02}": numpy.ones(300_000, "f4") for i in range(40)}, path)
+model = f._core.Model(path)
+
+def load(error, nth):
+    calls = []
+    def allocate(size):
+        calls.append(size)
+        if len(calls) == nth:
+            raise error
+        return fake_gpu.Memory(size, 0)
+    loader = model.load(device="cuda:0", allocator=allocate, stream=1, budget=16 << 20)
+    try:
+        return len(list(loader)), len(calls) > nth
+    except BaseException as caught:
+        assert caught is error, caught
+        try:
+            next(loader)
+        except Exception as later:
+            assert "cancelled the load" in str(later)
+        return "raised", len(calls) > nth
+    finally:
+        loader.close()
+
+for nth in (2, 3):
+    for error in (KeyboardInterrupt(), RuntimeError("mine"), SystemExit(3)):
+        assert load(error, nth) == ("raised", False)
+    assert load(MemoryError("mine"), nth) == (40, True)
+
+# The exception of an allocation that has succeeded since hides no other error.
+calls = []
+def allocate(size):
+    calls.append(size)
+    if len(calls) == 2:
+        raise MemoryError("mine")
+    return fake_gpu.Memory(size, 0)
+loader = model.load(device="cuda:0", allocator=allocate, stream=1, budget=16 << 20)
+try:
+    for number, tensor in enumerate(loader):
+        if number == 15:
+            driver.fake_gpu_fail(b"cuMemcpyHtoDAsync", ctypes.c_long(1), ctypes.c_long(999))
+except RuntimeError as error:
+    assert "999" in str(error)
+else:
+    raise AssertionError
+""", tmp_path)
+
+
+def test_streams_to_a_gpu(sample):  # noqa: F811
+    """open_stream() gives tensors on the GPU, with and without a limit."""
+    run_with_apis("""
+from fastsafetensors.torch import open_stream
+for limit in (0, "16MiB"):
+    for mode in ("auto", "load", "map"):
+        with open_stream(path, device="cuda:0", memory=limit if mode != "map" else 0,
+                         mode=mode) as stream:
+            assert dict(stream)["large"][7] == 7
+""", sample)

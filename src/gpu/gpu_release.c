@@ -24,7 +24,7 @@ static struct {
 static pthread_once_t release_queue_once = PTHREAD_ONCE_INIT;
 static void register_release_queue(void) { fsti_fork_lock(&release_queue.lock); }
 
-/// Calls in a row that did not unpin memory.
+/// Calls that did not unpin memory.
 static atomic_uint stuck_count;
 /// After so many, no more memory is pinned: none of it might come back.
 #define STUCK_COUNT_MAX 4u
@@ -34,10 +34,7 @@ bool fsti_gpu_may_pin(void) { return atomic_load(&stuck_count) < STUCK_COUNT_MAX
 bool fsti_gpu_unpin_pages(const fsti_device *device, void *data) {
     int code = device->api->host_unregister(data);
     // A context that was reset has unpinned its memory already.
-    if (code == 0 || code == GPU_NOT_REGISTERED) {
-        atomic_store(&stuck_count, 0);
-        return true;
-    }
+    if (code == 0 || code == GPU_NOT_REGISTERED) return true;
     if (atomic_fetch_add(&stuck_count, 1) + 1 == STUCK_COUNT_MAX)
         fsti_log(FST_LOG_WARNING,
                  "the driver of %s does not unpin memory (error %d); no more memory is pinned",

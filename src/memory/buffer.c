@@ -2,6 +2,7 @@
 /// Reference-counted buffers of any origin.
 #include "memory.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 static atomic_size_t live_count;
@@ -52,7 +53,11 @@ fst_status fsti_buffer_foreign(const fsti_foreign *request, fsti_buffer **out, f
     uint64_t bytes = request->size_bytes;
     if (request->at_page && !fsti_add(bytes, FSTI_DEVICE_PAGE_BYTES, &bytes))
         return fsti_error_memory(error, request->size_bytes);
+    errno = 0;
     char *allocation = allocator->allocate(allocator->context, bytes, alignment);
+    if (allocation == NULL && errno == ECANCELED)
+        return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION,
+                              "the caller's allocator cancelled the load");
     if (allocation == NULL) return fsti_error_memory(error, bytes);
     char *data = allocation;
     if (request->at_page) data += -(uintptr_t)allocation % FSTI_DEVICE_PAGE_BYTES;

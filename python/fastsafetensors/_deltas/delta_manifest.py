@@ -30,6 +30,7 @@ from .delta_source import find_version, plain_version, read_file
 _logger = logging.getLogger("fastsafetensors")
 _NAME = "model.manifest"
 _DURABLE = 1  # the library's flag
+_MANIFEST_BYTES_MAX = 1 << 30  # more than the digests of 10 TB
 # How the names of waiting manifests begin, and those of files that become one.
 _WAITING, _NEW = "manifest-", "new-manifest-"
 
@@ -99,7 +100,7 @@ def remembered_manifest(
     if os.path.islink(folder):
         yield  # the update refuses it
         return
-    content = read_file(os.fsdecode(manifest))
+    content = read_file(os.fsdecode(manifest), _MANIFEST_BYTES_MAX)
     own = os.path.join(os.fsdecode(checkpoint), _NAME)
     if os.path.isdir(own) and not os.path.islink(own):
         refuse(f"{own}: this is a folder, and would be replaced by the version's manifest; remove "
@@ -241,7 +242,8 @@ def _repaired(checkpoint: Path, source: Path, version: str) -> str | None:
     if manifest is None:
         return None
     try:
-        return None if read_file(next(iter(waiting))) == read_file(manifest) else manifest
+        content = read_file(manifest, _MANIFEST_BYTES_MAX)
+        return None if read_file(next(iter(waiting))) == content else manifest
     except FileNotFoundError:
         if os.path.exists(manifest):
             return None  # another process has finished the one that was waiting
@@ -309,9 +311,12 @@ def _compare(checkpoint: Path, manifest: str) -> None:
         if error.tag != "InvalidManifest":
             raise
         refuse(f"{error}; {advice}", "InvalidManifest", manifest)
+    for problem in problems:
+        if problem.kind in ("PermissionDenied", "IoError"):  # the file may be right
+            refuse(problem.message, problem.kind)
     if problems:
         refuse(f"{os.fsdecode(checkpoint)}: the updated checkpoint differs from the manifest of "
-               f"its version: {problems[0]}. Tensors that no delta changed differ: copy the "
+               f"its version: {problems[0].message}. Tensors that no delta changed differ: copy the "
                f"checkpoint again; or {advice}", "DigestMismatch")
 
 

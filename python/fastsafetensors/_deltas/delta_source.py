@@ -91,9 +91,12 @@ def find_chain(source: Path, version: str | None, until: str | None = None) -> C
         if len(roots) > 1:
             raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
                              "checkpoint has no note of its version")
-        if versions and not roots:
-            _refuse_cycle(source, next(iter(versions)))
-        current = roots[0] if roots else ""
+        current = at = roots[0] if roots else ""
+        others = dict(versions)  # each follows the root, or is in a cycle, which has none
+        while at in others:
+            at, _ = others.pop(at)
+        if others:
+            _refuse_cycle(source, next(iter(others)))
     start = current
     chain: list[tuple[str, str]] = []
     while current in versions and current != until:

@@ -35,16 +35,16 @@ class TensorStream(Iterator[tuple[str, Any]]):
         names: Iterable[str] | None = None,
         filter: Callable[[str], bool] | None = None,
         mode: str | None = "auto",
-        memory: int | str = 0,
+        limit: int | str = 0,
         verify: Verify | None = None,
         **options: Any,
     ) -> None:
-        """Start to read; see open_stream(). options: of open_load()."""
+        """Start to read; see open_stream(), whose `memory` is the limit. options: of open_load()."""
         check_path(filename)
         mode = "auto" if mode is None else mode
         check_load_options({"mode": mode, **options})
-        limit = parse_limit("memory", memory)
-        if limit and mode == "map":
+        budget = parse_limit("memory", limit)
+        if budget and mode == "map":
             raise ValueError('mode="map" returns views of the file, which have no memory limit: '
                              'use mode="load" with memory=')
         self._path, self._wrap = filename, wrap
@@ -56,9 +56,9 @@ class TensorStream(Iterator[tuple[str, Any]]):
             self._left = self._count
             self._is_finished = self._count == 0
             if self._count:
-                chosen_mode = "load" if limit else mode
+                chosen_mode = "load" if budget else mode
                 self._loader = open_load(
-                    model, chosen, **{"mode": chosen_mode, "budget": limit, **options})
+                    model, chosen, **{"mode": chosen_mode, "budget": budget, **options})
 
     def __repr__(self) -> str:
         """Return the path and the number of remaining tensors."""
