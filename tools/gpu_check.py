@@ -274,8 +274,8 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     bad = [line for line in lines if line.startswith("not ok")]
     planned = [int(line[3:]) for line in process.stdout.splitlines() if line[:3] == "1.."]
     if process.returncode != bool(bad) or planned != [len(lines)]:
-        bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} tests: "
-                   f"{process.stderr[-500:]}")
+        bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} "
+                   f"tests: {process.stderr[-500:]}")
     results[name] = {"passed": len(lines) - len(bad) - skipped, "failed": len(bad),
                      "skipped": skipped}
     for line in [*bad, *(line for line in process.stdout.splitlines() if line[:1] == "#")]:

@@ -242,14 +242,12 @@ def open_stream(
     device = check_device(device)
     check_present(device)
     check_load_options({"share": share, "share_grace": share_grace})
-    # On a GPU tensors are always owned memory.
-    options = {"mode": mode, **load_options(device, gds),
-               **share_options(share, share_grace, device)}
+    options = {**load_options(device, gds), **share_options(share, share_grace, device)}
     is_copied = device != "cpu" and "device" not in options
     return TensorStream(
         filename, (lambda tensor: wrap(tensor).to(device)) if is_copied else wrap, limit=memory,
-        names=names, filter=filter, verify=verify, engine=engine, threads=threads,
-        dtype=dtype_word(dtype), cache=cache, **options)
+        names=names, filter=filter, verify=verify, engine=engine, threads=threads, cache=cache,
+        dtype=dtype_word(dtype), **{"mode": mode, **options})
 
 
 def load(data: Any) -> dict[str, Tensor]:

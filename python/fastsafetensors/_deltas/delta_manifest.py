@@ -316,8 +316,8 @@ def _compare(checkpoint: Path, manifest: str) -> None:
             refuse(problem.message, problem.kind)
     if problems:
         refuse(f"{os.fsdecode(checkpoint)}: the updated checkpoint differs from the manifest of "
-               f"its version: {problems[0].message}. Tensors that no delta changed differ: copy the "
-               f"checkpoint again; or {advice}", "DigestMismatch")
+               f"its version: {problems[0].message}. Tensors that no delta changed differ: copy "
+               f"the checkpoint again; or {advice}", "DigestMismatch")
 
 
 def remove_unused(checkpoint: Path) -> None:

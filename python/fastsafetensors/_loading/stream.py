@@ -39,7 +39,8 @@ class TensorStream(Iterator[tuple[str, Any]]):
         verify: Verify | None = None,
         **options: Any,
     ) -> None:
-        """Start to read; see open_stream(), whose `memory` is the limit. options: of open_load()."""
+        """Start to read; see open_stream(), where the limit is `memory`. options: of open_load().
+        """
         check_path(filename)
         mode = "auto" if mode is None else mode
         check_load_options({"mode": mode, **options})
