@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
-from .._saving.background import Background
+from .._saving.background import Background, End
 from .._saving.save_handles import SaveHandle
 
 
@@ -19,7 +18,7 @@ class Watcher(Background):
         """Keep the calls: `note` waits, and returns what `follow` is given, or None."""
         super().__init__(self._watch, handle.at_exit)
         self.handle, self._note, self._follow = handle, note, follow
-        self._noted = threading.Event()
+        self._noted = End()
 
     def _watch(self) -> None:
         try:

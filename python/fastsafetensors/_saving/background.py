@@ -4,9 +4,50 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import threading
 from collections.abc import Callable
+
+
+class End:
+    """Something that happens once, and for which threads wait.
+
+    threading.Event holds a lock while Python code runs, in which a signal handler that waits or
+    sets would wait for ever. This class holds none.
+    """
+
+    def __init__(self) -> None:
+        """It has not happened."""
+        self._is_set = False
+        self._waiters: list[_thread.LockType] = []  # held; set() releases them
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return self._is_set
+
+    def set(self) -> None:
+        """It has happened."""
+        self._is_set = True
+        for waiter in list(self._waiters):
+            with contextlib.suppress(RuntimeError):  # another call has released it
+                waiter.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has happened. Returns whether it has; False after the time."""
+        if self._is_set:
+            return True
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        try:
+            # set() finds the waiter in the list, or has set the flag before.
+            if not self._is_set:
+                waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+        return self._is_set
 
 
 class Background:
@@ -21,7 +62,7 @@ class Background:
         """Keep the work. at_exit: "wait" or "cancel": whether the interpreter's exit waits."""
         self._work, self._at_exit = work, at_exit
         self._once = threading.Lock()
-        self._ended = threading.Event()
+        self._ended = End()
         self.was_started = False
         self._has_begun = False
 
