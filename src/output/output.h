@@ -56,6 +56,10 @@ fst_status fsti_path_link(const char *path, char **next, fst_error *error);
 /// stays in one folder if a link changes meanwhile. The path itself if it has no links, is a URL,
 /// or cannot be resolved. `out` has PATH_MAX bytes.
 const char *fsti_path_settle(const char *path, char *out);
+/// The same for a path that may begin with a folder's, which was settled before: then the folder's
+/// links are not followed again.
+const char *fsti_path_settle_inside(const char *path, const char *folder, const char *settled,
+                                    char *out);
 /// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its
 /// folders need not exist. `out` has PATH_MAX bytes. False if that is too short, or without memory.
 bool fsti_path_resolve(const char *path, bool follow_last, char *out);

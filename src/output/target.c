@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -103,6 +104,22 @@ static bool append_missing(char *out, const char *rest) {
     return true;
 }
 
+/// Whether both paths lead to the same folder. The path of the working folder may not: a parent
+/// may be unsearchable, or hidden by a mount.
+static bool is_same_folder(const char *one, const char *other) {
+    struct stat first, second;
+    return stat(one, &first) == 0 && stat(other, &second) == 0 && first.st_dev == second.st_dev &&
+           first.st_ino == second.st_ino;
+}
+
+/// Resolves a folder that exists. errno is ENOENT if it does not, and only then.
+static bool resolve_existing(const char *folder, char *out) {
+    if (realpath(folder, out) == NULL) return false;
+    if (is_same_folder(folder, out)) return true;
+    errno = EACCES;
+    return false;
+}
+
 bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
     char *copy = fsti_string_copy(path, strlen(path));
     if (copy == NULL || (follow_last && follow_links(&copy, NULL) != FST_OK)) {
@@ -111,19 +128,29 @@ bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
     }
     size_t end = (size_t)(fsti_path_name(copy) - copy);
     bool is_found = false;
-    while (!is_found && end > 0) {
+    errno = ENOENT;
+    while (!is_found && errno == ENOENT && end > 0) {
         char kept = copy[end];
         copy[end] = '\0';
-        is_found = realpath(copy, out) != NULL;
+        is_found = resolve_existing(copy, out);
         copy[end] = kept;
-        if (is_found) break;
+        if (is_found || errno != ENOENT) break;
         while (end > 0 && copy[end - 1] == '/') end--;
         while (end > 0 && copy[end - 1] != '/') end--;
     }
-    if (!is_found) is_found = realpath(".", out) != NULL;
+    if (!is_found && errno == ENOENT) is_found = resolve_existing(".", out);
     is_found = is_found && append_missing(out, copy + end);
     fsti_free(copy);
     return is_found;
+}
+
+const char *fsti_path_settle_inside(const char *path, const char *folder, const char *settled,
+                                    char *out) {
+    size_t size = strlen(folder);
+    while (size > 1 && folder[size - 1] == '/') size--;
+    if (strncmp(path, folder, size) != 0 || path[size] != '/') return fsti_path_settle(path, out);
+    int needed = snprintf(out, PATH_MAX, "%s%s", settled, path + size);
+    return needed < PATH_MAX ? out : path;
 }
 
 /// Resolves the links of the path's folders, and its last part if that leads to a folder.

@@ -76,8 +76,9 @@ fst_status fsti_bundle_check(const fsti_bundle_paths *paths, fst_manifest_stats 
     bundle_job job = {.paths = &full, .differences = {.listener = &paths->listener}};
     full.folder = fsti_path_settle(paths->folder, settled[0]);
     snprintf(default_bundle, sizeof default_bundle, "%.4000s/model.sig", full.folder);
-    full.bundle =
-        paths->bundle == NULL ? default_bundle : fsti_path_settle(paths->bundle, settled[1]);
+    full.bundle = paths->bundle == NULL ? default_bundle
+                                        : fsti_path_settle_inside(paths->bundle, paths->folder,
+                                                                  full.folder, settled[1]);
     job.own_name = fsti_file_tree_name_inside(full.folder, full.bundle);
     FST_TRY(fsti_signed_bundle_open(full.bundle, full.key, &job.signed_by, error));
     fst_status status = compare_all(&job, error);

@@ -155,14 +155,16 @@ fst_status fsti_bundle_sign(const fsti_bundle_paths *paths, fst_manifest_stats *
     uint64_t start_ns = fsti_now_ns();
     fsti_bundle_paths full = *paths;
     full.folder = fsti_path_settle(paths->folder, settled[0]);
+    if (paths->bundle != NULL)
+        full.bundle =
+            fsti_path_settle_inside(paths->bundle, paths->folder, full.folder, settled[1]);
     paths = &full;
     file_tree tree = {0};
     file_watch watch = {0};
     fsti_key *key;
-    int size =
-        paths->bundle == NULL
-            ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
-            : snprintf(target, sizeof target, "%s", fsti_path_settle(paths->bundle, settled[1]));
+    int size = paths->bundle == NULL
+                   ? snprintf(target, sizeof target, "%s/model.sig", paths->folder)
+                   : snprintf(target, sizeof target, "%s", paths->bundle);
     if (size < 0 || (size_t)size >= sizeof target)
         return fsti_error_errno(error, ENAMETOOLONG, paths->folder, "writing the signature");
     FST_TRY(fsti_text_check_target(target, paths->key, error));

@@ -181,8 +181,9 @@ fst_status fsti_manifest_check(const char *path, const char *manifest,
     uint64_t start_ns = fsti_now_ns();
     check_job job = {.listener = listener};
     char settled[2][PATH_MAX];
-    path = fsti_path_settle(path, settled[0]);
-    if (manifest != NULL) manifest = fsti_path_settle(manifest, settled[1]);
+    const char *folder = fsti_path_settle(path, settled[0]);
+    if (manifest != NULL) manifest = fsti_path_settle_inside(manifest, path, folder, settled[1]);
+    path = folder;
     if (manifest != NULL && fsti_sums_is_list(manifest))
         return fsti_sums_check(path, manifest, listener, stats, error);
     model_request request = {.flags = FST_OPEN_VERIFY, .manifest = manifest};

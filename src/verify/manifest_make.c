@@ -305,8 +305,9 @@ fst_status fsti_manifest_make(const char *path, const char *target,
                               const fst_manifest_options *options, fst_manifest_stats *stats,
                               fst_error *error) {
     char settled[2][PATH_MAX];
-    path = fsti_path_settle(path, settled[0]);
-    if (target != NULL) target = fsti_path_settle(target, settled[1]);
+    const char *folder = fsti_path_settle(path, settled[0]);
+    if (target != NULL) target = fsti_path_settle_inside(target, path, folder, settled[1]);
+    path = folder;
     FST_TRY(fsti_text_check_target(target, path, error));
     if (target == NULL)
         FST_TRY(fsti_location_require_file(

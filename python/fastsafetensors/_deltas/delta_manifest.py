@@ -30,7 +30,7 @@ from .delta_source import find_version, plain_version, read_file
 _logger = logging.getLogger("fastsafetensors")
 _NAME = "model.manifest"
 _DURABLE = 1  # the library's flag
-_MANIFEST_BYTES_MAX = 1 << 30  # more than the digests of 10 TB
+_MANIFEST_BYTES_MAX = 100_000_000  # the library's limit
 # How the names of waiting manifests begin, and those of files that become one.
 _WAITING, _NEW = "manifest-", "new-manifest-"
 
