@@ -217,18 +217,17 @@ class CheckpointManager:
         self, step: Any, state: Mapping[str, Any], metric: float | None, force: bool
     ) -> SaveHandle | None:
         """save() of a group: what fails here must fail on all ranks."""
-        call = self._ranks.take_number()
         self._check_usable()
         try:
             number = step_number(step)
             check_switch("force", force)
         except Exception as error:
             if self.every == 1:  # else the other ranks may have nothing to save now
-                self._ranks.refuse(self._ranks.join(call, None, self._options), error)
+                self._ranks.refuse(self._ranks.join(None, self._options), error)
             raise
         if not force and not self.should_save(number):
             return None
-        joint = self._ranks.join(call, self._place_of(number), self._options)
+        joint = self._ranks.join(self._place_of(number), self._options)
         refusal: Exception | None = None
         try:
             joint.enter()
@@ -489,7 +488,6 @@ class CheckpointManager:
 
     def _resume_together(self, state: Mapping[str, Any], step: Any, verify: bool) -> int:
         """resume() of a group, which no running save may use meanwhile."""
-        call = self._ranks.take_number()
         self._check_usable()
         self._watchers.wait()
         with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
@@ -497,7 +495,6 @@ class CheckpointManager:
             check_state(state)
             check_targets(state)
             step = None if step is None else step_number(step)
-        self._ranks.align_numbers(call)
         unverified: Exception | None = None
         for number, loaded, refused in self._ranks.read_steps(
                 self._steps_to_try(step), lambda number: self._read_part(number, verify)):

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ from test_rank_faults import COMMON, run_ranks
 torch = pytest.importorskip("torch")
 
 from fastsafetensors._ranks import ranks_async  # noqa: E402
-from fastsafetensors._ranks.call_numbers import numbers_of, take_number  # noqa: E402
 from fastsafetensors._ranks.ranks_async import EmptySave, JointSave, wait_for_saves  # noqa: E402
-from fastsafetensors._saving import background  # noqa: E402
 
 # Calls `act` before a line, or a return, of the library's Python code in the main thread.
 AT_LINES = """
@@ -81,103 +77,13 @@ assert len(errors) > 20, len(errors)
 finish()
 """
 
-# Rank 0 leaves its second save, while rank 1 waits in it. Each later save is complete or an error.
-SKIPPED = COMMON + AT_LINES + """
-import logging
-from fastsafetensors._ranks import ranks_async, ranks_save
-from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async
-from fastsafetensors.torch import load_file
-from fastsafetensors.training import CheckpointManager
-logging.getLogger("fastsafetensors").setLevel(100)
-how, is_late = sys.argv[5].split("-")[0], sys.argv[5].endswith("-late")
-side = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=120))
-if how == "manager":
-    manager = CheckpointManager(f"{folder}/saved", group=side)
-
-def save(value):
-    mine = {f"w{rank}": torch.full((5,), float(value))}
-    if how == "manager":
-        return manager.save(7, mine, force=True)
-    return save_on_ranks_async(mine, f"{folder}/saved", side)
-
-def look(value):
-    dist.barrier()
-    found = load_file(f"{folder}/saved" + ("/step-7" if how == "manager" else ""), mode="load")
-    values = [one[0].item() for name, one in found.items() if one.numel() == 5]
-    assert values == [value, value], (value, values)
-    dist.barrier()
-
-def interrupt(*_arguments, **_options):
-    raise KeyboardInterrupt
-
-save(1).wait()
-look(1)
-if rank == 0:
-    real, ranks_async.start_rows = ranks_async.start_rows, interrupt
-    try:
-        save(2)
-    except KeyboardInterrupt:
-        ranks_async.start_rows = real
-    else:
-        raise AssertionError("it was not interrupted")
-    handle = save(3)
-    if is_late:
-        dist.barrier()
-else:
-    skipped = save(2)
-    if is_late:
-        dist.barrier()
-        assert isinstance(skipped.exception(), RankError)  # before the next call
-        if how == "manager":  # raises it once
-            manager._watchers.wait()
-            manager._errors.clear()
-    handle = save(3)
-    assert "rank 0 has left this save" in str(skipped.exception()), skipped.exception()
-handle.wait()
-look(3)
-if how == "manager":
-    manager._watchers.wait()
-    manager._errors.clear()
-save(4).wait()
-look(4)
-if how == "manager":  # whose interrupted resume() is called again
-    state = {f"w{rank}": torch.zeros(5)}
-    if rank == 0:
-        real, manager._check_usable = manager._check_usable, interrupt
-        try:
-            manager.resume(state)
-        except KeyboardInterrupt:
-            manager._check_usable = real
-    assert manager.resume(state) == 7 and state[f"w{rank}"].eq(4).all()
-    save(5).wait()
-    look(5)
-    finish()
-real = ranks_save.make_request
-def save_now(value):
-    save_on_ranks({f"w{rank}": torch.full((5,), float(value))}, f"{folder}/saved", side)
-try:
-    if rank == 0:
-        ranks_save.make_request = interrupt
-    save_now(5)
-except (KeyboardInterrupt if rank == 0 else RankError):
-    ranks_save.make_request = real
-else:
-    raise AssertionError("one rank has left it")
-save_now(6)
-look(6)
-save(7).wait()
-look(7)
-finish()
-"""
-
 REENTERED = AT_LINES + """
 import torch
 from fastsafetensors import metrics
 from fastsafetensors.torch import load_file, save_file_async
 from fastsafetensors.training import CheckpointManager
 folder, how = sys.argv[1:]
-MODULES = ("save_handles.py", "training.py", "background.py", "watcher.py", "counters.py",
-           "threading.py")
+MODULES = ("save_handles.py", "training.py", "background.py", "watcher.py", "counters.py")
 state = {"x": torch.ones(3)}
 metrics.enable()
 manager = CheckpointManager(folder, manifest=False)
@@ -230,26 +136,6 @@ def test_an_interrupted_save_of_ranks_blocks_no_other(tmp_path: Path, how: str) 
     run_ranks(INTERRUPTED, tmp_path, 1, how)
 
 
-@pytest.mark.parametrize("how", ["files", "files-late", "manager", "manager-late"])
-def test_the_call_after_an_interrupted_one_answers_no_earlier_one(tmp_path: Path, how: str) -> None:
-    """The save that one rank has left fails on the other; the next ones are of both ranks."""
-    run_ranks(SKIPPED, tmp_path, 2, how)
-
-
-def test_a_rank_that_made_fewer_calls_comes_to_the_others() -> None:
-    """A rank that was interrupted is ahead once; one that is behind twice skips numbers."""
-    group = Group()
-    numbers = numbers_of(group)
-    assert [take_number(group) for _ in range(2)] == [1, 2]
-    numbers.note(2, 4)  # the other rank waits there
-    numbers.note(3, 4)
-    numbers.note(4, 4)
-    assert take_number(group) == 3
-    numbers.note(3, 5)
-    numbers.note(4, 6)
-    assert [take_number(group), take_number(Group()), take_number(None)] == [6, 1, 1]
-
-
 @pytest.mark.parametrize("how", ["files", "manager"])
 def test_a_signal_handler_may_save(tmp_path: Path, how: str) -> None:
     """No lock that it needs is held by the call that it interrupts, and no save is lost."""
@@ -289,41 +175,6 @@ def test_nobody_waits_for_a_save_that_does_not_exist_any_more() -> None:
     del one
     wait_for_saves(group)
     assert ranks_async._queue_of(group) == []
-
-
-@pytest.mark.parametrize("act", ["set", "wait"])
-def test_a_signal_handler_may_use_what_the_program_waits_for(act: str) -> None:
-    """At each line of wait() and of set(), with other threads that wait."""
-    for method in ("wait", "set"):
-        for number in itertools.count(1):
-            end = background.End()
-            others = [threading.Thread(target=end.wait) for _ in range(2)]
-            for other in others:
-                other.start()
-            left = [number]
-
-            def trace(frame: Any, event: str, _argument: Any, end: Any = end, left: Any = left
-                      ) -> Any:
-                if frame.f_code.co_filename not in (background.__file__, threading.__file__):
-                    return None
-                left[0] -= event == "line"
-                if event == "line" and left[0] == 0:
-                    end.set() if act == "set" else end.wait(0.001)
-                return trace
-
-            before = sys.gettrace()
-            sys.settrace(trace)
-            try:
-                end.wait(0.001) if method == "wait" else end.set()
-            finally:
-                sys.settrace(before)
-            end.set()
-            for other in others:
-                other.join()
-            assert end.is_set() and end.wait() and not end._waiters
-            if left[0] > 0:
-                break
-        assert number > 3, number
 
 
 def test_an_interrupted_part_without_files_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

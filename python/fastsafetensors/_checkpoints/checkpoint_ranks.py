@@ -11,7 +11,6 @@ from typing import Any
 
 from .._base.options import check_timeout
 from .._ranks.agreement import Agreement
-from .._ranks.call_numbers import exchange_numbers, numbers_of, take_number
 from .._ranks.publish import SetTarget
 from .._ranks.ranks_async import EmptySave, JointSave, Rows, start_joint, wait_for_saves
 from .._ranks.shard_rows import plan_shards
@@ -68,26 +67,13 @@ class Ranks:
 
     # ---- saving ----
 
-    def take_number(self) -> int:
-        """Return the number of a call, the first thing that save() and resume() do."""
-        return take_number(self.group)
-
-    def align_numbers(self, call: int) -> None:
-        """Go on with the same number on all ranks, which are in the same call, and have no saves.
-
-        A rank that has repeated an interrupted call has made more of them.
-        """
-        highest = max(exchange_numbers(self._pg, call))
-        numbers_of(self.group).skip(highest - call)
-
-    def join(self, call: int, place: Path | None, options: Mapping[str, Any]) -> JointSave:
+    def join(self, place: Path | None, options: Mapping[str, Any]) -> JointSave:
         """Prepare the save of a step; None: which one is not known, and the save will fail."""
         if place is None:
-            return JointSave(self.group, self._timeout, number=call)
+            return JointSave(self.group, self._timeout)
         target = SetTarget(str(place), STEM, options["durable"],
                            manifest=manifest_options(options["manifest"]))
-        return JointSave(self.group, self._timeout, target, [f"{place.name}, by {self._who}"],
-                         number=call)
+        return JointSave(self.group, self._timeout, target, [f"{place.name}, by {self._who}"])
 
     def refuse(self, joint: JointSave, error: Exception) -> None:
         """Let the save fail on all ranks, in a thread."""

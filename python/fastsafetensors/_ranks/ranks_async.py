@@ -29,7 +29,6 @@ from .._base.argument_types import Path as AnyPath
 from .._base.errors import serialization_error
 from .._base.representation import shown_as
 from .._core import error_class
-from .._saving.background import End
 from .._saving.save_handles import (
     FileSave,
     Hooks,
@@ -45,7 +44,6 @@ from .._torch.tensor_memory import watch_changes
 from .._torch.torch_state import check_tensors, make_rows
 from ..v05.frameworks import get_framework_op
 from .agreement import Agreement, RankError
-from .call_numbers import meet_same_call, numbers_of, take_number
 from .publish import SetTarget, publish_hidden
 from .ranks_save import check_unique, make_request, missing_count, remove_folders
 from .shard_rows import stem_of
@@ -107,7 +105,6 @@ class JointSave:
     place: SetTarget | None = None
     lines: list[str] = field(default_factory=list)  # on which all ranks must agree
     names: list[list[Any]] = field(default_factory=list)  # [name, bytes] of this rank's tensors
-    number: int = 0  # of the call
     is_cancelled: bool = False
     error: Exception | None = None
     result: str | None = None  # the path of the index, or of the only file
@@ -121,7 +118,7 @@ class JointSave:
         if self.place is not None:
             self._missing = min(missing_count(Path(self.place.folder)), 255)
         self._missing_here = self._missing
-        self.end = End()
+        self.end = threading.Event()
         self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
         self._has_entered = False
 
@@ -182,8 +179,8 @@ class JointSave:
         pg.limit_waits()
         agreement = Agreement(pg)
         try:
-            meet_same_call(pg, agreement, numbers_of(self.group), self.number,
-                           "the end of writing a save")
+            # If another rank is in a different call, both get a RankError, and no messages follow.
+            agreement.agree("the end of writing a save")
         except Exception:
             self._delete(paths)
             if self.place is not None:
@@ -379,11 +376,10 @@ def save_on_ranks_async(
     Raises:
         NotImplementedError: a URL.
         KeyboardInterrupt: Ctrl-C; the save is cancelled. If nothing was begun, the other ranks'
-            saves fail at this rank's next save, or at their time limit.
+            saves fail at their time limit.
         TypeError, ValueError: an argument of another type, or out of range. The call waits for the
             other ranks, whose saves then fail as well.
     """
-    number = take_number(group)
     place: SetTarget | None = None
     try:
         request = make_request(folder, metadata, durable, manifest, timeout)
@@ -391,10 +387,10 @@ def save_on_ranks_async(
         place = SetTarget(str(request.folder), stem_of(filename_pattern), durable,
                           manifest=request.fixed_manifest)
     except Exception as error:
-        JointSave(group, None, number=number).fail(error)  # the other ranks wait to hear of it
+        JointSave(group, None).fail(error)  # the other ranks wait to hear of it
         raise
     joint = JointSave(group, request.timeout, place,
-                      [f"metadata {metadata}", f"manifest {request.manifest}"], number=number)
+                      [f"metadata {metadata}", f"manifest {request.manifest}"])
     try:
         joint.enter()
         try:

@@ -25,7 +25,6 @@ from .._saving.save_options import fixed_manifest, manifest_options, promise_wor
 from .._torch.torch_state import check_tensors, make_rows
 from ..v05.frameworks import get_framework_op
 from .agreement import Agreement
-from .call_numbers import meet_same_call, numbers_of, take_number
 from .publish import SetTarget, publish_together
 from .shard_rows import stem_of
 
@@ -124,14 +123,13 @@ def save_on_ranks(
         NotImplementedError: a URL (s3://...), which several ranks cannot save to.
         TypeError: an argument of another type.
     """
-    number = take_number(group)
     request, failure = None, None
     try:
         request = make_request(folder, metadata, durable, manifest, timeout)._replace(
             stem=stem_of(filename_pattern))
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
-    name = _save(tensors, request, group, number, failure)
+    name = _save(tensors, request, group, failure)
     return str(pathlib.Path(os.fsdecode(folder)) / name)
 
 
@@ -139,12 +137,10 @@ def _save(
     tensors: dict[str, Any],
     request: _Request | None,
     group: Any,
-    number: int,
     failure: Exception | None = None,
 ) -> str:
     """Run a save; return the name of the index or of the only file.
 
-    number: of the call.
     failure: an earlier error of this rank, which all ranks raise. Only then may request be None.
     """
     pg = get_framework_op("pytorch").get_process_group(group, request and request.timeout)
@@ -166,7 +162,6 @@ def _save(
         lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}"]
     except Exception as error:
         failure = error
-    meet_same_call(pg, agreement, numbers_of(group), number, "a sharded save")
     agreement.agree("a sharded save", lines, failure)
     assert request is not None
     made = SetTarget(str(request.folder), stem, request.durable,
