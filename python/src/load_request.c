@@ -219,7 +219,7 @@ static int keep_exception(caller_memory *memory) {
 }
 
 PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst_error *error) {
-    bool is_of_memory = error->status == FST_E_NO_MEMORY || error->status == FST_E_CANCELLED;
+    int is_of_memory = error->status == FST_E_NO_MEMORY || error->status == FST_E_CANCELLED;
     if (memory == NULL || memory->raised[0] == NULL || !is_of_memory)
         return fstpy_raise(state, error);
     PyErr_Restore(memory->raised[0], memory->raised[1], memory->raised[2]);

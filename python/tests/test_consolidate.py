@@ -142,3 +142,23 @@ def test_the_model_is_never_in_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     found = load_file(json.loads(done.stdout))
     assert all(bool(found[f"w{i}"].eq(i).all()) for i in range(4))
+
+
+def test_a_source_that_a_save_replaces_is_an_error(tmp_path, monkeypatch):
+    """The model is of one save, or the old one stays."""
+    from fastsafetensors import SafetensorError
+    from fastsafetensors._checkpoints import consolidate as module
+
+    source, real = tmp_path / "parts/model.safetensors", module.os.open
+    source.parent.mkdir()
+    save_file({"a": torch.ones(9000), "b": torch.ones(9)}, source)
+
+    def replaced_before(path, *arguments):
+        if path == str(source):
+            save_file({"a": torch.zeros(9000), "b": torch.zeros(9)}, source)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(module.os, "open", replaced_before)
+    with pytest.raises(SafetensorError, match="replaced|changed"):
+        consolidate(source.parent, tmp_path / "one")
+    assert not list((tmp_path / "one").glob("*.safetensors"))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from fastsafetensors._ranks import ranks_async  # noqa: E402
 from fastsafetensors._ranks.ranks_async import EmptySave, JointSave, wait_for_saves  # noqa: E402
+from fastsafetensors._saving import background  # noqa: E402
 
 # Calls `act` before a line, or a return, of the library's Python code in the main thread.
 AT_LINES = """
@@ -83,7 +86,8 @@ from fastsafetensors import metrics
 from fastsafetensors.torch import load_file, save_file_async
 from fastsafetensors.training import CheckpointManager
 folder, how = sys.argv[1:]
-MODULES = ("save_handles.py", "training.py", "background.py", "watcher.py", "counters.py")
+MODULES = ("save_handles.py", "training.py", "background.py", "watcher.py", "counters.py",
+           "threading.py")
 state = {"x": torch.ones(3)}
 metrics.enable()
 manager = CheckpointManager(folder, manifest=False)
@@ -188,3 +192,38 @@ def test_an_interrupted_part_without_files_leaves(monkeypatch: pytest.MonkeyPatc
         EmptySave(joint, "a", ValueError("a"))
     wait_for_saves(joint.group)
     assert joint.end.is_set()
+
+
+@pytest.mark.parametrize("act", ["set", "wait"])
+def test_a_signal_handler_may_use_what_the_program_waits_for(act: str) -> None:
+    """At each line of wait() and of set(), with other threads that wait."""
+    for method in ("wait", "set"):
+        for number in itertools.count(1):
+            end = background.End()
+            others = [threading.Thread(target=end.wait) for _ in range(2)]
+            for other in others:
+                other.start()
+            left = [number]
+
+            def trace(frame: Any, event: str, _argument: Any, end: Any = end, left: Any = left
+                      ) -> Any:
+                if frame.f_code.co_filename not in (background.__file__, threading.__file__):
+                    return None
+                left[0] -= event == "line"
+                if event == "line" and left[0] == 0:
+                    end.set() if act == "set" else end.wait(0.001)
+                return trace
+
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                end.wait(0.001) if method == "wait" else end.set()
+            finally:
+                sys.settrace(before)
+            end.set()
+            for other in others:
+                other.join()
+            assert end.is_set() and end.wait() and not end._waiters
+            if left[0] > 0:
+                break
+        assert number > 3, number

@@ -156,7 +156,7 @@ const char *fsti_path_settle_inside(const char *path, const char *folder, const 
 /// Resolves the links of the path's folders, and its last part if that leads to a folder.
 static bool resolve_folders(const char *path, char *out) {
     struct stat info;
-    if (path[0] == '\0' || fsti_location_is_url(path)) return false;
+    if (path[0] == '\0' || fsti_location_looks_like_url(path)) return false;
     return fsti_path_resolve(path, stat(path, &info) == 0 && S_ISDIR(info.st_mode), out);
 }
 

@@ -8,10 +8,11 @@ import errno
 import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .._base.errors import refuse
 from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
 from .._core import Model, Writer, assign_shards
 from .._loading.load import OpenLoad
@@ -96,16 +97,24 @@ def _rows_at_a_time(shape: tuple[int, ...], size_bytes: int, memory: int) -> int
     return max(1, memory // max(1, size_bytes // max(1, shape[0]))) if shape else 1
 
 
+def _identity(state: os.stat_result) -> tuple[int, ...]:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
 class _Copier:
     """Brings parts to their places."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, models: Iterable[Any]) -> None:
         self._memory = memory
         self._sources: dict[str, int] = {}
+        paths = {model.file(index)[0] for model in models for index in range(model.file_count)}
+        self._identities = {path: _identity(os.stat(path)) for path in paths if "://" not in path}
 
     def _source(self, path: str) -> int:
         if path not in self._sources:
-            self._sources[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._sources[path] = source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if _identity(os.fstat(source)) != self._identities[path]:
+                refuse(f"{path}: a save replaced the file while it was copied", "FileChanged", path)
         return self._sources[path]
 
     def close(self) -> None:
@@ -239,7 +248,9 @@ def consolidate(
     _check_target(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     layout = check_save_options({"alignment": alignment})
-    with open_parts(source) as stored, contextlib.closing(_Copier(budget)) as copier:
+    with open_parts(source) as stored, contextlib.closing(
+            _Copier(budget, {part.model for parts in stored.values() for part in parts})
+    ) as copier:
         chosen = _chosen(stored, prefix)
         if not chosen:
             raise ValueError(f"no tensor's name begins with {prefix!r}")

@@ -376,7 +376,8 @@ def save_on_ranks_async(
     Raises:
         NotImplementedError: a URL.
         KeyboardInterrupt: Ctrl-C; the save is cancelled. If nothing was begun, the other ranks'
-            saves fail at their time limit.
+            saves fail at their time limit, or are joined with this rank's next save to the folder:
+            repeat the interrupted call first.
         TypeError, ValueError: an argument of another type, or out of range. The call waits for the
             other ranks, whose saves then fail as well.
     """
