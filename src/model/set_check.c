@@ -14,12 +14,13 @@
 /// Maximum of names in the message; more are only counted.
 #define NAME_COUNT_MAX 5u
 #define ENDING ".safetensors"
+#define DIGITS_MIN 5
 /// The digits that distinguish a save at a store from the one that it replaces (save/publish.c).
 #define TAG_BYTES ((size_t)16)
 
 /// A path that ends in "-00002-of-00003.safetensors", or with a tag in
-/// "-00002-of-00003-0123456789abcdef.safetensors". Other programs write "-2-of-3",
-/// "-00002-of-000003", or numbers from 0 to 2.
+/// "-00002-of-00003-0123456789abcdef.safetensors". Other programs write "-00002-of-000003", or
+/// numbers from 0 to 2. Fewer digits also mean other things: epochs, steps, ranks.
 typedef struct shard_name {
     size_t prefix_size;       ///< up to the number
     int digits, count_digits; ///< of the number and of the count
@@ -54,10 +55,12 @@ static bool read_shard_name(const char *path, shard_name *out) {
     }
     out->count_digits = read_digits(path, size, &out->count);
     size_t at = size - (size_t)out->count_digits;
-    if (out->count == 0 || at < 4 || memcmp(path + at - 4, "-of-", 4) != 0) return false;
+    if (out->count == 0 || out->count_digits < DIGITS_MIN || at < 4 ||
+        memcmp(path + at - 4, "-of-", 4) != 0)
+        return false;
     out->digits = read_digits(path, at - 4, &out->number);
     out->prefix_size = at - 4 - (size_t)out->digits;
-    return out->digits > 0 && out->prefix_size > 0 && path[out->prefix_size - 1] == '-' &&
+    return out->digits >= DIGITS_MIN && out->prefix_size > 0 && path[out->prefix_size - 1] == '-' &&
            out->number <= out->count;
 }
 
@@ -128,21 +131,18 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/// Whether the file with another number is there: with as many digits, or as few as possible.
+/// Whether the file with another number is there.
 static bool has_shard(const model_paths *paths, const char *path, const shard_name *shard,
                       uint64_t number) {
     const char *rest = path + shard->prefix_size + shard->digits;
     size_t capacity = strlen(path) + 32;
     char *wanted = fsti_alloc(capacity);
     if (wanted == NULL) return true; // out of memory; reported by the next allocation
-    bool found = false;
-    for (int digits = shard->digits; digits > 0 && !found; digits = digits > 1 ? 1 : 0) {
-        memcpy(wanted, path, shard->prefix_size);
-        snprintf(wanted + shard->prefix_size, capacity - shard->prefix_size, "%0*" PRIu64 "%s",
-                 digits, number, rest);
-        found = bsearch(&wanted, paths->paths, paths->count, sizeof *paths->paths, compare_paths) !=
-                NULL;
-    }
+    memcpy(wanted, path, shard->prefix_size);
+    snprintf(wanted + shard->prefix_size, capacity - shard->prefix_size, "%0*" PRIu64 "%s",
+             shard->digits, number, rest);
+    bool found =
+        bsearch(&wanted, paths->paths, paths->count, sizeof *paths->paths, compare_paths) != NULL;
     fsti_free(wanted);
     return found;
 }

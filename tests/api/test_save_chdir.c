@@ -143,6 +143,24 @@ TEST(link_that_changes_does_not_move_a_save)
     }
 }
 
+static int save_here(void *nothing) {
+    (void)nothing;
+    return save_values("model.safetensors", 'n', NULL) == FST_OK ? 0 : 1;
+}
+
+/// The absolute path of the working folder cannot be used there.
+TEST(relative_saves_work_below_an_unsearchable_folder)
+{
+    make_folders("above", "above/below");
+    CHECK_INT(chmod(fixture_path("above/below"), 0777), 0);
+    CHECK_INT(chdir("below"), 0);
+    CHECK_INT(chmod(fixture_path("above"), 0), 0);
+    int made = fixture_as_other_user(save_here, NULL);
+    CHECK_INT(chmod(fixture_path("above"), 0700), 0);
+    CHECK(made <= 0); // -1: this process cannot change its user
+    CHECK(made != 0 || access("model.safetensors", F_OK) == 0);
+}
+
 TEST(abandoned_save_removes_folders_it_created)
 {
     fst_save_options options = save_options_of();
