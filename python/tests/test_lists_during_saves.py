@@ -389,7 +389,7 @@ def test_a_name_with_an_impossible_count_is_an_error_at_once(tmp_path: Path) -> 
     """Only the files that are there are looked at, not all that the name counts."""
     save_file({"w": torch.zeros(4)}, tmp_path / "a-00001-of-999999999.safetensors")
     with pytest.raises(FileNotFoundError, match="of the 999999999 files .* 999999998 are missing: "
-                       "number 00002, 00003, 00004, 00005, 00006, .."):
+                       "number 00002, 00003, 00004, 00005, 00006, "):
         load_file(tmp_path)
 
 

@@ -118,7 +118,7 @@ assert number > 20, number
 
 
 class End:
-    """The end of a save that has ended when somebody waits for it."""
+    """Waiting for a save that has already ended."""
 
     def __init__(self, waits: list[Any], name: str) -> None:
         """Keep a list that notes the waits."""
@@ -164,7 +164,7 @@ def test_a_save_that_leaves_keeps_the_order_of_the_others() -> None:
 
 
 def test_nobody_waits_for_a_save_that_does_not_exist_any_more() -> None:
-    """Also if it goes during the wait."""
+    """Also if it is deleted during the wait."""
     group = Group()
     saves = [JointSave(group, None) for _ in range(2)]
     for one in saves:

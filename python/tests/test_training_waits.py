@@ -82,7 +82,7 @@ def test_a_step_waits_for_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_save_in_a_child_has_its_own_pool(tmp_path: Path) -> None:
-    """It does not use the memory of its parent, whose threads may be in the middle of a save."""
+    """It does not share the parent's pool, whose threads may be in the middle of a save."""
     save_file_async({"x": torch.ones(3)}, tmp_path / "y.safetensors").wait()
     child = os.fork()
     if child == 0:

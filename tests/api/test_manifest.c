@@ -511,10 +511,10 @@ TEST(devices_and_fifos_are_not_replaced)
 /// A progress callback that points the link to the second folder.
 static int swing(void *link, uint64_t bytes_done, uint64_t bytes_total, size_t tensors_done,
                  size_t tensors_total) {
-    char beside[512];
+    char new_link[520];
     (void)bytes_done, (void)bytes_total, (void)tensors_done, (void)tensors_total;
-    snprintf(beside, sizeof beside, "%s.new", (const char *)link);
-    return symlink("swung2", beside) != 0 || rename(beside, link) != 0;
+    snprintf(new_link, sizeof new_link, "%s.new", (const char *)link);
+    return symlink("swung2", new_link) != 0 || rename(new_link, link) != 0;
 }
 
 TEST(link_that_changes_does_not_mix_two_folders)

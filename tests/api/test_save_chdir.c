@@ -109,9 +109,9 @@ TEST(sharded_model_is_saved_relative_to_the_folder_at_open)
 
 /// As operators do to point to another version of a model.
 static void point_to(const char *link, const char *target) {
-    char beside[512];
-    snprintf(beside, sizeof beside, "%s.new", fixture_path(link));
-    if (symlink(target, beside) != 0 || rename(beside, fixture_path(link)) != 0) abort();
+    char new_link[520];
+    snprintf(new_link, sizeof new_link, "%s.new", fixture_path(link));
+    if (symlink(target, new_link) != 0 || rename(new_link, fixture_path(link)) != 0) abort();
 }
 
 TEST(link_that_changes_does_not_move_a_save)
