@@ -158,8 +158,8 @@ bench: all # loads to a GPU against a bus that is simulated
 	@mkdir -p build/bench
 	@LD_LIBRARY_PATH=$(RELEASE)/tests/fakes $(RELEASE)/bench/gpu_simulated build/bench $(BENCH_ARGS)
 else
-bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1, GPU=1, REMOTE=1, COMPRESSED=1, NODE=1
-	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,$(if $(REMOTE),compare_remote,$(if $(COMPRESSED),compressed_loads,$(if $(NODE),node_loads,compare_loads)))))).py $(BENCH_ARGS)
+bench: all $(VENV)/.test-ready $(VENV)/.package-ready ## compare with the peers: BENCH_ARGS="--only hot --runs 7", SAVE=1, LAYERS=1, GRID=1, GPU=1, REMOTE=1, COMPRESSED=1, NODE=1, MEMORY=1
+	@$(BIN)/python benchmarks/$(if $(SAVE),compare_saves,$(if $(LAYERS),measure_layers,$(if $(GRID),compare_starts,$(if $(REMOTE),compare_remote,$(if $(COMPRESSED),compressed_loads,$(if $(NODE),node_loads,$(if $(MEMORY),fresh_memory,compare_loads))))))).py $(BENCH_ARGS)
 endif
 
 fuzz: $(VENV)/.build-ready ## every fuzz target for SECONDS=60 (clang)

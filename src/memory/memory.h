@@ -28,6 +28,7 @@ typedef enum fsti_buffer_pages {
     FSTI_PAGES_UNCHANGED = 0, ///< keep the system's choice
     FSTI_PAGES_UNCHOSEN,      ///< the thread that allocates the first pages decides
     FSTI_PAGES_WATCHED,       ///< huge pages, timed while they are allocated
+    FSTI_PAGES_SMALL,         ///< huge pages were slow
 } fsti_buffer_pages;
 
 /// Memory shared by tensors through a reference count. Thread-safe.
@@ -81,6 +82,9 @@ void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent);
 /// Prefaults [data + begin, data + end). If huge pages have become slow, the rest of the buffer
 /// gets small ones.
 void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end);
+/// Does so if the page size was measured, before writes to [data + begin, data + end): huge pages
+/// are timed in this way, and small ones take less time together than by one page fault each.
+void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end);
 
 /// Maps anonymous memory aligned to a huge page, in huge pages if available. NULL on failure. Free
 /// with munmap(2).
@@ -88,8 +92,8 @@ char *fsti_pages_map(uint64_t bytes);
 /// Prefaults whole pages.
 void fsti_pages_populate(char *data, uint64_t size_bytes);
 /// Chooses the page size for memory of fsti_pages_map() without pages, by allocating and timing a
-/// few. True: huge pages, which may still become slow later.
-bool fsti_pages_choose(char *data, uint64_t size_bytes);
+/// few. Slow huge pages are not measured again for up to 2 s and 1 GiB.
+fsti_buffer_pages fsti_pages_choose(char *data, uint64_t size_bytes);
 /// For tests: replaces the function that allocates 2 MiB of pages and returns the time. NULL: the
 /// real one.
 typedef uint64_t (*fsti_pages_measure)(char *data, bool is_huge);

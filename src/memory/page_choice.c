@@ -16,6 +16,21 @@
 /// Time of small pages for the bytes of one huge page, as last measured. 0: not measured.
 static atomic_uint_fast64_t small_ns;
 
+/// Slow huge pages are not measured again for a while: for these bytes, which double with each
+/// result, and for this time.
+#define UNMEASURED_BYTES_MAX ((uint64_t)1 << 30)
+#define UNMEASURED_NS_MAX 2000000000u
+static atomic_uint_fast64_t unmeasured_bytes, unmeasured_left, measured_at_ns;
+
+static void note_result(bool slow, uint64_t size_bytes) {
+    uint64_t bytes =
+        fsti_min(2 * atomic_load(&unmeasured_bytes) + 8 * size_bytes, UNMEASURED_BYTES_MAX);
+    if (!slow) bytes = 0;
+    atomic_store(&unmeasured_bytes, bytes);
+    atomic_store(&unmeasured_left, bytes);
+    atomic_store(&measured_at_ns, fsti_now_ns());
+}
+
 /// CPU time of this thread, so that other threads do not count. The host's work does count.
 static uint64_t measure_populate(char *data, bool is_huge) {
     (void)is_huge; // for replacements in tests
@@ -33,6 +48,7 @@ static fsti_pages_measure measure = measure_populate;
 void fsti_pages_fake(fsti_pages_measure fake) {
     measure = fake == NULL ? measure_populate : fake;
     atomic_store(&small_ns, 0);
+    note_result(false, 0);
 }
 
 static bool is_slow(uint64_t huge_ns, uint64_t limit_ns) {
@@ -52,33 +68,57 @@ static bool are_slow(char *data) {
     return is_slow(huge_ns + measure(small + FSTI_HUGE_PAGE_BYTES, true), 2 * ns);
 }
 
-bool fsti_pages_choose(char *data, uint64_t size_bytes) {
-    if (size_bytes < CHOSEN_BYTES_MIN) return false;
-    // Measure at the end of the buffer, because reads fill its beginning first.
-    bool slow = are_slow(data + size_bytes - 3 * FSTI_HUGE_PAGE_BYTES);
+/// Whether the last result, that huge pages are slow, holds for a buffer.
+static bool are_known_slow(uint64_t size_bytes) {
+    uint64_t left = atomic_load(&unmeasured_left);
+    if (left < size_bytes || fsti_now_ns() - atomic_load(&measured_at_ns) > UNMEASURED_NS_MAX)
+        return false;
+    // A concurrent call may take the same bytes, which only moves the next measurement.
+    atomic_store(&unmeasured_left, left - size_bytes);
+    return true;
+}
+
+fsti_buffer_pages fsti_pages_choose(char *data, uint64_t size_bytes) {
+    bool slow = are_known_slow(size_bytes);
+    if (!slow) {
+        if (size_bytes < CHOSEN_BYTES_MIN) return FSTI_PAGES_UNCHANGED;
+        // Measure at the end of the buffer, because reads fill its beginning first.
+        slow = are_slow(data + size_bytes - 3 * FSTI_HUGE_PAGE_BYTES);
+        note_result(slow, size_bytes);
+    }
     // Use one page size for all of it, so that it stays one mapping.
     madvise(data, size_bytes, slow ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    return !slow;
+    return slow ? FSTI_PAGES_SMALL : FSTI_PAGES_WATCHED;
 }
 
 /// Prefaults the huge pages of [from, end), both aligned, and times them. False: they have become
 /// slow, and the remaining memory up to `memory_end` gets small pages.
 static bool watch_pages(char *from, char *end, char *memory_end) {
-    uint64_t known_ns = atomic_load(&small_ns);
-    for (bool was_slow = false; from < end; from += FSTI_HUGE_PAGE_BYTES) {
-        bool slow = is_slow(measure(from, true), known_ns);
-        if (slow && was_slow) { // a single slow page may be an outlier
-            madvise(from, (size_t)(memory_end - from), MADV_NOHUGEPAGE);
-            return false;
+    uint64_t known_ns = atomic_load(&small_ns), ns = 0;
+    for (unsigned count = 1; from < end; from += FSTI_HUGE_PAGE_BYTES, count++) {
+        ns += measure(from, true);
+        if (!is_slow(ns, count * known_ns)) {
+            count = 0, ns = 0;
+            continue;
         }
-        was_slow = slow;
+        // As in are_slow(): one page that takes more than two may is slow in any case.
+        if (count < 2 && !is_slow(ns, 2 * known_ns)) continue;
+        from += FSTI_HUGE_PAGE_BYTES;
+        madvise(from, (size_t)(memory_end - from), MADV_NOHUGEPAGE);
+        note_result(true, (uint64_t)(memory_end - from));
+        return false;
     }
     return true;
 }
 
+static void populate_small(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
+    begin = fsti_align_down(begin, fsti_page_bytes());
+    end = fsti_min(end, buffer->size_bytes);
+    if (begin < end) fsti_pages_populate(buffer->data + begin, end - begin);
+}
+
 static void choose_now(fsti_buffer *buffer) {
-    bool huge = fsti_pages_choose(buffer->data, buffer->size_bytes);
-    atomic_store(&buffer->pages, huge ? FSTI_PAGES_WATCHED : FSTI_PAGES_UNCHANGED);
+    atomic_store(&buffer->pages, fsti_pages_choose(buffer->data, buffer->size_bytes));
 }
 
 void fsti_buffer_choose_pages(fsti_buffer *buffer, bool is_urgent) {
@@ -94,14 +134,19 @@ void fsti_buffer_populate(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
     int unchosen = FSTI_PAGES_UNCHOSEN;
     if (atomic_compare_exchange_strong(&buffer->pages, &unchosen, FSTI_PAGES_UNCHANGED))
         choose_now(buffer);
-    bool is_watched = atomic_load(&buffer->pages) == FSTI_PAGES_WATCHED;
-    uint64_t page = is_watched ? FSTI_HUGE_PAGE_BYTES : fsti_page_bytes();
-    uint64_t from = fsti_align_down(begin, page);
-    end = fsti_min(is_watched ? fsti_align_up(end, page) : end, buffer->size_bytes);
-    if (from >= end) return;
-    if (!is_watched)
-        fsti_pages_populate(buffer->data + from, end - from);
-    else if (!watch_pages(buffer->data + from, buffer->data + end,
-                          buffer->data + buffer->size_bytes))
-        atomic_store(&buffer->pages, FSTI_PAGES_UNCHANGED);
+    if (atomic_load(&buffer->pages) != FSTI_PAGES_WATCHED) {
+        populate_small(buffer, begin, end);
+        return;
+    }
+    char *from = buffer->data + fsti_align_down(begin, FSTI_HUGE_PAGE_BYTES);
+    char *memory_end = buffer->data + buffer->size_bytes;
+    end = fsti_min(fsti_align_up(end, FSTI_HUGE_PAGE_BYTES), buffer->size_bytes);
+    if (!watch_pages(from, buffer->data + end, memory_end))
+        atomic_store(&buffer->pages, FSTI_PAGES_SMALL);
+}
+
+void fsti_buffer_prepare(fsti_buffer *buffer, uint64_t begin, uint64_t end) {
+    int pages = atomic_load(&buffer->pages);
+    if (pages == FSTI_PAGES_WATCHED || pages == FSTI_PAGES_SMALL)
+        fsti_buffer_populate(buffer, begin, end);
 }

@@ -6,12 +6,24 @@
 
 #include "sink.h"
 
+/// Allocates pages where a chunk's bytes will be written: about the same part of the batch's memory
+/// as the chunk is of the batch.
+static void prepare_memory(fsti_pipeline *pipeline, uint32_t chunk, uint32_t batch) {
+    fsti_buffer *buffer = pipeline->batches[batch].buffer;
+    if (buffer == NULL || !buffer->is_fresh) return;
+    const fsti_plan_batch *part = &pipeline->job.plan->batches[batch];
+    uint64_t bytes = part->buffer_bytes / (part->chunk_end - part->chunk_first);
+    uint64_t begin = bytes * (chunk - part->chunk_first);
+    fsti_buffer_prepare(buffer, begin, begin + bytes);
+}
+
 fst_status fsti_host_prepare(fsti_pipeline *pipeline, uint32_t chunk, sink_target *target,
                              worker_counts *counts, fst_error *error) {
     const fsti_plan *plan = pipeline->job.plan;
     const fsti_plan_extent *extent = &plan->extents[plan->chunks[chunk].extent];
     if (fsti_pipeline_pages_in(pipeline, chunk))
         FST_TRY(fsti_page_in_chunk(pipeline, chunk, counts, error));
+    prepare_memory(pipeline, chunk, extent->batch);
     target->answer = SINK_READY;
     target->base = NULL;
     if (!extent->linear) return FST_OK;

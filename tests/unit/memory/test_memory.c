@@ -129,8 +129,11 @@ TEST(cheaper_page_size_is_chosen)
     check_choice(100000, "hg", 3); // small ones are not known yet
     check_choice(1400000, "hg", 1);
     check_choice(2000000, "nh", 3); // may be an outlier, so a second page is measured
+    // The result holds for eight times the bytes, after a second one for twice as many again.
+    for (int i = 0; i < 8; i++) check_choice(100000, "nh", 0);
     check_choice(4000000, "nh", 2); // the host has to allocate them
-    check_choice(100000, "hg", 1);  // the host has free memory again
+    for (int i = 0; i < 24; i++) check_choice(100000, "nh", 0);
+    check_choice(100000, "hg", 1); // the host has free memory again
     fsti_pages_fake(NULL);
     data = fsti_pages_map(8 << 20); // too small: nothing is measured
     fsti_pages_fake(tell_cost);
@@ -145,13 +148,14 @@ static unsigned
     cheap_count; // huge pages that are backed already; the host has to allocate the later ones
 static uint64_t tell_cost_later(char *data, bool is_huge) {
     (void)data;
-    if (is_huge && measured_count++ >= cheap_count) return 4000000;
+    if (is_huge && measured_count++ >= cheap_count) return huge_cost_ns;
     return is_huge ? 100000 : 1000000;
 }
 
 static void check_rest(unsigned count, const char *flag, bool is_urgent) {
     fsti_buffer *buffer = NULL;
     cheap_count = count, measured_count = 0;
+    fsti_pages_fake(tell_cost_later); // forgets earlier results
     CHECK_INT(fsti_buffer_arena(64 << 20, &buffer, NULL), FST_OK);
     fsti_buffer_choose_pages(buffer, is_urgent);
     for (uint64_t at = 0; at < 64 << 20; at += 8 << 20)
@@ -170,12 +174,58 @@ TEST(slow_huge_pages_are_abandoned)
     munmap(data, 4 << 20);
     if (!has_huge) SKIP("the system has no huge pages");
     fsti_arena_keep_max(0);
-    fsti_pages_fake(tell_cost_later);
+    huge_cost_ns = 4000000;
     for (int is_urgent = 0; is_urgent < 2; is_urgent++) {
         check_rest(1000, "hg", is_urgent != 0);
         check_rest(10, "nh", is_urgent != 0);
         check_rest(0, "nh", is_urgent != 0);
     }
+    fsti_pages_fake(NULL);
+}
+
+static bool has_page(char *address) {
+    unsigned char is_resident = 0;
+    return mincore(address, (size_t)sysconf(_SC_PAGESIZE), &is_resident) == 0 &&
+           (is_resident & 1) != 0;
+}
+
+/// Prepares a buffer part by part; its huge pages become slow after `cheap` of them.
+static void prepare_buffer(unsigned cheap, uint64_t slow_ns, fsti_buffer **out) {
+    cheap_count = cheap, measured_count = 0, huge_cost_ns = slow_ns;
+    fsti_pages_fake(tell_cost_later);
+    CHECK_INT(fsti_buffer_arena(64 << 20, out, NULL), FST_OK);
+    fsti_buffer_choose_pages(*out, true);
+    for (uint64_t at = 0; at < 64 << 20; at += 8 << 20)
+        fsti_buffer_prepare(*out, at, at + (8 << 20));
+}
+
+TEST(pages_are_timed_before_writes)
+{
+    char *data = fsti_pages_map(4 << 20);
+    bool has_huge = fixture_mapping_has(data, "hg");
+    munmap(data, 4 << 20);
+    if (!has_huge) SKIP("the system has no huge pages");
+    fsti_arena_keep_max(0);
+    fsti_buffer *buffer = NULL;
+    prepare_buffer(1000, 0, &buffer);
+    CHECK_INT(measured_count, 2 + 32); // two by the choice
+    CHECK(fixture_mapping_has(buffer->data + (60 << 20), "hg"));
+    fsti_buffer_unref(buffer);
+    prepare_buffer(8, 4000000, &buffer); // the seventh is slow
+    CHECK_INT(measured_count, 9);
+    CHECK(fixture_mapping_has(buffer->data + (8 << 20), "hg"));
+    CHECK(fixture_mapping_has(buffer->data + (60 << 20), "nh"));
+    CHECK(has_page(buffer->data + (42 << 20))); // small pages are allocated together
+    fsti_buffer_unref(buffer);
+    prepare_buffer(8, 2000000, &buffer); // two pages are needed to know
+    CHECK_INT(measured_count, 10);
+    CHECK(fixture_mapping_has(buffer->data + (60 << 20), "nh"));
+    fsti_buffer_prepare(buffer, 64 << 20, 65 << 20); // outside
+    fsti_buffer_unref(buffer);
+    CHECK_INT(fsti_buffer_arena(8 << 20, &buffer, NULL), FST_OK);
+    fsti_buffer_prepare(buffer, 0, 8 << 20); // nothing was chosen: the writes will allocate
+    CHECK(!has_page(buffer->data));
+    fsti_buffer_unref(buffer);
     fsti_pages_fake(NULL);
 }
 
