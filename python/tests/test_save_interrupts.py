@@ -80,6 +80,107 @@ assert len(errors) > 20, len(errors)
 finish()
 """
 
+# Ctrl-C in one call on some ranks; later calls have tensors of other values.
+ON_SOME_RANKS = COMMON + """
+import faulthandler
+from fastsafetensors._checkpoints import checkpoint_ranks
+from fastsafetensors._ranks import ranks_async
+from fastsafetensors.distributed import save_on_ranks_async
+from fastsafetensors.torch import load_file
+from fastsafetensors.training import CheckpointManager
+faulthandler.dump_traceback_later(300, exit=True)
+side = dist.new_group(backend="gloo")
+how = sys.argv[5]
+manager = CheckpointManager(f"{folder}/steps", group=side)
+
+def call(value, name="model"):
+    if how == "manager":
+        return manager.save(value, {"x": torch.full((3,), float(value))})
+    state = {f"{name}{rank}": torch.full((3,), float(value))}
+    return save_on_ranks_async(state, f"{folder}/{name}", side)
+
+def interrupt(*args, **options):
+    raise KeyboardInterrupt
+
+def interrupted(value, ranks, name="model"):
+    "Call on all ranks; the handle, or None on the ranks that Ctrl-C interrupts."
+    if rank not in ranks:
+        return call(value, name)
+    place = (ranks_async, "make_rows") if how == "tensors" else (checkpoint_ranks, "encode_state")
+    before = getattr(*place)
+    setattr(*place, interrupt)
+    try:
+        call(value, name)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        setattr(*place, before)
+    raise AssertionError("not interrupted")
+
+def fails(handle, other):
+    "The save has failed because of Ctrl-C on another rank."
+    if handle is None:
+        return
+    try:
+        handle.wait()
+    except RankError as error:
+        assert "Ctrl-C" in str(error) and f"rank {other}" in str(error), error
+    else:
+        raise AssertionError("the save has not failed")
+
+def is_saved(value, name="model", handle=None):
+    (handle or call(value, name)).wait()
+    dist.barrier()
+    found = load_file(f"{folder}/{name}/model.safetensors.index.json")
+    assert len(found) == size and all(t.eq(value).all() for t in found.values()), found
+    dist.barrier()
+
+if how == "tensors":
+    is_saved(1)
+    first = interrupted(2, [1])
+    second = call(3)
+    fails(first, 1)
+    is_saved(3, handle=second)
+    interrupted(4, range(size))
+    is_saved(5)
+    # Rank 0 alone has called a save; all save elsewhere, and the ranks are in step again.
+    if rank == 0:
+        interrupted(6, [0])
+    is_saved(7, "other")
+    first = interrupted(8, [1])
+    second = call(9)
+    fails(first, 1)
+    is_saved(9, handle=second)
+    # Two ranks, in calls of their own.
+    first, second, third = interrupted(10, [0]), interrupted(11, [1]), call(12)
+    fails(first, 0)
+    fails(second, 1)
+    is_saved(12, handle=third)
+    # An argument that is an error on one rank is one call as well.
+    try:
+        save_on_ranks_async({}, folder, side, timeout="1" if rank == 0 else None).wait()
+    except (RankError, TypeError):
+        pass
+    first, second = interrupted(13, [0]), call(14)
+    fails(first, 0)
+    is_saved(14, handle=second)
+else:
+    call(1).wait()
+    (interrupted(2, [1]) or call(2)).wait()  # rank 1 repeats the step
+    first = interrupted(3, [1])
+    second = call(4)
+    fails(first, 1)
+    second.wait()
+    try:
+        call(5).wait()
+    except RuntimeError as error:  # rank 0 tells of the earlier save
+        assert "Ctrl-C" in str(error), error
+    call(6).wait()
+    assert [one.step for one in manager.checkpoints()] == [1, 2, 4, 6]
+    dist.barrier()
+finish()
+"""
+
 REENTERED = AT_LINES + """
 import torch
 from fastsafetensors import metrics
@@ -140,6 +241,13 @@ def test_an_interrupted_save_of_ranks_blocks_no_other(tmp_path: Path, how: str) 
     run_ranks(INTERRUPTED, tmp_path, 1, how)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("how", ["tensors", "manager"])
+def test_ranks_join_no_save_of_another_call(tmp_path: Path, how: str, ranks: int) -> None:
+    """After Ctrl-C on some ranks, the tensors of a model are of one call."""
+    run_ranks(ON_SOME_RANKS, tmp_path, ranks, how)
+
+
 @pytest.mark.parametrize("how", ["files", "manager"])
 def test_a_signal_handler_may_save(tmp_path: Path, how: str) -> None:
     """No lock that it needs is held by the call that it interrupts, and no save is lost."""
@@ -178,7 +286,7 @@ def test_nobody_waits_for_a_save_that_does_not_exist_any_more() -> None:
     saves[0].end = Abandoned()  # type: ignore[assignment]
     del one
     wait_for_saves(group)
-    assert ranks_async._queue_of(group) == []
+    assert ranks_async._saves_of(group).queue == []
 
 
 def test_an_interrupted_part_without_files_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

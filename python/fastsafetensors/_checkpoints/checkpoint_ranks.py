@@ -69,11 +69,14 @@ class Ranks:
 
     def join(self, place: Path | None, options: Mapping[str, Any]) -> JointSave:
         """Prepare the save of a step; None: which one is not known, and the save will fail."""
+        joint = JointSave(self.group, self._timeout)
         if place is None:
-            return JointSave(self.group, self._timeout)
+            return joint
         target = SetTarget(str(place), STEM, options["durable"],
                            manifest=manifest_options(options["manifest"]))
-        return JointSave(self.group, self._timeout, target, [f"{place.name}, by {self._who}"])
+        joint.set_target(target, [f"{place.name}, by {self._who}"], self._timeout,
+                         is_of_step=True)
+        return joint
 
     def refuse(self, joint: JointSave, error: Exception) -> None:
         """Let the save fail on all ranks, in a thread."""

@@ -15,8 +15,10 @@ rank 0 publishes the files as one set.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,24 +54,58 @@ __all__ = ["save_on_ranks_async"]
 
 _WRITTEN, _FAILED, _CANCELLED = 0, 1, 2
 
-# The saves of each group that have not ended, in the order of their calls: one uses the group when
-# those before it have ended. The references are weak: a save whose call was interrupted, and that
-# nothing will end, blocks no other. Each access is one operation of a list or a dictionary, without
-# a lock, because a signal handler may save between any two.
-_Queue = list["weakref.ref[JointSave]"]
-_queues: weakref.WeakKeyDictionary[Any, _Queue] = weakref.WeakKeyDictionary()
+
+class _State(NamedTuple):
+    """What a rank says at the end of writing."""
+
+    state: int
+    missing: int  # folders that it has found missing
+    has_interrupted: bool  # whether Ctrl-C has interrupted calls of saves that others may be in
+    number: int  # of the call
+
+
+_STATE = struct.Struct("<BB?q")
+
 _LOOK_SECONDS = 1.0  # how often a save that waits looks whether those before it still exist
 
 
-def _queue_of(group: Any) -> _Queue:
+class _GroupSaves:
+    """The saves of a group that this rank has called.
+
+    Each access is one operation of a list, a dictionary or a counter, without a lock, because a
+    signal handler may save between any two.
+    """
+
+    def __init__(self) -> None:
+        """No save was called."""
+        # Those that have not ended, in the order of their calls: one uses the group when those
+        # before it have ended. The references are weak: a save whose call was interrupted, and
+        # that nothing will end, blocks no other.
+        self.queue: list[weakref.ref[JointSave]] = []
+        self.numbers = itertools.count()
+        self.ahead = 0  # by how many calls other ranks are ahead
+        # The interrupted calls in which another rank may take part: numbers and folders.
+        self.interrupted: dict[int, str] = {}
+
+    def forget_interrupted(self, before: int) -> None:
+        """All ranks have come to the call of this number."""
+        for number in list(self.interrupted):
+            if number < before:
+                self.interrupted.pop(number, None)
+
+
+_saves: weakref.WeakKeyDictionary[Any, _GroupSaves] = weakref.WeakKeyDictionary()
+
+
+def _saves_of(group: Any) -> _GroupSaves:
     with contextlib.suppress(TypeError):
-        return _queues.setdefault(group, [])
-    return []  # no group, or another object, which is an error in publish()
+        return _saves.setdefault(group, _GroupSaves())
+    return _GroupSaves()  # no group, or another object, which is an error in publish()
 
 
 def wait_for_saves(group: Any, before: weakref.ref[JointSave] | None = None) -> None:
     """Wait until no save uses a group, or none that was called before another one."""
-    queue = _queue_of(group)
+    queue = _saves_of(group).queue
     for one in list(queue):
         if one is before:
             return
@@ -100,7 +136,7 @@ class JointSave:
     """
 
     group: Any
-    timeout: float | None
+    timeout: float | None = None
     # Where the files go; None: an argument is invalid, and the save will fail.
     place: SetTarget | None = None
     lines: list[str] = field(default_factory=list)  # on which all ranks must agree
@@ -110,17 +146,26 @@ class JointSave:
     result: str | None = None  # the path of the index, or of the only file
 
     def __post_init__(self) -> None:
-        """Look which folders this save makes."""
+        """Take no place yet."""
         self.core: _core.AsyncSave | None = None  # calls publish() if it was started
         # Taken once: by publish(), or by leave() of a call that was interrupted.
         self._use = threading.Lock()
         self._missing = 0  # folders to make, by what this rank or another has found
-        if self.place is not None:
-            self._missing = min(missing_count(Path(self.place.folder)), 255)
-        self._missing_here = self._missing
+        self._missing_here = 0
         self.end = threading.Event()
         self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
-        self._has_entered = False
+        self._is_of_step = False
+        self._number: int | None = None  # of the call, among those of the group
+
+    def set_target(self, place: SetTarget, lines: list[str], timeout: float | None,
+                   is_of_step: bool = False) -> None:
+        """Say where the files go, and look which folders this save makes.
+
+        is_of_step: two saves to one folder have the same state.
+        """
+        self._is_of_step = is_of_step
+        self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
+        self.place, self.lines, self.timeout = place, lines, timeout
 
     @property
     def is_started(self) -> bool:
@@ -129,19 +174,29 @@ class JointSave:
 
     def enter(self) -> None:
         """Take the place behind the saves of earlier calls, once."""
-        if not self._has_entered:
-            self._has_entered = True
-            _queue_of(self.group).append(self._place_in_queue)
+        if self._number is None:
+            saves = _saves_of(self.group)
+            self._number = next(saves.numbers)
+            saves.queue.append(self._place_in_queue)
 
     def leave(self) -> None:
-        """Take no part, if the save is not started. The others fail at their time limit."""
+        """Take no part, if the save is not started.
+
+        The others hear of it in this rank's next save, or fail at their time limit.
+        """
         if not self.is_started and self._use.acquire(blocking=False):
+            if self._number is not None:
+                _saves_of(self.group).interrupted[self._number] = self._folder_name()
             self._give_up_place()
+
+    def _folder_name(self) -> str:
+        # Hosts may mount the file system at different places.
+        return "" if self.place is None else Path(self.place.folder).name
 
     def _give_up_place(self) -> None:
         self.end.set()
         with contextlib.suppress(ValueError):  # it has not entered
-            _queue_of(self.group).remove(self._place_in_queue)
+            _saves_of(self.group).queue.remove(self._place_in_queue)
 
     def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
         """Publish the files of all ranks. Called once, on every rank.
@@ -178,16 +233,22 @@ class JointSave:
         pg = get_framework_op("pytorch").get_process_group(self.group, self.timeout)
         pg.limit_waits()
         agreement = Agreement(pg)
+        state = _FAILED if error is not None else _WRITTEN
+        if self.is_cancelled or was_cancelled(error):
+            state = _CANCELLED
         try:
             # If another rank is in a different call, both get a RankError, and no messages follow.
-            agreement.agree("the end of writing a save")
+            states = self._exchange_states(pg, agreement, state)
         except Exception:
             self._delete(paths)
             if self.place is not None:
                 remove_folders(Path(self.place.folder), self._missing_here)
             raise
         try:
-            self._exchange_states(pg, error)
+            if _CANCELLED in states:
+                rank = states.index(_CANCELLED)
+                raise RuntimeError("cancelled" if state == _CANCELLED
+                                   else f"cancelled by rank {rank}")
             agreement.agree("a sharded save", self.lines, error)
             texts = pg.exchange_texts(json.dumps([self.names, len(paths)]), "the names")
             every = [json.loads(text) for text in texts]
@@ -229,20 +290,48 @@ class JointSave:
             with contextlib.suppress(RankError):
                 pg.exchange(b"\0", "the end of the save")
 
-    def _exchange_states(self, pg: Any, error: Exception | None) -> None:
-        """Raise RuntimeError on all ranks if the save was cancelled on one."""
-        state = _FAILED if error is not None else _WRITTEN
-        if self.is_cancelled or was_cancelled(error):
-            state = _CANCELLED
-        said = [bytes([state, self._missing])]
-        if pg.size() > 1:
-            said = pg.exchange(said[0], "the end of writing")
+    def _exchange_states(self, pg: Any, agreement: Agreement, state: int) -> list[int]:
+        """Wait until all ranks have come to the end of writing this save; return their states.
+
+        Raises:
+            RankError: another rank's call of this save was interrupted.
+        """
+        if pg.size() == 1:
+            return [state]
+        saves = _saves_of(self.group)
+        while True:
+            agreement.agree("the end of writing a save")
+            assert self._number is not None
+            mine = _State(state, self._missing, bool(saves.interrupted),
+                          self._number + saves.ahead)
+            every = [_State(*_STATE.unpack(message))
+                     for message in pg.exchange(_STATE.pack(*mine), "the end of writing")]
+            if not any(one.has_interrupted for one in every):
+                break
+            left = self._ranks_without(pg, saves, every)
+            if pg.rank() in left:
+                raise RankError(f"Ctrl-C has interrupted the call of this save on rank "
+                                f"{left[pg.rank()]}")
+            if not left:
+                break
+        saves.ahead += max(one.number for one in every) - mine.number
+        saves.forget_interrupted(self._number)
         # A folder that one rank has found missing was made by this save.
-        self._missing = max(message[1] for message in said)
-        states = [message[0] for message in said]
-        if _CANCELLED in states:
-            rank = states.index(_CANCELLED)
-            raise RuntimeError("cancelled" if state == _CANCELLED else f"cancelled by rank {rank}")
+        self._missing = max(one.missing for one in every)
+        return [one.state for one in every]
+
+    def _ranks_without(self, pg: Any, saves: _GroupSaves, every: list[_State]) -> dict[int, int]:
+        """Return {rank: the rank on which the call of its save was interrupted}."""
+        interrupted = [[number + saves.ahead, name]
+                       for number, name in list(saves.interrupted.items())]
+        texts = pg.exchange_texts(json.dumps([self._folder_name(), interrupted]),
+                                  "interrupted saves")
+        said = [json.loads(text) for text in texts]
+        return {rank: other
+                for rank, (one, (folder, _)) in enumerate(zip(every, said, strict=True))
+                for other, (repeated, calls) in enumerate(said)
+                if ([one.number, folder] in calls or [one.number, ""] in calls)
+                and not (self._is_of_step and repeated == folder)}
 
 
 @shown_as("SaveHandle")
@@ -375,25 +464,25 @@ def save_on_ranks_async(
 
     Raises:
         NotImplementedError: a URL.
-        KeyboardInterrupt: Ctrl-C; the save is cancelled. If nothing was begun, the other ranks'
-            saves fail at their time limit, or are joined with this rank's next save to the folder:
-            repeat the interrupted call first.
+        KeyboardInterrupt: Ctrl-C; the save is cancelled. The call counts as this rank's: the saves
+            of the other ranks fail when this rank comes to its next save, or at their time limit.
+            A call that is repeated on this rank alone is joined with the next one of the others.
         TypeError, ValueError: an argument of another type, or out of range. The call waits for the
             other ranks, whose saves then fail as well.
     """
-    place: SetTarget | None = None
-    try:
-        request = make_request(folder, metadata, durable, manifest, timeout)
-        staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
-        place = SetTarget(str(request.folder), stem_of(filename_pattern), durable,
-                          manifest=request.fixed_manifest)
-    except Exception as error:
-        JointSave(group, None).fail(error)  # the other ranks wait to hear of it
-        raise
-    joint = JointSave(group, request.timeout, place,
-                      [f"metadata {metadata}", f"manifest {request.manifest}"])
+    joint = JointSave(group)
     try:
         joint.enter()
+        try:
+            request = make_request(folder, metadata, durable, manifest, timeout)
+            staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
+            place = SetTarget(str(request.folder), stem_of(filename_pattern), durable,
+                              manifest=request.fixed_manifest)
+            joint.set_target(place, [f"metadata {metadata}", f"manifest {request.manifest}"],
+                             request.timeout)
+        except Exception as error:
+            joint.fail(error)  # the other ranks wait to hear of it
+            raise
         try:
             check_tensors(tensors, metadata)
             is_unchanged = None if stage == "copy" else watch_changes(tensors)
