@@ -212,6 +212,9 @@ static void forget_exception(caller_memory *memory) {
 
 /// Returns the errno for the library: ECANCELED unless memory may become free.
 static int keep_exception(caller_memory *memory) {
+    // A StopIteration would look like the end of an iteration.
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_StopIteration))
+        PyErr_SetString(PyExc_RuntimeError, "the allocator raised StopIteration");
     int is_short = !PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_MemoryError);
     forget_exception(memory);
     PyErr_Fetch(&memory->raised[0], &memory->raised[1], &memory->raised[2]);

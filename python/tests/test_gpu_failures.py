@@ -231,6 +231,12 @@ for nth in (2, 3):
         assert load(error, nth) == ("raised", False)
     assert load(MemoryError("mine"), nth) == (40, True)
 
+try:
+    load(StopIteration(), 2)
+    raise SystemExit("the iteration has ended")
+except AssertionError as error:
+    assert isinstance(error.args[0], RuntimeError) and "StopIteration" in str(error.args[0])
+
 # The exception of an allocation that has succeeded since hides no other error.
 calls = []
 def allocate(size):
