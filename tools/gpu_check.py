@@ -274,7 +274,7 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     bad = [line for line in lines if line.startswith("not ok")]
     passed = len(lines) - len(bad) - skipped
     planned = [line[3:] for line in process.stdout.splitlines() if line[:3] == "1.."]
-    if process.returncode != bool(bad) or planned != [str(len(lines))]:
+    if process.returncode != bool(bad) or planned != [str(len(lines))] or not lines:
         bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} "
                    f"tests: {process.stderr[-500:]}")
     results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped}

@@ -302,7 +302,7 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("output", "code", "failed"), [
     ("ok 1 - a\nok 2 - b # SKIP no GPU\n1..2", 0, 0), ("ok 1 - a\n1..9", 0, 1),
-    ("ok 1 - a", 0, 1), ("", 0, 1), ("ok 1 - a\n1..1", 1, 1),
+    ("ok 1 - a", 0, 1), ("", 0, 1), ("1..0", 0, 1), ("ok 1 - a\n1..1", 1, 1),
     ("ok 1 - a\nnot ok 2 - b\n1..2", 1, 1), ("ok 1 - a\n1..1", -6, 1)])
 def test_a_test_program_that_ends_early_has_failed(monkeypatch, tmp_path, output, code, failed):
     """It ran as many tests as it says, and its status agrees. It leaves no kernels in a cache."""
