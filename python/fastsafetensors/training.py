@@ -223,15 +223,16 @@ class CheckpointManager:
             check_switch("force", force)
         except Exception as error:
             if self.every == 1:  # else the other ranks may have nothing to save now
-                self._ranks.refuse(self._ranks.join(None, self._options), error)
+                self._ranks.refuse(self._ranks.join(), error)
             raise
         if not force and not self.should_save(number):
             return None
-        joint = self._ranks.join(self._place_of(number), self._options)
+        joint = self._ranks.join()
         refusal: Exception | None = None
         try:
             joint.enter()
             try:
+                self._ranks.set_step(joint, self._place_of(number), number, self._options)
                 try:
                     self._check_saves()
                 except Exception as error:

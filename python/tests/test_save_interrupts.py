@@ -82,7 +82,8 @@ finish()
 
 # Ctrl-C in one call on some ranks; later calls have tensors of other values.
 ON_SOME_RANKS = COMMON + """
-import faulthandler
+import faulthandler, signal, threading
+from fastsafetensors import training
 from fastsafetensors._checkpoints import checkpoint_ranks
 from fastsafetensors._ranks import ranks_async
 from fastsafetensors.distributed import save_on_ranks_async
@@ -99,22 +100,23 @@ def call(value, name="model"):
     state = {f"{name}{rank}": torch.full((3,), float(value))}
     return save_on_ranks_async(state, f"{folder}/{name}", side)
 
-def interrupt(*args, **options):
-    raise KeyboardInterrupt
-
-def interrupted(value, ranks, name="model"):
-    "Call on all ranks; the handle, or None on the ranks that Ctrl-C interrupts."
+def interrupted(value, ranks, name="model", at=None):
+    "Call on all ranks; the handle, or None on the ranks that Ctrl-C interrupts, in a function."
     if rank not in ranks:
         return call(value, name)
-    place = (ranks_async, "make_rows") if how == "tensors" else (checkpoint_ranks, "encode_state")
+    place = at or ((ranks_async, "make_rows") if how == "tensors" else
+                   (checkpoint_ranks, "encode_state"))
     before = getattr(*place)
+
+    def interrupt(*args, **options):
+        setattr(*place, before)
+        raise KeyboardInterrupt
+
     setattr(*place, interrupt)
     try:
         call(value, name)
     except KeyboardInterrupt:
         return None
-    finally:
-        setattr(*place, before)
     raise AssertionError("not interrupted")
 
 def fails(handle, other):
@@ -124,7 +126,8 @@ def fails(handle, other):
     try:
         handle.wait()
     except RankError as error:
-        assert "Ctrl-C" in str(error) and f"rank {other}" in str(error), error
+        word = "Ctrl-C" if how == "tensors" else "gone on to step"
+        assert word in str(error) and f"rank {other}" in str(error), error
     else:
         raise AssertionError("the save has not failed")
 
@@ -164,19 +167,44 @@ if how == "tensors":
     first, second = interrupted(13, [0]), call(14)
     fails(first, 0)
     is_saved(14, handle=second)
+    # Before the call has its number, and before it knows the folder.
+    for at in ((ranks_async, "_saves_of"), (ranks_async, "JointSave"),
+               (ranks_async, "make_request")):
+        first, second = interrupted(15, [1], at=at), call(16)
+        fails(first, 1)
+        is_saved(16, handle=second)
+    # While the call with the wrong argument waits for the others.
+    if rank == 1:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            save_on_ranks_async({}, folder, side, timeout="1")
+        except KeyboardInterrupt:
+            pass
+        first = None
+    else:
+        time.sleep(1.0)
+        first = call(17)
+    second = call(18)
+    assert first is None or isinstance(first.exception(), RankError), first.exception()
+    is_saved(18, handle=second)
 else:
     call(1).wait()
     (interrupted(2, [1]) or call(2)).wait()  # rank 1 repeats the step
-    first = interrupted(3, [1])
-    second = call(4)
-    fails(first, 1)
-    second.wait()
-    try:
-        call(5).wait()
-    except RuntimeError as error:  # rank 0 tells of the earlier save
-        assert "Ctrl-C" in str(error), error
-    call(6).wait()
-    assert [one.step for one in manager.checkpoints()] == [1, 2, 4, 6]
+    step = 3
+    for at in (None, (checkpoint_ranks, "JointSave"), (training, "step_number"),
+               (ranks_async, "start_rows"), (ranks_async, "RanksSave")):
+        first = interrupted(step, [1], at=at)
+        second = call(step + 1)
+        fails(first, 1)
+        second.wait()
+        try:
+            call(step + 2).wait()
+        except RuntimeError as error:  # the other ranks tell of the earlier save
+            assert "gone on to step" in str(error), error
+        call(step + 3).wait()
+        steps = [one.step for one in manager.checkpoints()]
+        assert step not in steps and {step + 1, step + 3} <= set(steps), steps
+        step += 4
     dist.barrier()
 finish()
 """

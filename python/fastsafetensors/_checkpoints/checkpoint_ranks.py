@@ -67,16 +67,16 @@ class Ranks:
 
     # ---- saving ----
 
-    def join(self, place: Path | None, options: Mapping[str, Any]) -> JointSave:
-        """Prepare the save of a step; None: which one is not known, and the save will fail."""
-        joint = JointSave(self.group, self._timeout)
-        if place is None:
-            return joint
+    def join(self) -> JointSave:
+        """Prepare a save."""
+        return JointSave(self.group, self._timeout)
+
+    def set_step(self, joint: JointSave, place: Path, step: int, options: Mapping[str, Any]
+                 ) -> None:
+        """Say which step is saved."""
         target = SetTarget(str(place), STEM, options["durable"],
                            manifest=manifest_options(options["manifest"]))
-        joint.set_target(target, [f"{place.name}, by {self._who}"], self._timeout,
-                         is_of_step=True)
-        return joint
+        joint.set_target(target, [f"{place.name}, by {self._who}"], self._timeout, step)
 
     def refuse(self, joint: JointSave, error: Exception) -> None:
         """Let the save fail on all ranks, in a thread."""

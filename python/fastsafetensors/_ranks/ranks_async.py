@@ -61,10 +61,12 @@ class _State(NamedTuple):
     state: int
     missing: int  # folders that it has found missing
     has_interrupted: bool  # whether Ctrl-C has interrupted calls of saves that others may be in
-    number: int  # of the call
+    number: int  # the step, or else the number of the call
+    is_step: bool
 
 
-_STATE = struct.Struct("<BB?q")
+_STATE = struct.Struct("<BB?q?")
+_STEP_MAX = 2**63 - 1
 
 _LOOK_SECONDS = 1.0  # how often a save that waits looks whether those before it still exist
 
@@ -154,16 +156,20 @@ class JointSave:
         self._missing_here = 0
         self.end = threading.Event()
         self._place_in_queue: weakref.ref[JointSave] = weakref.ref(self)
-        self._is_of_step = False
-        self._number: int | None = None  # of the call, among those of the group
+        self._step: int | None = None
+        self._taken: list[int] = []  # the number of the call, among those of the group
+
+    @property
+    def _number(self) -> int | None:
+        return self._taken[0] if self._taken else None
 
     def set_target(self, place: SetTarget, lines: list[str], timeout: float | None,
-                   is_of_step: bool = False) -> None:
+                   step: int | None = None) -> None:
         """Say where the files go, and look which folders this save makes.
 
-        is_of_step: two saves to one folder have the same state.
+        step: ranks that come to different steps let those of the earlier step fail.
         """
-        self._is_of_step = is_of_step
+        self._step = step
         self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
         self.place, self.lines, self.timeout = place, lines, timeout
 
@@ -174,19 +180,27 @@ class JointSave:
 
     def enter(self) -> None:
         """Take the place behind the saves of earlier calls, once."""
-        if self._number is None:
+        if not self._taken:
             saves = _saves_of(self.group)
-            self._number = next(saves.numbers)
+            self._take_number(saves)
             saves.queue.append(self._place_in_queue)
 
-    def leave(self) -> None:
-        """Take no part, if the save is not started.
+    def _take_number(self, saves: _GroupSaves) -> None:
+        """Take a number and keep it, which Ctrl-C can't separate."""
+        self._taken.extend(itertools.islice(saves.numbers, 1))
 
-        The others hear of it in this rank's next save, or fail at their time limit.
+    def leave(self) -> None:
+        """Take no part, because Ctrl-C has ended the call.
+
+        The others hear of it in this rank's next save, or fail at their time limit. If the ranks
+        have met already, the save goes on.
         """
-        if not self.is_started and self._use.acquire(blocking=False):
-            if self._number is not None:
-                _saves_of(self.group).interrupted[self._number] = self._folder_name()
+        if self._use.acquire(blocking=False):
+            saves = _saves_of(self.group)
+            if not self._taken:
+                self._take_number(saves)
+            if self._step is None:
+                saves.interrupted[self._taken[0]] = self._folder_name()
             self._give_up_place()
 
     def _folder_name(self) -> str:
@@ -228,6 +242,15 @@ class JointSave:
         self.publish([] if error is None else None, error)
         if self.error is not None:
             raise self.error
+
+    def refuse(self, error: Exception) -> None:
+        """Let the save fail on all ranks, and wait until they have heard of it.
+
+        The thread takes part also if Ctrl-C ends the wait.
+        """
+        handle = EmptySave(self, "", error)
+        handle.forget_error()
+        handle.exception()
 
     def _publish(self, paths: list[str], error: Exception | None) -> str:
         pg = get_framework_op("pytorch").get_process_group(self.group, self.timeout)
@@ -301,37 +324,43 @@ class JointSave:
         saves = _saves_of(self.group)
         while True:
             agreement.agree("the end of writing a save")
-            assert self._number is not None
-            mine = _State(state, self._missing, bool(saves.interrupted),
-                          self._number + saves.ahead)
-            every = [_State(*_STATE.unpack(message))
-                     for message in pg.exchange(_STATE.pack(*mine), "the end of writing")]
-            if not any(one.has_interrupted for one in every):
+            every = [_State(*_STATE.unpack(message)) for message in
+                     pg.exchange(_STATE.pack(*self._say(state, saves)), "the end of writing")]
+            late = self._late_ranks(pg, saves, every)
+            if pg.rank() in late:
+                raise RankError(late[pg.rank()])
+            if not late:
                 break
-            left = self._ranks_without(pg, saves, every)
-            if pg.rank() in left:
-                raise RankError(f"Ctrl-C has interrupted the call of this save on rank "
-                                f"{left[pg.rank()]}")
-            if not left:
-                break
-        saves.ahead += max(one.number for one in every) - mine.number
-        saves.forget_interrupted(self._number)
+        if not any(one.is_step for one in every):
+            saves.ahead += max(one.number for one in every) - every[pg.rank()].number
+        saves.forget_interrupted(self._taken[0])
         # A folder that one rank has found missing was made by this save.
         self._missing = max(one.missing for one in every)
         return [one.state for one in every]
 
-    def _ranks_without(self, pg: Any, saves: _GroupSaves, every: list[_State]) -> dict[int, int]:
-        """Return {rank: the rank on which the call of its save was interrupted}."""
+    def _say(self, state: int, saves: _GroupSaves) -> _State:
+        number = self._taken[0] + saves.ahead if self._step is None else min(self._step, _STEP_MAX)
+        return _State(state, self._missing, bool(saves.interrupted), number,
+                      self._step is not None)
+
+    def _late_ranks(self, pg: Any, saves: _GroupSaves, every: list[_State]) -> dict[int, str]:
+        """Return {rank: why its save has no partner on another rank}. The others wait on."""
+        if all(one.is_step for one in every):
+            newest = max(every, key=lambda one: one.number)
+            other = every.index(newest)
+            return {rank: f"rank {other} has gone on to step {newest.number}"
+                    for rank, one in enumerate(every) if one.number < newest.number}
+        if any(one.is_step for one in every) or not any(one.has_interrupted for one in every):
+            return {}
         interrupted = [[number + saves.ahead, name]
                        for number, name in list(saves.interrupted.items())]
         texts = pg.exchange_texts(json.dumps([self._folder_name(), interrupted]),
                                   "interrupted saves")
         said = [json.loads(text) for text in texts]
-        return {rank: other
+        return {rank: f"Ctrl-C has interrupted the call of this save on rank {other}"
                 for rank, (one, (folder, _)) in enumerate(zip(every, said, strict=True))
-                for other, (repeated, calls) in enumerate(said)
-                if ([one.number, folder] in calls or [one.number, ""] in calls)
-                and not (self._is_of_step and repeated == folder)}
+                for other, (_, calls) in enumerate(said)
+                if [one.number, folder] in calls or [one.number, ""] in calls}
 
 
 @shown_as("SaveHandle")
@@ -365,6 +394,7 @@ class RanksSave(FileSave):
 
     def _interrupt(self) -> None:
         """Cancel the save, and do not wait for the other ranks."""
+        self._joint.leave()
         self._stop()
 
 
@@ -465,13 +495,15 @@ def save_on_ranks_async(
     Raises:
         NotImplementedError: a URL.
         KeyboardInterrupt: Ctrl-C; the save is cancelled. The call counts as this rank's: the saves
-            of the other ranks fail when this rank comes to its next save, or at their time limit.
-            A call that is repeated on this rank alone is joined with the next one of the others.
+            of the other ranks fail when this rank comes to its next save, or at their time limit,
+            after which a new group is needed. A call that is repeated on this rank alone is joined
+            with the next one of the others.
         TypeError, ValueError: an argument of another type, or out of range. The call waits for the
             other ranks, whose saves then fail as well.
     """
-    joint = JointSave(group)
+    joint: JointSave | None = None
     try:
+        joint = JointSave(group)
         joint.enter()
         try:
             request = make_request(folder, metadata, durable, manifest, timeout)
@@ -481,7 +513,7 @@ def save_on_ranks_async(
             joint.set_target(place, [f"metadata {metadata}", f"manifest {request.manifest}"],
                              request.timeout)
         except Exception as error:
-            joint.fail(error)  # the other ranks wait to hear of it
+            joint.refuse(error)  # the other ranks wait to hear of it
             raise
         try:
             check_tensors(tensors, metadata)
@@ -493,6 +525,7 @@ def save_on_ranks_async(
                     {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
                      "owners": owners}, is_unchanged)
         return start_joint(joint, data, staging)
-    except BaseException:
-        joint.leave()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            (joint or JointSave(group)).leave()
         raise
