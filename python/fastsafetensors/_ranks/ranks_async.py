@@ -360,7 +360,9 @@ class JointSave:
         return {rank: f"Ctrl-C has interrupted the call of this save on rank {other}"
                 for rank, (one, (folder, _)) in enumerate(zip(every, said, strict=True))
                 for other, (_, calls) in enumerate(said)
-                if [one.number, folder] in calls or [one.number, ""] in calls}
+                # The folder of a call that ended early is not known.
+                if any(number == one.number and (name == folder or "" in (name, folder))
+                       for number, name in calls)}
 
 
 @shown_as("SaveHandle")

@@ -367,10 +367,11 @@ class FileSave(SaveHandle):
 class ThreadSave(SaveHandle):
     """A save whose tensors are copied, and that a thread of Python's does."""
 
+    _error: BaseException | None = None  # also of an object whose __init__() Ctrl-C has ended
+    _is_told = False
+
     def __init__(self, work: Callable[[], Any], name: str) -> None:
         """Start the work. The interpreter waits for its thread at exit."""
-        self._error: BaseException | None = None
-        self._is_told = False
         self._name, self._pid = name, os.getpid()
         self.result: Any = None
         self._work = work
