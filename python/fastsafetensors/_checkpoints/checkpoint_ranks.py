@@ -12,7 +12,14 @@ from typing import Any
 from .._base.options import check_timeout
 from .._ranks.agreement import Agreement
 from .._ranks.publish import SetTarget
-from .._ranks.ranks_async import EmptySave, JointSave, Rows, start_joint, wait_for_saves
+from .._ranks.ranks_async import (
+    EmptySave,
+    JointSave,
+    Rows,
+    forget_steps,
+    start_joint,
+    wait_for_saves,
+)
 from .._ranks.shard_rows import plan_shards
 from .._saving.save_handles import SaveHandle, Staging, StagingPool
 from .._saving.save_options import manifest_options, with_ties
@@ -42,6 +49,7 @@ class Ranks:
     def _begin(self) -> Agreement:
         """Begin a step in which the ranks exchange messages, when no save does so any more."""
         wait_for_saves(self.group)
+        forget_steps(self.group)
         self._pg = get_framework_op("pytorch").get_process_group(self.group, self._timeout)
         self._pg.limit_waits()
         self.rank, self.size = self._pg.rank(), self._pg.size()

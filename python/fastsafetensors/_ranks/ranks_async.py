@@ -86,6 +86,8 @@ class _GroupSaves:
         self.queue: list[weakref.ref[JointSave]] = []
         self.numbers = itertools.count()
         self.ahead = 0  # by how many calls other ranks are ahead
+        # Steps that other ranks have saved in vain while this one was at an earlier step.
+        self.passed_steps = range(0)
         # The interrupted calls in which another rank may take part: numbers and folders.
         self.interrupted: dict[int, str] = {}
 
@@ -103,6 +105,11 @@ def _saves_of(group: Any) -> _GroupSaves:
     with contextlib.suppress(TypeError):
         return _saves.setdefault(group, _GroupSaves())
     return _GroupSaves()  # no group, or another object, which is an error in publish()
+
+
+def forget_steps(group: Any) -> None:
+    """Accept earlier steps again: the ranks have resumed."""
+    _saves_of(group).passed_steps = range(0)
 
 
 def wait_for_saves(group: Any, before: weakref.ref[JointSave] | None = None) -> None:
@@ -167,7 +174,7 @@ class JointSave:
                    step: int | None = None) -> None:
         """Say where the files go, and look which folders this save makes.
 
-        step: ranks that come to different steps let those of the earlier step fail.
+        step: ranks that come to different steps fail, and those of the earlier one catch up.
         """
         self._step = step
         self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
@@ -190,12 +197,11 @@ class JointSave:
         self._taken.extend(itertools.islice(saves.numbers, 1))
 
     def leave(self) -> None:
-        """Take no part, because Ctrl-C has ended the call.
+        """Take no part, because Ctrl-C has ended the call. A save that is started was cancelled.
 
-        The others hear of it in this rank's next save, or fail at their time limit. If the ranks
-        have met already, the save goes on.
+        The others hear of it in this rank's next save, or fail at their time limit.
         """
-        if self._use.acquire(blocking=False):
+        if not self.is_started and self._use.acquire(blocking=False):
             saves = _saves_of(self.group)
             if not self._taken:
                 self._take_number(saves)
@@ -322,6 +328,10 @@ class JointSave:
         if pg.size() == 1:
             return [state]
         saves = _saves_of(self.group)
+        if self._step is not None and self._step in saves.passed_steps:
+            raise RankError(
+                f"ranks differ: another one has gone on to step {saves.passed_steps.stop - 1}")
+        saves.passed_steps = range(0)
         while True:
             agreement.agree("the end of writing a save")
             every = [_State(*_STATE.unpack(message)) for message in
@@ -344,12 +354,9 @@ class JointSave:
                       self._step is not None)
 
     def _late_ranks(self, pg: Any, saves: _GroupSaves, every: list[_State]) -> dict[int, str]:
-        """Return {rank: why its save has no partner on another rank}. The others wait on."""
+        """Return {rank: why its save has no partner on another rank}. Other ranks wait on."""
         if all(one.is_step for one in every):
-            newest = max(every, key=lambda one: one.number)
-            other = every.index(newest)
-            return {rank: f"rank {other} has gone on to step {newest.number}"
-                    for rank, one in enumerate(every) if one.number < newest.number}
+            return self._differing_steps(saves, [one.number for one in every])
         if any(one.is_step for one in every) or not any(one.has_interrupted for one in every):
             return {}
         interrupted = [[number + saves.ahead, name]
@@ -363,6 +370,17 @@ class JointSave:
                 # The folder of a call that ended early is not known.
                 if any(number == one.number and (name == folder or "" in (name, folder))
                        for number, name in calls)}
+
+    def _differing_steps(self, saves: _GroupSaves, steps: list[int]) -> dict[int, str]:
+        """The saves of all ranks fail if their steps differ."""
+        first, last = min(steps), max(steps)
+        if first == last:
+            return {}
+        if self._step is not None:
+            saves.passed_steps = range(self._step + 1, last + 1)
+        why = (f"ranks differ: rank {steps.index(first)} is at step {first}, "
+               f"rank {steps.index(last)} at step {last}")
+        return dict.fromkeys(range(len(steps)), why)
 
 
 @shown_as("SaveHandle")
@@ -396,7 +414,6 @@ class RanksSave(FileSave):
 
     def _interrupt(self) -> None:
         """Cancel the save, and do not wait for the other ranks."""
-        self._joint.leave()
         self._stop()
 
 
