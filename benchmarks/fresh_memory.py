@@ -9,7 +9,7 @@ used. Huge pages are then up to ten times as slow as before, small pages are not
 reused      a program has just freed the memory that the load uses
 taken back  a program has freed much memory, and the host has had the time to take it back
 full        the page cache has filled the memory, so that pages of files must go first
-scattered   the free memory is in small pieces, between pages of files
+scattered   the free memory is in pieces of 1 MiB, between pages of files
 
 The files of the model stay in the page cache. Each run is a new process, or several at once; its
 time includes touching every page of the tensors. The contenders alternate, and the state is made
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STATES = ("reused", "taken back", "full", "scattered")
@@ -70,7 +71,7 @@ def available_bytes() -> int:
 
 
 def use_memory(size: int) -> None:
-    """Write to new memory in a process of its own, and free it."""
+    """Let another process allocate memory, write to it and end."""
     code = (f"import mmap; m = mmap.mmap(-1, {size}); m.madvise(mmap.MADV_HUGEPAGE)\n"
             f"block = bytes(1 << 21)\nfor _ in range({size >> 21}): m.write(block)")
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -112,8 +113,11 @@ def make_state(state: str, folder: pathlib.Path, model: pathlib.Path, size: int)
         sum(view[at] for at in range(0, len(view), 4096))
 
 
-def run_group(name: str, path: pathlib.Path, count: int, prepare: object) -> float:
-    """Seconds until the last of some processes has its tensors."""
+def run_group(name: str, path: pathlib.Path, count: int, prepare: Callable[[], None]) -> float:
+    """Seconds until the last of some processes has its tensors.
+
+    prepare: makes the state of memory, after the processes have imported their modules.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     group = [subprocess.Popen([sys.executable, "-c", CHILD, name, str(path)], text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -122,7 +126,6 @@ def run_group(name: str, path: pathlib.Path, count: int, prepare: object) -> flo
     for process in group:
         assert process.stdout is not None
         process.stdout.readline()
-    assert callable(prepare)
     prepare()
     for process in group:
         assert process.stdin is not None

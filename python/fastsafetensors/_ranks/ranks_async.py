@@ -88,11 +88,11 @@ class _GroupSaves:
         self.ahead = 0  # by how many calls other ranks are ahead
         # Steps that other ranks have saved in vain while this one was at an earlier step.
         self.passed_steps = range(0)
-        # The interrupted calls in which another rank may take part: numbers and folders.
+        # Calls that Ctrl-C has ended here, and that another rank may have made: {number: folder}.
         self.interrupted: dict[int, str] = {}
 
     def forget_interrupted(self, before: int) -> None:
-        """All ranks have come to the call of this number."""
+        """Forget the calls before this number: all ranks have come to it."""
         for number in list(self.interrupted):
             if number < before:
                 self.interrupted.pop(number, None)
@@ -354,7 +354,10 @@ class JointSave:
                       self._step is not None)
 
     def _late_ranks(self, pg: Any, saves: _GroupSaves, every: list[_State]) -> dict[int, str]:
-        """Return {rank: why its save has no partner on another rank}. Other ranks wait on."""
+        """Return {rank: why its save fails}, because another rank is not in the same call.
+
+        The other ranks wait for the next save of these.
+        """
         if all(one.is_step for one in every):
             return self._differing_steps(saves, [one.number for one in every])
         if any(one.is_step for one in every) or not any(one.has_interrupted for one in every):
