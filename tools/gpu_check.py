@@ -34,17 +34,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 
 from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
-from gpu_ways import OF_FOLDERS, Way, find_ways
+from gpu_ways import OF_FOLDERS, Ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Targets as ratios: to the limit, to other loaders, and of memory.
 OF_LIMIT, TO_SAFETENSORS, PER_TENSOR_US, SETUP_S, SLACK = 0.9, 4.8, 2.0, 0.05, 1.02
-BUILD_S, SUITE_S, LIMITS_S = 150, 90, 60
+BUILD_S, SUITE_S, PYTHON_SUITE_S, LIMITS_S = 150, 90, 150, 60
 
 
 class Clock:
@@ -201,8 +202,7 @@ class Bench:
     def __init__(self, command: pathlib.Path, device: str, clock: Clock) -> None:
         """Begin with the command alone."""
         self.command, self.device, self.clock = command, device, clock
-        self.ways: dict[str, Way] = {}
-        self.missing: dict[str, str] = {}
+        self.ways: Ways | None = None
 
     def _ours(self, path: pathlib.Path, count: int) -> dict:
         """The command: its first load opens the device, too."""
@@ -211,21 +211,34 @@ class Bench:
             min(self.clock.left(), 60)).splitlines()]
         return {"times": [row["seconds"] for row in rows], "stats": rows[-1]}
 
-    def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> dict:
-        """Time all methods, interleaved. A method that fails is omitted, with its reason."""
+    def _names(self, path: pathlib.Path, state: str) -> list[str]:
+        """The methods of a scenario."""
+        names = list(self.ways.workers) if self.ways else []
+        if state == "saved":
+            return [name for name in names if name.startswith("save")]
+        loads = [name for name in names if not name.startswith("save")]
+        return ["ours", *(name for name in loads if not path.is_dir() or name in OF_FOLDERS)]
+
+    def scenario(self, title: str, path: pathlib.Path, state: str, runs: int,
+                 fresh: bool = False) -> dict:
+        """Time all methods, interleaved. A method that fails is omitted, with its reason.
+
+        fresh: new processes in each run, whose first load is reported on its own.
+        """
         samples: dict[str, list[dict]] = {}
         result: dict = {"title": title, "bytes": sum(p.stat().st_size for p in files_of(path)),
-                        "state": state, "rows": [], "failed": {}}
+                        "state": state, "fresh": fresh, "rows": [], "failed": {}}
         count = 1 if state == "cold" else 4
-        names = [name for name in self.ways if not path.is_dir() or name in OF_FOLDERS]
-        for _ in range(runs):
-            for name in ["ours", *names]:
+        for number in range(runs):
+            if fresh and number > 0 and self.ways:
+                self.ways.restart()
+            for name in self._names(path, state):
                 if name in result["failed"] or self.clock.left() < 45:
                     continue
                 prepare(path, state)
                 try:
-                    got = self._ours(path, count) if name == "ours" else self.ways[name].run(
-                        path, self.device, count, self.clock.left())
+                    got = self._ours(path, count) if name == "ours" else self.ways.workers[
+                        name].run(path, count, self.clock.left())
                     samples.setdefault(name, []).append(got)
                 except (subprocess.SubprocessError, ValueError, IndexError, KeyError) as error:
                     result["failed"][name] = words_of(error)[-300:]
@@ -238,28 +251,26 @@ class Bench:
         # cache.
         times = sorted(t for sample in found for t in (sample["times"][1:] or sample["times"]))
         firsts = [sample["times"][0] for sample in found]
+        extra = sorted(sample["times"][0] - statistics.median(sample["times"][1:])
+                       for sample in found if len(sample["times"]) > 1)
         row = {"name": name, "median": statistics.median(times), "low": times[0],
                "high": times[-1], "runs": len(times), "first": statistics.median(firsts),
                "cpu": statistics.median(s.get("cpu", 0) for s in found),
-               "peak": max(s.get("peak", 0) for s in found), "stats": found[-1].get("stats")}
+               "peak": max(s.get("peak", 0) for s in found), "extra": extra, "stats": found[-1].get("stats")}
         result["rows"].append(row)
         print(f"  {name:32} {row['median'] * 1e3:9.2f} ms [{row['low'] * 1e3:.2f}-"
               f"{row['high'] * 1e3:.2f}]  {result['bytes'] / row['median'] / 1e9:6.2f} GB/s",
               flush=True)
 
-    def setups(self, path: pathlib.Path) -> list[dict]:
-        """Return for each method the time of a process's first load (with an open device) minus
-        that of later ones."""
-        rows = []
-        for name in ("ours, the extension", "ours, load_file", "ours, load_file, dtype"):
-            if name not in self.ways or self.clock.left() < 30:
-                continue
-            prepare(path, "hot")
-            found = [self.ways[name].run(path, self.device, 4, self.clock.left())["times"]
-                     for _ in range(3)]
-            extra = sorted(times[0] - statistics.median(times[1:]) for times in found)
-            rows.append({"name": name, "seconds": extra[1], "low": extra[0], "high": extra[2]})
-        return rows
+
+def setups(result: dict) -> list[dict]:
+    """For each method, how much longer the first load of a process takes than its later ones.
+
+    The device is open before the first load, except in the command's.
+    """
+    return [{"name": row["name"], "seconds": row["extra"][1], "low": row["extra"][0],
+             "high": row["extra"][-1]} for row in result["rows"]
+            if row["name"] != "ours" and len(row["extra"]) > 2]
 
 
 def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock: Clock) -> None:
@@ -283,15 +294,53 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     print(f"  {name}: {results[name]}")
 
 
+def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None:
+    """Run the tests of the Python package on the GPU, with the first interpreter that can."""
+    why = "no interpreter"
+    for python in interpreters():
+        environment = {**os.environ, "PYTHONPATH": os.fspath(package)}
+        done = subprocess.run(
+            [python, "-m", "pytest", "-rfs", "-p", "no:cacheprovider", "--tb=short",
+             ROOT / "python/tests" / PYTHON_SUITE], env=environment, capture_output=True,
+            text=True, timeout=max(min(PYTHON_SUITE_S, clock.left()), 5), check=False)
+        counts = {what: int(number) for number, what in re.findall(
+            r"(\d+) (passed|failed|skipped|error)", (done.stdout.splitlines() or [""])[-1])}
+        why = (done.stdout + done.stderr)[-2000:]
+        if not counts.keys() & {"passed", "failed", "error"}:
+            continue  # without torch, its GPU, or pytest
+        print(textwrap.indent(done.stdout[-8000:], "  "))
+        failed = counts.get("failed", 0) + counts.get("error", 0)
+        results[PYTHON_SUITE] = {
+            "passed": counts.get("passed", 0), "skipped": counts.get("skipped", 0),
+            "failed": failed or int(done.returncode != 0)}
+        return
+    raise RuntimeError(f"the tests of the Python package could not be run: {why}")
+
+
 SUITE = (("device_test_real_gpu", False), ("device_test_gpu", True),
          ("device_test_gpu_isolation", True), ("device_test_gpu_faults", True),
-         ("device_test_gpu_retries", True), ("device_test_gds", True))
+         ("device_test_gpu_retries", True), ("device_test_gpu_answers", True),
+         ("device_test_gpu_async", True), ("device_test_gpu_costs", True),
+         ("device_test_gpu_drivers", True), ("device_test_gds", True))
+PYTHON_SUITE = "test_real_gpu.py"
+SUITE_NAMES = (*(name for name, _ in SUITE), PYTHON_SUITE)
+
+
+def judge_saves(result: dict, rows: dict) -> list[tuple[str, bool, str]]:
+    """Verdicts on saves: they take at most as long as those of others."""
+    ours = rows.get("save: ours")
+    ratios = {name: rows[name]["median"] / ours["median"]
+              for name in ("save: safetensors", "save: torch.save") if ours and name in rows}
+    return [(f"{result['title']}: as fast as {name}", ratio >= 1, f"{ratio:.2f} x")
+            for name, ratio in ratios.items()]
 
 
 def judge_scenario(result: dict, bus: float, disk: float) -> list[tuple[str, bool, str]]:
     """Verdicts on one file."""
     verdicts = []
     rows = {row["name"]: row for row in result["rows"]}
+    if result["state"] == "saved":
+        return judge_saves(result, rows)
     best = rows.get("ours, load_file") or rows.get("ours, the extension") or rows.get("ours")
     if best is None:
         return [(f"{result['title']}: measured", False, "nothing of ours ran")]
@@ -324,10 +373,11 @@ def judge(document: dict) -> list[tuple[str, bool, str]]:
     for result in document["scenarios"] if limits else []:
         verdicts += judge_scenario(result, limits["bus_gbps"], limits.get("disk_gbps", 0))
     for row in document["setup"]:
-        verdicts.append((f"set-up, {row['name']}: at most {SETUP_S * 1e3:.0f} ms",
-                         row["seconds"] <= SETUP_S,
-                         f"{row['seconds'] * 1e3:.1f} ms [{row['low'] * 1e3:.1f}-"
-                         f"{row['high'] * 1e3:.1f}]"))
+        if row["name"].startswith("ours"):
+            verdicts.append((f"set-up, {row['name']}: at most {SETUP_S * 1e3:.0f} ms",
+                             row["seconds"] <= SETUP_S,
+                             f"{row['seconds'] * 1e3:.1f} ms [{row['low'] * 1e3:.1f}-"
+                             f"{row['high'] * 1e3:.1f}]"))
     return verdicts
 
 
@@ -417,9 +467,8 @@ class Check:
 
     def find_ways(self) -> None:
         """Find our Python package and the other loaders."""
-        self.bench.ways, missing = find_ways(
-            interpreters(), self.package, self.device, min(120, self.clock.left() / 3))
-        self.report.document["missing"] = missing
+        self.bench.ways = Ways(interpreters(), self.package, self.device)
+        missing = self.report.document["missing"] = self.bench.ways.missing
         for name, why in missing.items():
             print(f"  not at hand: {name}: {why}")
         why = missing.get("ours, the extension")  # which needs nothing but our package
@@ -436,13 +485,15 @@ class Check:
         if failed:
             raise RuntimeError("; ".join(failed))
 
-    def scenario(self, title: str, path: pathlib.Path, state: str, runs: int) -> None:
+    def scenario(self, title: str, path: pathlib.Path, state: str, runs: int,
+                 fresh: bool = False) -> None:
         """A step of the benchmark. It has failed if one of our own methods has."""
         def measure() -> None:
-            result = self.bench.scenario(title, path, state, runs)
+            result = self.bench.scenario(title, path, state, runs, fresh)
             self.report.document["scenarios"].append(result)
-            ours = [f"{name}: {why}" for name, why in result["failed"].items()
-                    if name.startswith("ours")]
+            if fresh and state == "hot":
+                self.report.document["setup"] = setups(result)
+            ours = [f"{name}: {why}" for name, why in result["failed"].items() if "ours" in name]
             if ours:
                 raise RuntimeError("; ".join(ours))
 
@@ -456,9 +507,7 @@ class Check:
         self.report.step("limits", lambda: (write_model(one, [big * MIB // 32] * 32),
                                             self.measure_limits(one)))
         self.report.step("ways", self.find_ways)
-        self.scenario(f"{big} MiB, page cache", one, "hot", 3)
-        self.report.step("set-up", lambda: self.report.document["setup"].extend(
-            self.bench.setups(one)))
+        self.scenario(f"{big} MiB, page cache", one, "hot", 3, fresh=True)
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
         self.report.step("several processes", lambda: self.share(one))
         self.report.step("small files", lambda: write_model(many, [20_000] * count))
@@ -477,6 +526,8 @@ class Check:
                 self.report.step(f"{title}: file", lambda path=path, size=size: write_model(
                     path, [size * MIB // 64] * 64))
                 self.scenario(title, path, "hot", 2)
+                if place == memory and self.bench.ways:
+                    self.scenario(f"{title}: saved there", path, "saved", 2)
 
     def run(self) -> int:
         """Run all steps."""
@@ -491,10 +542,15 @@ class Check:
             (ROOT / "build").mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
                 self.measure(pathlib.Path(folder))
+            if self.bench.ways:
+                self.bench.ways.close()
         for name, fakes in SUITE:
             if (has_gpu or fakes) and name in self.arguments.suite.split(","):
                 self.report.step(f"suite: {name}", lambda name=name, fakes=fakes: run_suite(
                     suite, self.folder, name, fakes, self.clock))
+        if has_gpu and self.package and PYTHON_SUITE in self.arguments.suite.split(","):
+            self.report.step(f"suite: {PYTHON_SUITE}", lambda: run_python_suite(
+                suite, self.package, self.clock))
         return self.tell(has_gpu)
 
     def tell(self, has_gpu: bool) -> int:
@@ -530,12 +586,12 @@ def main() -> int:
     parser.add_argument("--package", type=pathlib.Path,
                         help="a folder with the Python package, which is not built then")
     parser.add_argument("--small", action="store_true", help="a rehearsal: tiny files")
-    parser.add_argument("--suite", default=",".join(name for name, _ in SUITE),
+    parser.add_argument("--suite", default=",".join(SUITE_NAMES),
                         help="programs of the suite, by comma (all)")
     parser.add_argument("--minutes", default=7.5, type=float)
     arguments = parser.parse_args()
-    if set(arguments.suite.split(",")) - {name for name, _ in SUITE}:
-        parser.error(f"--suite takes of {', '.join(name for name, _ in SUITE)}")
+    if set(arguments.suite.split(",")) - set(SUITE_NAMES):
+        parser.error(f"--suite takes of {', '.join(SUITE_NAMES)}")
     return Check(arguments).run()
 
 

@@ -15,11 +15,11 @@ MIB = 1 << 20
 
 
 def write_model(path: pathlib.Path, sizes: list[int], first: int = 0) -> None:
-    """Write a file of U8 tensors of these sizes, with random bytes that cannot be compressed."""
+    """Write a file of BF16 tensors of these sizes, even numbers of random bytes."""
     begin, rows = 0, {}
     for number, size in enumerate(sizes, first):
         rows[f"layers.{number}.weight"] = {
-            "dtype": "U8", "shape": [size], "data_offsets": [begin, begin + size]}
+            "dtype": "BF16", "shape": [size // 2], "data_offsets": [begin, begin + size]}
         begin += size
     header = json.dumps(rows).encode()
     header += b" " * (-len(header) % 8)

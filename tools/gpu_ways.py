@@ -1,38 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of loading a file to a GPU, each timed in a separate process. Used by gpu_check.py."""
+"""Methods of loading and saving with a GPU, each in a separate process. Used by gpu_check.py."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
+import tempfile
+import time
 
-# The program that a method's process runs. Every method opens the device before the clock starts,
-# and the first load is reported separately from the following ones.
+# The program of a method's process. It opens the device, and then executes one request per line of
+# its input: load (or save) `path` `count` times.
 PROGRAM = """
-import json, resource, sys, time
-path, device, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+import gc, json, os, resource, sys, time
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # libraries may print
+device = sys.argv[1]
+give_back = between = lambda: None
 {imports}
-def load():
+def prepare():
+{prepare}
+def work():
 {body}
-times = []
-for _ in range(count):
-    start = time.perf_counter()
-    keep = load()
-    finish()
-    times.append(time.perf_counter() - start)
-    del keep
-usage = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps({{"times": times, "cpu": usage.ru_utime + usage.ru_stime,
-                  "peak": usage.ru_maxrss * 1024}}))
+def cpu_time():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+def peak_memory():
+    with open("/proc/self/status") as file:
+        return next(int(row.split()[1]) << 10 for row in file if row.startswith("VmHWM"))
+def measure():
+    times = []
+    prepare()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM begins again
+    used = cpu_time()
+    for _ in range(count):
+        start = time.perf_counter()
+        keep = work()
+        finish()
+        times.append(time.perf_counter() - start)
+        between()
+        del keep
+    return {{"times": times, "cpu": cpu_time() - used, "peak": peak_memory()}}
+print("ready", file=answers, flush=True)
+for request in sys.stdin:
+    path, count = json.loads(request)
+    try:
+        answer = measure()
+    except Exception as error:
+        answer = {{"error": f"{{type(error).__name__}}: {{error}}"}}
+    gc.collect()
+    give_back()
+    print(json.dumps(answer), file=answers, flush=True)
 """
 TORCH = """
 import torch
 device = device.replace("hip", "cuda")  # torch's name for a GPU of either kind
 torch.zeros(1, device=device); torch.cuda.synchronize()
 finish = torch.cuda.synchronize
+give_back = torch.cuda.empty_cache
 """
 CORE = """
 import fastsafetensors._core as core
@@ -52,7 +81,6 @@ class Net(torch.nn.Module):
         return {n: getattr(self, n.replace(".", "_")) for n in self.names}
     def named_buffers(self, *a, **k):
         return self.state_dict().items()
-net = Net()
 """
 _PINNED = """    import safetensors
     with safetensors.safe_open(path, "pt") as f:
@@ -62,6 +90,12 @@ _LOADER = """    l = fastsafetensors.SafeTensorsFileLoader(fastsafetensors.Singl
     b = l.copy_files_to_device()
     return {n: b.get_tensor(n) for n in l.get_keys()}, b, l"""
 _LOAD_FILE = "from fastsafetensors.torch import load_file"
+_SAVE_FILE = "from fastsafetensors.torch import load_file, save_file, save_file_async"
+_ASYNC = "\nfinish = lambda: None\nbetween = lambda: last.wait()"
+_SAVED = "from safetensors.torch import load_file, save_file"
+_TENSORS = """    global tensors
+    tensors = load_file(path, device=device)
+    torch.cuda.synchronize()"""
 
 # {name: (imports, body, whether the package is ours)}
 WAYS = {
@@ -92,68 +126,136 @@ WAYS = {
                       "    with s(path, framework='pt', device=device) as f:\n"
                       "        return {n: t.clone() for n, t in f.tensors()}", False),
     "fastsafetensors 0.5": (TORCH + "import fastsafetensors", _LOADER, False),
+    "save: ours": (TORCH + _SAVE_FILE, '    save_file(tensors, path + ".saved")', True),
+    "save: ours, pause of save_file_async": (
+        TORCH + _SAVE_FILE + _ASYNC, '    global last\n'
+        '    last = save_file_async(tensors, path + ".saved")', True),
+    "save: safetensors": (TORCH + _SAVED, '    save_file(tensors, path + ".saved")', False),
+    "save: torch.save": (TORCH + _SAVED, '    torch.save(tensors, path + ".saved")', False),
 }
+PREPARED = {"ours, load_model": "    global net\n    net = Net()",
+            **{name: _TENSORS for name in WAYS if name.startswith("save")}}
 # Methods that accept a folder of shards.
 OF_FOLDERS = ("ours, the extension", "ours, load_file", "ours, load_file, own memory",
               "ours, safe_open")
-PROBE_S, RUN_S = 60, 60
+START_S, RUN_S = 60, 60
 
 
-class Way:
-    """A method that may work on this machine."""
+class Worker:
+    """A process that has imported what a method needs, and executes requests."""
 
-    def __init__(self, name: str, python: str, package: pathlib.Path | None) -> None:
-        """package: the folder of our package; None: use the packages that the interpreter has
-        installed."""
-        self.name, self._python = name, python
-        self.environment = dict(os.environ)
+    def __init__(self, name: str, python: str, package: pathlib.Path | None, device: str) -> None:
+        """Start it. package: the folder of our package; None: what the interpreter has."""
+        imports, body, _ = WAYS[name]
+        environment = dict(os.environ)
         if package is not None:
-            self.environment["PYTHONPATH"] = os.fspath(package)
+            environment["PYTHONPATH"] = os.fspath(package)
+        program = PROGRAM.format(imports=imports, body=body, prepare=PREPARED.get(name, "    pass"))
+        self._said = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            [python, "-c", program, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, env=environment)
 
-    def run(self, path: pathlib.Path, device: str, count: int, seconds: float) -> dict:
-        """Load `count` times in one process: {"times": [s], "cpu": s, "peak": bytes}."""
-        imports, body, _ = WAYS[self.name]
-        done = subprocess.run(
-            [self._python, "-c", PROGRAM.format(imports=imports, body=body), os.fspath(path),
-             device, str(count)], check=True, capture_output=True, text=True, env=self.environment,
-            timeout=min(seconds, RUN_S))
-        return json.loads(done.stdout.splitlines()[-1])
+    def _line(self, seconds: float) -> bytes:
+        """The next line of the process's output."""
+        end = time.monotonic() + seconds
+        output = self._process.stdout
+        while b"\n" not in self._said:
+            if not select.select([output], [], [], max(0, end - time.monotonic()))[0]:
+                raise ValueError(f"no answer within {seconds:.0f} s")
+            more = os.read(output.fileno(), 65536)
+            if not more:
+                raise ValueError(self.last_words())
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        return line
 
-    def check(self, device: str) -> str:
-        """Return "" if its imports work, otherwise the reason."""
-        imports = WAYS[self.name][0].replace(MODEL, "")
-        code = f"import sys\ndevice = sys.argv[1]\n{imports}"
+    def last_words(self) -> str:
+        """The last line that the process has written to its standard error."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+
+    def failure(self, seconds: float) -> str:
+        """Wait until it has started: "", or the reason why it could not."""
         try:
-            done = subprocess.run([self._python, "-c", code, device], capture_output=True,
-                                  text=True, timeout=PROBE_S, check=False, env=self.environment)
-        except subprocess.TimeoutExpired:
-            return f"its imports took more than {PROBE_S} s"
-        return "" if done.returncode == 0 else (done.stderr.splitlines() or ["?"])[-1]
+            self._line(seconds)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def run(self, path: pathlib.Path, count: int, seconds: float) -> dict:
+        """Work `count` times: {"times": [s], "cpu": s, "peak": bytes}. ValueError if it fails."""
+        request = json.dumps([os.fspath(path), count]) + "\n"
+        try:
+            self._process.stdin.write(request.encode())
+            self._process.stdin.flush()
+        except OSError:
+            raise ValueError(self.last_words()) from None
+        answer = json.loads(self._line(min(seconds, RUN_S)))
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
 
 
-def find_ways(pythons: list[str], package: pathlib.Path | None, device: str, seconds: float,
-              ) -> tuple[dict[str, Way], dict[str, str]]:
-    """Return (methods that work, reasons of the others). Methods of the 0.5 package need their own
-    interpreter."""
-    import time
+class Ways:
+    """The methods that work on this machine, and their processes."""
 
-    found: dict[str, Way] = {}
-    missing: dict[str, str] = {}
-    end = time.monotonic() + seconds
-    for name, (_, _, is_ours) in WAYS.items():
-        missing[name] = "no time left to look for it"
-        places = [os.environ.get("GPU_CHECK_PEER05", "")] if name.endswith("0.5") and (
-            not is_ours) else pythons
-        for python in places:
-            if time.monotonic() > end:
-                break
-            missing[name] = "the extension was not built" if is_ours and package is None else (
-                "no interpreter")
-            if not shutil.which(python) or (is_ours and package is None):
+    def __init__(self, pythons: list[str], package: pathlib.Path | None, device: str) -> None:
+        """pythons: interpreters that may have torch and other loaders. package: the folder of our
+        package, or None if it was not built. Methods of the 0.5 package need their own
+        interpreter."""
+        self._package, self._device = package, device
+        self.missing: dict[str, str] = {}
+        self._pythons: dict[str, str] = {}
+        self.workers: dict[str, Worker] = {}
+        for number in range(len(pythons)):
+            left = {name: self._place(name, pythons, number) for name in WAYS
+                    if name not in self._pythons}
+            self._start({name: python for name, python in left.items() if python})
+
+    def _place(self, name: str, pythons: list[str], number: int) -> str:
+        """The interpreter to try next for a method; "" if there is none."""
+        is_ours = WAYS[name][2]
+        if is_ours and self._package is None:
+            self.missing[name] = "the extension was not built"
+            return ""
+        python = pythons[number]
+        if name == "fastsafetensors 0.5":
+            python = os.environ.get("GPU_CHECK_PEER05", "")
+        if not python or not shutil.which(python):
+            self.missing.setdefault(name, "no interpreter")
+            return ""
+        return python
+
+    def _start(self, pythons: dict[str, str]) -> None:
+        """Start processes, all at the same time."""
+        started = {name: Worker(name, python, self._package if WAYS[name][2] else None,
+                                self._device) for name, python in pythons.items()}
+        end = time.monotonic() + START_S
+        for name, worker in started.items():
+            failure = worker.failure(max(1, end - time.monotonic()))
+            if failure:
+                self.missing[name] = failure
+                worker.close()
                 continue
-            way = Way(name, python, package if is_ours else None)
-            missing[name] = way.check(device)
-            if not missing[name]:
-                found[name] = way
-                break
-    return found, {name: why for name, why in missing.items() if why}
+            self.missing.pop(name, None)
+            self._pythons[name] = pythons[name]
+            self.workers[name] = worker
+
+    def restart(self) -> None:
+        """Start new processes, which have not worked yet."""
+        self.close()
+        self._start(self._pythons)
+
+    def close(self) -> None:
+        """End all processes."""
+        while self.workers:
+            self.workers.popitem()[1].close()
