@@ -255,7 +255,7 @@ def test_memory_is_from_torch(path: pathlib.Path, tensors: dict) -> None:
     """torch counts the memory, takes it back, and reuses it; nothing of ours stays."""
     gc.collect()
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before, kept = torch.cuda.memory_allocated(), core.live_buffers()
     size = sum(tensor.nbytes for tensor in tensors.values())
     for _ in range(3):
         found = load_file(path, DEVICE)
@@ -263,24 +263,28 @@ def test_memory_is_from_torch(path: pathlib.Path, tensors: dict) -> None:
         del found
         gc.collect()
         assert torch.cuda.memory_allocated() == before
-    assert core.live_buffers()[0] == 0
+    assert core.live_buffers() == kept
     core.trim()
     assert core.pinned_bytes() == 0
 
 
-def test_full_memory_is_an_error_with_figures(path: pathlib.Path, tensors: dict) -> None:
+def test_full_memory_is_an_error_with_figures(path: pathlib.Path) -> None:
     """A load that does not fit says how much it needs, and the next one that fits succeeds."""
+    print(run("""
+    import sys, torch
+    from fastsafetensors.torch import load_file
     total = torch.cuda.get_device_properties(0).total_memory
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(8 * MIB / total)
+    torch.cuda.set_per_process_memory_fraction((8 << 20) / total)
     try:
-        with pytest.raises(MemoryError, match="device memory") as caught:
-            load_file(path, DEVICE)
-        assert "MiB" in str(caught.value) or "GiB" in str(caught.value)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    check_equal(load_file(path, DEVICE), tensors)
+        load_file(sys.argv[1], "cuda:0")
+    except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+        print(type(error), error)
+        assert "device memory" in str(error) and "needed" in str(error), error
+    else:
+        raise AssertionError("no error")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert load_file(sys.argv[1], "cuda:0")
+    """, path))
 
 
 def test_pinned_memory(path: pathlib.Path, tensors: dict) -> None:
@@ -333,7 +337,7 @@ def test_graph_capture_of_another_thread(path: pathlib.Path, tensors: dict) -> N
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         y = x * 2
         start.set()
-        stop.wait()
+        assert stop.wait(60)
         y = y + 1
     thread.join()
     assert not errors, errors[0]
@@ -416,7 +420,7 @@ def test_reset_context(path: pathlib.Path) -> None:
     try:
         model.load(device="cuda:0").wait()
     except RuntimeError as error:
-        print(error)
+        assert "was reset" in str(error), error
     else:
         raise AssertionError("no error")
     model.load(mode="load").wait()
@@ -458,7 +462,9 @@ def test_strict_gds_ends(path: pathlib.Path) -> None:
 
 
 def test_tensors_are_sent_to_other_processes(path: pathlib.Path) -> None:
-    """torch.multiprocessing sends loaded tensors by IPC."""
+    """torch.multiprocessing sends copies of loaded tensors by IPC. (Of the tensors themselves it can
+    send the first of a file only: torch looks its allocations up by their first address.)
+    """
     program = path.parent / "ipc.py"
     program.write_text(textwrap.dedent("""
     import sys, torch
@@ -473,6 +479,7 @@ def test_tensors_are_sent_to_other_processes(path: pathlib.Path) -> None:
         child = context.Process(target=receive, args=(tensors, sums), daemon=True)
         child.start()
         for name, tensor in load_file(sys.argv[1], "cuda:0", names=["w0", "w1", "w2"]).items():
+            tensor = tensor.clone()
             tensors.put(tensor)
             want = int(tensor.view(torch.uint8).sum(dtype=torch.int64))
             assert sums.get(timeout=60) == want, name

@@ -35,10 +35,12 @@ void *fsti_gpu_open_library(const char *const *names) {
     return NULL;
 }
 
-/// Error texts, graph captures and bus names are optional, because older drivers lack them.
+/// Error texts, graph captures, bus names and numbers of contexts are optional, because older
+/// drivers lack them.
 static bool is_optional(size_t offset) {
     return offset == offsetof(fsti_gpu_api, error_string) ||
            offset == offsetof(fsti_gpu_api, device_bus) ||
+           offset == offsetof(fsti_gpu_api, context_id) ||
            offset == offsetof(fsti_gpu_api, capture_exchange);
 }
 

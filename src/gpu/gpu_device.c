@@ -84,6 +84,8 @@ static fst_status open_device(const fsti_gpu_api *api, int32_t index, fsti_devic
     FSTI_GPU_CALL(&calls, device_name, device->name, sizeof device->name, device->ordinal);
     FSTI_GPU_CALL(&calls, context_retain, &device->context, device->ordinal);
     if (api->kind == FST_DEVICE_CUDA) calls.code = fsti_gpu_made(calls.code, device->context);
+    if (api->context_id != NULL)
+        FSTI_GPU_CALL(&calls, context_id, device->context, &device->context_id);
     if (calls.code != 0) {
         pthread_mutex_destroy(&device->lock);
         fsti_free(device);
@@ -162,9 +164,29 @@ static void select_device(const fsti_device *device, device_entry *before, fsti_
     FSTI_GPU_CALL(calls, device_select, device->ordinal);
 }
 
+/// A program may reset the primary context (cudaDeviceReset). NVIDIA's driver then crashes when it
+/// gets the old context, or anything that was made in it.
+static fst_status check_context(const fsti_device *device, fst_error *error) {
+    fsti_gpu_calls calls = {.api = device->api};
+    unsigned flags;
+    int is_active = 1;
+    unsigned long long id = device->context_id;
+    if (calls.api->context_state != NULL)
+        FSTI_GPU_CALL(&calls, context_state, device->ordinal, &flags, &is_active);
+    if (is_active != 0 && calls.api->context_id != NULL)
+        FSTI_GPU_CALL(&calls, context_id, device->context, &id);
+    if (calls.code != 0) return fsti_gpu_error(&calls, "using the device", error);
+    if (is_active != 0 && id == device->context_id) return FST_OK;
+    return fsti_error_set(error, FST_E_DEVICE, FSTI_NO_LOCATION,
+                          "the primary context of cuda:%d was reset (cudaDeviceReset): this "
+                          "process cannot load to the device any more",
+                          (int)device->index);
+}
+
 fst_status fsti_device_enter(const fsti_device *device, fst_error *error) {
     const fsti_gpu_api *api = device->api;
     FST_TRY(check_fork(api, error));
+    FST_TRY(check_context(device, error));
     assert(entry_count < ENTRY_COUNT_MAX);
     device_entry *before = &entries[entry_count];
     before->last_error = fsti_gpu_errors_begin(api);

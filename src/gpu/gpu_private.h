@@ -67,6 +67,7 @@
     X(module_unload, (void *module), "cuModuleUnload", "hipModuleUnload")                          \
     X(context_state, (int device, unsigned *flags, int *is_active), "cuDevicePrimaryCtxGetState",  \
       NULL)                                                                                        \
+    X(context_id, (void *context, unsigned long long *id), "cuCtxGetId", NULL)                     \
     X(error_peek, (void), NULL, "hipPeekAtLastError")                                              \
     X(error_take, (void), NULL, "hipGetLastError")                                                 \
     X(error_string, (int code, const char **text), "cuGetErrorString", "hipDrvGetErrorString")
@@ -156,7 +157,8 @@ struct fsti_device {
     int32_t index;
     int ordinal;
     void *context;
-    bool unified; ///< shares memory with the CPU
+    unsigned long long context_id; ///< changes when the context is reset; 0 without the call
+    bool unified;                  ///< shares memory with the CPU
     char name[64];
     pthread_mutex_t lock; ///< protects the fields below
     int kernels;          ///< GPU_KERNELS_*

@@ -250,6 +250,7 @@ static void probe_threads(fst_loader *loader, const fsti_plan *plan, bool is_vie
                           load_methods *out) {
     fsti_thread_facts *facts = &out->threads;
     *facts = (fsti_thread_facts){.wanted = loader->workspaces.thread_count,
+                                 .to_device = loader->device != NULL && !loader->pins_memory,
                                  .verifies = loader->verifies,
                                  .chunk_count = plan->chunk_count};
     for (size_t i = 0; i < plan->extent_count; i++) {

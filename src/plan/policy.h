@@ -157,6 +157,7 @@ typedef struct fsti_thread_facts {
     bool any_ring;     ///< some file is read by io_uring
     bool any_blocking; ///< some file is read by blocking calls
     bool any_distant;  ///< a read of some file may wait long, see fsti_file_is_distant()
+    bool to_device;    ///< the bus to a device is the limit, not the threads
     bool reads_by_gds; ///< GPUDirect, which blocks
     bool verifies;     ///< the reading thread digests the bytes
     bool is_limited;   ///< address space is limited, and buffers leave this much:

@@ -21,8 +21,9 @@ struct copy_list_builder {
     bool has_kernels;
     bool needs_kernel; ///< some piece needs the kernel: a conversion, or too many pieces for copies
     char *data;
-    fsti_piece *table; ///< located in the slot
-    fsti_piece open;   ///< the piece being extended; units 0: no piece
+    fsti_piece *table;               ///< located in the slot
+    fsti_piece open;                 ///< the piece being extended; units 0: no piece
+    const fsti_plan_item *open_item; ///< of the open piece's last part
     uint32_t closed_count;
     bool was_sent; ///< a full table was sent, so its pieces must not also be copied
     fsti_copy_list list;
@@ -226,11 +227,19 @@ static bool join_piece(fsti_piece *open, const fsti_piece *next) {
     return true;
 }
 
+/// Whether two tensors certainly lie in one allocation. A caller's tensors may be neighbours in
+/// different allocations, and drivers refuse a copy across two of them.
+static bool share_allocation(const fsti_plan_item *one, const fsti_plan_item *other) {
+    return one == other || (one != NULL && one->destination == NULL && other->destination == NULL);
+}
+
 void fsti_copy_list_add(void *context, const fsti_plan_item *item, char *target, const char *source,
                         uint64_t size) {
     copy_list_builder *builder = context;
     fsti_piece piece = make_piece(builder, item, target, source, size);
-    if (join_piece(&builder->open, &piece)) return;
+    bool may_join = share_allocation(builder->open_item, item);
+    builder->open_item = item;
+    if (may_join && join_piece(&builder->open, &piece)) return;
     close_piece(builder);
     builder->open = piece;
 }

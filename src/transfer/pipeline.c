@@ -283,9 +283,12 @@ static fst_status work_on_chunks(fsti_pipeline *pipeline, uint32_t first, uint32
     return status == FST_E_TIMEOUT ? timed_out(timeout_ms, error) : status;
 }
 
+bool fsti_pipeline_has(const fsti_pipeline *pipeline, uint32_t first, uint32_t end) {
+    return fsti_pipeline_chunks_done(pipeline, &first, end);
+}
+
 bool fsti_pipeline_is_done(const fsti_pipeline *pipeline) {
-    uint32_t first = 0;
-    return fsti_pipeline_chunks_done(pipeline, &first, (uint32_t)pipeline->job.plan->chunk_count);
+    return fsti_pipeline_has(pipeline, 0, (uint32_t)pipeline->job.plan->chunk_count);
 }
 
 bool fsti_pipeline_is_idle(const fsti_pipeline *pipeline) {
@@ -295,8 +298,6 @@ bool fsti_pipeline_is_idle(const fsti_pipeline *pipeline) {
 
 fst_status fsti_pipeline_wait(fsti_pipeline *pipeline, uint32_t first, uint32_t end,
                               int64_t timeout_ms, fst_error *error) {
-    // The usual case of a stream: the chunks are done, and no lock is taken.
-    if (fsti_pipeline_chunks_done(pipeline, &first, end)) return FST_OK;
     if (pipeline->by_waiters) return work_on_chunks(pipeline, first, end, timeout_ms, error);
     return sleep_for(pipeline, first, end, timeout_ms, error);
 }

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // The kernel's source, compiled for the processor.
@@ -109,6 +110,20 @@ FUNCTION(cuDevicePrimaryCtxGetState, )(int device, unsigned *flags, int *is_acti
     *is_active = (fake_number(CONTEXTS) >> device & 1) != 0;
     return 0;
 }
+
+FUNCTION(cuCtxGetId, )(void *context, unsigned long long *id) {
+    (void)context;
+    BEGIN("cuCtxGetId");
+    *id = 7 + (unsigned long long)fake_number(RESETS);
+    return 0;
+}
+
+FUNCTION(cuDevicePrimaryCtxReset_v2, )(int device) {
+    BEGIN("cuDevicePrimaryCtxReset");
+    fake_number_add(RESETS, 1);
+    fake_number_set(CONTEXTS, fake_number(CONTEXTS) & ~(1l << device));
+    return 0;
+}
 #endif
 
 #if defined(FAKE_HIP)
@@ -139,6 +154,10 @@ int fake_current_device(void) { return context_depth == 0 ? -1 : context_stack[c
 FUNCTION(cuCtxPushCurrent_v2, hipCtxPushCurrent)(void *context) {
     BEGIN("cuCtxPushCurrent");
     if (context_depth == CONTEXT_DEPTH_MAX || context == NULL) return INVALID_VALUE;
+    if (fake_number(RESETS) > 0) { // NVIDIA's driver crashes
+        fprintf(stderr, "fake GPU: a context is used after its reset\n");
+        abort();
+    }
     context_stack[context_depth++] = (int)((char *)context - contexts);
 #if defined(FAKE_HIP)
     current = context_stack[context_depth - 1];

@@ -46,6 +46,7 @@
     X(ALLOCATED_BYTES, "allocated_bytes", 0)                                                       \
     X(LOCKED_BYTES, "locked_bytes", 0)                                                             \
     X(CONTEXTS, "contexts", 0)                                                                     \
+    X(RESETS, "resets", 0)                                                                         \
     X(STREAMS, "streams", 0)                                                                       \
     X(EVENTS, "events", 0)                                                                         \
     X(CALLS, "calls", 0)                                                                           \

@@ -199,6 +199,41 @@ TEST(caller_memory_and_stream_are_used)
     fst_model_close(model);
 }
 
+/// Memory of the caller may be neighbouring allocations, and a real driver refuses a copy across
+/// two of them.
+TEST(no_copy_crosses_tensors_of_the_caller)
+{
+    enum { SIZE = 300000 };
+    fst_model *model = gpu_open_model(fixture_tensors("tensors", 2, SIZE));
+    for (size_t k = 0; k < 2; k++) {
+        const gpu_fake *driver = gpu_fake_of(k);
+        fsti_device *device;
+        fsti_buffer *memory;
+        CHECK_INT(fsti_device_get((fst_device){driver->kind, 0}, &device, NULL), FST_OK);
+        CHECK_INT(fsti_buffer_device(device, (uint64_t)2 * SIZE, &memory, NULL), FST_OK);
+        fst_part items[2];
+        for (size_t i = 0; i < 2; i++)
+            items[i] = (fst_part){.struct_size = sizeof items[i],
+                                  .tensor_index = i,
+                                  .destination = memory->data + i * SIZE,
+                                  .destination_bytes = SIZE};
+        fst_load_options options = gpu_options_on(driver->kind, 0);
+        options.parts = items;
+        options.part_count = 2;
+        fst_loader *loader;
+        fst_load_stats stats = {.struct_size = sizeof stats};
+        CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+        CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+        CHECK_INT(fst_loader_stats_get(loader, &stats, NULL), FST_OK);
+        fst_loader_close(loader);
+        CHECK_INT(stats.device_copies, 2);
+        CHECK_INT(stats.device_bytes, 2 * SIZE);
+        CHECK(fixture_matches(memory->data + SIZE, SIZE, SIZE));
+        fsti_buffer_unref(memory);
+    }
+    fst_model_close(model);
+}
+
 TEST(repeated_loads_do_not_leak)
 {
     const gpu_fake *driver = gpu_fake_of(0);

@@ -2,6 +2,7 @@
 /// Drivers that answer wrongly, with fake drivers: success without a result, unknown codes, wrong
 /// numbers, answers that change between calls, a device that is lost in the middle, a device that
 /// stops. A load ends with the right bytes or with an error in words, and nothing leaks.
+#include <dlfcn.h>
 #include <fastsafetensors.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -272,6 +273,30 @@ TEST(waits_with_a_limit_end_while_a_call_does_not_return)
         CHECK(gpu_is_clean(driver));
     }
     fst_model_close(model);
+}
+
+/// A context that the program resets is not used again, because NVIDIA's driver then crashes. That
+/// also holds when the program makes a new one.
+TEST(a_context_that_was_reset_is_an_error)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW), *context;
+    int (*reset)(int), (*retain)(void **, int);
+    gpu_find_hook(handle, "cuDevicePrimaryCtxReset_v2", &reset);
+    gpu_find_hook(handle, "cuDevicePrimaryCtxRetain", &retain);
+    fst_status status;
+    load_once(driver, 5, &status);
+    CHECK_INT(status, FST_OK);
+    CHECK_INT(reset(5), 0);
+    for (int round = 0; round < 2; round++) {
+        fst_error error = load_once(driver, 5, &status);
+        CHECK_INT(status, FST_E_DEVICE);
+        CHECK_CONTAINS(error.message, "the primary context of cuda:5 was reset");
+        fst_memory_trim();
+        CHECK_INT(retain(&context, 5), 0);
+    }
+    driver->set("resets", 0);
+    CHECK(is_usable(driver, 5));
 }
 
 /// The last test, because a lost device stays lost until the process ends.

@@ -155,6 +155,7 @@ TEST(each_function_may_be_missing)
 {
     static const char *const optional[] = {"cuGetErrorString",
                                            "hipDrvGetErrorString",
+                                           "cuCtxGetId",
                                            "cuDeviceGetPCIBusId",
                                            "hipDeviceGetPCIBusId",
                                            "cuThreadExchangeStreamCaptureMode",

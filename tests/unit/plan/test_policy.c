@@ -356,6 +356,8 @@ TEST(threads)
         {{.processor_count = 8, .chunk_count = 0}, 1, 0},
         {{.processor_count = 4, .chunk_count = 100}, 4, 0},
         {{.processor_count = 200, .chunk_count = 100}, 16, 0},
+        {{.processor_count = 200, .chunk_count = 100, .to_device = true}, 8, 0},
+        {{.processor_count = 200, .chunk_count = 100, .to_device = true, .verifies = true}, 16, 0},
         {{.processor_count = 1, .chunk_count = 100, .any_ring = true}, 2, 1},
         {{.processor_count = 8, .chunk_count = 100, .any_ring = true}, 8, 2},
         {{.processor_count = 1, .chunk_count = 100, .any_blocking = true}, 4, 0},
