@@ -40,11 +40,10 @@ from collections.abc import Callable
 
 from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
+from gpu_verdicts import judge
 from gpu_ways import OF_FOLDERS, Ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Targets as ratios: to the limit, to other loaders, and of memory.
-OF_LIMIT, TO_SAFETENSORS, PER_TENSOR_US, SETUP_S, SLACK = 0.9, 4.8, 2.0, 0.05, 1.02
 BUILD_S, SUITE_S, PYTHON_SUITE_S, LIMITS_S, SLOW_S = 150, 90, 150, 60, 5
 
 
@@ -88,6 +87,12 @@ class Report:
             self.document["verdicts"] = judge(self.document)
         self.write()
         return not why
+
+    def conclude(self, verdict: str) -> None:
+        """Print the verdict and write it to the report."""
+        print(f"verdict: {verdict}")
+        self.document["verdict"] = verdict
+        self.write()
 
     def write(self) -> None:
         """Write the data before the pages, because the pages can be made again from it."""
@@ -212,7 +217,7 @@ class Bench:
             min(self.clock.left(), 60)).splitlines()]
         return {"times": [row["seconds"] for row in rows], "stats": rows[-1]}
 
-    def _names(self, path: pathlib.Path, state: str) -> list[str]:
+    def names(self, path: pathlib.Path, state: str) -> list[str]:
         """The methods of a scenario."""
         names = list(self.ways.workers) if self.ways else []
         if state == "saved":
@@ -233,7 +238,7 @@ class Bench:
         for number in range(runs):
             if fresh and number > 0 and self.ways:
                 self.ways.restart()
-            for name in self._names(path, state):
+            for name in self.names(path, state):
                 if name in result["failed"] or self.clock.left() < 45:
                     continue
                 seconds = result["bytes"] / self._rates.get(name, float("inf"))
@@ -334,71 +339,19 @@ PYTHON_SUITE = "test_real_gpu.py"
 SUITE_NAMES = (*(name for name, _ in SUITE), PYTHON_SUITE)
 
 
-def judge_saves(result: dict, rows: dict) -> list[tuple[str, bool, str]]:
-    """Verdicts on saves: they take at most as long as those of others."""
-    ours = rows.get("save: ours")
-    ratios = {name: rows[name]["median"] / ours["median"]
-              for name in ("save: safetensors", "save: torch.save") if ours and name in rows}
-    return [(f"{result['title']}: as fast as {name}", ratio >= 1, f"{ratio:.2f} x")
-            for name, ratio in ratios.items()]
-
-
-def judge_scenario(result: dict, bus: float, disk: float) -> list[tuple[str, bool, str]]:
-    """Verdicts on one file."""
-    verdicts = []
-    rows = {row["name"]: row for row in result["rows"]}
-    if result["state"] == "saved":
-        return judge_saves(result, rows)
-    best = rows.get("ours, load_file") or rows.get("ours, the extension") or rows.get("ours")
-    if best is None:
-        return [(f"{result['title']}: measured", False, "nothing of ours ran")]
-    title = f"{result['title']}: {best['name']}"
-    limit = bus if result["state"] == "hot" else min(bus, disk or bus)
-    speed = result["bytes"] / best["median"] / 1e9
-    stats = (rows.get("ours") or {}).get("stats") or {}
-    if stats.get("tensors", 0) > 1000:
-        extra = (best["median"] - result["bytes"] / bus / 1e9) / stats["tensors"] * 1e6
-        verdicts.append((f"{title}: at most {PER_TENSOR_US} us a tensor", extra <= PER_TENSOR_US,
-                         f"{extra:.2f} us"))
-    elif result["bytes"] > 100 * MIB:
-        verdicts.append((f"{title}: {OF_LIMIT} of the limit", speed >= OF_LIMIT * limit,
-                         f"{speed:.2f} of {limit:.2f} GB/s"))
-    if stats:
-        slack = stats["buffer_bytes"] / max(stats["bytes_requested"], 1)
-        verdicts.append((f"{result['title']}: device memory", slack <= SLACK, f"{slack:.4f} x"))
-    of_safetensors = TO_SAFETENSORS if result["state"] == "hot" else 1.0  # else the disk decides
-    for name, factor in (("safetensors", of_safetensors), ("InstantTensor", 1.0),
-                         ("torch, pinned copy of a mapping", 1.0), ("Run:ai streamer", 1.0),
-                         ("fastsafetensors 0.5", 1.0)):
-        if name in rows:
-            ratio = rows[name]["median"] / best["median"]
-            verdicts.append((f"{title}: {factor} x {name}", ratio >= factor, f"{ratio:.2f} x"))
-    return verdicts
-
-
-def judge(document: dict) -> list[tuple[str, bool, str]]:
-    """(what, whether it holds, the figures) for every target that could be measured."""
-    limits, verdicts = document["limits"], []
-    for result in document["scenarios"] if limits else []:
-        verdicts += judge_scenario(result, limits["bus_gbps"], limits.get("disk_gbps", 0))
-    for row in document["setup"]:
-        if row["name"].startswith("ours"):
-            verdicts.append((f"set-up, {row['name']}: at most {SETUP_S * 1e3:.0f} ms",
-                             row["seconds"] <= SETUP_S,
-                             f"{row['seconds'] * 1e3:.1f} ms [{row['low'] * 1e3:.1f}-"
-                             f"{row['high'] * 1e3:.1f}]"))
-    return verdicts
-
-
 def write_markdown(document: dict, folder: pathlib.Path) -> None:
     """report.md."""
     lines = ["# Loading to a GPU", "",
+             f"**Verdict: {document.get('verdict', 'the check has not ended')}**", "",
              *(f"- {name}: {value}" for name, value in document.get("machine", {}).items()), "",
              f"Limits: {document['limits']}", "", "| step | seconds | failed |", "|---|---|---|",
              *(f"| {row['title']} | {row['seconds']} | {row['failed']} |"
                for row in document["steps"]), "", "| target | holds | measured |", "|---|---|---|"]
     lines += [f"| {what} | {'yes' if holds else '**no**'} | {figure} |"
               for what, holds, figure in document["verdicts"]]
+    lines += ["", "| tests | passed | failed | skipped |", "|---|---|---|---|",
+              *(f"| {name} | {row['passed']} | {row['failed']} | {row['skipped']} |"
+                for name, row in document["suite"].items())]
     lines += ["", "| several processes | result |", "|---|---|",
               *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
     for result in document["scenarios"]:
@@ -536,7 +489,7 @@ class Check:
                 self.report.step(f"{title}: file", lambda path=path, size=size: write_model(
                     path, [size * MIB // 64] * 64))
                 self.scenario(title, path, "hot", 2)
-                if place == memory and self.bench.ways:
+                if place == memory and self.bench.names(path, "saved"):
                     self.scenario(f"{title}: saved there", path, "saved", 2)
 
     def run(self) -> int:
@@ -571,18 +524,19 @@ class Check:
                       for row in document["steps"])
         search = next(row["failed"] for row in document["steps"] if row["title"] == "device")
         if not has_gpu and not search.startswith(NoGpuError.__name__):
-            print(f"verdict: the search for a GPU failed: {search}")
+            self.report.conclude(f"the search for a GPU failed: {search}")
             return 1
         if not has_gpu:
-            print(f"verdict: no GPU here; the suite with stand-ins: {failed} failed")
+            self.report.conclude(f"no GPU here; the suite with stand-ins: {failed} failed")
             return 1 if failed else 0
         for what, holds, figure in document["verdicts"]:
             print(f"  {'holds ' if holds else 'MISSED'}  {what}: {figure}")
         missed = sum(not holds for _, holds, _ in document["verdicts"])
         steps = sum(row["failed"] != "" for row in document["steps"])
-        print(f"verdict: suite {failed} failed, targets {missed} missed of "
-              f"{len(document['verdicts'])}, steps {steps} failed of {len(document['steps'])}; "
-              f"reports in {self.arguments.out}")
+        self.report.conclude(
+            f"suite {failed} failed, targets {missed} missed of {len(document['verdicts'])}, steps "
+            f"{steps} failed of {len(document['steps'])}")
+        print(f"reports in {self.arguments.out}")
         return 1 if failed or steps else 0
 
 

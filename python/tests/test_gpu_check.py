@@ -103,7 +103,8 @@ def test_torch_memory_options_are_named(device, monkeypatch):
 
     asked = []
     torch = types.SimpleNamespace(zeros=lambda *size, device: asked.append(device),
-                                  cuda=types.SimpleNamespace(synchronize=lambda: None))
+                                  cuda=types.SimpleNamespace(synchronize=lambda: None,
+                                                             empty_cache=lambda: None))
     monkeypatch.setitem(sys.modules, "torch", torch)
     names = {"device": device}
     exec(gpu_ways.TORCH, names)
@@ -230,9 +231,8 @@ def test_a_method_of_ours_that_fails_is_a_failed_step(monkeypatch, tmp_path):
     def lose(*_):
         raise subprocess.CalledProcessError(2, "load", '{"error": "the device is lost"}', "")
 
-    bench = types.SimpleNamespace(ways={}, clock=types.SimpleNamespace(left=lambda: 999.0),
-                                  _ours=lose)
-    bench.scenario = lambda *a: gpu_check.Bench.scenario(bench, *a)
+    bench = gpu_check.Bench(tmp_path, "cuda:0", gpu_check.Clock(10))
+    bench._ours = lose
     report = gpu_check.Report(tmp_path / "out")
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"x")
@@ -245,7 +245,7 @@ def test_a_method_of_ours_that_fails_is_a_failed_step(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("why", "code", "verdict"), [
     ("NoGpuError: no GPU here", 0, "no GPU here; the suite with stand-ins: 0 failed"),
     ("TimeoutExpired: 150 seconds", 1, "the search for a GPU failed: TimeoutExpired: 150 seconds")])
-def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, why, code, verdict):
+def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, tmp_path, why, code, verdict):
     """A driver that hangs is not called a machine without a GPU."""
     import types
 
@@ -253,13 +253,15 @@ def test_failed_search_is_no_missing_gpu(monkeypatch, capsys, why, code, verdict
     import gpu_check
 
     document = {"suite": {}, "steps": [{"title": "device", "failed": why, "seconds": 1}]}
-    checked = types.SimpleNamespace(report=types.SimpleNamespace(document=document))
-    assert gpu_check.Check.tell(checked, False) == code
+    report = gpu_check.Report(tmp_path)
+    report.document.update(document)
+    assert gpu_check.Check.tell(types.SimpleNamespace(report=report), False) == code
     assert f"verdict: {verdict}" in capsys.readouterr().out
+    assert f"**Verdict: {verdict}**" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(("why", "code"), [("", 0), ("RuntimeError: pinning memory", 1)])
-def test_a_failed_step_counts(monkeypatch, capsys, why, code):
+def test_a_failed_step_counts(monkeypatch, capsys, tmp_path, why, code):
     """The check fails with any of its steps, although its tests pass and no target is missed."""
     import types
 
@@ -269,8 +271,9 @@ def test_a_failed_step_counts(monkeypatch, capsys, why, code):
     steps = [{"title": title, "failed": words, "seconds": 1}
              for title, words in (("device", ""), ("limits", why))]
     document = {"suite": {}, "steps": steps, "verdicts": []}
-    checked = types.SimpleNamespace(report=types.SimpleNamespace(document=document),
-                                    arguments=types.SimpleNamespace(out="out"))
+    report = gpu_check.Report(tmp_path)
+    report.document.update(document)
+    checked = types.SimpleNamespace(report=report, arguments=types.SimpleNamespace(out="out"))
     assert gpu_check.Check.tell(checked, True) == code
     assert f"steps {code} failed of 2" in capsys.readouterr().out
 
@@ -282,7 +285,7 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "find_ways", lambda *_: ({}, {
+    monkeypatch.setattr(gpu_check, "Ways", lambda *_: types.SimpleNamespace(missing={
         "ours, the extension": "ImportError: broken", "safetensors": "no interpreter"}))
     checked = types.SimpleNamespace(
         package=tmp_path, device="cuda:0", command="fastsafetensors", bench=types.SimpleNamespace(),
@@ -319,3 +322,98 @@ def test_a_test_program_that_ends_early_has_failed(monkeypatch, tmp_path, output
     results = {}
     gpu_check.run_suite(results, tmp_path, "t", False, gpu_check.Clock(1))
     assert (results["t"]["failed"] > 0) == failed
+
+
+WORKS = """
+finish = lambda: None
+def slow(seconds): time.sleep(seconds)
+"""
+
+
+def test_processes_of_methods(monkeypatch, tmp_path):
+    """A method's process works several times; its errors, its end and its silence are reported."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_ways
+
+    monkeypatch.setattr(gpu_ways, "RUN_S", 3)
+    monkeypatch.setattr(gpu_ways, "PREPARED", {"prepared": "    global seen\n    seen = path"})
+    monkeypatch.setattr(gpu_ways, "WAYS", {
+        "good": (WORKS, "    print('a library prints')\n    return path", False),
+        "prepared": (WORKS, "    assert seen == path", False),
+        "raises": (WORKS, "    raise KeyError(path)", False),
+        "ends": (WORKS, "    os._exit(3)", False),
+        "hangs": (WORKS, "    slow(60)", False),
+        "cannot start": ("import no_such_module", "    pass", False),
+        "ours": (WORKS, "    pass", True),
+        "fastsafetensors 0.5": (WORKS, "    pass", False)})
+    monkeypatch.delenv("GPU_CHECK_PEER05", raising=False)
+    ways = gpu_ways.Ways(["/nonexistent", sys.executable], None, "cuda:0")
+    assert ways.missing == {"cannot start": "ModuleNotFoundError: No module named 'no_such_module'",
+                            "ours": "the extension was not built",
+                            "fastsafetensors 0.5": "no interpreter"}
+    for name in ("good", "prepared", "good"):
+        found = ways.workers[name].run(tmp_path, 3, 10)
+        assert len(found["times"]) == 3 and found["peak"] > 0 and found["cpu"] >= 0
+    for name, words in (("raises", "KeyError"), ("raises", "KeyError"), ("hangs", "no answer"),
+                        ("ends", "without a word"), ("ends", "without a word")):
+        with pytest.raises(ValueError, match=words):
+            ways.workers[name].run(tmp_path, 1, 10)
+    ways.restart()
+    assert len(ways.workers["raises"].last_words()) > 0
+    assert ways.workers["good"].run(tmp_path, 1, 10)["times"][0] >= 0
+    ways.close()
+    assert not ways.workers
+
+
+def test_slow_methods_are_run_less(monkeypatch, tmp_path):
+    """A method that took long is run once, and left out where it would take very long."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    asked = []
+
+    def worker(name, seconds):
+        return types.SimpleNamespace(run=lambda path, count, _: asked.append((name, count)) or {
+            "times": [seconds] * count})
+
+    bench = gpu_check.Bench(tmp_path, "cuda:0", gpu_check.Clock(10))
+    bench._ours = lambda path, count: {"times": [0.1] * count, "stats": {}}
+    bench.ways = types.SimpleNamespace(workers={
+        "quick": worker("quick", 0.1), "slow": worker("slow", 2.0),
+        "save: ours": worker("save: ours", 0.1)})
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"x" * 100)
+    assert bench.scenario("t", path, "hot", 2)["failed"] == {}
+    assert asked == [("quick", 4), ("slow", 4), ("quick", 4), ("slow", 1)]
+    path.write_bytes(b"x" * 1000)
+    asked.clear()
+    assert bench.scenario("t", path, "cold", 1)["failed"] == {
+        "slow": "left out: it would take 20 s"}
+    assert asked == [("quick", 1)]
+    asked.clear()
+    assert [row["name"] for row in bench.scenario("t", path, "saved", 1)["rows"]] == ["save: ours"]
+
+
+@pytest.mark.parametrize(("last", "code", "counts"), [
+    ("41 passed in 3 s", 0, (41, 0, 0)), ("1 failed, 3 passed, 2 skipped in 3 s", 1, (3, 1, 2)),
+    ("1 error in 3 s", 2, (0, 1, 0)), ("3 passed in 3 s", 3, (3, 1, 0)),
+    ("1 skipped in 3 s", 5, None), ("no module named pytest", 1, None)])
+def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
+    """Its counts are those of pytest's last line; an interpreter that cannot run it is no result."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", lambda *_, **__: types.SimpleNamespace(
+        stdout=f"...\n{last}\n", stderr="", returncode=code))
+    results = {}
+    if counts is None:
+        with pytest.raises(RuntimeError, match="could not be run"):
+            gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
+        return
+    gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
+    row = results["test_real_gpu.py"]
+    assert (row["passed"], row["failed"], row["skipped"]) == counts

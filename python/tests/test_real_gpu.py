@@ -462,8 +462,10 @@ def test_strict_gds_ends(path: pathlib.Path) -> None:
 
 
 def test_tensors_are_sent_to_other_processes(path: pathlib.Path) -> None:
-    """torch.multiprocessing sends copies of loaded tensors by IPC. (Of the tensors themselves it can
-    send the first of a file only: torch looks its allocations up by their first address.)
+    """torch.multiprocessing sends copies of loaded tensors by IPC.
+
+    Of the tensors themselves it can send only the first of a file, because torch looks an
+    allocation up by its first address.
     """
     program = path.parent / "ipc.py"
     program.write_text(textwrap.dedent("""

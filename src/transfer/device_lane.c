@@ -217,11 +217,7 @@ fst_status fsti_device_lane_reap(fsti_pipeline *pipeline, bool wait, bool *any,
         pthread_mutex_lock(&lane->lock);
     }
     lane->is_reaping = false;
-    // One thread polls next. When nothing is left to poll, all may end.
-    if (lane->sent_count > 0)
-        pthread_cond_signal(&lane->slot_changed);
-    else
-        pthread_cond_broadcast(&lane->slot_changed);
+    pthread_cond_broadcast(&lane->slot_changed);
     pthread_mutex_unlock(&lane->lock);
     return status;
 }
