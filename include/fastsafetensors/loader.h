@@ -173,7 +173,7 @@ typedef struct fst_load_options {
 
     /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The
     /// struct is copied. Called by one thread at a time and without locks: it may call
-    /// fst_loader_stats_get() and fst_loader_cancel().
+    /// fst_loader_stats_get() and fst_loader_cancel(), but not close the load.
     const fst_allocator *allocator;
 
     /// Called once by fst_loader_open() before it returns (unless it was called before), and by

@@ -243,6 +243,22 @@ void fstpy_memory_finish(caller_memory *memory) {
     forget_exception(memory);
 }
 
+static _Thread_local int allocating;
+
+int fstpy_is_allocating(void) { return allocating; }
+
+/// The call may close the load, or drop the last reference to the callable.
+static PyObject *call_allocator(const caller_memory *memory, size_t size_bytes) {
+    if (memory->allocate == NULL) return NULL;
+    PyObject *callable = Py_NewRef(memory->allocate);
+    int before = allocating;
+    allocating = 1;
+    PyObject *owner = PyObject_CallFunction(callable, "n", (Py_ssize_t)size_bytes);
+    Py_DECREF(callable);
+    allocating = before;
+    return owner;
+}
+
 static void *find_address(PyObject *owner) {
     PyObject *number = PyObject_CallMethod(owner, "data_ptr", NULL);
     void *address = number == NULL ? NULL : PyLong_AsVoidPtr(number);
@@ -257,8 +273,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     PyGILState_STATE gil = PyGILState_Ensure();
     void *address = NULL;
     int code = 0;
-    if (buffer != NULL && memory->allocate != NULL)
-        buffer->owner = PyObject_CallFunction(memory->allocate, "n", (Py_ssize_t)size_bytes);
+    if (buffer != NULL) buffer->owner = call_allocator(memory, size_bytes);
     int has_owner = buffer != NULL && buffer->owner != NULL && buffer->owner != Py_None;
     if (has_owner) address = find_address(buffer->owner);
     if (address != NULL) {

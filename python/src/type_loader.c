@@ -74,24 +74,29 @@ static void cancel_load(fst_loader *loader) {
 typedef struct abandoned_load {
     fst_loader *loader;
     load_counts *counts;
+    caller_memory *memory;
 } abandoned_load;
 
 static void *close_abandoned(void *argument) {
     abandoned_load *load = argument;
     fst_loader_close(load->loader);
+    if (load->memory != NULL && Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        fstpy_memory_unref(load->memory);
+        PyGILState_Release(gil);
+    }
     free(load->counts);
     free(load);
     return NULL;
 }
 
-/// Starts a thread that waits for reads in flight and closes the load. False if that is not
-/// allowed: nothing may be written to caller memory after this call returns.
-static int abandon_load(loader_object *object) {
-    if (object->has_destinations || object->memory != NULL) return 0;
+/// Cancels the load, and starts a thread that waits for reads in flight and closes it. False if
+/// that thread could not be started.
+static int close_later(loader_object *object) {
     fst_loader_cancel(object->loader);
     abandoned_load *load = malloc(sizeof *load);
     if (load == NULL) return 0;
-    *load = (abandoned_load){object->loader, object->counts};
+    *load = (abandoned_load){object->loader, object->counts, object->memory};
     pthread_t thread;
     if (pthread_create(&thread, NULL, close_abandoned, load) != 0) {
         free(load);
@@ -100,7 +105,13 @@ static int abandon_load(loader_object *object) {
     (void)pthread_detach(thread);
     object->loader = NULL;
     object->counts = NULL;
+    object->memory = NULL;
     return 1;
+}
+
+/// Closes without waiting, unless memory of the caller could be written to after this call returns.
+static int abandon_load(loader_object *object) {
+    return !object->has_destinations && object->memory == NULL && close_later(object);
 }
 
 static void close_unused(loader_object *object) {
@@ -112,6 +123,12 @@ static void close_unused(loader_object *object) {
     }
     if (object->uses > 0) return;
     if (object->was_interrupted && abandon_load(object)) return;
+    if (fstpy_is_allocating()) {
+        // Closing waits for the load's threads, of which this one may be one. Without a thread that
+        // waits instead, the cancelled load stays in memory.
+        if (!close_later(object)) object->loader = NULL;
+        return;
+    }
     object->loader = NULL;
     Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
     Py_END_ALLOW_THREADS free(object->counts);

@@ -401,7 +401,7 @@ def test_slow_methods_are_run_less(monkeypatch, tmp_path):
     ("1 error in 3 s", 2, (0, 1, 0)), ("3 passed in 3 s", 3, (3, 1, 0)),
     ("1 skipped in 3 s", 5, None), ("no module named pytest", 1, None)])
 def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
-    """Its counts are those of pytest's last line; an interpreter that cannot run it is no result."""
+    """Its counts are those of the last line. An interpreter that cannot run it gives no result."""
     import types
 
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))

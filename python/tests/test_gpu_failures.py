@@ -266,3 +266,58 @@ for limit in (0, "16MiB"):
                          mode=mode) as stream:
             assert dict(stream)["large"][7] == 7
 """, sample)
+
+
+def test_an_allocator_may_close_its_load(tmp_path):
+    """It is called by a thread that closing waits for. The load ends, and leaves nothing behind."""
+    run_with_apis("""
+import numpy, time
+path = folder + "/many.safetensors"
+f.numpy.save_file({f"{i:02}": numpy.ones(300_000, "f4") for i in range(40)}, path)
+model = f._core.Model(path)
+
+def load(end, nth, budget):
+    box, calls = [], []
+    def allocate(size):
+        calls.append(size)
+        if len(calls) == nth:
+            while not box:  # the load's threads may be faster than its caller
+                time.sleep(0.001)
+            end(box)
+        return fake_gpu.Memory(size, 0)
+    box.append(model.load(device="cuda:0", allocator=allocate, stream=1, budget=budget))
+    loader, ended = box[0], ""
+    try:
+        for tensor in loader:
+            pass
+    except Exception as error:
+        ended = str(error)
+    loader.close()
+    return ended
+
+for round in range(10):
+    for nth in (2, 3):
+        ended = load(lambda box: box[0].close(), nth, 16 << 20)
+        assert "closed" in ended or "cancelled" in ended, ended
+        load(lambda box: box[0].cancel(), nth, 16 << 20)
+        load(lambda box: box.clear(), nth, 16 << 20)
+
+def forgotten():
+    box, calls = [], []
+    def allocate(size):
+        calls.append(size)
+        if len(calls) == 2:
+            while not box:
+                time.sleep(0.001)
+            box.clear()
+        return fake_gpu.Memory(size, 0)
+    box.append(model.load(device="cuda:0", allocator=allocate, stream=1, budget=16 << 20))
+for round in range(10):
+    forgotten()
+for attempt in range(200):
+    gc.collect()
+    if f._core.live_buffers() == (0, 0):
+        break
+    time.sleep(0.02)
+assert f._core.live_buffers() == (0, 0)
+""", tmp_path)

@@ -80,9 +80,10 @@ static fst_status register_buffer(const fsti_device *device, fsti_buffer *memory
                   GPU_HOST_REGISTER_PORTABLE);
     if (calls.code != 0) fsti_buffer_unref(memory);
     FST_TRY(fsti_gpu_error(&calls, "pinning memory", error));
-    int code = device->api->host_address(&address, memory->data, 0);
-    if (code == 0 && address == (uintptr_t)memory->data) return FST_OK;
+    FSTI_GPU_CALL(&calls, host_address, &address, memory->data, 0);
+    if (calls.code == 0 && address == (uintptr_t)memory->data) return FST_OK;
     fsti_gpu_unpin(device, memory);
+    FST_TRY(fsti_gpu_error(&calls, "mapping pinned memory to the device", error));
     return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                           "the device maps host memory at a different address");
 }

@@ -275,6 +275,22 @@ TEST(waits_with_a_limit_end_while_a_call_does_not_return)
     fst_model_close(model);
 }
 
+TEST(a_failed_mapping_of_pinned_memory_has_its_code)
+{
+    const gpu_fake *driver = gpu_fake_of(0);
+    fst_model *model = gpu_mixed_model();
+    fst_load_options options = gpu_options_on(FST_DEVICE_PINNED, -1);
+    fst_loader *loader;
+    fst_error error = {0};
+    driver->fail("cuMemHostGetDevicePointer", 1, 304);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_DEVICE);
+    CHECK_INT(error.device_code, 304);
+    CHECK_CONTAINS(error.message, "mapping pinned memory to the device failed");
+    driver->fail(NULL, 0, 0);
+    CHECK(gpu_same_load(model, &options, NULL));
+    fst_model_close(model);
+}
+
 /// A context that the program resets is not used again, because NVIDIA's driver then crashes. That
 /// also holds when the program makes a new one.
 TEST(a_context_that_was_reset_is_an_error)
