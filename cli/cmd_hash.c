@@ -49,9 +49,8 @@ static void print_json(const char *text, const char *algorithm) {
 }
 
 /// Writes the .digest file and reports it.
-static int keep_digests(const hash_request *request, const char *text) {
-    int code = request->dry_run ? hash_sidecar_check(request->path)
-                                : hash_sidecar_write(request->path, text);
+static int keep_digests(const hash_request *request, const char *settled, const char *text) {
+    int code = request->dry_run ? hash_sidecar_check(settled) : hash_sidecar_write(settled, text);
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
@@ -71,18 +70,23 @@ static int hash_model(const hash_request *request) {
         return cli_usage("hash", "unknown algorithm %s", request->algorithm);
     fst_model *model;
     fst_error error;
-    char *text;
-    if (fst_model_open(request->path, NULL, &model, &error) != FST_OK) return cli_fail(&error);
+    char *text, *settled = hash_settle(request->path);
+    if (settled == NULL) return cli_no_memory();
+    if (fst_model_open(settled, NULL, &model, &error) != FST_OK) {
+        free(settled);
+        return cli_fail(&error);
+    }
     int code = cli_digest_model(model, digest, &text);
     if (code == EXIT_OK && request->embed != NULL)
         code = embed_digests(model, request, text);
     else if (code == EXIT_OK && request->write)
-        code = keep_digests(request, text);
+        code = keep_digests(request, settled, text);
     else if (code == EXIT_OK && cli_wants_json())
         print_json(text, request->algorithm);
     else if (code == EXIT_OK)
         fputs(text, stdout);
     free(text);
+    free(settled);
     fst_model_close(model);
     return code;
 }

@@ -20,6 +20,14 @@
 #define TENSOR_KEY "digest.tensor."
 #define FIRST_LINE "fastsafetensors-digest 1 "
 
+static char *copy_bytes(const char *bytes, size_t size) {
+    char *copy = malloc(size + 1);
+    if (copy == NULL) return NULL;
+    memcpy(copy, bytes, size);
+    copy[size] = '\0';
+    return copy;
+}
+
 static char *sidecar_path(const char *path, const char *suffix) {
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
@@ -62,6 +70,20 @@ static bool write_all(int fd, const char *text) {
     return fsync(fd) == 0;
 }
 
+char *hash_settle(const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
+    bool is_plain = cli_is_address(path) || folder_size == 0 || slash[1] == '\0';
+    char *folder = is_plain ? NULL : copy_bytes(path, folder_size);
+    char *real = folder == NULL ? NULL : realpath(folder, NULL), *settled = NULL;
+    size_t capacity = real == NULL ? 0 : strlen(real) + strlen(path) + 2;
+    if (real != NULL && (settled = malloc(capacity)) != NULL)
+        snprintf(settled, capacity, "%s/%s", real, slash + 1);
+    free(folder);
+    free(real);
+    return settled != NULL ? settled : strdup(path);
+}
+
 int hash_sidecar_write(const char *path, const char *text) {
     char *target = sidecar_path(path, ".digest"), *temporary = NULL;
     int fd = target == NULL ? -1 : create_temporary(target, &temporary);
@@ -99,14 +121,6 @@ static bool read_line(const char *line, const char *kind, const char **hex, size
 static const char *next_line(const char *text) {
     const char *end = strchr(text, '\n');
     return end == NULL ? text + strlen(text) : end + 1;
-}
-
-static char *copy_bytes(const char *bytes, size_t size) {
-    char *copy = malloc(size + 1);
-    if (copy == NULL) return NULL;
-    memcpy(copy, bytes, size);
-    copy[size] = '\0';
-    return copy;
 }
 
 /// Text with a size.

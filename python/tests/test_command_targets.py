@@ -216,3 +216,35 @@ def test_files_that_cannot_be_read_are_not_called_invalid(path, command, run, tm
     assert run("verify", "--manifest", "fixed/m.safetensors")[0] == 1  # a file is missing
     code, _, errors = run("hash", "--manifest", "--algorithm", "xxh3", path)
     assert code == 3 and "xxh3-128, blake3 or sha256" in errors
+
+
+def test_digests_are_written_next_to_the_model_that_was_read(command, tmp_path):
+    """Also if a link in the path is pointed elsewhere while the model is read."""
+    import signal
+    import time
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with open(tmp_path / name / "m.safetensors", "wb") as file:
+            header = b'{"x":{"dtype":"U8","shape":[268435456],"data_offsets":[0,268435456]}}'
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (256 << 20))
+    (tmp_path / "now").symlink_to("a")
+    process = subprocess.Popen([command, "hash", "--write", tmp_path / "now/m.safetensors"])
+    descriptors = f"/proc/{process.pid}/fd"
+    model = str(tmp_path / "a/m.safetensors")
+    while process.poll() is None:
+        try:
+            opened = [os.readlink(f"{descriptors}/{fd}") for fd in os.listdir(descriptors)]
+        except OSError:
+            continue
+        if model in opened:
+            break
+    process.send_signal(signal.SIGSTOP)
+    (tmp_path / "now").unlink()
+    (tmp_path / "now").symlink_to("b")
+    time.sleep(0.01)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+    assert (tmp_path / "a/m.safetensors.digest").exists()
+    assert not (tmp_path / "b/m.safetensors.digest").exists()

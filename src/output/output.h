@@ -57,7 +57,7 @@ fst_status fsti_path_link(const char *path, char **next, fst_error *error);
 /// or cannot be resolved. `out` has PATH_MAX bytes.
 const char *fsti_path_settle(const char *path, char *out);
 /// The same for a path that may begin with a folder's, which was settled before: then the folder's
-/// links are not followed again.
+/// links are not followed again. Both may be spelled in different ways ("./a", "a//", absolute).
 const char *fsti_path_settle_inside(const char *path, const char *folder, const char *settled,
                                     char *out);
 /// Resolves the links in the path of a file; the last one only if `follow_last`. The file and its

@@ -144,12 +144,37 @@ bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
     return is_found;
 }
 
+/// Makes a path absolute and removes empty and "." parts, without looking at the file system.
+/// Parent references stay, because a link may be before them. False if PATH_MAX bytes are too few.
+static bool spell_out(const char *path, char *out) {
+    out[0] = '\0';
+    if (path[0] != '/' && getcwd(out, PATH_MAX) == NULL) return false;
+    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
+    while (*(path += strspn(path, "/")) != '\0') {
+        size_t part = strcspn(path, "/");
+        bool is_here = part == 1 && path[0] == '.';
+        if (!is_here && size + part + 2 > PATH_MAX) return false;
+        if (!is_here) {
+            out[size++] = '/';
+            memcpy(out + size, path, part);
+            size += part;
+        }
+        path += part;
+    }
+    out[size] = '\0';
+    return true;
+}
+
 const char *fsti_path_settle_inside(const char *path, const char *folder, const char *settled,
                                     char *out) {
-    size_t size = strlen(folder);
-    while (size > 1 && folder[size - 1] == '/') size--;
-    if (strncmp(path, folder, size) != 0 || path[size] != '/') return fsti_path_settle(path, out);
-    int needed = snprintf(out, PATH_MAX, "%s%s", settled, path + size);
+    char whole[PATH_MAX], begin[PATH_MAX];
+    bool is_local = !fsti_location_looks_like_url(path) && !fsti_location_looks_like_url(folder);
+    size_t size = 0;
+    if (is_local && spell_out(folder, begin) && spell_out(path, whole)) size = strlen(begin);
+    bool is_inside = size > 0 && strncmp(whole, begin, size) == 0 && whole[size] == '/' &&
+                     strstr(whole + size, "/../") == NULL;
+    if (!is_inside) return fsti_path_settle(path, out);
+    int needed = snprintf(out, PATH_MAX, "%s%s", settled, whole + size);
     return needed < PATH_MAX ? out : path;
 }
 
