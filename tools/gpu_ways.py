@@ -85,10 +85,11 @@ class Net(torch.nn.Module):
 _PINNED = """    import safetensors
     with safetensors.safe_open(path, "pt") as f:
         return {n: f.get_tensor(n).pin_memory().to(device, non_blocking=True) for n in f.keys()}"""
-_LOADER = """    l = fastsafetensors.SafeTensorsFileLoader(fastsafetensors.SingleGroup(), device)
+_LOADER = """    l = SafeTensorsFileLoader(SingleGroup(), device)
     l.add_filenames({0: [path]})
     b = l.copy_files_to_device()
     return {n: b.get_tensor(n) for n in l.get_keys()}, b, l"""
+_LOADERS = "from fastsafetensors import SafeTensorsFileLoader, SingleGroup"
 _LOAD_FILE = "from fastsafetensors.torch import load_file"
 _SAVE_FILE = "from fastsafetensors.torch import load_file, save_file, save_file_async"
 _ASYNC = "\nfinish = lambda: None\nbetween = lambda: last.wait()"
@@ -109,10 +110,10 @@ WAYS = {
     "ours, load_file, dtype": (
         TORCH + _LOAD_FILE, "    return load_file(path, device=device, dtype=torch.float16)", True),
     "ours, safe_open": (
-        TORCH + "import fastsafetensors",
-        '    with fastsafetensors.safe_open(path, "pt", device=device) as f:\n'
+        TORCH + "from fastsafetensors import safe_open",
+        '    with safe_open(path, "pt", device=device) as f:\n'
         "        return {n: f.get_tensor(n) for n in f.keys()}", True),
-    "ours, loader of 0.5": (TORCH + "import fastsafetensors", _LOADER, True),
+    "ours, loader of 0.5": (TORCH + _LOADERS, _LOADER, True),
     "ours, load_model": (
         TORCH + MODEL, "    return load_model(net, path, strict=False, device=device)", True),
     "safetensors": (TORCH + "from safetensors.torch import load_file",
@@ -125,7 +126,7 @@ WAYS = {
                       "    s = instanttensor.safe_open\n"
                       "    with s(path, framework='pt', device=device) as f:\n"
                       "        return {n: t.clone() for n, t in f.tensors()}", False),
-    "fastsafetensors 0.5": (TORCH + "import fastsafetensors", _LOADER, False),
+    "fastsafetensors 0.5": (TORCH + _LOADERS, _LOADER, False),
     "save: ours": (TORCH + _SAVE_FILE, '    save_file(tensors, path + ".saved")', True),
     "save: ours, pause of save_file_async": (
         TORCH + _SAVE_FILE + _ASYNC, '    global last\n'
