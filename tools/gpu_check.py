@@ -41,7 +41,7 @@ from collections.abc import Callable
 from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
 from gpu_verdicts import judge
-from gpu_ways import OF_FOLDERS, Ways
+from gpu_ways import OF_FOLDERS, TORCH_ALONE, Ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD_S, SUITE_S, PYTHON_SUITE_S, LIMITS_S, SLOW_S = 150, 90, 150, 60, 5
@@ -66,8 +66,8 @@ class Report:
         """Begin in a folder."""
         self.folder = folder
         self.document: dict = {"what": "loading to a GPU", "runs": 3, "steps": [], "limits": {},
-                               "suite": {}, "scenarios": [], "setup": [], "verdicts": [],
-                               "sharing": missing_gpu(),
+                               "suite": {}, "missing": {}, "scenarios": [], "setup": [],
+                               "verdicts": [], "sharing": missing_gpu(),
                                "notes": "Hot: the loads of a process after its first."}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,6 +87,11 @@ class Report:
             self.document["verdicts"] = judge(self.document)
         self.write()
         return not why
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Record something that is not measured, with the reason."""
+        print(f"  not at hand: {what}: {why}")
+        self.document["missing"][what] = why
 
     def conclude(self, verdict: str) -> None:
         """Print the verdict and write it to the report."""
@@ -222,7 +227,7 @@ class Bench:
         names = list(self.ways.workers) if self.ways else []
         if state == "saved":
             return [name for name in names if name.startswith("save")]
-        loads = [name for name in names if not name.startswith("save")]
+        loads = [name for name in names if name != TORCH_ALONE and not name.startswith("save")]
         return ["ours", *(name for name in loads if not path.is_dir() or name in OF_FOLDERS)]
 
     def scenario(self, title: str, path: pathlib.Path, state: str, runs: int,
@@ -235,11 +240,15 @@ class Bench:
         result: dict = {"title": title, "bytes": sum(p.stat().st_size for p in files_of(path)),
                         "state": state, "fresh": fresh, "rows": [], "failed": {}}
         count = 1 if state == "cold" else 4
+        names = self.names(path, state)
         for number in range(runs):
             if fresh and number > 0 and self.ways:
                 self.ways.restart()
-            for name in self.names(path, state):
+            for name in names:
                 if name in result["failed"] or self.clock.left() < 45:
+                    continue
+                if name != "ours" and name not in self.ways.workers:
+                    result["failed"][name] = self.ways.missing.get(name, "it did not start again")
                     continue
                 seconds = result["bytes"] / self._rates.get(name, float("inf"))
                 if seconds > SLOW_S:
@@ -352,6 +361,8 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
     lines += ["", "| tests | passed | failed | skipped |", "|---|---|---|---|",
               *(f"| {name} | {row['passed']} | {row['failed']} | {row['skipped']} |"
                 for name, row in document["suite"].items())]
+    lines += ["", "| not measured | reason |", "|---|---|",
+              *(f"| {name} | {why} |" for name, why in document["missing"].items())]
     lines += ["", "| several processes | result |", "|---|---|",
               *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
     for result in document["scenarios"]:
@@ -430,12 +441,11 @@ class Check:
     def find_ways(self) -> None:
         """Find our Python package and the other loaders."""
         self.bench.ways = Ways(interpreters(), self.package, self.device)
-        missing = self.report.document["missing"] = self.bench.ways.missing
-        for name, why in missing.items():
-            print(f"  not at hand: {name}: {why}")
-        why = missing.get("ours, the extension")  # which needs nothing but our package
-        if self.package and why:
-            raise RuntimeError(f"ours, the extension: {why}")
+        for name, why in self.bench.ways.missing.items():
+            self.report.leave_out(name, why)
+        broken = self.bench.ways.broken()
+        if broken:
+            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in broken.items()))
 
     def share(self, path: pathlib.Path) -> None:
         """Measure what several processes share."""
@@ -472,7 +482,10 @@ class Check:
         self.report.step("ways", self.find_ways)
         self.scenario(f"{big} MiB, page cache", one, "hot", 3, fresh=True)
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
-        self.report.step("several processes", lambda: self.share(one))
+        if self.clock.left() < 150:
+            self.report.leave_out("several processes", "no time left")
+        else:
+            self.report.step("several processes", lambda: self.share(one))
         self.report.step("small files", lambda: write_model(many, [20_000] * count))
         self.scenario(f"{count:,} tensors of 20 kB, page cache", many, "hot", 3)
         shards = here / "shards"
@@ -482,7 +495,10 @@ class Check:
         for title, place, size in ((f"{big} MiB, tmpfs", memory, big),
                                    (f"{huge} MiB, page cache", here, huge)):
             if self.clock.left() < 100:
-                print(f"  no time left for: {title}")
+                self.report.leave_out(title, "no time left")
+                continue
+            if not os.access(place, os.W_OK):
+                self.report.leave_out(title, f"{place} cannot be written")
                 continue
             with tempfile.TemporaryDirectory(dir=place) as folder:
                 path = pathlib.Path(folder) / "gpu-check.safetensors"
@@ -491,6 +507,12 @@ class Check:
                 self.scenario(title, path, "hot", 2)
                 if place == memory and self.bench.names(path, "saved"):
                     self.scenario(f"{title}: saved there", path, "saved", 2)
+
+    def measure_in_a_folder(self) -> None:
+        """Measure with files in a folder of the build, which is removed afterwards."""
+        (ROOT / "build").mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+            self.measure(pathlib.Path(folder))
 
     def run(self) -> int:
         """Run all steps."""
@@ -502,9 +524,7 @@ class Check:
             self.bench = Bench(self.command, self.device, self.clock)
             self.report.step("machine", lambda: describe_machine(
                 self.report.document, self.command, self.device))
-            (ROOT / "build").mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
-                self.measure(pathlib.Path(folder))
+            self.report.step("files", self.measure_in_a_folder)
             if self.bench.ways:
                 self.bench.ways.close()
         for name, fakes in SUITE:
@@ -556,6 +576,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if set(arguments.suite.split(",")) - set(SUITE_NAMES):
         parser.error(f"--suite takes of {', '.join(SUITE_NAMES)}")
+    named = os.environ.get("GPU_CHECK_PYTHON", "")
+    if named and not shutil.which(named):
+        print(f"GPU_CHECK_PYTHON: {named} is not a program; other interpreters are tried")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {arguments.out}: {error.strerror}")
     return Check(arguments).run()
 
 

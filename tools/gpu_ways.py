@@ -98,6 +98,8 @@ _TENSORS = """    global tensors
     tensors = load_file(path, device=device)
     torch.cuda.synchronize()"""
 
+# Not measured: it shows whether an interpreter has a torch that can use the GPU.
+TORCH_ALONE = "torch alone"
 # {name: (imports, body, whether the package is ours)}
 WAYS = {
     "ours, the extension": (CORE, "    l = core.Model(path).load(device=device)\n    l.wait()\n"
@@ -127,6 +129,7 @@ WAYS = {
                       "    with s(path, framework='pt', device=device) as f:\n"
                       "        return {n: t.clone() for n, t in f.tensors()}", False),
     "fastsafetensors 0.5": (TORCH + _LOADERS, _LOADER, False),
+    TORCH_ALONE: (TORCH, "    pass", False),
     "save: ours": (TORCH + _SAVE_FILE, '    save_file(tensors, path + ".saved")', True),
     "save: ours, pause of save_file_async": (
         TORCH + _SAVE_FILE + _ASYNC, '    global last\n'
@@ -152,7 +155,7 @@ class Worker:
         if package is not None:
             environment["PYTHONPATH"] = os.fspath(package)
         program = PROGRAM.format(imports=imports, body=body, prepare=PREPARED.get(name, "    pass"))
-        self._said = b""
+        self._said, self._reason = b"", ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [python, "-c", program, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -193,8 +196,14 @@ class Worker:
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except OSError:
-            raise ValueError(self.last_words()) from None
-        answer = json.loads(self._line(min(seconds, RUN_S)))
+            raise ValueError(self._reason or self.last_words()) from None
+        try:
+            answer = json.loads(self._line(min(seconds, RUN_S)))
+        except ValueError as error:
+            # A late answer would be taken for that of the next request.
+            self._process.kill()
+            self._reason = self._reason or str(error)
+            raise ValueError(self._reason) from None
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer
@@ -250,6 +259,12 @@ class Ways:
             self.missing.pop(name, None)
             self._pythons[name] = pythons[name]
             self.workers[name] = worker
+
+    def broken(self) -> dict[str, str]:
+        """Our own methods that do not start although what they need is there, with the reasons."""
+        has_torch = TORCH_ALONE in self.workers
+        return {name: why for name, why in self.missing.items() if self._package and WAYS[name][2]
+                and (has_torch or WAYS[name][0] == CORE)}
 
     def restart(self) -> None:
         """Start new processes, which have not worked yet."""

@@ -167,8 +167,8 @@ typedef struct fst_load_options {
 
     int map_read_only; ///< 1: a store to a memory-mapped tensor faults; 0: stores stay private
 
-    /// 0: the number of CPUs that the process may use, at most 16; at least 2 with an io_uring, and
-    /// 4 for reads that block.
+    /// 0: the number of CPUs that the process may use, at most 16, or 8 for a GPU; at least 2 with
+    /// an io_uring, and 4 for reads that block.
     uint32_t thread_count;
 
     /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The

@@ -243,19 +243,29 @@ void fstpy_memory_finish(caller_memory *memory) {
     forget_exception(memory);
 }
 
-static _Thread_local int allocating;
+/// How many callbacks of the library this thread is in. Python code that they run, objects that
+/// they free included, may close the load.
+static _Thread_local int callback_depth;
 
-int fstpy_is_allocating(void) { return allocating; }
+int fstpy_is_allocating(void) { return callback_depth > 0; }
 
-/// The call may close the load, or drop the last reference to the callable.
+static PyGILState_STATE begin_callback(void) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    callback_depth++;
+    return gil;
+}
+
+static void end_callback(PyGILState_STATE gil) {
+    callback_depth--;
+    PyGILState_Release(gil);
+}
+
+/// The call may drop the last reference to the callable.
 static PyObject *call_allocator(const caller_memory *memory, size_t size_bytes) {
     if (memory->allocate == NULL) return NULL;
     PyObject *callable = Py_NewRef(memory->allocate);
-    int before = allocating;
-    allocating = 1;
     PyObject *owner = PyObject_CallFunction(callable, "n", (Py_ssize_t)size_bytes);
     Py_DECREF(callable);
-    allocating = before;
     return owner;
 }
 
@@ -270,7 +280,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     (void)alignment; // checked by the library
     caller_memory *memory = context;
     caller_buffer *buffer = calloc(1, sizeof *buffer);
-    PyGILState_STATE gil = PyGILState_Ensure();
+    PyGILState_STATE gil = begin_callback();
     void *address = NULL;
     int code = 0;
     if (buffer != NULL) buffer->owner = call_allocator(memory, size_bytes);
@@ -287,7 +297,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
     }
-    PyGILState_Release(gil);
+    end_callback(gil);
     errno = code;
     return address;
 }
@@ -296,7 +306,7 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
     (void)size_bytes;
     caller_memory *memory = context;
     if (!Py_IsInitialized()) return; // the process is ending
-    PyGILState_STATE gil = PyGILState_Ensure();
+    PyGILState_STATE gil = begin_callback();
     for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
         caller_buffer *buffer = *place;
         if (buffer->address != pointer) continue;
@@ -306,7 +316,7 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
         fstpy_memory_unref(memory);
         break;
     }
-    PyGILState_Release(gil);
+    end_callback(gil);
 }
 
 static int take_allocator(PyObject *callable, load_request *request) {

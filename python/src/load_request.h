@@ -8,7 +8,7 @@
 /// Memory allocated by a Python callable. Reference-counted; requires the GIL.
 typedef struct caller_memory caller_memory;
 void fstpy_memory_unref(caller_memory *memory);
-/// Whether this thread is inside a call of an allocator, and so may be a load's own thread.
+/// Whether this thread calls or releases a caller's memory, and so may be a load's own thread.
 int fstpy_is_allocating(void);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);

@@ -285,14 +285,18 @@ def test_what_is_ours_and_fails_is_a_failed_step(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
     import gpu_check
 
-    monkeypatch.setattr(gpu_check, "Ways", lambda *_: types.SimpleNamespace(missing={
-        "ours, the extension": "ImportError: broken", "safetensors": "no interpreter"}))
+    why = {"ours, the extension": "ImportError: broken"}
+    monkeypatch.setattr(gpu_check, "Ways", lambda *_: types.SimpleNamespace(
+        missing={**why, "safetensors": "no interpreter"}, broken=lambda: why))
     checked = types.SimpleNamespace(
         package=tmp_path, device="cuda:0", command="fastsafetensors", bench=types.SimpleNamespace(),
-        report=types.SimpleNamespace(document={}), clock=types.SimpleNamespace(left=lambda: 99.0))
+        report=gpu_check.Report(tmp_path / "out"))
     with pytest.raises(RuntimeError, match="^ours, the extension: ImportError: broken$"):
         gpu_check.Check.find_ways(checked)
-    checked.package = None  # it was not built, which is a failed step of its own
+    assert "| safetensors | no interpreter |" in (
+        gpu_check.write_markdown(checked.report.document, tmp_path)
+        or (tmp_path / "report.md").read_text())
+    why.clear()  # it was not built, which is a failed step by itself
     gpu_check.Check.find_ways(checked)
 
     cells = [{"name": "tensors sent by IPC", "result": "not here: no torch"},
@@ -355,9 +359,10 @@ def test_processes_of_methods(monkeypatch, tmp_path):
         found = ways.workers[name].run(tmp_path, 3, 10)
         assert len(found["times"]) == 3 and found["peak"] > 0 and found["cpu"] >= 0
     for name, words in (("raises", "KeyError"), ("raises", "KeyError"), ("hangs", "no answer"),
-                        ("ends", "without a word"), ("ends", "without a word")):
+                        ("hangs", "no answer"), ("ends", "without a word"), ("ends", "without a word")):
         with pytest.raises(ValueError, match=words):
             ways.workers[name].run(tmp_path, 1, 10)
+    assert ways.broken() == {}  # nothing of ours was built
     ways.restart()
     assert len(ways.workers["raises"].last_words()) > 0
     assert ways.workers["good"].run(tmp_path, 1, 10)["times"][0] >= 0
@@ -417,3 +422,46 @@ def test_results_of_the_python_suite(monkeypatch, tmp_path, last, code, counts):
     gpu_check.run_python_suite(results, tmp_path, gpu_check.Clock(1))
     row = results["test_real_gpu.py"]
     assert (row["passed"], row["failed"], row["skipped"]) == counts
+
+
+@pytest.mark.parametrize(("has_torch", "broken"), [
+    (True, ["ours, of torch", "ours, the extension"]), (False, ["ours, the extension"])])
+def test_own_methods_that_do_not_start_are_broken(monkeypatch, tmp_path, has_torch, broken):
+    """Unless they lack torch: then they are missing, as those of others are."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_ways
+
+    monkeypatch.setattr(gpu_ways, "CORE", "import no_core")
+    monkeypatch.setattr(gpu_ways, "WAYS", {
+        "ours, the extension": ("import no_core", "    pass", True),
+        "ours, of torch": ("import no_such_module", "    pass", True),
+        "safetensors": ("import no_such_module", "    pass", False),
+        gpu_ways.TORCH_ALONE: ("" if has_torch else "import no_such_module", "    pass", False)})
+    ways = gpu_ways.Ways([sys.executable], tmp_path, "cuda:0")
+    assert sorted(ways.broken()) == broken
+    ways.close()
+
+
+def test_a_method_that_does_not_start_again_has_failed(monkeypatch, tmp_path):
+    """New processes of a run may not start; then the method's row says why."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    bench = gpu_check.Bench(tmp_path, "cuda:0", gpu_check.Clock(10))
+    bench._ours = lambda path, count: {"times": [0.1] * count, "stats": {}}
+    workers = {"ours, x": types.SimpleNamespace(run=lambda *_: {"times": [0.1, 0.1]})}
+    bench.ways = types.SimpleNamespace(workers=workers, missing={"ours, x": "out of memory"},
+                                       restart=workers.clear)
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"x" * 100)
+    assert bench.scenario("t", path, "hot", 2, True)["failed"] == {"ours, x": "out of memory"}
+
+
+def test_folders_that_cannot_be_made(tmp_path):
+    """A sentence, no traceback."""
+    (tmp_path / "file").touch()
+    done = subprocess.run([sys.executable, ROOT / "tools/gpu_check.py", "--out", tmp_path / "file/x"],
+                          text=True, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2 and "file/x: Not a directory" in done.stderr

@@ -314,6 +314,59 @@ def forgotten():
     box.append(model.load(device="cuda:0", allocator=allocate, stream=1, budget=16 << 20))
 for round in range(10):
     forgotten()
+class Near:
+    def __init__(self, size):
+        self.memory = ctypes.create_string_buffer(size + 8192)
+    def data_ptr(self):
+        end, Hook.end = Hook.end, None
+        if end is not None:
+            end()
+        return (ctypes.addressof(self.memory) + 4095) & ~4095
+
+class Hook(fake_gpu.Memory):
+    def data_ptr(self):
+        end, Hook.end = Hook.end, None
+        if end is not None:
+            end()
+        return self.address.value
+    end = None
+
+class Bad:  # refused, because it is misaligned, and then freed
+    def data_ptr(self):
+        return 8
+    def __del__(self):
+        end, Hook.end = Hook.end, None
+        if end is not None:
+            end()
+
+# The same by data_ptr() and by the end of the memory's object.
+for device in ("cuda:0", "cpu"):
+    for kind in (Hook, Bad):
+        for end in ("close", "clear"):
+            for round in range(5):
+                box, left = {}, [2]
+                def allocate(size):
+                    left[0] -= 1
+                    if left[0] < 0 and kind is Bad and Hook.end is not None:
+                        return Bad()
+                    return Hook(size, 0) if device == "cuda:0" else Near(size)
+                box["l"] = model.load(device=device, stream=1 if device == "cuda:0" else 0,
+                                      budget=16 << 20, threads=4, allocator=allocate)
+                tensor = next(box["l"])
+                Hook.end = box.clear if end == "clear" else box["l"].close
+                del tensor
+                try:
+                    for tensor in list(box.values())[0] if box else ():
+                        pass
+                except Exception:
+                    pass
+                tensor = None
+                Hook.end = None
+                for loader in list(box.values()):
+                    loader.close()
+                loader = None
+                box.clear()
+
 for attempt in range(200):
     gc.collect()
     if f._core.live_buffers() == (0, 0):

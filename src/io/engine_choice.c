@@ -29,8 +29,10 @@ static bool leaves_room(fsti_file *file, uint64_t buffer_bytes) {
 /// Whether pages of the file's mapping can be copied, and the reason if not.
 static bool can_copy_mapping(fsti_file *file, const fsti_io_request *request,
                              const char **why_not) {
+    *why_not = request->no_mapping;
+    if (*why_not != NULL) return false;
     *why_not = "no SIGBUS guard";
-    if (!request->guard_allowed || !fsti_io_guard_ready()) return false;
+    if (!fsti_io_guard_ready()) return false;
     *why_not = "the address space is limited";
     if (!leaves_room(file, request->buffer_bytes)) return false;
     *why_not = "the file can't be mapped";

@@ -21,8 +21,7 @@ static fst_status choose(fsti_file *file, uint64_t bytes, own_choice *out, fst_e
     facts.mode = FST_MODE_LOAD;
     fsti_load_policy owned;
     fsti_policy_choose(&facts, &owned);
-    const load_route_request request = {.guard_allowed = true,
-                                        .keeps_cache = owned.keeps_cache,
+    const load_route_request request = {.keeps_cache = owned.keeps_cache,
                                         .is_small = fsti_policy_is_small(bytes, false)};
     return fsti_loader_find_route(file, &request, &out->route, error);
 }

@@ -170,7 +170,7 @@ static bool is_route_given(fsti_file *file, const load_route_request *request,
 
 fst_status fsti_loader_find_route(fsti_file *file, const load_route_request *request,
                                   fsti_file_route *out, fst_error *error) {
-    const fsti_io_request io_request = {request->guard_allowed, request->buffer_bytes};
+    const fsti_io_request io_request = {request->no_mapping, request->buffer_bytes};
     *out = (fsti_file_route){.resident = &fsti_io_engine_pread, .absent = FSTI_ROUTE_CACHE};
     if (request->engine != FST_ENGINE_AUTO) {
         FST_TRY(fsti_io_check_forced(file, request->engine, &io_request, &out->forced, error));
@@ -216,15 +216,22 @@ static uint64_t find_buffer_bytes(const fst_loader *loader, const fsti_plan *pla
     return budget == 0 ? bytes : fsti_min(bytes, budget);
 }
 
+/// Why a load must not copy from a mapping of the file; NULL if it may.
+static const char *find_mapping_obstacle(const fst_loader *loader) {
+    // For a mapping, each chunk's pages would be mapped and unmapped while other threads do the
+    // same.
+    if (loader->device != NULL && !loader->pins_memory)
+        return "staging buffers are filled by reads";
+    // So that nothing can change the bytes between digest and use.
+    if (loader->verifies) return "verified bytes are read";
+    return loader->tuning.keep_sigbus_handler != 0 ? "no SIGBUS guard" : NULL;
+}
+
 /// How to read the files of a plan into memory.
 static load_route_request request_for(const fst_loader *loader, const fsti_plan *plan) {
-    // Verified bytes are read rather than mapped, so that nothing can change them between digest
-    // and use. Staging slots are also filled by reads: for a mapping, each chunk's pages would be
-    // mapped and unmapped while other threads do the same (docs/gpu.md has figures).
-    bool to_slots = loader->device != NULL && !loader->pins_memory;
     return (load_route_request){
         .engine = loader->tuning.engine,
-        .guard_allowed = loader->tuning.keep_sigbus_handler == 0 && !to_slots && !loader->verifies,
+        .no_mapping = find_mapping_obstacle(loader),
         .keeps_cache = loader->policy.keeps_cache,
         .clears_cache = loader->policy.clears_cache,
         .is_small = !loader->policy.clears_cache &&

@@ -83,7 +83,8 @@ uint32_t fsti_loader_processors(fst_loader *loader);
 
 typedef struct load_route_request {
     fst_engine engine;
-    bool guard_allowed, keeps_cache, clears_cache;
+    const char *no_mapping; ///< see fsti_io_request
+    bool keeps_cache, clears_cache;
     bool is_small;         ///< probing is not worth it
     uint64_t buffer_bytes; ///< address space that the load's buffers will take
 } load_route_request;

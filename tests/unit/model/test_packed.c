@@ -84,7 +84,7 @@ TEST(absent_chunks_are_read_directly)
     file_bytes plain = read_bytes(make_plain());
     CHECK_INT(fsti_file_open(make_packed(), &file, NULL), FST_OK);
     fixture_evict(make_packed());
-    fsti_io_probe(file, &(fsti_io_request){.guard_allowed = true}, &facts);
+    fsti_io_probe(file, &(fsti_io_request){.no_mapping = NULL}, &facts);
     bool can = facts.has_direct && fsti_file_resident(file, 0, fsti_file_size(file), &resident) &&
                resident == 0;
     fsti_file_unref(file);

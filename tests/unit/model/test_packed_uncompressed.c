@@ -108,7 +108,7 @@ static bool reads_around(const char *path) {
     uint64_t resident;
     fixture_evict(path);
     if (fsti_file_open(path, &file, NULL) != FST_OK) return false;
-    fsti_io_probe(file, &(fsti_io_request){.guard_allowed = true}, &facts);
+    fsti_io_probe(file, &(fsti_io_request){.no_mapping = NULL}, &facts);
     bool can = facts.has_direct && fsti_file_resident(file, 0, fsti_file_size(file), &resident) &&
                resident == 0;
     fsti_file_unref(file);
