@@ -61,7 +61,7 @@ dist.barrier()
 # Several in flight, each with its memory, take their turns with the group.
 from fastsafetensors.async_save import StagingPool
 many = [save_on_ranks_async(mine, f"{folder}/many{i}", side, pool=StagingPool(),
-                            durable=(i + rank) % 2 == 0) for i in range(6)]
+                            durable=i % 2 == 0) for i in range(6)]
 for i, handle in enumerate(many):
     if i % 3 == 2 and rank == 0:
         handle.cancel()
@@ -70,6 +70,35 @@ for i, handle in enumerate(many):
 dist.barrier()
 for i in range(6):
     assert len(load_file(f"{folder}/many{i}")) == 2 * size if i % 3 != 2 else True
+# Ranks with other options would get paths that do not exist, or files that are not on the disk.
+from fastsafetensors.distributed import save_on_ranks
+for number, other in enumerate([{"filename_pattern": "other{suffix}.safetensors"},
+                                {"durable": True}]):
+    options = other if rank == 1 else {}
+    for save in (save_on_ranks, lambda *a, **k: save_on_ranks_async(*a, **k).wait()):
+        try:
+            save(mine, f"{folder}/differ", side, **options)
+        except RuntimeError as error:
+            assert "ranks differ in a sharded save" in str(error), error
+        else:
+            raise AssertionError(other)
+    dist.barrier()
+    assert not os.path.exists(f"{folder}/differ")
+# A failed save does not remove the folder that the next one, which is queued, has begun to fill.
+import random
+for number in range(60):
+    place = f"{folder}/next{number}/new"
+    try:
+        first = save_on_ranks_async({"a": object()} if rank == 1 else mine, place, side)
+    except TypeError:
+        first = None
+    time.sleep(random.random() * 0.004)
+    second = save_on_ranks_async({f"t{rank}": torch.full((1000,), 2.0)}, place, side)
+    assert first is None or first.exception() is not None
+    second.wait()
+    dist.barrier()
+    assert len(load_file(place)) == size
+    dist.barrier()
 bad = {**mine, **({"x": 3} if rank == 1 else {})}
 handle = save_on_ranks_async(bad, target, side)
 error = handle.exception()

@@ -86,6 +86,8 @@ class _GroupSaves:
         self.queue: list[weakref.ref[JointSave]] = []
         self.numbers = itertools.count()
         self.ahead = 0  # by how many calls other ranks are ahead
+        # Set while a failed save removes its folders: a new call waits, to find them or not.
+        self.removal: threading.Event | None = None
         # Steps that other ranks have saved in vain while this one was at an earlier step.
         self.passed_steps = range(0)
         # Calls that Ctrl-C has ended here, and that another rank may have made: {number: folder}.
@@ -177,6 +179,9 @@ class JointSave:
         step: ranks that come to different steps fail, and those of the earlier one catch up.
         """
         self._step = step
+        removal = _saves_of(self.group).removal
+        if removal is not None:
+            removal.wait()
         self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
         self.place, self.lines, self.timeout = place, lines, timeout
 
@@ -297,15 +302,23 @@ class JointSave:
         """Delete the files of all ranks before any is published, and the folders made for them.
 
         No rank goes on until all have: it may use the folders in its next save. Every rank deletes,
-        because the folders differ if the save failed for that reason.
+        because the folders differ if the save failed for that reason. Folders that a later save of
+        some rank writes to already are kept.
         """
         self._delete(paths)
-        self._meet(pg)
-        if self.place is not None:
-            is_first = pg.rank() == 0 or pg.has_lost_ranks
-            remove_folders(Path(self.place.folder),
-                           self._missing if is_first else self._missing_here)
-        self._meet(pg)
+        saves = _saves_of(self.group)
+        removal = saves.removal = threading.Event()
+        try:
+            if self._meet(pg, self._has_next_save_there()):
+                return
+            if self.place is not None:
+                is_first = pg.rank() == 0 or pg.has_lost_ranks
+                remove_folders(Path(self.place.folder),
+                               self._missing if is_first else self._missing_here)
+            self._meet(pg)
+        finally:
+            saves.removal = None
+            removal.set()
 
     @staticmethod
     def _delete(paths: list[str]) -> None:
@@ -313,11 +326,22 @@ class JointSave:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def _meet(self, pg: Any) -> None:
-        """Wait for the other ranks, if none is lost."""
+    def _has_next_save_there(self) -> bool:
+        """Tell whether another save of this rank goes, or may go, to a folder that this one made."""
+        if self.place is None:
+            return False
+        folder = Path(self.place.folder)
+        mine = (folder, *folder.parents)[:max(self._missing, 1)][-1]
+        others = [one() for one in list(_saves_of(self.group).queue)]
+        return any(one.place is None or Path(one.place.folder).is_relative_to(mine)
+                   for one in others if one is not None and one is not self)
+
+    def _meet(self, pg: Any, mark: bool = False) -> bool:
+        """Wait for the other ranks, if none is lost. Tell whether one of those met had a mark."""
         if pg.size() > 1 and not pg.has_lost_ranks:
             with contextlib.suppress(RankError):
-                pg.exchange(b"\0", "the end of the save")
+                return any(map(any, pg.exchange(bytes([mark]), "the end of the save")))
+        return mark
 
     def _exchange_states(self, pg: Any, agreement: Agreement, state: int) -> list[int]:
         """Wait until all ranks have come to the end of writing this save; return their states.
@@ -532,7 +556,8 @@ def save_on_ranks_async(
             staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
             place = SetTarget(str(request.folder), stem_of(filename_pattern), durable,
                               manifest=request.fixed_manifest)
-            joint.set_target(place, [f"metadata {metadata}", f"manifest {request.manifest}"],
+            joint.set_target(place, [f"metadata {metadata}", f"manifest {request.manifest}",
+                                     f"names {place.stem}", f"durable {place.durable}"],
                              request.timeout)
         except Exception as error:
             joint.refuse(error)  # the other ranks wait to hear of it

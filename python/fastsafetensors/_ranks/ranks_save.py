@@ -159,7 +159,8 @@ def _save(
         check_tensors(tensors, request.metadata)
         missing = missing_count(request.folder)
         mine = [[key, tensor.nbytes] for key, tensor in tensors.items()]
-        lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}"]
+        lines = [f"{ranks} files", f"metadata {request.metadata}", f"manifest {request.manifest}",
+                 f"names {stem}", f"durable {request.durable}"]
     except Exception as error:
         failure = error
     agreement.agree("a sharded save", lines, failure)
