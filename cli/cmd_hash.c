@@ -34,9 +34,9 @@ static int embed_digests(fst_model *model, const hash_request *request, const ch
     return code;
 }
 
-/// Prints lines "KIND HEX NAME", whose names are JSON strings already, as an object.
+/// Prints lines "KIND HEX NAME", whose names are JSON strings already, as the end of an object.
 static void print_json(const char *text, const char *algorithm) {
-    printf("{\"algorithm\": \"%s\", \"digests\": [", algorithm);
+    printf("\"algorithm\": \"%s\", \"digests\": [", algorithm);
     const char *line = strchr(text, '\n'), *comma = "";
     for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n')) {
         const char *kind = line + 1, *hex = strchr(kind, ' ') + 1, *name = strchr(hex, ' ') + 1;
@@ -54,8 +54,9 @@ static int keep_digests(const hash_request *request, const char *settled, const 
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
-        printf(", \"digest_bytes\": %zu, \"written\": %s}\n", strlen(text),
+        printf(", \"digest_bytes\": %zu, \"written\": %s, ", strlen(text),
                request->dry_run ? "false" : "true");
+        print_json(text, request->algorithm);
     } else if (code == EXIT_OK && request->dry_run) {
         printf("would write ");
         cli_print_path(request->path);
@@ -81,9 +82,10 @@ static int hash_model(const hash_request *request) {
         code = embed_digests(model, request, text);
     else if (code == EXIT_OK && request->write)
         code = keep_digests(request, settled, text);
-    else if (code == EXIT_OK && cli_wants_json())
+    else if (code == EXIT_OK && cli_wants_json()) {
+        printf("{");
         print_json(text, request->algorithm);
-    else if (code == EXIT_OK)
+    } else if (code == EXIT_OK)
         fputs(text, stdout);
     free(text);
     free(settled);

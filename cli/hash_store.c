@@ -28,12 +28,19 @@ static char *copy_bytes(const char *bytes, size_t size) {
     return copy;
 }
 
+/// Digests lie next to a file under the name that was given, and next to the folder that a name
+/// leads to: fsti_file_digests_find() looks there, and saves delete them there.
 static char *sidecar_path(const char *path, const char *suffix) {
+    struct stat info;
+    bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    char *real = is_folder ? realpath(path, NULL) : NULL;
+    if (real != NULL) path = real;
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
     size_t capacity = size + strlen(suffix) + 1;
     char *result = malloc(capacity);
     if (result != NULL) snprintf(result, capacity, "%.*s%s", (int)size, path, suffix);
+    free(real);
     return result;
 }
 
@@ -71,6 +78,8 @@ static bool write_all(int fd, const char *text) {
 }
 
 char *hash_settle(const char *path) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return realpath(path, NULL);
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
     bool is_plain = cli_is_address(path) || folder_size == 0 || slash[1] == '\0';

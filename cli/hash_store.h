@@ -5,7 +5,7 @@
 
 #include "digest_model.h"
 
-/// The path with the links of its folder resolved once, so that the digests are those of the model
+/// The path with the links of its folders resolved once, so that the digests are those of the model
 /// that they are written next to, although a link changes meanwhile. NULL: no memory. Free it.
 char *hash_settle(const char *path);
 /// Writes the text of cli_digest_model() to "<path>.digest" atomically. Returns an exit code.

@@ -144,21 +144,29 @@ def test_the_model_is_never_in_memory(tmp_path):
     assert all(bool(found[f"w{i}"].eq(i).all()) for i in range(4))
 
 
-def test_a_source_that_a_save_replaces_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["open", "stat"])
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_source_that_a_save_replaces_is_an_error(tmp_path, monkeypatch, call, is_deleted):
     """The model is of one save, or the old one stays."""
+    if call == "stat" and not is_deleted:
+        pytest.skip("the file is the new one, which is compared later")
     from fastsafetensors import SafetensorError
     from fastsafetensors._checkpoints import consolidate as module
 
-    source, real = tmp_path / "parts/model.safetensors", module.os.open
+    source, real = tmp_path / "parts/model.safetensors", getattr(module.os, call)
     source.parent.mkdir()
     save_file({"a": torch.ones(9000), "b": torch.ones(9)}, source)
 
-    def replaced_before(path, *arguments):
-        if path == str(source):
+    def replaced_before(path, *arguments, **options):
+        if path == str(source) and is_deleted:
+            source.unlink(missing_ok=True)
+        elif path == str(source):
             save_file({"a": torch.zeros(9000), "b": torch.zeros(9)}, source)
-        return real(path, *arguments)
+        return real(path, *arguments, **options)
 
-    monkeypatch.setattr(module.os, "open", replaced_before)
-    with pytest.raises(SafetensorError, match="replaced|changed"):
+    monkeypatch.setattr(module.os, call, replaced_before)
+    with pytest.raises(SafetensorError, match="replaced|changed") as caught:
         consolidate(source.parent, tmp_path / "one")
+    assert caught.value.tag == "FileChanged"
+    monkeypatch.undo()
     assert not list((tmp_path / "one").glob("*.safetensors"))

@@ -21,6 +21,7 @@ from fastsafetensors import (
 )
 from fastsafetensors import torch as fast_torch
 from fastsafetensors._loading.verified_open import Verify
+from fastsafetensors.fast_loading import save_safetensors_sharded
 
 INDEX = "model.safetensors.index.json"
 
@@ -144,3 +145,39 @@ def test_remote_index(tmp_path) -> None:
         with pytest.raises(SafetensorError, match=INDEX) as caught:
             fast_torch.load_file(server.url + INDEX, verify=kept)
     assert caught.value.tag == "DigestMismatch"
+
+
+def test_a_digest_file_lists_what_an_index_must_name(tmp_path) -> None:
+    """A .digest file does not cover the index, but the files that it lists must be there."""
+    folder = tmp_path / "set"
+    make_set(folder, index=True)
+    made = hash_file(folder, write=True)
+    assert made == hash_file(folder) and set(made.files) == {
+        "base.safetensors", "more.safetensors"}
+    assert set(fast_torch.load_file(folder, verify=True)) == {"base", "more"}
+    index = json.loads((folder / INDEX).read_text())
+    del index["weight_map"]["more"]
+    (folder / INDEX).write_text(json.dumps(index))
+    for gone in (False, True):
+        if gone:
+            (folder / "more.safetensors").unlink()
+        for verify in (True, tmp_path / "set.digest"):
+            with pytest.raises(SafetensorError, match="lists more.safetensors") as caught:
+                fast_torch.load_file(folder, verify=verify)
+            assert caught.value.tag == "DigestMismatch"
+
+
+@pytest.mark.parametrize("spelling", [".", "../set/.", "../set/../set", "../link"])
+def test_digests_of_a_folder_lie_next_to_it(tmp_path, monkeypatch, spelling) -> None:
+    """However it is spelled: there saves delete them, and loads find them."""
+    folder = tmp_path / "set"
+    make_set(folder, index=False)
+    (tmp_path / "link").symlink_to("set")
+    monkeypatch.chdir(folder)
+    hash_file(spelling, write=True)
+    assert (tmp_path / "set.digest").exists() and len(list(folder.iterdir())) == 2
+    assert verify_file(spelling, digests=True) == []
+    for path in (spelling, folder):
+        assert set(fast_torch.load_file(path, verify=True)) == {"base", "more"}
+    save_safetensors_sharded({"base": torch.ones(3)}, spelling)
+    assert not (tmp_path / "set.digest").exists()

@@ -144,9 +144,14 @@ static fst_status find_lists(const char *path, const char *folder, file_digests 
     return FST_OK;
 }
 
-/// `hash --write` puts a folder's sidecar next to the folder.
+/// `hash --write` puts a folder's sidecar next to the folder that the path leads to.
 static fst_status find_sidecar(const char *path, file_digests **out, char **found,
                                fst_error *error) {
+    char real[PATH_MAX];
+    struct stat info;
+    bool is_folder =
+        !fsti_location_looks_like_url(path) && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    if (is_folder && realpath(path, real) != NULL) path = real;
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
     char *trimmed = fsti_string_copy(path, size);

@@ -103,7 +103,7 @@ static fst_status open_index(const char *path, uint64_t hash_key,
     for (size_t i = 0; i < out->index.file_count; i++)
         FST_TRY(
             push_path(out, path, folder_size, out->index.bytes + out->index.files[i].at, error));
-    return FST_OK;
+    return fsti_verification_check_index(verification, out, error);
 }
 
 /// Whether a folder still has no index, and the same files.
@@ -193,7 +193,7 @@ static fst_status open_index_url(const char *url, uint64_t hash_key,
     FST_TRY(parse_index(bytes, byte_count, name, hash_key, &out->index, error));
     for (size_t i = 0; i < out->index.file_count; i++)
         FST_TRY(push_url(out, url, out->index.bytes + out->index.files[i].at, error));
-    return FST_OK;
+    return fsti_verification_check_index(verification, out, error);
 }
 
 typedef struct key_search {

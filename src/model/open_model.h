@@ -170,6 +170,9 @@ bool fsti_verification_same(const model_verification *verification);
 /// that is not among `paths`: files of the verified model are missing.
 fst_status fsti_verification_check_set(const model_verification *verification,
                                        const model_paths *paths, fst_error *error);
+/// The same for files that an index names, if the list does not cover the index: a .digest file.
+fst_status fsti_verification_check_index(const model_verification *verification,
+                                         const model_paths *paths, fst_error *error);
 /// FST_E_NOT_FOUND with the missing files, if a folder without an index has files named
 /// "...-00001-of-00003.safetensors" and not all three. The first one may have the number 0.
 fst_status fsti_model_check_shards(const model_paths *paths, const char *folder, fst_error *error);

@@ -227,8 +227,10 @@ static fst_status examine_target(fsti_target *target, fst_error *error) {
     if (!S_ISREG(info.st_mode))
         return fsti_error_set(error, FST_E_NOT_REGULAR, location, "not a regular file but %s",
                               S_ISDIR(info.st_mode) ? "a folder" : "a device or FIFO");
-    if (faccessat(AT_FDCWD, target->path, W_OK, AT_EACCESS) != 0)
+    if (faccessat(AT_FDCWD, target->path, W_OK, AT_EACCESS) != 0) {
+        if (errno == ENOENT) return FST_OK; // removed since
         return fsti_error_errno(error, errno, target->path, "writing to the existing file");
+    }
     note_rights(target, &info);
     return FST_OK;
 }

@@ -125,7 +125,8 @@ static fst_status check_listed(const model_paths *paths, fst_error *error) {
         fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
         if ((slash == NULL ? path : slash + 1)[0] == '.')
             return fsti_error_set(error, FST_E_FILE_CHANGED, location,
-                                  "a save of this model did not finish. Save the model again");
+                                  "a save of this model did not finish, or is running. Try again, "
+                                  "or save the model again");
         if (!fsti_location_is_url(path) && stat(path, &found) == 0 && !S_ISREG(found.st_mode))
             return fsti_error_set(error, FST_E_IO, location, "not a regular file");
     }

@@ -97,6 +97,15 @@ def _rows_at_a_time(shape: tuple[int, ...], size_bytes: int, memory: int) -> int
     return max(1, memory // max(1, size_bytes // max(1, shape[0]))) if shape else 1
 
 
+@contextlib.contextmanager
+def _existing(path: str) -> Iterator[None]:
+    """A file of an open model that is gone was replaced by a save."""
+    try:
+        yield
+    except FileNotFoundError:
+        refuse(f"{path}: a save replaced the file while it was copied", "FileChanged", path)
+
+
 def _identity(state: os.stat_result) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
@@ -108,11 +117,16 @@ class _Copier:
         self._memory = memory
         self._sources: dict[str, int] = {}
         paths = {model.file(index)[0] for model in models for index in range(model.file_count)}
-        self._identities = {path: _identity(os.stat(path)) for path in paths if "://" not in path}
+        self._identities = {}
+        for path in paths:
+            if "://" not in path:
+                with _existing(path):
+                    self._identities[path] = _identity(os.stat(path))
 
     def _source(self, path: str) -> int:
         if path not in self._sources:
-            self._sources[path] = source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            with _existing(path):
+                self._sources[path] = source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if _identity(os.fstat(source)) != self._identities[path]:
                 refuse(f"{path}: a save replaced the file while it was copied", "FileChanged", path)
         return self._sources[path]

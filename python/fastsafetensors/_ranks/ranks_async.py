@@ -327,7 +327,7 @@ class JointSave:
                 os.unlink(path)
 
     def _has_next_save_there(self) -> bool:
-        """Tell whether another save of this rank goes, or may go, to a folder that this one made."""
+        """Tell whether another save of this rank may go to a folder that this one made."""
         if self.place is None:
             return False
         folder = Path(self.place.folder)

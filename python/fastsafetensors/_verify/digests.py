@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 
@@ -63,22 +62,10 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
     check_switch("write", write)
     check_word("algorithm", algorithm, _ALGORITHMS)
     ask = ("hash", "--json", "--no-progress", "--algorithm", algorithm)
-    if not write:
-        answer = ask_command(*ask, "--", _plain_path(filename))
-        rows = [(row["kind"], row["digest"], row["name"]) for row in answer["digests"]]
-        return _digests(answer["algorithm"], rows)
-    ask_command(*ask, "--write", "--", _plain_path(filename))
-    with open(os.fsencode(filename).rstrip(b"/") + b".digest", encoding="utf-8") as kept:
-        used = next(kept).split()[2]
-        parts = [line.split(" ", 2) for line in kept]
-    return _digests(used, [(kind, digest, json.loads(name)) for kind, digest, name in parts])
-
-
-def _digests(algorithm: str, rows: list[tuple[str, str, str]]) -> Digests:
-    """Return digests of rows of (kind, digest, name)."""
-    tensors, files = ({name: digest for kind, digest, name in rows if kind == wanted}
-                      for wanted in ("tensor", "file"))
-    return Digests(algorithm, tensors, files)
+    answer = ask_command(*ask, *(["--write"] if write else []), "--", _plain_path(filename))
+    tensors, files = ({row["name"]: row["digest"] for row in answer["digests"]
+                       if row["kind"] == wanted} for wanted in ("tensor", "file"))
+    return Digests(answer["algorithm"], tensors, files)
 
 
 def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:

@@ -2,6 +2,7 @@
 /// Disks that are too small: the error is reported before anything is written, with the free space.
 #include <errno.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -16,6 +17,15 @@ static bool is_wrapped;
 static uint64_t block_count, free_blocks; ///< what the file system reports, in blocks of 4 KiB
 static unsigned reserve_count;            ///< calls of fallocate()
 static bool reserve_takes_all;            ///< as ext4: takes what there is, then fails
+
+static const char *removed_first; ///< a file that vanishes before its rights are checked
+
+int __real_faccessat(int folder, const char *path, int mode, int flags);
+int __wrap_faccessat(int folder, const char *path, int mode, int flags);
+int __wrap_faccessat(int folder, const char *path, int mode, int flags) {
+    if (is_wrapped && removed_first != NULL && strcmp(path, removed_first) == 0) unlink(path);
+    return __real_faccessat(folder, path, mode, flags);
+}
 
 int __real_fallocate64(int fd, int mode, off64_t offset, off64_t size);
 int __real_fstatvfs64(int fd, struct statvfs64 *out);
@@ -105,4 +115,17 @@ TEST(file_system_without_sizes_is_not_full)
     block_count = free_blocks = 0;
     CHECK_INT(save_on_disk(fixture_path("m.safetensors"), 0, NULL), FST_OK);
     CHECK_INT(unlink(fixture_path("m.safetensors")), 0);
+}
+
+/// Another save of the same model, or a program, may delete the old file at any moment.
+TEST(an_old_file_that_vanishes_is_no_error)
+{
+    fst_error error = {0};
+    block_count = free_blocks = 1 << 20;
+    CHECK_INT(save_on_disk(fixture_path("gone.safetensors"), 0, &error), FST_OK);
+    removed_first = fixture_path("gone.safetensors");
+    fst_status status = save_on_disk(removed_first, 0, &error);
+    removed_first = NULL;
+    CHECK_INT(status, FST_OK);
+    CHECK_INT(access(fixture_path("gone.safetensors"), F_OK), 0);
 }
