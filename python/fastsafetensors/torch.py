@@ -142,8 +142,7 @@ def load_file(
         engine: forces the engine of "load"; `fastsafetensors engines` lists those that work.
         gds: GPUDirect Storage: "auto" if a probe of the file shows that it works, "off", or
             "strict": RuntimeError (with "gds" in its text) if it does not.
-        threads: of "load"; 0: one per CPU that the process may use, at most 16
-            (8 for a GPU).
+        threads: of "load"; 0: one per CPU the process may use, at most 16 (GPUs: 8).
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,
@@ -227,8 +226,7 @@ def open_stream(
         cache: "keep", "bypass" or "auto".
         engine: forces the engine of reads into memory.
         gds: GPUDirect Storage: "auto", "off" or "strict".
-        threads: of the load; 0: one per CPU that the process may use, at most 16
-            (8 for a GPU).
+        threads: of the load; 0: one per CPU the process may use, at most 16 (GPUs: 8).
         verify: as in load_file().
 
     Returns:
@@ -305,8 +303,7 @@ def load_model(
         share: "node" shares the memory of assigned tensors between processes, as in load_file().
             ValueError without `assign`.
         share_grace: as in load_file().
-        threads: of the load; 0: one per CPU that the process may use, at most 16
-            (8 for a GPU).
+        threads: of the load; 0: one per CPU the process may use, at most 16 (GPUs: 8).
         verify: True verifies every loaded byte against the manifest next to the model (an error
             without one), a path against that manifest, SignedBy() against a signed one. A tensor in
             a chunk whose digest differs is never returned. None: the current verifying() context,

@@ -4,6 +4,7 @@
 
 #include "load_request.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -317,6 +318,40 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
         break;
     }
     end_callback(gil);
+}
+
+/// A load that a separate thread closes.
+typedef struct abandoned_load {
+    fst_loader *loader;
+    void *owned;
+    caller_memory *memory;
+} abandoned_load;
+
+static void *close_abandoned(void *argument) {
+    abandoned_load *load = argument;
+    fst_loader_close(load->loader);
+    if (load->memory != NULL && Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        fstpy_memory_unref(load->memory);
+        PyGILState_Release(gil);
+    }
+    free(load->owned);
+    free(load);
+    return NULL;
+}
+
+int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory) {
+    pthread_t thread;
+    fst_loader_cancel(loader);
+    abandoned_load *load = malloc(sizeof *load);
+    if (load == NULL) return 0;
+    *load = (abandoned_load){loader, owned, memory};
+    if (pthread_create(&thread, NULL, close_abandoned, load) != 0) {
+        free(load);
+        return 0;
+    }
+    (void)pthread_detach(thread);
+    return 1;
 }
 
 static int take_allocator(PyObject *callable, load_request *request) {

@@ -8,6 +8,10 @@
 /// Memory allocated by a Python callable. Reference-counted; requires the GIL.
 typedef struct caller_memory caller_memory;
 void fstpy_memory_unref(caller_memory *memory);
+/// Cancels a load, and starts a thread that waits for reads in flight and closes it. The thread
+/// then frees `owned` (or NULL) and gives up the reference to `memory` (or NULL). False if the
+/// thread could not be started: the load is cancelled, and not closed.
+int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory);
 /// Whether this thread calls or releases a caller's memory, and so may be a load's own thread.
 int fstpy_is_allocating(void);
 /// Releases the callable, because no more memory is needed. NULL is allowed.

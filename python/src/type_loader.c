@@ -70,39 +70,9 @@ static void cancel_load(fst_loader *loader) {
     Py_END_ALLOW_THREADS
 }
 
-/// A load that a separate thread closes.
-typedef struct abandoned_load {
-    fst_loader *loader;
-    load_counts *counts;
-    caller_memory *memory;
-} abandoned_load;
-
-static void *close_abandoned(void *argument) {
-    abandoned_load *load = argument;
-    fst_loader_close(load->loader);
-    if (load->memory != NULL && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-        fstpy_memory_unref(load->memory);
-        PyGILState_Release(gil);
-    }
-    free(load->counts);
-    free(load);
-    return NULL;
-}
-
-/// Cancels the load, and starts a thread that waits for reads in flight and closes it. False if
-/// that thread could not be started.
+/// Cancels the load, and has it closed by a thread. False if that thread could not be started.
 static int close_later(loader_object *object) {
-    fst_loader_cancel(object->loader);
-    abandoned_load *load = malloc(sizeof *load);
-    if (load == NULL) return 0;
-    *load = (abandoned_load){object->loader, object->counts, object->memory};
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, close_abandoned, load) != 0) {
-        free(load);
-        return 0;
-    }
-    (void)pthread_detach(thread);
+    if (!fstpy_close_later(object->loader, object->counts, object->memory)) return 0;
     object->loader = NULL;
     object->counts = NULL;
     object->memory = NULL;

@@ -359,7 +359,8 @@ def test_processes_of_methods(monkeypatch, tmp_path):
         found = ways.workers[name].run(tmp_path, 3, 10)
         assert len(found["times"]) == 3 and found["peak"] > 0 and found["cpu"] >= 0
     for name, words in (("raises", "KeyError"), ("raises", "KeyError"), ("hangs", "no answer"),
-                        ("hangs", "no answer"), ("ends", "without a word"), ("ends", "without a word")):
+                        ("hangs", "no answer"), ("ends", "without a word"),
+                        ("ends", "without a word")):
         with pytest.raises(ValueError, match=words):
             ways.workers[name].run(tmp_path, 1, 10)
     assert ways.broken() == {}  # nothing of ours was built
@@ -462,6 +463,7 @@ def test_a_method_that_does_not_start_again_has_failed(monkeypatch, tmp_path):
 def test_folders_that_cannot_be_made(tmp_path):
     """A sentence, no traceback."""
     (tmp_path / "file").touch()
-    done = subprocess.run([sys.executable, ROOT / "tools/gpu_check.py", "--out", tmp_path / "file/x"],
-                          text=True, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/gpu_check.py", "--out", tmp_path / "file/x"],
+        text=True, capture_output=True, timeout=60, check=False)
     assert done.returncode == 2 and "file/x: Not a directory" in done.stderr

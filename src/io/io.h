@@ -227,7 +227,7 @@ const fsti_io_engine *fsti_io_engine_get(fst_engine engine);
 /// How a load intends to use a file's mapping.
 typedef struct fsti_io_request {
     const char *no_mapping; ///< why the mapping must not be copied from; NULL: it may be
-    uint64_t buffer_bytes; ///< address space to leave for the load's buffers
+    uint64_t buffer_bytes;  ///< address space to leave for the load's buffers
 } fsti_io_request;
 
 /// Checks a forced engine. FST_E_UNSUPPORTED if it does not work for the file.
