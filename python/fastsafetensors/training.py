@@ -495,10 +495,10 @@ class CheckpointManager:
             check_switch("verify", verify)
             check_state(state)
             check_targets(state)
-            step = None if step is None else step_number(step)
+            steps = self._steps_to_try(None if step is None else step_number(step))
         unverified: Exception | None = None
         for number, loaded, refused in self._ranks.read_steps(
-                self._steps_to_try(step), lambda number: self._read_part(number, verify)):
+                steps, lambda number: self._read_part(number, verify)):
             if refused is None:
                 self._load_together(state, loaded, number)
                 return number

@@ -411,6 +411,38 @@ def test_an_interrupted_rank_cancels_the_save(folder, stage):
     run_ranks(INTERRUPTED, folder, 2, stage)
 
 
+UNLISTED = RUN + """
+manager = CheckpointManager(run, group=side)
+fill(1)
+manager.save(1, state)
+manager.wait()
+from fastsafetensors import training
+real = training.find_steps
+def refuse(*arguments):
+    raise PermissionError(13, "refused")
+for _ in range(2):
+    training.find_steps = refuse if rank == 1 else real
+    try:
+        manager.resume(state)
+    except (OSError, RuntimeError) as error:
+        assert "refused" in str(error), error
+        assert isinstance(error, OSError) == (rank == 1), error
+    else:
+        raise AssertionError
+training.find_steps = real
+fill(9)
+assert manager.resume(state) == 1
+check(1)
+manager.close()
+finish()
+"""
+
+
+def test_an_error_of_one_rank_in_listing_the_steps_is_one_on_all(folder):
+    """A rank may lose its mount of the folder."""
+    run_ranks(UNLISTED, folder, 2)
+
+
 def test_calls_after_a_refused_save(folder):
     """They wait until the save that was refused uses the group no more."""
     run_ranks(REFUSED, folder, 2)

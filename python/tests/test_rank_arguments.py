@@ -130,3 +130,29 @@ def test_an_invalid_argument_of_one_rank_is_an_error_on_all(tmp_path, size):
 def test_the_publication_does_not_count_as_waiting(tmp_path):
     """A model that rank 0 has published is no error on other ranks, or one that says so."""
     run_ranks(LIMITS, tmp_path, 2)
+
+
+UNPUBLISHED = COMMON + """
+from fastsafetensors.distributed import save_on_ranks
+target = f"{folder}/saved"
+if rank == 0:
+    os.makedirs(f"{target}/model.safetensors.index.json")
+dist.barrier()
+for _ in range(2):
+    try:
+        save_on_ranks({f"r{rank}": torch.ones(3000)}, target, WORLD)
+    except (OSError, RuntimeError) as error:
+        assert "a folder" in str(error), error
+    else:
+        raise AssertionError
+    dist.barrier()
+    assert os.listdir(target) == ["model.safetensors.index.json"], os.listdir(target)
+    dist.barrier()
+finish()
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_model_that_cannot_be_published_leaves_no_files(tmp_path, size):
+    """Each rank removes its file, which is complete."""
+    run_ranks(UNPUBLISHED, tmp_path, size)

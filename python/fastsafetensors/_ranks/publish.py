@@ -68,7 +68,15 @@ def publish_together(
             hidden = _hand_over(writers)
         except Exception as failure:
             error = failure
-    publish_hidden(pg, agreement, hidden, place, error)
+    try:
+        publish_hidden(pg, agreement, hidden, place, error)
+    except Exception:
+        # If a rank is lost, the model may be in place, or about to be.
+        if not pg.has_lost_ranks:
+            for name in hidden.values():
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(place.folder, name))
+        raise
 
 
 def publish_hidden(
