@@ -10,6 +10,7 @@
 #include "manifest_commands.h"
 #include "rewrite.h"
 #include "standard_input.h"
+#include "steady_model.h"
 
 typedef struct hash_request {
     const char *path, *algorithm, *embed;
@@ -69,19 +70,17 @@ static int hash_model(const hash_request *request) {
     fst_digest digest = FST_DIGEST_XXH3_64;
     if (!cli_digest_find(request->algorithm, &digest))
         return cli_usage("hash", "unknown algorithm %s", request->algorithm);
-    fst_model *model;
-    fst_error error;
-    char *text, *settled = hash_settle(request->path);
-    if (settled == NULL) return cli_no_memory();
-    if (fst_model_open(settled, NULL, &model, &error) != FST_OK) {
-        free(settled);
-        return cli_fail(&error);
-    }
-    int code = cli_digest_model(model, digest, &text);
+    fst_model *model = NULL;
+    steady_files *files = NULL;
+    char *text = NULL, *settled = request->write ? hash_settle(request->path) : NULL;
+    const char *path = settled != NULL ? settled : request->path;
+    int code = steady_open(path, &model, &files);
+    if (code == EXIT_OK) code = cli_digest_model(model, path, digest, &text);
+    if (code == EXIT_OK) code = steady_check(model, files);
     if (code == EXIT_OK && request->embed != NULL)
         code = embed_digests(model, request, text);
     else if (code == EXIT_OK && request->write)
-        code = keep_digests(request, settled, text);
+        code = keep_digests(request, path, text);
     else if (code == EXIT_OK && cli_wants_json()) {
         printf("{");
         print_json(text, request->algorithm);
@@ -89,7 +88,7 @@ static int hash_model(const hash_request *request) {
         fputs(text, stdout);
     free(text);
     free(settled);
-    fst_model_close(model);
+    steady_close(model, files);
     return code;
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "digest_model.h"
 #include "rewrite.h"
@@ -13,6 +14,7 @@
 
 typedef struct digest_job {
     fst_model *model;
+    const char *path; ///< of the model
     fst_digest digest;
     fst_part *items;
     size_t item_count, item_capacity;
@@ -169,6 +171,21 @@ static int add_bytes(digest_job *job, fst_loader *loader, size_t file, size_t *t
                               : add_gap(job, &info, at, info.size_bytes);
 }
 
+/// The path of a file below the model's folder, or the file's name if it is not there.
+static const char *name_below(const char *model, const char *path) {
+    struct stat info;
+    bool is_folder = stat(model, &info) == 0 && S_ISDIR(info.st_mode);
+    const char *end = strrchr(model, '/'), *slash = strrchr(path, '/');
+    size_t size = is_folder ? strlen(model) : end == NULL ? 0 : (size_t)(end - model);
+    while (size > 0 && model[size - 1] == '/') size--;
+    bool is_here = size == 0 && !is_folder && end == NULL && path[0] != '/';
+    if (is_here) return path;
+    bool is_below = strncmp(path, model, size) == 0 && path[size] == '/';
+    if (!is_below) return slash == NULL ? path : slash + 1;
+    path += size;
+    return path + strspn(path, "/");
+}
+
 static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
     fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     fst_error error;
@@ -182,8 +199,7 @@ static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t 
         return code;
     }
     if (put_line(job, "file", job->file_state, &error) != FST_OK) return cli_fail(&error);
-    const char *slash = strrchr(info.path, '/');
-    const char *name = slash == NULL ? info.path : slash + 1;
+    const char *name = name_below(job->path, info.path);
     cli_put_json(job->out, name, strlen(name));
     fputc('\n', job->out);
     return EXIT_OK;
@@ -221,9 +237,9 @@ static int check_digest(fst_digest digest) {
     return EXIT_OK;
 }
 
-int cli_digest_model(fst_model *model, fst_digest digest, char **text) {
+int cli_digest_model(fst_model *model, const char *path, fst_digest digest, char **text) {
     size_t size;
-    digest_job job = {.model = model, .digest = digest};
+    digest_job job = {.model = model, .path = path, .digest = digest};
     *text = NULL;
     int code = check_digest(digest);
     if (code != EXIT_OK) return code;

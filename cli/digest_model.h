@@ -12,7 +12,8 @@ bool cli_digest_find(const char *name, fst_digest *out);
 ///   fastsafetensors-digest 1 ALGORITHM
 ///   file HEX NAME            (each file, all bytes)
 ///   tensor HEX NAME          (names as JSON strings)
-/// The caller frees the text. Returns an exit code after printing any error.
-int cli_digest_model(fst_model *model, fst_digest digest, char **text);
+/// A file's name is its path below `path` (the model's folder, or a file in it). The caller frees
+/// the text. Returns an exit code after printing any error.
+int cli_digest_model(fst_model *model, const char *path, fst_digest digest, char **text);
 
 #endif

@@ -312,7 +312,7 @@ int hash_gather(const char *path, fst_model *model, hash_check *check) {
     if (!cli_digest_find(check->algorithm, &digest))
         return cli_refuse(EXIT_UNREADABLE, "Unsupported", "unknown digest algorithm '%s'",
                           check->algorithm);
-    return cli_digest_model(model, digest, &check->found);
+    return cli_digest_model(model, path, digest, &check->found);
 }
 
 bool hash_is_same(const fst_model *model, const hash_check *check) {

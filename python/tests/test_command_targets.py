@@ -218,33 +218,60 @@ def test_files_that_cannot_be_read_are_not_called_invalid(path, command, run, tm
     assert code == 3 and "xxh3-128, blake3 or sha256" in errors
 
 
-def test_digests_are_written_next_to_the_model_that_was_read(command, tmp_path):
-    """Also if a link in the path is pointed elsewhere while the model is read."""
+def make_zeros(path):
+    """A model of 256 MiB, which takes no room."""
+    header = b'{"x":{"dtype":"U8","shape":[268435456],"data_offsets":[0,268435456]}}'
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (256 << 20))
+
+
+def hash_while(command, path, opened, change):
+    """Run `hash --write`; stop it when it has a file open for reading, change something, and let it
+    go on. Return its process."""
     import signal
     import time
 
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        with open(tmp_path / name / "m.safetensors", "wb") as file:
-            header = b'{"x":{"dtype":"U8","shape":[268435456],"data_offsets":[0,268435456]}}'
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + (256 << 20))
-    (tmp_path / "now").symlink_to("a")
-    process = subprocess.Popen([command, "hash", "--write", tmp_path / "now/m.safetensors"])
+    process = subprocess.Popen([command, "hash", "--write", path], stderr=subprocess.PIPE, text=True)
     descriptors = f"/proc/{process.pid}/fd"
-    model = str(tmp_path / "a/m.safetensors")
-    while process.poll() is None:
+    seen = 0
+    while process.poll() is None and seen < 20:  # it opens the file more than once
         try:
-            opened = [os.readlink(f"{descriptors}/{fd}") for fd in os.listdir(descriptors)]
+            seen += str(opened) in [os.readlink(f"{descriptors}/{fd}")
+                                    for fd in os.listdir(descriptors)]
         except OSError:
             continue
-        if model in opened:
-            break
     process.send_signal(signal.SIGSTOP)
-    (tmp_path / "now").unlink()
-    (tmp_path / "now").symlink_to("b")
+    change()
     time.sleep(0.01)
     process.send_signal(signal.SIGCONT)
-    assert process.wait(60) == 0
+    process.said = process.communicate(timeout=60)[1]
+    return process
+
+
+def test_digests_are_written_next_to_the_model_that_was_read(command, tmp_path):
+    """Also if a link in the path is pointed elsewhere while the model is read."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        make_zeros(tmp_path / name / "m.safetensors")
+    (tmp_path / "now").symlink_to("a")
+
+    def change():
+        (tmp_path / "now").unlink()
+        (tmp_path / "now").symlink_to("b")
+
+    process = hash_while(command, tmp_path / "now/m.safetensors", tmp_path / "a/m.safetensors",
+                         change)
+    assert process.returncode == 0, process.said
     assert (tmp_path / "a/m.safetensors.digest").exists()
     assert not (tmp_path / "b/m.safetensors.digest").exists()
+
+
+def test_digests_of_a_model_that_was_replaced_are_not_written(command, tmp_path):
+    """The header and the tensors would be of two models."""
+    path = tmp_path / "m.safetensors"
+    make_zeros(path)
+    make_zeros(tmp_path / "next")
+    process = hash_while(command, path, path, lambda: os.replace(tmp_path / "next", path))
+    assert process.returncode == 2 and "was replaced or changed while it was read" in process.said
+    assert not (tmp_path / "m.safetensors.digest").exists()

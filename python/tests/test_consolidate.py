@@ -170,3 +170,26 @@ def test_a_source_that_a_save_replaces_is_an_error(tmp_path, monkeypatch, call, 
     assert caught.value.tag == "FileChanged"
     monkeypatch.undo()
     assert not list((tmp_path / "one").glob("*.safetensors"))
+
+
+def test_a_save_while_the_source_is_opened_is_an_error(tmp_path, monkeypatch):
+    """The headers that were read must be those of the files that are copied."""
+    from fastsafetensors import SafetensorError
+    from fastsafetensors._checkpoints import consolidate as module
+
+    source, real, calls = tmp_path / "parts/model.safetensors", module._identities, []
+    source.parent.mkdir()
+    save_file({"a": torch.ones(3000), "b": torch.ones(1000)}, source)
+
+    def identities(stored):
+        calls.append(1)
+        if len(calls) == 2:  # the second models are open
+            save_file({"a": torch.zeros(1000), "b": torch.zeros(3000)}, source)
+        return real(stored)
+
+    monkeypatch.setattr(module, "_identities", identities)
+    with pytest.raises(SafetensorError, match="replaced the file while it was opened") as caught:
+        consolidate(source.parent, tmp_path / "one")
+    assert caught.value.tag == "FileChanged"
+    consolidate(source.parent, tmp_path / "one")
+    assert load_file(tmp_path / "one/model.safetensors")["a"].shape == (1000,)

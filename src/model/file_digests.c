@@ -151,7 +151,8 @@ static fst_status find_sidecar(const char *path, file_digests **out, char **foun
     struct stat info;
     bool is_folder =
         !fsti_location_looks_like_url(path) && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    if (is_folder && realpath(path, real) != NULL) path = real;
+    // Below a parent that may not be searched only the given path leads there.
+    if (is_folder && realpath(path, real) != NULL && stat(real, &info) == 0) path = real;
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
     char *trimmed = fsti_string_copy(path, size);

@@ -42,13 +42,27 @@ static bool belongs(listed_name name) {
            (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json"));
 }
 
+/// Whether a path ends with a name that has folders.
+static bool ends_below(const char *path, listed_name name) {
+    size_t size = strlen(path);
+    return size > name.size && path[size - name.size - 1] == '/' &&
+           memcmp(path + size - name.size, name.name, name.size) == 0;
+}
+
 static bool is_opened(const model_paths *paths, listed_name name) {
     for (size_t i = 0; i < paths->count; i++) {
         char text[PATH_MAX];
         const char *base = fsti_location_name(paths->paths[i], text, sizeof text);
         if (strlen(base) == name.size && memcmp(base, name.name, name.size) == 0) return true;
+        if (ends_below(paths->paths[i], name)) return true;
     }
     return false;
+}
+
+/// A .digest file lists just the files of its model, also those with other names.
+static bool lists_only_its_model(const model_verification *verification) {
+    return verification->expected != NULL &&
+           verification->expected->source == FST_VERIFIED_BY_SIDECAR;
 }
 
 fst_status fsti_verification_check_set(const model_verification *verification,
@@ -59,11 +73,14 @@ fst_status fsti_verification_check_set(const model_verification *verification,
     const char *first = fsti_verification_name(verification, paths->paths[0], text);
     const char *slash = strrchr(first, '/');
     size_t prefix = slash == NULL ? 0 : (size_t)(slash - first) + 1;
+    // Names in a .digest file are relative to the model's folder.
+    if (lists_only_its_model(verification)) prefix = 0;
     for (size_t i = 0; i < count_names(verification); i++) {
         listed_name name = get_name(verification, i);
         if (name.size <= prefix || memcmp(name.name, first, prefix) != 0) continue;
         name = (listed_name){name.name + prefix, name.size - prefix};
-        if (!belongs(name) || is_opened(paths, name)) continue;
+        bool is_required = belongs(name) || lists_only_its_model(verification);
+        if (!is_required || is_opened(paths, name)) continue;
         fsti_error_location location = FSTI_NO_LOCATION;
         location.file = verification->path;
         return fsti_error_set(error, FST_E_DIGEST, location, "it lists %.*s, which is missing",
@@ -74,7 +91,6 @@ fst_status fsti_verification_check_set(const model_verification *verification,
 
 fst_status fsti_verification_check_index(const model_verification *verification,
                                          const model_paths *paths, fst_error *error) {
-    bool covers_index = verification == NULL || verification->expected == NULL ||
-                        verification->expected->source != FST_VERIFIED_BY_SIDECAR;
-    return covers_index ? FST_OK : fsti_verification_check_set(verification, paths, error);
+    if (verification == NULL || !lists_only_its_model(verification)) return FST_OK;
+    return fsti_verification_check_set(verification, paths, error);
 }

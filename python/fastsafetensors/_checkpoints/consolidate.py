@@ -8,7 +8,7 @@ import errno
 import mmap
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +110,43 @@ def _identity(state: os.stat_result) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
+def _identities(stored: dict[str, list[StoredPart]]) -> dict[str, tuple[int, ...]]:
+    """Return what the paths of the models' files lead to now."""
+    models = {part.model for parts in stored.values() for part in parts}
+    paths = {model.file(index)[0] for model in models for index in range(model.file_count)}
+    found = {}
+    for path in paths:
+        if "://" not in path:
+            with _existing(path):
+                found[path] = _identity(os.stat(path))
+    return found
+
+
+@contextlib.contextmanager
+def _open_steady(source: Any) -> Iterator[tuple[dict[str, list[StoredPart]], Any]]:
+    """Open the parts and yield them with the identities of their files.
+
+    They are opened twice: if the paths lead to the same files after both, then the second models
+    have just these files open.
+    """
+    with open_parts(source) as stored:
+        before = _identities(stored)
+    with open_parts(source) as stored:
+        found = _identities(stored)
+        for path in sorted({*before, *found}):
+            if before.get(path) != found.get(path):
+                refuse(f"{path}: a save replaced the file while it was opened", "FileChanged", path)
+        yield stored, found
+
+
 class _Copier:
     """Brings parts to their places."""
 
-    def __init__(self, memory: int, models: Iterable[Any]) -> None:
+    def __init__(self, memory: int, identities: dict[str, tuple[int, ...]]) -> None:
+        """identities: of the local files of the models that are open."""
         self._memory = memory
         self._sources: dict[str, int] = {}
-        paths = {model.file(index)[0] for model in models for index in range(model.file_count)}
-        self._identities = {}
-        for path in paths:
-            if "://" not in path:
-                with _existing(path):
-                    self._identities[path] = _identity(os.stat(path))
+        self._identities = identities
 
     def _source(self, path: str) -> int:
         if path not in self._sources:
@@ -262,9 +287,8 @@ def consolidate(
     _check_target(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     layout = check_save_options({"alignment": alignment})
-    with open_parts(source) as stored, contextlib.closing(
-            _Copier(budget, {part.model for parts in stored.values() for part in parts})
-    ) as copier:
+    with _open_steady(source) as (stored, identities), contextlib.closing(
+            _Copier(budget, identities)) as copier:
         chosen = _chosen(stored, prefix)
         if not chosen:
             raise ValueError(f"no tensor's name begins with {prefix!r}")
