@@ -40,7 +40,7 @@ from collections.abc import Callable
 
 from gpu_files import MIB, files_of, measure_disk, prepare, write_model, write_shards
 from gpu_sharing import Sharing, measure_sharing, missing_gpu
-from gpu_verdicts import judge
+from gpu_verdicts import judge, setups
 from gpu_ways import OF_FOLDERS, TORCH_ALONE, Ways
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -117,6 +117,8 @@ class NoGpuError(RuntimeError):
 
 def words_of(error: Exception) -> str:
     """What a failed step said. With --json, the command writes its error to the standard output."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it did not end within {error.timeout:.0f} s"
     return str(getattr(error, "stderr", None) or getattr(error, "stdout", None) or error)
 
 
@@ -245,7 +247,11 @@ class Bench:
             if fresh and number > 0 and self.ways:
                 self.ways.restart()
             for name in names:
-                if name in result["failed"] or self.clock.left() < 45:
+                if name in result["failed"]:
+                    continue
+                if self.clock.left() < 45:
+                    if name not in samples:
+                        result["failed"][name] = "left out: no time left"
                     continue
                 if name != "ours" and name not in self.ways.workers:
                     result["failed"][name] = self.ways.missing.get(name, "it did not start again")
@@ -283,16 +289,6 @@ class Bench:
         print(f"  {name:32} {row['median'] * 1e3:9.2f} ms [{row['low'] * 1e3:.2f}-"
               f"{row['high'] * 1e3:.2f}]  {result['bytes'] / row['median'] / 1e9:6.2f} GB/s",
               flush=True)
-
-
-def setups(result: dict) -> list[dict]:
-    """For each method, how much longer the first load of a process takes than its later ones.
-
-    The device is open before the first load, except in the command's.
-    """
-    return [{"name": row["name"], "seconds": row["extra"][1], "low": row["extra"][0],
-             "high": row["extra"][-1]} for row in result["rows"]
-            if row["name"] != "ours" and len(row["extra"]) > 2]
 
 
 def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock: Clock) -> None:
@@ -348,13 +344,18 @@ PYTHON_SUITE = "test_real_gpu.py"
 SUITE_NAMES = (*(name for name, _ in SUITE), PYTHON_SUITE)
 
 
+def as_cell(text: object) -> str:
+    """Text for a cell of a table."""
+    return " ".join(str(text).split()).replace("|", "/")
+
+
 def write_markdown(document: dict, folder: pathlib.Path) -> None:
     """report.md."""
     lines = ["# Loading to a GPU", "",
              f"**Verdict: {document.get('verdict', 'the check has not ended')}**", "",
              *(f"- {name}: {value}" for name, value in document.get("machine", {}).items()), "",
              f"Limits: {document['limits']}", "", "| step | seconds | failed |", "|---|---|---|",
-             *(f"| {row['title']} | {row['seconds']} | {row['failed']} |"
+             *(f"| {row['title']} | {row['seconds']} | {as_cell(row['failed'])} |"
                for row in document["steps"]), "", "| target | holds | measured |", "|---|---|---|"]
     lines += [f"| {what} | {'yes' if holds else '**no**'} | {figure} |"
               for what, holds, figure in document["verdicts"]]
@@ -362,7 +363,7 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
               *(f"| {name} | {row['passed']} | {row['failed']} | {row['skipped']} |"
                 for name, row in document["suite"].items())]
     lines += ["", "| not measured | reason |", "|---|---|",
-              *(f"| {name} | {why} |" for name, why in document["missing"].items())]
+              *(f"| {name} | {as_cell(why)} |" for name, why in document["missing"].items())]
     lines += ["", "| several processes | result |", "|---|---|",
               *(f"| {row['name']} | {row['result']} |" for row in document["sharing"])]
     for result in document["scenarios"]:
@@ -440,7 +441,8 @@ class Check:
 
     def find_ways(self) -> None:
         """Find our Python package and the other loaders."""
-        self.bench.ways = Ways(interpreters(), self.package, self.device)
+        self.bench.ways = Ways(interpreters(), self.package, self.device,
+                                       lambda: self.clock.left() / 3)
         for name, why in self.bench.ways.missing.items():
             self.report.leave_out(name, why)
         broken = self.bench.ways.broken()
@@ -484,6 +486,7 @@ class Check:
         self.scenario(f"{big} MiB, cold disk", one, "cold", 3)
         if self.clock.left() < 150:
             self.report.leave_out("several processes", "no time left")
+            self.report.document["sharing"] = missing_gpu("no time left")
         else:
             self.report.step("several processes", lambda: self.share(one))
         self.report.step("small files", lambda: write_model(many, [20_000] * count))

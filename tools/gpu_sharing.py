@@ -149,6 +149,6 @@ def measure_sharing(sharing: Sharing, pythons: list[str], package: pathlib.Path 
     return [measure_cell(name, cell) for name, cell in zip(CELLS, work, strict=True)]
 
 
-def missing_gpu() -> list[dict[str, str]]:
-    """The rows of a machine without a GPU."""
-    return [{"name": name, "result": "not here: no GPU"} for name in CELLS]
+def missing_gpu(why: str = "no GPU") -> list[dict[str, str]]:
+    """The rows of a machine without a GPU, or without time for them."""
+    return [{"name": name, "result": f"not here: {why}"} for name in CELLS]

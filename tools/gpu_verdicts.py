@@ -63,3 +63,13 @@ def judge(document: dict) -> list[tuple[str, bool, str]]:
                              f"{row['seconds'] * 1e3:.1f} ms [{row['low'] * 1e3:.1f}-"
                              f"{row['high'] * 1e3:.1f}]"))
     return verdicts
+
+
+def setups(result: dict) -> list[dict]:
+    """For each method, how much longer the first load of a process takes than its later ones.
+
+    The device is open before the first load, except in the command's.
+    """
+    return [{"name": row["name"], "seconds": row["extra"][1], "low": row["extra"][0],
+             "high": row["extra"][-1]} for row in result["rows"]
+            if row["name"] != "ours" and len(row["extra"]) > 2]

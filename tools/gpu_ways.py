@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 
 # The program of a method's process. It opens the device, and then executes one request per line of
 # its input: load (or save) `path` `count` times.
@@ -161,13 +162,13 @@ class Worker:
             [python, "-c", program, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._errors, env=environment)
 
-    def _line(self, seconds: float) -> bytes:
-        """The next line of the process's output."""
+    def _line(self, seconds: float, limit: float) -> bytes:
+        """The next line of the process's output. limit: the seconds that it had in all."""
         end = time.monotonic() + seconds
         output = self._process.stdout
         while b"\n" not in self._said:
             if not select.select([output], [], [], max(0, end - time.monotonic()))[0]:
-                raise ValueError(f"no answer within {seconds:.0f} s")
+                raise ValueError(f"no answer within {limit:.0f} s")
             more = os.read(output.fileno(), 65536)
             if not more:
                 raise ValueError(self.last_words())
@@ -181,10 +182,10 @@ class Worker:
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
 
-    def failure(self, seconds: float) -> str:
-        """Wait until it has started: "", or the reason why it could not."""
+    def failure(self, seconds: float, limit: float) -> str:
+        """Wait until it has started: "", or the reason why it could not within the limit."""
         try:
-            self._line(seconds)
+            self._line(max(0, seconds), limit)
         except ValueError as error:
             return str(error)
         return ""
@@ -198,7 +199,8 @@ class Worker:
         except OSError:
             raise ValueError(self._reason or self.last_words()) from None
         try:
-            answer = json.loads(self._line(min(seconds, RUN_S)))
+            limit = min(seconds, RUN_S)
+            answer = json.loads(self._line(limit, limit))
         except ValueError as error:
             # A late answer would be taken for that of the next request.
             self._process.kill()
@@ -218,11 +220,12 @@ class Worker:
 class Ways:
     """The methods that work on this machine, and their processes."""
 
-    def __init__(self, pythons: list[str], package: pathlib.Path | None, device: str) -> None:
+    def __init__(self, pythons: list[str], package: pathlib.Path | None, device: str,
+                 left: Callable[[], float] = lambda: START_S) -> None:
         """pythons: interpreters that may have torch and other loaders. package: the folder of our
-        package, or None if it was not built. Methods of the 0.5 package need their own
-        interpreter."""
-        self._package, self._device = package, device
+        package, or None if it was not built. left: the seconds that starting may take. Methods of
+        the 0.5 package need their own interpreter."""
+        self._package, self._device, self._left = package, device, left
         self.missing: dict[str, str] = {}
         self._pythons: dict[str, str] = {}
         self.workers: dict[str, Worker] = {}
@@ -249,9 +252,10 @@ class Ways:
         """Start processes, all at the same time."""
         started = {name: Worker(name, python, self._package if WAYS[name][2] else None,
                                 self._device) for name, python in pythons.items()}
-        end = time.monotonic() + START_S
+        limit = max(1.0, min(START_S, self._left()))
+        end = time.monotonic() + limit
         for name, worker in started.items():
-            failure = worker.failure(max(1, end - time.monotonic()))
+            failure = worker.failure(end - time.monotonic(), limit)
             if failure:
                 self.missing[name] = failure
                 worker.close()

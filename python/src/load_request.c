@@ -244,21 +244,32 @@ void fstpy_memory_finish(caller_memory *memory) {
     forget_exception(memory);
 }
 
-/// How many callbacks of the library this thread is in. Python code that they run, objects that
-/// they free included, may close the load.
-static _Thread_local int callback_depth;
+/// A callback of the library that this thread is in. Python code that it runs, objects that it
+/// frees included, may use or close the load.
+typedef struct callback {
+    const caller_memory *memory;
+    const struct callback *outer;
+    PyGILState_STATE gil;
+} callback;
 
-int fstpy_is_allocating(void) { return callback_depth > 0; }
+static _Thread_local const callback *innermost;
 
-static PyGILState_STATE begin_callback(void) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    callback_depth++;
-    return gil;
+int fstpy_is_allocating(void) { return innermost != NULL; }
+
+int fstpy_allocates_for(const caller_memory *memory) {
+    const callback *one = innermost;
+    while (one != NULL && one->memory != memory) one = one->outer;
+    return memory != NULL && one != NULL;
 }
 
-static void end_callback(PyGILState_STATE gil) {
-    callback_depth--;
-    PyGILState_Release(gil);
+static void begin_callback(callback *made, const caller_memory *memory) {
+    *made = (callback){memory, innermost, PyGILState_Ensure()};
+    innermost = made;
+}
+
+static void end_callback(const callback *made) {
+    innermost = made->outer;
+    PyGILState_Release(made->gil);
 }
 
 /// The call may drop the last reference to the callable.
@@ -281,7 +292,8 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     (void)alignment; // checked by the library
     caller_memory *memory = context;
     caller_buffer *buffer = calloc(1, sizeof *buffer);
-    PyGILState_STATE gil = begin_callback();
+    callback call;
+    begin_callback(&call, memory);
     void *address = NULL;
     int code = 0;
     if (buffer != NULL) buffer->owner = call_allocator(memory, size_bytes);
@@ -298,7 +310,7 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
     }
-    end_callback(gil);
+    end_callback(&call);
     errno = code;
     return address;
 }
@@ -307,7 +319,8 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
     (void)size_bytes;
     caller_memory *memory = context;
     if (!Py_IsInitialized()) return; // the process is ending
-    PyGILState_STATE gil = begin_callback();
+    callback call;
+    begin_callback(&call, memory);
     for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
         caller_buffer *buffer = *place;
         if (buffer->address != pointer) continue;
@@ -317,7 +330,7 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
         fstpy_memory_unref(memory);
         break;
     }
-    end_callback(gil);
+    end_callback(&call);
 }
 
 /// A load that a separate thread closes.

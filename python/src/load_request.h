@@ -14,6 +14,8 @@ void fstpy_memory_unref(caller_memory *memory);
 int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory);
 /// Whether this thread calls or releases a caller's memory, and so may be a load's own thread.
 int fstpy_is_allocating(void);
+/// Whether this thread calls or releases memory of just this load.
+int fstpy_allocates_for(const caller_memory *memory);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);
 /// Raises what the callable raised in its last call, once, and otherwise the error of the load.

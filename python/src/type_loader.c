@@ -47,6 +47,14 @@ static int is_of_this_process(const loader_object *object) {
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
 
+/// For calls that wait: a load cannot go on while its allocator waits for it.
+static fst_loader *begin_use(PyObject *self);
+static fst_loader *begin_wait(PyObject *self) {
+    if (!fstpy_allocates_for(((loader_object *)self)->memory)) return begin_use(self);
+    PyErr_SetString(PyExc_RuntimeError, "a load's allocator cannot wait for the load");
+    return NULL;
+}
+
 static fst_loader *begin_use(PyObject *self) {
     loader_object *object = (loader_object *)self;
     if (object->is_closed) {
@@ -103,6 +111,7 @@ static void close_unused(loader_object *object) {
     Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
     Py_END_ALLOW_THREADS free(object->counts);
     object->counts = NULL;
+    fstpy_memory_finish(object->memory); // the callable may refer to this object
 }
 
 static void end_use(PyObject *self) {
@@ -305,7 +314,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
 static PyObject *loader_wait(PyObject *self, PyObject *args) {
     PyObject *progress = NULL;
     if (!PyArg_ParseTuple(args, "|O:wait", &progress)) return NULL;
-    fst_loader *loader = begin_use(self);
+    fst_loader *loader = begin_wait(self);
     if (loader == NULL) return NULL;
     int good = wait_all(self, loader, progress);
     end_use(self);
@@ -339,7 +348,7 @@ static PyObject *loader_iternext(PyObject *self) {
                                             "load: iterate over it in one thread at a time");
         return NULL;
     }
-    fst_loader *loader = begin_use(self);
+    fst_loader *loader = begin_wait(self);
     if (loader == NULL) return NULL;
     object->is_iterating = 1;
     PyObject *result = take_next(self, loader);
@@ -372,7 +381,7 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
 static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     size_t index = PyLong_AsSize_t(index_object);
     if (PyErr_Occurred()) return NULL;
-    fst_loader *loader = begin_use(self);
+    fst_loader *loader = begin_wait(self);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
     PyObject *result = tensor == NULL ? NULL : fstpy_tensor_wrap(state_of(self), tensor);
@@ -444,7 +453,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
     size_t index = PyLong_AsSize_t(args[0]);
     export_kind kind = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
     if (PyErr_Occurred()) return NULL;
-    fst_loader *loader = begin_use(self);
+    fst_loader *loader = begin_wait(self);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
     fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
@@ -464,7 +473,7 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     export_kind kind;
     if (!PyArg_ParseTuple(args, "OOk:export", &kind.importer, &kind.fallback, &kind.mask))
         return NULL;
-    fst_loader *loader = begin_use(self);
+    fst_loader *loader = begin_wait(self);
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);

@@ -232,7 +232,8 @@ def hash_while(command, path, opened, change):
     import signal
     import time
 
-    process = subprocess.Popen([command, "hash", "--write", path], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([command, "hash", "--write", path], stderr=subprocess.PIPE,
+                               text=True)
     descriptors = f"/proc/{process.pid}/fd"
     seen = 0
     while process.poll() is None and seen < 20:  # it opens the file more than once

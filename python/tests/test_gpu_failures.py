@@ -374,3 +374,67 @@ for attempt in range(200):
     time.sleep(0.02)
 assert f._core.live_buffers() == (0, 0)
 """, tmp_path)
+
+
+def test_an_allocator_may_fail_while_its_load_is_closed(tmp_path):
+    """Closing wakes threads that wait for work, also one that is just calling the allocator."""
+    run_with_apis("""
+import numpy, threading, time
+path = folder + "/many.safetensors"
+f.numpy.save_file({f"{i:02}": numpy.ones(300_000, "f4") for i in range(40)}, path)
+model = f._core.Model(path)
+for engine in ("auto", "pread", "uring"):
+    for round in range(6):
+        calls, inside = [], threading.Event()
+        def allocate(size):
+            calls.append(size)
+            if len(calls) == 2 + round % 2:
+                inside.set()
+                time.sleep(0.02)
+                raise ValueError("mine")
+            return fake_gpu.Memory(size, 0)
+        try:
+            loader = model.load(device="cuda:0", engine=engine, allocator=allocate, stream=1,
+                                budget=16 << 20)
+        except Exception as error:
+            assert engine == "uring", error  # the file system has no direct reads
+            break
+        inside.wait(1)
+        loader.close()
+""", tmp_path)
+
+
+def test_an_allocator_cannot_wait_for_its_load(tmp_path):
+    """It would wait for itself. A closed load does not keep its allocator."""
+    run_with_apis("""
+import numpy, weakref
+path = folder + "/many.safetensors"
+f.numpy.save_file({f"{i:02}": numpy.ones(300_000, "f4") for i in range(40)}, path)
+model = f._core.Model(path)
+for call in (lambda l: l.wait(), lambda l: l.item(30), lambda l: next(l),
+             lambda l: l.export(None, None, 0)):
+    refused, box = [], {}
+    def allocate(size):
+        if box:
+            try:
+                call(box["l"])
+            except RuntimeError as error:
+                refused.append(str(error))
+        return fake_gpu.Memory(size, 0)
+    box["l"] = model.load(device="cuda:0", allocator=allocate, stream=1, budget=16 << 20)
+    assert len(list(box["l"])) == 40
+    assert any("cannot wait" in words or "another thread" in words for words in refused), refused
+    box["l"].close()
+
+class Pool:
+    def allocate(self, size):
+        return fake_gpu.Memory(size, 0)
+pool = Pool()
+pool.load = model.load(device="cuda:0", allocator=pool.allocate, stream=1)
+list(pool.load)
+pool.load.close()
+gone = weakref.ref(pool)
+del pool
+gc.collect()
+assert gone() is None
+""", tmp_path)

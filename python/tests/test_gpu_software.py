@@ -124,7 +124,9 @@ def test_declarations_equal_cuda_h(version, report, tmp_path):
     has_compiler()
     header = find(version, "cuda.h")
     said, missing = gpu_declarations.compare("cuda", [header.parent], tmp_path)
-    assert said.endswith(", 0 differences\n") and not missing, (said, missing)
+    # cuCtxGetId came with CUDA 12.
+    assert said.endswith(", 0 differences\n") and set(missing) <= (
+        {"cuCtxGetId"} if version == "cuda11" else set()), (said, missing)
     report("declarations", version, said.strip())
 
 

@@ -264,6 +264,8 @@ static void note_memory_shortage(fsti_pipeline *pipeline, const fst_error *cause
 /// Waits for a change. Only briefly if memory is missing, and one thread while another process
 /// reads chunks, because that process cannot wake a thread of this one. The lock must be held.
 static void wait_for_change(fsti_pipeline *pipeline) {
+    // The lock may have been released since the caller looked.
+    if (atomic_load(&pipeline->stop)) return;
     bool polls = pipeline->chunks_deferred > 0 && !pipeline->is_polling;
     if (pipeline->lacks_memory || polls) {
         struct timespec until =
