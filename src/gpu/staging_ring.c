@@ -3,6 +3,7 @@
 /// stream a device buffer for chunks that the kernel scatters. Pinning costs more than loading a
 /// small model, so rings are cached for the next load.
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "gpu_private.h"
 
@@ -157,6 +158,13 @@ void fsti_staging_release(fsti_staging_ring *ring) {
     if (ring != NULL) free_ring(ring);
 }
 
+static void put_idle(fsti_staging_ring *ring) {
+    pthread_mutex_lock(&idle_rings.lock);
+    ring->next_idle = idle_rings.first;
+    idle_rings.first = ring;
+    pthread_mutex_unlock(&idle_rings.lock);
+}
+
 uint64_t fsti_staging_trim(void) {
     fsti_device_wait_released();
     pthread_mutex_lock(&idle_rings.lock);
@@ -167,10 +175,13 @@ uint64_t fsti_staging_trim(void) {
     while (ring != NULL) {
         fsti_staging_ring *next = ring->next_idle;
         const fsti_device *device = ring->device;
-        // A forked child drops the parent's resources without driver calls.
+        // A forked child drops the parent's resources without driver calls. A device that can't be
+        // entered keeps them: its pages may still be registered.
         if (fsti_device_enter_again(device)) {
             free_ring(ring);
             fsti_device_leave(device);
+        } else if (device->api->owner == getpid()) {
+            put_idle(ring);
         }
         ring = next;
     }

@@ -313,6 +313,8 @@ TEST(a_context_that_was_reset_is_an_error)
     }
     driver->set("resets", 0);
     CHECK(is_usable(driver, 5));
+    fst_memory_trim();
+    CHECK_INT(driver->get("locked_bytes"), 0);
 }
 
 /// The last test, because a lost device stays lost until the process ends.
