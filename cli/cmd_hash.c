@@ -76,7 +76,7 @@ static int hash_model(const hash_request *request) {
     const char *path = settled != NULL ? settled : request->path;
     int code = steady_open(path, &model, &files);
     if (code == EXIT_OK) code = cli_digest_model(model, path, digest, &text);
-    if (code == EXIT_OK) code = steady_check(model, files);
+    if (code == EXIT_OK) code = steady_check(path, files);
     if (code == EXIT_OK && request->embed != NULL)
         code = embed_digests(model, request, text);
     else if (code == EXIT_OK && request->write)

@@ -34,7 +34,7 @@ static char *sidecar_path(const char *path, const char *suffix) {
     struct stat info;
     bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     char *real = is_folder ? realpath(path, NULL) : NULL;
-    if (real != NULL) path = real;
+    if (real != NULL && stat(real, &info) == 0) path = real;
     size_t size = strlen(path);
     while (size > 1 && path[size - 1] == '/') size--;
     size_t capacity = size + strlen(suffix) + 1;
@@ -79,12 +79,22 @@ static bool write_all(int fd, const char *text) {
 
 char *hash_settle(const char *path) {
     struct stat info;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return realpath(path, NULL);
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        char *whole = realpath(path, NULL);
+        // Below a parent that may not be searched only the given path leads there.
+        if (whole != NULL && stat(whole, &info) == 0) return whole;
+        free(whole);
+        return strdup(path);
+    }
     const char *slash = strrchr(path, '/');
     size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
     bool is_plain = cli_is_address(path) || folder_size == 0 || slash[1] == '\0';
     char *folder = is_plain ? NULL : copy_bytes(path, folder_size);
     char *real = folder == NULL ? NULL : realpath(folder, NULL), *settled = NULL;
+    if (real != NULL && stat(real, &info) != 0) {
+        free(real);
+        real = NULL;
+    }
     size_t capacity = real == NULL ? 0 : strlen(real) + strlen(path) + 2;
     if (real != NULL && (settled = malloc(capacity)) != NULL)
         snprintf(settled, capacity, "%s/%s", real, slash + 1);

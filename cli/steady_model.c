@@ -52,12 +52,9 @@ static bool is_same(const steady_files *one, const steady_files *other) {
     return same;
 }
 
-static int refuse_changed(const fst_model *model) {
-    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
-    bool known = model != NULL && fst_model_file_info(model, 0, &info, NULL) == FST_OK;
+static int refuse_changed(const char *path) {
     return cli_refuse(EXIT_UNREADABLE, "FileChanged",
-                      "%s was replaced or changed while it was read. Try again",
-                      known ? info.path : "the model");
+                      "%s was replaced or changed while it was read. Try again", path);
 }
 
 int steady_open(const char *path, fst_model **model, steady_files **files) {
@@ -85,15 +82,19 @@ int steady_open(const char *path, fst_model **model, steady_files **files) {
         if (after == NULL) return cli_no_memory();
     }
     free(before);
-    return refuse_changed(NULL);
+    return refuse_changed(path);
 }
 
-int steady_check(const fst_model *model, const steady_files *files) {
+int steady_check(const char *path, const steady_files *files) {
+    fst_model *model;
+    // Also the index, or the list of the folder's files, may be another one.
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return refuse_changed(path);
     steady_files *now = note_files(model);
+    fst_model_close(model);
     if (now == NULL) return cli_no_memory();
     bool same = is_same(files, now);
     free(now);
-    return same ? EXIT_OK : refuse_changed(model);
+    return same ? EXIT_OK : refuse_changed(path);
 }
 
 void steady_close(fst_model *model, steady_files *files) {

@@ -10,9 +10,9 @@ typedef struct steady_files steady_files;
 
 /// Opens a model. Returns an exit code after printing any error. Close with steady_close().
 int steady_open(const char *path, fst_model **model, steady_files **files);
-/// Whether the paths still lead to the files that were opened. Returns an exit code after printing
-/// that they do not.
-int steady_check(const fst_model *model, const steady_files *files);
+/// Whether the path still leads to the files that were opened, and to no others. Returns an exit
+/// code after printing that it does not.
+int steady_check(const char *path, const steady_files *files);
 void steady_close(fst_model *model, steady_files *files);
 
 #endif

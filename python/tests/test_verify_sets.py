@@ -185,20 +185,24 @@ def test_digests_of_a_folder_lie_next_to_it(tmp_path, monkeypatch, spelling) -> 
 
 @pytest.mark.parametrize("names", [
     ["a.st", "b.st"], [".a.safetensors", ".b.safetensors"], ["s/a.safetensors", "s/b.safetensors"],
-    ["s/a.safetensors", "t/a.safetensors"], ["x.safetensors", "s/a"]])
-def test_digests_of_files_with_any_names(tmp_path, names) -> None:
-    """An index may name any file below its folder."""
+    ["s/a.safetensors", "t/a.safetensors"], ["x.safetensors", "s/a"],
+    ["sub/a.safetensors", "a.safetensors"], ["y/x/a", "x/a"]])
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_digests_of_files_with_any_names(tmp_path, monkeypatch, names, has_folder) -> None:
+    """An index may name any file below its folder, and may be opened by its name alone."""
     folder = tmp_path / "set"
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         fast_torch.save_file({f"t{number}": torch.ones(3)}, folder / name)
     kept = {"t0": names[0], "t1": names[1]}
     (folder / INDEX).write_text(json.dumps({"weight_map": kept}))
-    assert set(hash_file(folder, write=True).files) == set(names)
-    assert verify_file(folder, digests=True) == []
-    assert set(fast_torch.load_file(folder, verify=True)) == {"t0", "t1"}
+    monkeypatch.chdir(folder)
+    path = folder if has_folder else INDEX
+    assert set(hash_file(path, write=True).files) == set(names)
+    assert verify_file(path, digests=True) == []
+    assert set(fast_torch.load_file(path, verify=True)) == {"t0", "t1"}
     (folder / names[1]).unlink()
     del kept["t1"]
     (folder / INDEX).write_text(json.dumps({"weight_map": kept}))
     with pytest.raises(SafetensorError, match="lists .* which is missing"):
-        fast_torch.load_file(folder, verify=True)
+        fast_torch.load_file(path, verify=True)

@@ -42,19 +42,22 @@ static bool belongs(listed_name name) {
            (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.index.json"));
 }
 
-/// Whether a path ends with a name that has folders.
-static bool ends_below(const char *path, listed_name name) {
-    size_t size = strlen(path);
-    return size > name.size && path[size - name.size - 1] == '/' &&
-           memcmp(path + size - name.size, name.name, name.size) == 0;
-}
-
 static bool is_opened(const model_paths *paths, listed_name name) {
     for (size_t i = 0; i < paths->count; i++) {
         char text[PATH_MAX];
         const char *base = fsti_location_name(paths->paths[i], text, sizeof text);
         if (strlen(base) == name.size && memcmp(base, name.name, name.size) == 0) return true;
-        if (ends_below(paths->paths[i], name)) return true;
+    }
+    return false;
+}
+
+/// Whether a file was opened whose digest is looked up under just this name.
+static bool is_looked_up(const model_verification *verification, const model_paths *paths,
+                         listed_name name) {
+    for (size_t i = 0; i < paths->count; i++) {
+        char text[2 * PATH_MAX];
+        const char *wanted = fsti_verification_name(verification, paths->paths[i], text);
+        if (strlen(wanted) == name.size && memcmp(wanted, name.name, name.size) == 0) return true;
     }
     return false;
 }
@@ -79,8 +82,10 @@ fst_status fsti_verification_check_set(const model_verification *verification,
         listed_name name = get_name(verification, i);
         if (name.size <= prefix || memcmp(name.name, first, prefix) != 0) continue;
         name = (listed_name){name.name + prefix, name.size - prefix};
-        bool is_required = belongs(name) || lists_only_its_model(verification);
-        if (!is_required || is_opened(paths, name)) continue;
+        bool is_exact = lists_only_its_model(verification);
+        if (is_exact ? is_looked_up(verification, paths, name)
+                     : !belongs(name) || is_opened(paths, name))
+            continue;
         fsti_error_location location = FSTI_NO_LOCATION;
         location.file = verification->path;
         return fsti_error_set(error, FST_E_DIGEST, location, "it lists %.*s, which is missing",
