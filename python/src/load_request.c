@@ -254,8 +254,6 @@ typedef struct callback {
 
 static _Thread_local const callback *innermost;
 
-int fstpy_is_allocating(void) { return innermost != NULL; }
-
 int fstpy_allocates_for(const caller_memory *memory) {
     const callback *one = innermost;
     while (one != NULL && one->memory != memory) one = one->outer;
@@ -345,6 +343,7 @@ static void *close_abandoned(void *argument) {
     fst_loader_close(load->loader);
     if (load->memory != NULL && Py_IsInitialized()) {
         PyGILState_STATE gil = PyGILState_Ensure();
+        fstpy_memory_finish(load->memory);
         fstpy_memory_unref(load->memory);
         PyGILState_Release(gil);
     }

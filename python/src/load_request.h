@@ -12,9 +12,8 @@ void fstpy_memory_unref(caller_memory *memory);
 /// then frees `owned` (or NULL) and gives up the reference to `memory` (or NULL). False if the
 /// thread could not be started: the load is cancelled, and not closed.
 int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory);
-/// Whether this thread calls or releases a caller's memory, and so may be a load's own thread.
-int fstpy_is_allocating(void);
-/// Whether this thread calls or releases memory of just this load.
+/// Whether this thread is in a call of the load's allocator, or releases its memory, and so may be
+/// a thread of the load.
 int fstpy_allocates_for(const caller_memory *memory);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);

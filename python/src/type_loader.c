@@ -101,7 +101,7 @@ static void close_unused(loader_object *object) {
     }
     if (object->uses > 0) return;
     if (object->was_interrupted && abandon_load(object)) return;
-    if (fstpy_is_allocating()) {
+    if (fstpy_allocates_for(object->memory)) {
         // Closing waits for the load's threads, of which this one may be one. Without a thread that
         // waits instead, the cancelled load stays in memory.
         if (!close_later(object)) object->loader = NULL;

@@ -438,3 +438,28 @@ del pool
 gc.collect()
 assert gone() is None
 """, tmp_path)
+
+
+def test_an_allocator_closes_other_loads_as_usual(tmp_path):
+    """When close() has returned, the other load writes to the program's memory no more."""
+    run_with_apis("""
+import numpy, time
+path = folder + "/many.safetensors"
+f.numpy.save_file({f"{i:02}": numpy.ones(300_000, "f4") for i in range(40)}, path)
+big = folder + "/big.safetensors"
+f.numpy.save_file({"big": numpy.zeros(20_000_000, "f4")}, big)
+model, other = f._core.Model(path), f._core.Model(big)
+buffer, wrong = numpy.full(20_000_000, 7, "f4"), []
+def allocate(size):
+    load = other.load([("big", buffer.ctypes.data, buffer.nbytes)], mode="load", engine="pread")
+    time.sleep(0.003)
+    load.close()
+    buffer[:] = 1
+    time.sleep(0.03)
+    wrong.append(int((buffer != 1).sum()))
+    return fake_gpu.Memory(size, 0)
+loader = model.load(device="cuda:0", allocator=allocate, stream=1, budget=6 << 20)
+assert len(list(loader)) == 40
+loader.close()
+assert len(wrong) > 5 and not any(wrong), wrong
+""", tmp_path)
