@@ -235,7 +235,7 @@ class Ways:
             self._start({name: python for name, python in left.items() if python})
 
     def _place(self, name: str, pythons: list[str], number: int) -> str:
-        """The interpreter to try next for a method; "" if there is none."""
+        """Return the interpreter to try next for a method, or "" without one."""
         is_ours = WAYS[name][2]
         if is_ours and self._package is None:
             self.missing[name] = "the extension was not built"

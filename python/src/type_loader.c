@@ -47,14 +47,6 @@ static int is_of_this_process(const loader_object *object) {
 
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
 
-/// For calls that wait: a load cannot go on while its allocator waits for it.
-static fst_loader *begin_use(PyObject *self);
-static fst_loader *begin_wait(PyObject *self) {
-    if (!fstpy_allocates_for(((loader_object *)self)->memory)) return begin_use(self);
-    PyErr_SetString(PyExc_RuntimeError, "a load's allocator cannot wait for the load");
-    return NULL;
-}
-
 static fst_loader *begin_use(PyObject *self) {
     loader_object *object = (loader_object *)self;
     if (object->is_closed) {
@@ -69,6 +61,13 @@ static fst_loader *begin_use(PyObject *self) {
     }
     object->uses++;
     return object->loader;
+}
+
+/// For calls that wait: a load cannot go on while its allocator waits for it.
+static fst_loader *begin_wait(PyObject *self) {
+    if (!fstpy_allocates_for(((loader_object *)self)->memory)) return begin_use(self);
+    PyErr_SetString(PyExc_RuntimeError, "a load's allocator cannot wait for the load");
+    return NULL;
 }
 
 /// Without the GIL, because a thread of the load may wait for it (in an allocator) while holding

@@ -39,7 +39,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_equal(found: dict, expected: dict, device: str = DEVICE) -> None:
-    """Compare names, dtypes, shapes and bytes, and the device of what was found."""
+    """Check that tensors are on a device and equal others in name, dtype, shape and bytes."""
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert str(tensor.device) == device, name

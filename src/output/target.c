@@ -82,14 +82,14 @@ static fst_status follow_links(char **path, fst_error *error) {
     }
 }
 
-/// Appends the components of `rest` to the folder in `out`. None of them exists, so none is a link,
-/// and a parent reference removes the component before it. False if PATH_MAX bytes are too few.
-static bool append_missing(char *out, const char *rest) {
+/// Appends the components of `rest` to the path in `out`, without looking at the file system. Empty
+/// and "." components are left out. If `removes_parents`, a parent reference removes the component
+/// before it, which must not be a link. False if PATH_MAX bytes are too few.
+static bool append_components(char *out, const char *rest, bool removes_parents) {
     size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
     while (*(rest += strspn(rest, "/")) != '\0') {
         size_t part = strcspn(rest, "/");
-        bool is_parent = part == 2 && memcmp(rest, "..", 2) == 0;
-        if (is_parent) {
+        if (removes_parents && part == 2 && memcmp(rest, "..", 2) == 0) {
             while (size > 0 && out[size - 1] != '/') size--;
             if (size > 0) size--;
         } else if (part != 1 || rest[0] != '.') {
@@ -102,6 +102,11 @@ static bool append_missing(char *out, const char *rest) {
     }
     out[size] = '\0';
     return true;
+}
+
+/// Appends components that do not exist, so none of them is a link.
+static bool append_missing(char *out, const char *rest) {
+    return append_components(out, rest, true);
 }
 
 /// Whether both paths lead to the same folder. The path of the working folder may not: a parent
@@ -144,25 +149,12 @@ bool fsti_path_resolve(const char *path, bool follow_last, char *out) {
     return is_found;
 }
 
-/// Makes a path absolute and removes empty and "." parts, without looking at the file system.
-/// Parent references stay, because a link may be before them. False if PATH_MAX bytes are too few.
+/// Makes a path absolute without looking at its links. Parent references stay, because a link may
+/// be before them. False if PATH_MAX bytes are too few.
 static bool spell_out(const char *path, char *out) {
     out[0] = '\0';
     if (path[0] != '/' && getcwd(out, PATH_MAX) == NULL) return false;
-    size_t size = strcmp(out, "/") == 0 ? 0 : strlen(out);
-    while (*(path += strspn(path, "/")) != '\0') {
-        size_t part = strcspn(path, "/");
-        bool is_here = part == 1 && path[0] == '.';
-        if (!is_here && size + part + 2 > PATH_MAX) return false;
-        if (!is_here) {
-            out[size++] = '/';
-            memcpy(out + size, path, part);
-            size += part;
-        }
-        path += part;
-    }
-    out[size] = '\0';
-    return true;
+    return append_components(out, path, false);
 }
 
 const char *fsti_path_settle_inside(const char *path, const char *folder, const char *settled,

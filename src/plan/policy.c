@@ -29,8 +29,8 @@
 /// Reads that wait for other machines need many threads to keep the way there busy. Each has two of
 /// the kernel's requests of 128 KiB under way.
 #define DISTANT_THREADS_MIN 32u
-/// Eight threads read faster from the page cache than a bus of 50 GB/s copies. With 16 the buffers
-/// do not stay in the CPU caches, and loads took a quarter longer (H200, docs/benchmarks).
+/// On an H200 with 16 CPUs, loads by 12 or 16 threads took 1.2 to 1.3 times as long as loads by 8
+/// (docs/benchmarks). The cause was not measured.
 #define DEVICE_THREADS_MAX 8u
 /// GPUDirect reads take no CPU time, so more threads are useful.
 #define GDS_THREADS_MIN 8u

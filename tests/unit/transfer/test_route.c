@@ -32,17 +32,17 @@ TEST(routes_fall_back_step_by_step)
     if (!all) SKIP("io_uring or O_DIRECT does not work here");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsti_file_route route;
-        load_route_request wish = {.no_mapping = NULL};
+        load_route_request request = {.no_mapping = NULL};
         fsti_io_hide(cases[i].hidden);
         file = open_file(); // probes are kept per file
-        CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+        CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
         CHECK(fsti_route_engine(&route, false) == cases[i].absent);
         CHECK(fsti_route_engine(&route, true) == &fsti_io_engine_mmap);
         CHECK(route.reason[0] != '\0');
         fst_error error;
         if (cases[i].hidden != 0) {
-            wish.engine = FST_ENGINE_URING;
-            CHECK_INT(fsti_loader_find_route(file, &wish, &route, &error), FST_E_UNSUPPORTED);
+            request.engine = FST_ENGINE_URING;
+            CHECK_INT(fsti_loader_find_route(file, &request, &route, &error), FST_E_UNSUPPORTED);
             CHECK_CONTAINS(error.message, "uring");
         }
         fsti_file_unref(file);
@@ -54,25 +54,25 @@ TEST(routes_follow_the_request)
 {
     fsti_file_route route;
     fsti_file *file = open_file();
-    load_route_request wish = {.no_mapping = "a reason"};
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+    load_route_request request = {.no_mapping = "a reason"};
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, true) == &fsti_io_engine_pread); // no guard, no mapping
-    wish = (load_route_request){.keeps_cache = true};
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+    request = (load_route_request){.keeps_cache = true};
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_mmap);
     CHECK_CONTAINS(route.reason, "kept in the page cache");
-    wish.no_mapping = "a reason";
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+    request.no_mapping = "a reason";
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
-    wish = (load_route_request){.is_small = true};
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+    request = (load_route_request){.is_small = true};
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_pread);
-    wish = (load_route_request){.engine = FST_ENGINE_MMAP};
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, NULL), FST_OK);
+    request = (load_route_request){.engine = FST_ENGINE_MMAP};
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, NULL), FST_OK);
     CHECK(fsti_route_engine(&route, false) == &fsti_io_engine_mmap);
-    wish.no_mapping = "a reason";
+    request.no_mapping = "a reason";
     fst_error error;
-    CHECK_INT(fsti_loader_find_route(file, &wish, &route, &error), FST_E_UNSUPPORTED);
+    CHECK_INT(fsti_loader_find_route(file, &request, &route, &error), FST_E_UNSUPPORTED);
     CHECK_CONTAINS(error.message, "engine mmap can't be used: a reason");
     fsti_file_unref(file);
 }
