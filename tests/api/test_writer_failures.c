@@ -51,6 +51,7 @@ TEST(overlapping_writes_are_named)
 
 TEST(many_gaps_are_tracked)
 {
+    if (CHECK_SANITIZED_THREADS) SKIP("one thread; slow under the thread sanitizer");
     char byte[1] = {7};
     fst_writer *writer = open_stream(fixture_path("holes"));
     CHECK(writer != NULL);

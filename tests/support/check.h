@@ -29,10 +29,19 @@ void check_fail(const char *file, int line, const char *format, ...)
 #define CHECK_SANITIZED false
 #endif
 
+#if defined(__SANITIZE_THREAD__)
+#define CHECK_SANITIZED_THREADS true
+#else
+#define CHECK_SANITIZED_THREADS false
+#endif
+
 /// Tests with very many or random cases try only one in this number: all of them with
 /// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every twentieth under a
 /// sanitizer, which slows everything down.
 unsigned check_share(void);
+/// The case after `n` in a test that lets each call fail in turn: `n` + 1. The thread sanitizer
+/// finds the same races in most of these cases, so under it the distance grows with `n`.
+long check_next(long n);
 /// How often to repeat such a case.
 #define CHECK_ROUNDS(count) ((count) / check_share())
 

@@ -292,7 +292,7 @@ TEST(a_delta_that_fails_for_lack_of_memory_leaves_an_empty_folder)
     options.base_version = "0";
     options.version = "1";
     fst_status status = FST_E_NO_MEMORY;
-    for (long n = 0; status == FST_E_NO_MEMORY; n++) {
+    for (long n = 0; status == FST_E_NO_MEMORY; n = check_next(n)) {
         delta_remove(folder);
         fsti_alloc_fail_after(n);
         status = fst_delta_make(old, folder, &options, NULL, &error);

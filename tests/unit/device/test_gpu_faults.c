@@ -174,7 +174,7 @@ TEST(every_allocation_may_fail)
     const gpu_fake *driver = gpu_fake_of(0);
     fst_model *model = gpu_mixed_model();
     bool ended = false;
-    for (long nth = 0; !ended && nth < 500; nth++) {
+    for (long nth = 0; !ended && nth < 500; nth = check_next(nth)) {
         fst_load_options options = gpu_options_on(FST_DEVICE_CUDA, 0);
         options.thread_count = 2;
         options.convert = 1;

@@ -390,7 +390,7 @@ TEST(failed_allocations_do_not_leak)
     if (make_packed() == NULL) return;
     file_bytes plain = read_bytes(make_plain()), file = read_bytes(make_packed());
     long live = fsti_alloc_live(), n = 0;
-    for (fst_status status = FST_E_NO_MEMORY; status != FST_OK; n++) {
+    for (fst_status status = FST_E_NO_MEMORY; status != FST_OK; n = check_next(n)) {
         fst_error error = {.status = FST_OK};
         fst_model *model = NULL;
         fsti_alloc_fail_after(n);
