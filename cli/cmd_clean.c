@@ -81,9 +81,11 @@ const cli_command clean_command = {
     .name = "clean",
     .operands = "FOLDER | FILE",
     .summary = "delete temporary files that killed saves left",
-    .about = "Delete the temporary files (.NAME.<16 hex digits>.tmp) that killed saves left in a\n"
-             "folder or next to a file. Files that a running save or an index uses are kept. The\n"
-             "next save of the same name deletes them, too.",
+    .about =
+        "Delete the temporary files (.NAME.<16 hex digits>.tmp) that killed saves left in a\n"
+        "folder or next to a file. Files that a running save or an index uses are kept. The\n"
+        "next save of the same file or sharded model deletes them, too. Those of FOLDER.digest\n"
+        "lie next to the folder.",
     .examples = "  fastsafetensors clean --dry-run folder\n",
     .options = options,
     .operand_min = 1,

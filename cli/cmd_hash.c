@@ -49,9 +49,21 @@ static void print_json(const char *text, const char *algorithm) {
     printf("]}\n");
 }
 
+/// Writes the .digest file. Saves delete it after they have put their files in place. Here the
+/// model is examined again after the .digest file is in place. So none stays next to another model.
+static int write_digests(const char *path, const steady_identity *identity, const char *text) {
+    hash_sidecar written;
+    int code = hash_sidecar_write(path, text, &written);
+    if (code != EXIT_OK) return code;
+    code = steady_check(path, identity);
+    if (code != EXIT_OK) hash_sidecar_remove(path, &written);
+    return code;
+}
+
 /// Writes the .digest file and reports it.
-static int keep_digests(const hash_request *request, const char *settled, const char *text) {
-    int code = request->dry_run ? hash_sidecar_check(settled) : hash_sidecar_write(settled, text);
+static int keep_digests(const hash_request *request, const char *path,
+                        const steady_identity *identity, const char *text) {
+    int code = request->dry_run ? hash_sidecar_check(path) : write_digests(path, identity, text);
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
@@ -71,16 +83,16 @@ static int hash_model(const hash_request *request) {
     if (!cli_digest_find(request->algorithm, &digest))
         return cli_usage("hash", "unknown algorithm %s", request->algorithm);
     fst_model *model = NULL;
-    steady_files *files = NULL;
+    steady_identity identity;
     char *text = NULL, *settled = request->write ? hash_settle(request->path) : NULL;
     const char *path = settled != NULL ? settled : request->path;
-    int code = steady_open(path, &model, &files);
+    int code = steady_open(path, &model, &identity);
     if (code == EXIT_OK) code = cli_digest_model(model, path, digest, &text);
-    if (code == EXIT_OK) code = steady_check(path, files);
+    if (code == EXIT_OK) code = steady_check(path, &identity);
     if (code == EXIT_OK && request->embed != NULL)
         code = embed_digests(model, request, text);
     else if (code == EXIT_OK && request->write)
-        code = keep_digests(request, path, text);
+        code = keep_digests(request, path, &identity, text);
     else if (code == EXIT_OK && cli_wants_json()) {
         printf("{");
         print_json(text, request->algorithm);
@@ -88,7 +100,7 @@ static int hash_model(const hash_request *request) {
         fputs(text, stdout);
     free(text);
     free(settled);
-    steady_close(model, files);
+    fst_model_close(model);
     return code;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Digests a model's tensors and files while later pieces are read ahead. The bytes of a file are
 /// its tensors in file order, and the bytes before, between and after them.
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,10 +95,13 @@ static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, u
         if (good && fst_digest_update(job->file_state, bytes, wanted, NULL) != FST_OK) good = false;
         begin += wanted;
     }
+    bool is_broken = file == NULL ? errno != ENOENT : ferror(file) != 0;
     if (file != NULL) fclose(file);
     if (good) return EXIT_OK;
-    return cli_refuse(EXIT_UNREADABLE, "IoError", "the file could not be read a second time: %s",
-                      info->path);
+    return is_broken
+               ? cli_fail_errno("reading", info->path)
+               : cli_refuse(EXIT_UNREADABLE, "FileChanged",
+                            "%s was replaced or changed while it was read. Try again", info->path);
 }
 
 /// Finishes a digest and writes its line.

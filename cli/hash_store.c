@@ -103,10 +103,17 @@ char *hash_settle(const char *path) {
     return settled != NULL ? settled : strdup(path);
 }
 
-int hash_sidecar_write(const char *path, const char *text) {
+static bool identify(int fd, hash_sidecar *out) {
+    struct stat info;
+    if (fstat(fd, &info) != 0) return false;
+    *out = (hash_sidecar){.device = (uint64_t)info.st_dev, .inode = (uint64_t)info.st_ino};
+    return true;
+}
+
+int hash_sidecar_write(const char *path, const char *text, hash_sidecar *written) {
     char *target = sidecar_path(path, ".digest"), *temporary = NULL;
     int fd = target == NULL ? -1 : create_temporary(target, &temporary);
-    bool good = fd >= 0 && write_all(fd, text);
+    bool good = fd >= 0 && write_all(fd, text) && identify(fd, written);
     if (fd >= 0 && close(fd) != 0) good = false;
     // The rename replaces a planted link, not its target.
     if (good && rename(temporary, target) != 0) good = false;
@@ -117,6 +124,15 @@ int hash_sidecar_write(const char *path, const char *text) {
     free(target);
     free(temporary);
     return good ? EXIT_OK : EXIT_UNREADABLE;
+}
+
+void hash_sidecar_remove(const char *path, const hash_sidecar *written) {
+    char *target = sidecar_path(path, ".digest");
+    struct stat info;
+    if (target != NULL && lstat(target, &info) == 0 && (uint64_t)info.st_dev == written->device &&
+        (uint64_t)info.st_ino == written->inode)
+        unlink(target);
+    free(target);
 }
 
 int hash_sidecar_check(const char *path) {
@@ -249,17 +265,41 @@ static void read_embedded(const fst_model *model, char *algorithm, size_t capaci
     free(entries);
 }
 
-/// Prints differing names, in JSON as elements of the array that the caller started.
-static void print_different(const char *text, size_t size, bool is_unknown) {
+/// What is wrong with a tensor or file: the word for people, and the one in JSON.
+typedef struct difference {
+    const char *text, *json;
+} difference;
+static const difference is_changed = {"differs", "changed"};
+static const difference is_missing = {"missing", "missing"};
+static const difference is_unlisted = {"no digest is stored", "unlisted"};
+
+/// The name without the quotes of a JSON string, if it has them.
+static span without_quotes(span name) {
+    bool has_quotes = name.size >= 2 && name.bytes[0] == '"' && name.bytes[name.size - 1] == '"';
+    return has_quotes ? (span){name.bytes + 1, name.size - 2} : name;
+}
+
+/// Prints what is wrong, in JSON as an element of the array that the caller started. `is_json`: the
+/// name is a JSON string.
+static void print_different(const difference *what, span kind, span name, bool is_json) {
     if (is_silent) return;
-    if (cli_wants_json()) {
-        printf("%s", difference_count++ > 0 ? ", " : "");
-        cli_print_json(text, size);
+    if (!cli_wants_json()) {
+        printf("%s: ", what->text);
+        cli_print_name(kind.bytes, kind.size);
+        printf(" ");
+        if (is_json) name = without_quotes(name);
+        cli_print_name(name.bytes, name.size);
+        printf("\n");
         return;
     }
-    printf("differs: ");
-    cli_print_name(text, size);
-    printf(is_unknown ? " (no digest is stored)\n" : "\n");
+    printf("%s{\"problem\": \"%s\", \"kind\": ", difference_count++ > 0 ? ", " : "", what->json);
+    cli_print_json(kind.bytes, kind.size);
+    printf(", \"name\": ");
+    if (is_json)
+        printf("%.*s", (int)name.size, name.bytes);
+    else
+        cli_print_json(name.bytes, name.size);
+    printf("}");
 }
 
 static int compare_embedded(const fst_model *model, const char *text) {
@@ -280,7 +320,8 @@ static int compare_embedded(const fst_model *model, const char *text) {
             cli_metadata_find(&index, TENSOR_KEY, info.name, info.name_size);
         if (kept != NULL && kept->value_size == hex_size && memcmp(kept->value, hex, hex_size) == 0)
             continue;
-        print_different(info.name, info.name_size, kept == NULL);
+        print_different(kept == NULL ? &is_unlisted : &is_changed, (span){"tensor", 6},
+                        (span){info.name, info.name_size}, false);
         code = EXIT_INVALID;
     }
     free(index.order);
@@ -288,19 +329,101 @@ static int compare_embedded(const fst_model *model, const char *text) {
     return code;
 }
 
-/// Compares lines of two texts in the same order. Differences are named by their stored name.
-static int compare_lines(const char *kept, const char *found) {
-    int code = EXIT_OK;
-    while (*kept != '\0' || *found != '\0') {
-        size_t kept_size = strcspn(kept, "\n"), found_size = strcspn(found, "\n");
-        if (kept_size != found_size || memcmp(kept, found, kept_size) != 0) {
-            const char *line = *kept != '\0' ? kept : found;
-            print_different(line, strcspn(line, "\n"), false);
-            code = EXIT_INVALID;
-        }
-        kept = next_line(kept);
-        found = next_line(found);
+/// A line "KIND HEX NAME" of a .digest file, whose name is a JSON string.
+typedef struct digest_line {
+    span kind, hex, name;
+    bool is_stored; ///< of a computed line: the stored text has one with this kind and name
+} digest_line;
+
+typedef struct digest_lines {
+    digest_line *lines;
+    size_t count;
+} digest_lines;
+
+static span word_at(const char *text) { return (span){text, strcspn(text, " \n")}; }
+
+/// A line without one of its words has empty ones.
+static digest_line cut_line(const char *line) {
+    digest_line cut = {.kind = word_at(line)};
+    const char *hex = line + cut.kind.size;
+    cut.hex = word_at(hex += *hex == ' ');
+    const char *name = hex + cut.hex.size;
+    name += *name == ' ';
+    cut.name = (span){name, strcspn(name, "\n")};
+    return cut;
+}
+
+/// The lines behind the first one. The caller frees them; false without memory.
+static bool cut_lines(const char *text, digest_lines *out) {
+    size_t capacity = 1;
+    for (const char *line = text; *line != '\0'; line = next_line(line)) capacity++;
+    *out = (digest_lines){.lines = calloc(capacity, sizeof *out->lines)};
+    if (out->lines == NULL) return false;
+    for (const char *line = next_line(text); *line != '\0'; line = next_line(line))
+        out->lines[out->count++] = cut_line(line);
+    return true;
+}
+
+static int compare_spans(span one, span other) {
+    size_t least = one.size < other.size ? one.size : other.size;
+    int order = least == 0 ? 0 : memcmp(one.bytes, other.bytes, least);
+    return order != 0 ? order : (one.size > other.size) - (one.size < other.size);
+}
+
+/// By name, then by kind.
+static int compare_names(const void *one, const void *other) {
+    const digest_line *a = one, *b = other;
+    int order = compare_spans(a->name, b->name);
+    return order != 0 ? order : compare_spans(a->kind, b->kind);
+}
+
+/// Then by digest. Names that are not UTF-8 may be equal here.
+static int compare_whole(const void *one, const void *other) {
+    const digest_line *a = one, *b = other;
+    int order = compare_names(one, other);
+    return order != 0 ? order : compare_spans(a->hex, b->hex);
+}
+
+static digest_line *find_line(const digest_line *wanted, const digest_lines *among,
+                              int (*compare)(const void *, const void *)) {
+    if (among->count == 0) return NULL;
+    return bsearch(wanted, among->lines, among->count, sizeof *wanted, compare);
+}
+
+/// Compares a stored line with the computed one, and marks that. `found` is sorted.
+static int compare_line(const digest_line *kept, digest_lines *found) {
+    digest_line *equal = find_line(kept, found, compare_whole);
+    digest_line *same = equal != NULL ? equal : find_line(kept, found, compare_names);
+    if (same != NULL) {
+        same->is_stored = true;
+        if (equal != NULL) return EXIT_OK;
+        print_different(&is_changed, same->kind, same->name, true);
+        return EXIT_INVALID;
     }
+    // The stored text may be anything, so the name may be no JSON string.
+    print_different(&is_missing, kept->kind, without_quotes(kept->name), false);
+    return EXIT_INVALID;
+}
+
+/// Compares the stored text with the computed one, whose order may be another.
+static int compare_lines(const char *kept_text, const char *found_text) {
+    digest_lines kept = {0}, found = {0};
+    int code = EXIT_OK;
+    if (!cut_lines(kept_text, &kept) || !cut_lines(found_text, &found)) {
+        free(kept.lines);
+        return cli_no_memory();
+    }
+    if (found.count > 0) qsort(found.lines, found.count, sizeof *found.lines, compare_whole);
+    for (size_t i = 0; i < kept.count; i++)
+        if (compare_line(&kept.lines[i], &found) != EXIT_OK) code = EXIT_INVALID;
+    for (size_t i = 0; i < found.count; i++) {
+        const digest_line *line = &found.lines[i];
+        if (line->is_stored) continue;
+        print_different(&is_unlisted, line->kind, line->name, true);
+        code = EXIT_INVALID;
+    }
+    free(kept.lines);
+    free(found.lines);
     return code;
 }
 

@@ -1,55 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Opens a model twice: if the paths lead to the same files after both, then the second model has
-/// just these files open, because it was opened in between.
+/// Opens a model twice: if both are the same, then the second one has just these files open,
+/// because it was opened in between.
 #include "steady_model.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-typedef struct file_state {
-    uint64_t device, inode, size_bytes;
-    struct timespec modified;
-} file_state;
-
-struct steady_files {
-    size_t count;
-    file_state states[];
-};
-
 /// How often a model is opened while saves replace it.
 #define OPEN_COUNT_MAX 8
 
-static void note_file(const fst_model *model, size_t file, file_state *out) {
+static bool add(fst_digest_state *state, const void *bytes, size_t size) {
+    return fst_digest_update(state, bytes, size, NULL) == FST_OK;
+}
+
+/// Adds the path of a file, and what it leads to.
+static bool add_file(fst_digest_state *state, const fst_model *model, size_t file) {
     fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     struct stat found;
-    memset(out, 0, sizeof *out);
-    if (fst_model_file_info(model, file, &info, NULL) != FST_OK || stat(info.path, &found) != 0)
-        return;
-    out->device = (uint64_t)found.st_dev;
-    out->inode = (uint64_t)found.st_ino;
-    out->size_bytes = (uint64_t)found.st_size;
-    out->modified = found.st_mtim;
+    uint64_t numbers[5] = {0};
+    if (fst_model_file_info(model, file, &info, NULL) != FST_OK) return false;
+    if (stat(info.path, &found) == 0) {
+        numbers[0] = (uint64_t)found.st_dev;
+        numbers[1] = (uint64_t)found.st_ino;
+        numbers[2] = (uint64_t)found.st_size;
+        numbers[3] = (uint64_t)found.st_mtim.tv_sec;
+        numbers[4] = (uint64_t)found.st_mtim.tv_nsec;
+    }
+    return add(state, info.path, strlen(info.path) + 1) && add(state, numbers, sizeof numbers);
 }
 
-static steady_files *note_files(const fst_model *model) {
-    size_t count = fst_model_file_count(model);
-    steady_files *files = calloc(1, sizeof *files + count * sizeof *files->states);
-    if (files == NULL) return NULL;
-    files->count = count;
-    for (size_t i = 0; i < count; i++) note_file(model, i, &files->states[i]);
-    return files;
+/// Adds which tensor it is. An index that is replaced may choose others from the same files.
+static bool add_tensor(fst_digest_state *state, const fst_model *model, size_t tensor) {
+    fst_tensor_info info = FST_STRUCT_INIT(fst_tensor_info);
+    if (fst_model_tensor_info(model, tensor, &info, NULL) != FST_OK) return false;
+    uint64_t numbers[] = {info.name_size, info.file_index, info.file_offset};
+    return add(state, numbers, sizeof numbers) && add(state, info.name, info.name_size);
 }
 
-static bool is_same(const steady_files *one, const steady_files *other) {
-    bool same = one->count == other->count;
-    for (size_t i = 0; same && i < one->count; i++)
-        same = one->states[i].device == other->states[i].device &&
-               one->states[i].inode == other->states[i].inode &&
-               one->states[i].size_bytes == other->states[i].size_bytes &&
-               one->states[i].modified.tv_sec == other->states[i].modified.tv_sec &&
-               one->states[i].modified.tv_nsec == other->states[i].modified.tv_nsec;
-    return same;
+/// Computes the model's identity. False without memory.
+static bool identify(const fst_model *model, steady_identity *out) {
+    fst_digest_state *state;
+    size_t size;
+    if (fst_digest_begin(FST_DIGEST_XXH3_128, &state, NULL) != FST_OK) return false;
+    bool good = true;
+    for (size_t i = 0; good && i < fst_model_file_count(model); i++)
+        good = add_file(state, model, i);
+    for (size_t i = 0; good && i < fst_model_tensor_count(model); i++)
+        good = add_tensor(state, model, i);
+    if (good) return fst_digest_end(state, out->bytes, &size, NULL) == FST_OK;
+    fst_digest_drop(state);
+    return false;
+}
+
+static bool is_same(const steady_identity *one, const steady_identity *other) {
+    return memcmp(one->bytes, other->bytes, sizeof one->bytes) == 0;
 }
 
 static int refuse_changed(const char *path) {
@@ -57,47 +62,32 @@ static int refuse_changed(const char *path) {
                       "%s was replaced or changed while it was read. Try again", path);
 }
 
-int steady_open(const char *path, fst_model **model, steady_files **files) {
+int steady_open(const char *path, fst_model **model, steady_identity *identity) {
     fst_error error;
-    steady_files *before = NULL;
+    steady_identity before;
     *model = NULL;
-    *files = NULL;
     for (int tries = 0; tries < OPEN_COUNT_MAX; tries++) {
         fst_model *opened;
-        fst_status status = fst_model_open(path, NULL, &opened, &error);
-        if (status != FST_OK) {
-            free(before);
-            return cli_fail(&error);
-        }
-        steady_files *after = note_files(opened);
-        if (after != NULL && before != NULL && is_same(before, after)) {
-            free(before);
+        memset(identity, 0, sizeof *identity);
+        if (fst_model_open(path, NULL, &opened, &error) != FST_OK) return cli_fail(&error);
+        bool good = identify(opened, identity);
+        if (good && tries > 0 && is_same(&before, identity)) {
             *model = opened;
-            *files = after;
             return EXIT_OK;
         }
         fst_model_close(opened);
-        free(before);
-        before = after;
-        if (after == NULL) return cli_no_memory();
+        if (!good) return cli_no_memory();
+        before = *identity;
     }
-    free(before);
     return refuse_changed(path);
 }
 
-int steady_check(const char *path, const steady_files *files) {
+int steady_check(const char *path, const steady_identity *identity) {
     fst_model *model;
-    // Also the index, or the list of the folder's files, may be another one.
+    steady_identity now = {{0}};
     if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return refuse_changed(path);
-    steady_files *now = note_files(model);
+    bool good = identify(model, &now);
     fst_model_close(model);
-    if (now == NULL) return cli_no_memory();
-    bool same = is_same(files, now);
-    free(now);
-    return same ? EXIT_OK : refuse_changed(path);
-}
-
-void steady_close(fst_model *model, steady_files *files) {
-    fst_model_close(model);
-    free(files);
+    if (!good) return cli_no_memory();
+    return is_same(identity, &now) ? EXIT_OK : refuse_changed(path);
 }

@@ -5,14 +5,16 @@
 
 #include "cli.h"
 
-/// What the paths of the model's files led to when it was opened.
-typedef struct steady_files steady_files;
+/// A digest of what differs between models at one path: their files (path, inode, size, time
+/// of the last change), and which tensors are where in them.
+typedef struct steady_identity {
+    unsigned char bytes[FST_DIGEST_BYTES_MAX];
+} steady_identity;
 
-/// Opens a model. Returns an exit code after printing any error. Close with steady_close().
-int steady_open(const char *path, fst_model **model, steady_files **files);
-/// Whether the path still leads to the files that were opened, and to no others. Returns an exit
-/// code after printing that it does not.
-int steady_check(const char *path, const steady_files *files);
-void steady_close(fst_model *model, steady_files *files);
+/// Opens a model. Returns an exit code after printing any error. Close with fst_model_close().
+int steady_open(const char *path, fst_model **model, steady_identity *identity);
+/// Whether the path still leads to the model that was opened. Returns an exit code after printing
+/// that it does not.
+int steady_check(const char *path, const steady_identity *identity);
 
 #endif

@@ -276,3 +276,44 @@ def test_digests_of_a_model_that_was_replaced_are_not_written(command, tmp_path)
     process = hash_while(command, path, path, lambda: os.replace(tmp_path / "next", path))
     assert process.returncode == 2 and "was replaced or changed while it was read" in process.said
     assert not (tmp_path / "m.safetensors.digest").exists()
+
+
+@pytest.mark.parametrize("what", ["the index lists another tensor", "the file has another name"])
+def test_digests_of_a_model_with_another_index_are_not_written(command, tmp_path, what):
+    """Its file is the same one. Saves that run give files hidden names."""
+    path = tmp_path / "model.safetensors.index.json"
+    make_zeros(tmp_path / "a.safetensors")
+
+    def write_index(tensor, file):
+        (tmp_path / "new").write_text(json.dumps({"weight_map": {tensor: file}}))
+        os.replace(tmp_path / "new", path)
+
+    def change():
+        if what == "the file has another name":
+            os.rename(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+            write_index("x", "b.safetensors")
+            return
+        header = b'{"y":{"dtype":"U8","shape":[268435456],"data_offsets":[0,268435456]}}'
+        with open(tmp_path / "a.safetensors", "r+b") as file:
+            info = os.stat(tmp_path / "a.safetensors")
+            file.write(len(header).to_bytes(8, "little") + header)
+        os.utime(tmp_path / "a.safetensors", ns=(info.st_atime_ns, info.st_mtime_ns))
+        write_index("y", "a.safetensors")
+
+    write_index("x", "a.safetensors")
+    process = hash_while(command, tmp_path, tmp_path / "a.safetensors", change)
+    assert process.returncode == 2 and "changed while it was read" in process.said
+    assert not (tmp_path.parent / f"{tmp_path.name}.digest").exists()
+
+
+def test_unfinished_digests_and_manifests_are_cleaned_up(run, tmp_path):
+    """Those of a file: of killed `hash --write` and `hash --manifest`."""
+    path = tmp_path / "m.safetensors"
+    make_zeros(path)
+    left = [tmp_path / f".m.safetensors.{kind}.{'0' * 16}.tmp" for kind in ("digest", "manifest")]
+    other = tmp_path / f".n.safetensors.digest.{'0' * 16}.tmp"
+    for words in (["clean", path], ["edit", "--set", "a=b", path]):
+        for one in (*left, other):
+            one.touch()
+        assert run(*words)[0] == 0
+        assert not any(one.exists() for one in left) and other.exists()

@@ -122,9 +122,35 @@ def test_json_is_not_valid_where_bytes_differ(run, embedded):  # noqa: F811
     raw[-1] ^= 1
     (folder / "em.safetensors").write_bytes(raw)
     said = json.loads(run("verify", "--hash", "--json", folder / "em.safetensors", code=1)[0])
-    assert said["valid"] is False and said["different"] == ["q"]
+    assert said["valid"] is False and said["different"] == [
+        {"problem": "changed", "kind": "tensor", "name": "q"}]
     said = json.loads(run("verify", "--hash", "--json", folder / "other.safetensors", code=1)[0])
     assert said["valid"] is False and said["digests"] is None
+
+
+def test_tensors_and_files_that_come_and_go_are_named(run, tmp_path, torch):  # noqa: F811
+    """Others, whose lines lie elsewhere then, are not called damaged."""
+    from fastsafetensors import verify_file
+
+    folder = tmp_path / "m"
+    folder.mkdir()
+    index = folder / "model.safetensors.index.json"
+    for name, tensors in (("a", "xy"), ("b", "zw")):
+        save_file({tensor: torch.ones(4) for tensor in tensors}, folder / f"{name}.safetensors")
+    where = {"x": "a", "y": "a", "z": "b", "w": "b"}
+
+    def list_tensors(names):
+        index.write_text(json.dumps({"weight_map": {n: f"{where[n]}.safetensors" for n in names}}))
+
+    list_tensors("xyz")
+    run("hash", "--write", folder)
+    assert verify_file(folder, digests=True) == []
+    list_tensors("yzw")
+    out, _ = run("verify", "--hash", folder, code=1)
+    assert out.splitlines()[1:] == ["missing: tensor x", "no digest is stored: tensor w"]
+    assert [problem.message for problem in verify_file(folder, digests=True)] == [
+        'tensor "x" is missing, but its digest was kept',
+        'tensor "w" is new: its digest was not kept']
 
 
 def test_hashes(run, sample, tmp_path):

@@ -107,6 +107,17 @@ static fst_status hide_file(save_journal *journal, journal_step *step, fst_error
     return describes ? FST_OK : undo_hide(step, error);
 }
 
+/// A file that another process wrote there since hide_file(): it describes the model that was
+/// replaced.
+static fst_status drop_file(save_journal *journal, journal_step *step, fst_error *error) {
+    bool describes = false;
+    FST_TRY(fsti_save_describes_model(step->path, &describes, error));
+    if (!describes) return FST_OK;
+    FST_TRY(hide_file(journal, step, error));
+    release_kept(step, true);
+    return FST_OK;
+}
+
 static fst_status remove_file(save_journal *journal, journal_step *step, fst_error *error) {
     (void)journal;
     return fsti_path_remove(step->path, error);
@@ -149,6 +160,12 @@ const fsti_step_kind fsti_step_hide_file = {
     .run = hide_file,
     .undo = undo_hide,
     .release = release_kept};
+const fsti_step_kind fsti_step_drop_file = {.name =
+                                                "a manifest or digests of an earlier save removed",
+                                            .run = drop_file,
+                                            .undo = undo_hide,
+                                            .release = release_kept,
+                                            .is_independent = true};
 const fsti_step_kind fsti_step_remove_file = {
     .name = "a file of an earlier save removed", .run = remove_file, .is_independent = true};
 // While old files remain, the index stays by which the next save finds and deletes them.

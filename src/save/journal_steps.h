@@ -18,6 +18,8 @@ extern const fsti_step_kind fsti_step_link_file;
 extern const fsti_step_kind fsti_step_unname_file;
 /// Moves a file aside that will become outdated; undone by moving it back.
 extern const fsti_step_kind fsti_step_hide_file;
+/// Deletes such a file that was written while the save ran, after the new files are in place.
+extern const fsti_step_kind fsti_step_drop_file;
 /// Deletes a file of an earlier save.
 extern const fsti_step_kind fsti_step_remove_file;
 /// Deletes the index of an earlier save, but only if cleanup left nothing, because the next save

@@ -10,11 +10,29 @@
 #include "io/io.h"
 #include "save_state.h"
 
+/// The name of the model file whose manifest or digests the temporary file was to become; else the
+/// name that it was to get.
+static fsti_leftover described_by(const fsti_leftover *leftover) {
+    static const char *const endings[] = {SAVE_MANIFEST_ENDING, SAVE_DIGEST_ENDING};
+    fsti_leftover model = *leftover;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t size = strlen(endings[i]);
+        if (model.base_size > size &&
+            memcmp(model.base + model.base_size - size, endings[i], size) == 0)
+            model.base_size -= size;
+    }
+    return model;
+}
+
 /// Whether a temporary file belongs to a target of this writer.
 static bool is_own(const fst_writer *writer, const fsti_leftover *leftover) {
-    const char *base = leftover->base;
-    size_t size = leftover->base_size;
+    const fsti_leftover model = described_by(leftover);
+    const char *base = model.base;
+    size_t size = model.base_size;
     if (fsti_save_manifest_is_own(writer, leftover)) return true;
+    if (writer->target.folder == NULL &&
+        fsti_leftover_is_of(&model, fsti_path_name(writer->contents.files[0].target.path)))
+        return true;
     if (writer->target.folder == NULL)
         return fsti_leftover_is_of(leftover, fsti_path_name(writer->contents.files[0].target.path));
     // Of a long name only the beginning is known, so the model is not determined.
@@ -136,7 +154,10 @@ typedef struct leftover_walk {
 static void forward_leftover(void *context, const fsti_leftover *leftover) {
     leftover_walk *walk = context;
     char path[PATH_MAX];
-    if (walk->target != NULL && !fsti_leftover_is_of(leftover, walk->target)) return;
+    const fsti_leftover model = described_by(leftover);
+    if (walk->target != NULL && !fsti_leftover_is_of(leftover, walk->target) &&
+        !fsti_leftover_is_of(&model, walk->target))
+        return;
     bool in_use = leftover->has_owner || is_used(&walk->used, leftover->name);
     snprintf(path, sizeof path, "%s/%s", walk->used.folder, leftover->name);
     fst_leftover found = {.struct_size = sizeof found,

@@ -80,7 +80,7 @@ static fst_status sign_tree(const file_tree *tree, const fsti_bundle_paths *path
     fst_status status = make_bundle(&draft, key, &bundle, error);
     fsti_free(files);
     FST_TRY(status);
-    status = fsti_text_publish(target, (char *)bundle.bytes, bundle.size, error);
+    status = fsti_text_publish(target, (char *)bundle.bytes, bundle.size, NULL, NULL, error);
     fsti_free(bundle.bytes);
     return status;
 }

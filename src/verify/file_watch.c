@@ -57,7 +57,7 @@ fst_status fsti_file_watch_check(const file_watch *watch, fst_error *error) {
         fsti_error_location location = {.file = file->path, .byte_offset = FST_NO_OFFSET};
         return fsti_error_set(error, FST_E_FILE_CHANGED, location,
                               "the file was replaced or changed while the files of its folder were "
-                              "read. Nothing was written. Try again");
+                              "read. Try again");
     }
     return FST_OK;
 }

@@ -182,21 +182,21 @@ static bool has_same_models(const folder_files *a, const folder_files *b) {
     }
 }
 
-fst_status fsti_folder_files_check(const char *path, const folder_files *files,
-                                   const file_watch *watch, fst_error *error) {
+fst_status fsti_folder_files_check(void *context, fst_error *error) {
+    const folder_check *check = context;
     folder_files again;
     // The index before the files: of a save that runs, it has hidden names; one that ends between
     // the two has replaced a file.
-    fst_status status = list_files(path, true, &again, error);
-    bool is_same = status != FST_OK || has_same_models(files, &again);
+    fst_status status = list_files(check->path, true, &again, error);
+    bool is_same = status != FST_OK || has_same_models(check->files, &again);
     fsti_folder_files_clear(&again);
     FST_TRY(status);
-    FST_TRY(fsti_file_watch_check(watch, error));
-    fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
+    FST_TRY(fsti_file_watch_check(check->watch, error));
+    fsti_error_location location = {.file = check->path, .byte_offset = FST_NO_OFFSET};
     return is_same ? FST_OK
                    : fsti_error_set(error, FST_E_FILE_CHANGED, location,
                                     "model files were added or removed while the files of the "
-                                    "folder were read. Nothing was written. Try again");
+                                    "folder were read. Try again");
 }
 
 bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }

@@ -283,7 +283,9 @@ static char *default_target(const folder_files *list) {
     return fsti_folder_join(list, name);
 }
 
-static fst_status publish_manifest(manifest_job *job, const char *target, fst_error *error) {
+static fst_status publish_manifest(manifest_job *job, const char *path, const char *target,
+                                   fst_error *error) {
+    folder_check check = {path, &job->list, &job->watch};
     char *text, *own = target == NULL ? default_target(&job->list) : NULL;
     size_t size;
     fsti_manifest_draft draft = {.kind = job->kind,
@@ -293,7 +295,8 @@ static fst_status publish_manifest(manifest_job *job, const char *target, fst_er
     if (target == NULL && own == NULL) return fsti_error_memory(error, 64);
     fst_status status = fsti_manifest_write(&draft, &text, &size, error);
     if (status == FST_OK) {
-        status = fsti_text_publish(target == NULL ? own : target, text, size, error);
+        status = fsti_text_publish(target == NULL ? own : target, text, size,
+                                   fsti_folder_files_check, &check, error);
         fsti_free(text);
     }
     if (status == FST_OK) fsti_manifest_report_path(job->options, target == NULL ? own : target);
@@ -326,8 +329,9 @@ fst_status fsti_manifest_make(const char *path, const char *target,
     if (status == FST_OK) status = fsti_folder_files(path, &job.list, &job.watch, error);
     if (status == FST_OK) status = fsti_folder_files_check_names(&job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
-    if (status == FST_OK) status = fsti_folder_files_check(path, &job.list, &job.watch, error);
-    if (status == FST_OK) status = publish_manifest(&job, target, error);
+    if (status == FST_OK)
+        status = fsti_folder_files_check(&(folder_check){path, &job.list, &job.watch}, error);
+    if (status == FST_OK) status = publish_manifest(&job, path, target, error);
     clear_job(&job);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;

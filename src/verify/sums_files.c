@@ -35,7 +35,8 @@ static fst_status list_files(const folder_files *files, const char *target, file
     return FST_OK;
 }
 
-static fst_status publish_list(const file_tree *tree, const char *target, fst_error *error) {
+static fst_status publish_list(const file_tree *tree, folder_check *check, const char *target,
+                               fst_error *error) {
     char *text;
     size_t size;
     fsti_signed_file *files;
@@ -43,7 +44,7 @@ static fst_status publish_list(const file_tree *tree, const char *target, fst_er
     fst_status status = fsti_sums_write(files, tree->count, &text, &size, error);
     fsti_free(files);
     FST_TRY(status);
-    status = fsti_text_publish(target, text, size, error);
+    status = fsti_text_publish(target, text, size, fsti_folder_files_check, check, error);
     fsti_free(text);
     return status;
 }
@@ -63,8 +64,9 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     }
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
-    if (status == FST_OK) status = fsti_folder_files_check(path, &files, &watch, error);
-    if (status == FST_OK) status = publish_list(&tree, target, error);
+    folder_check check = {path, &files, &watch};
+    if (status == FST_OK) status = fsti_folder_files_check(&check, error);
+    if (status == FST_OK) status = publish_list(&tree, &check, target, error);
     if (status == FST_OK) fsti_manifest_report_path(options, target);
     stats->file_count = tree.count;
     stats->bytes_read = stats->bytes_hashed = tree.bytes_read;

@@ -41,6 +41,11 @@ static pid_t owner;
 static _Thread_local int context_stack[CONTEXT_DEPTH_MAX], context_depth;
 static char contexts[DEVICE_COUNT_MAX]; // their addresses are the handles
 
+static bool was_reset(const void *context) {
+    long device = (const char *)context - contexts;
+    return (fake_number(RESETS) >> device & 1) != 0;
+}
+
 bool fake_is_owner(void) { return owner == getpid(); }
 long fake_depth(void) { return context_depth; }
 
@@ -112,15 +117,14 @@ FUNCTION(cuDevicePrimaryCtxGetState, )(int device, unsigned *flags, int *is_acti
 }
 
 FUNCTION(cuCtxGetId, )(void *context, unsigned long long *id) {
-    (void)context;
     BEGIN("cuCtxGetId");
-    *id = 7 + (unsigned long long)fake_number(RESETS);
+    *id = was_reset(context) ? 8 : 7;
     return 0;
 }
 
 FUNCTION(cuDevicePrimaryCtxReset_v2, )(int device) {
     BEGIN("cuDevicePrimaryCtxReset");
-    fake_number_add(RESETS, 1);
+    fake_number_set(RESETS, fake_number(RESETS) | 1l << device);
     fake_number_set(CONTEXTS, fake_number(CONTEXTS) & ~(1l << device));
     return 0;
 }
@@ -154,7 +158,7 @@ int fake_current_device(void) { return context_depth == 0 ? -1 : context_stack[c
 FUNCTION(cuCtxPushCurrent_v2, hipCtxPushCurrent)(void *context) {
     BEGIN("cuCtxPushCurrent");
     if (context_depth == CONTEXT_DEPTH_MAX || context == NULL) return INVALID_VALUE;
-    if (fake_number(RESETS) > 0) { // NVIDIA's driver crashes
+    if (was_reset(context)) { // NVIDIA's driver crashes
         fprintf(stderr, "fake GPU: a context is used after its reset\n");
         abort();
     }

@@ -11,6 +11,9 @@ from .._base.command import ask_command, raise_error
 from .._base.options import check_no_empty_path, check_switch, check_word
 
 _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
+_DIFFERENCES = {"changed": "has other bytes than those whose digest was kept",
+                "missing": "is missing, but its digest was kept",
+                "unlisted": "is new: its digest was not kept"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,6 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
         if "error" in answer:
             found.append(Problem("NoDigests", answer["error"]["message"], place))
         for row in answer.get("different", ()):
-            kind, kept, name = row.split(" ", 2)
-            text = f"{kind} {name} has other bytes than those whose digest {kept} was kept"
+            text = f'{row["kind"]} "{row["name"]}" {_DIFFERENCES[row["problem"]]}'
             found.append(Problem("DigestMismatch", text, place))
     return found

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Another process saves a model at the path of a manifest, list or signature, before each system
-/// call of the call that writes there. The model is never lost.
+/// call of the call that writes there. The model is never lost. Or a model is saved while its
+/// manifest is made, or the other way round. No manifest stays next to another model.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include "fixture.h"
 #include "model_saves.h"
 
-static char folder[512], model[600], target[600], secret[600];
+static char folder[512], model[600], target[620], secret[600];
 
 typedef fst_status (*writing_call)(fst_error *error);
 
@@ -103,4 +104,62 @@ TEST(model_saved_meanwhile_is_never_replaced)
         for (int has_old = 0; has_old < 2; has_old++)
             for (long nth = 1; !check_failed && meet_call(calls[c], has_old != 0, nth); nth++) {
             }
+}
+
+// ---- a model and its own manifest ----
+
+static uint32_t file_count; ///< of the model that is saved
+
+static void save_again(void) {
+    if (save_model(model, file_count, NEW_MODEL, FST_SAVE_QUICK, NULL) != FST_OK) abort();
+}
+
+static void describe(void) {
+    fst_status status = fst_manifest_write(model, NULL, NULL, NULL, NULL);
+    if (status != FST_OK && status != FST_E_FILE_CHANGED && status != FST_E_NOT_FOUND) abort();
+}
+
+/// Whether there is no manifest, or one of this model.
+static bool is_described_right(void) {
+    fst_error error = {0};
+    if (access(target, F_OK) != 0) return true;
+    fst_status status = fst_manifest_check(model, NULL, NULL, &error);
+    if (status != FST_OK) printf("# %s: %s\n", fst_status_name(status), error.message);
+    return status == FST_OK;
+}
+
+/// `action` runs before the n-th call of `call`. False if there are fewer calls.
+static bool meet_own(void (*call)(void), void (*action)(void), long nth) {
+    fault_plan plan = {.kind = FAULT_ACTION, .nth = nth, .with_reads = true, .action = action};
+    unlink(target);
+    if (save_model(model, file_count, OLD_MODEL, FST_SAVE_QUICK, NULL) != FST_OK) abort();
+    fault_calls_begin(&plan);
+    call();
+    fault_report report = fault_calls_end();
+    if (report.failed == NULL) return false;
+    if (!is_described_right())
+        check_fail(__FILE__, __LINE__, "%u files, before call %ld (%s): another model's manifest",
+                   file_count, nth, report.failed);
+    return true;
+}
+
+static void meet_each(void) {
+    for (long nth = 1; !check_failed && meet_own(describe, save_again, nth); nth++) {
+    }
+    for (long nth = 1; !check_failed && meet_own(save_again, describe, nth); nth++) {
+    }
+}
+
+TEST(no_manifest_of_another_model_stays)
+{
+    snprintf(folder, sizeof folder, "%s", fixture_path("own"));
+    mkdir(folder, 0700);
+    snprintf(model, sizeof model, "%s/model.safetensors", folder);
+    snprintf(target, sizeof target, "%s.manifest", model);
+    file_count = 0;
+    meet_each();
+    snprintf(model, sizeof model, "%s", fixture_path("set"));
+    snprintf(target, sizeof target, "%s/model.manifest", model);
+    file_count = 2;
+    meet_each();
 }
