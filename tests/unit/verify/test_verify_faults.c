@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Every system call and allocation of manifests, lists and signatures fails once or permanently.
-/// The result is the complete old text or a valid new one, without leftovers. A folder with a
-/// flipped bit never passes a check.
+/// The result is the complete old text or a valid new one. A flipped bit never passes a check.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -149,7 +148,7 @@ static bool names_file(fst_status status, const fst_error *error) {
 static const char *judge(const verify_kind *kind, fst_status status, const fst_error *error) {
     if (status == FST_OK)
         return kind->check(NULL) == FST_OK ? NULL : "made, and what it says does not hold";
-    // A new text is deleted, if that is possible, if the model seems to have changed meanwhile.
+    // A new text is deleted if the model seems to have changed meanwhile.
     bool seems_changed =
         status == FST_E_FILE_CHANGED && (access(target, F_OK) != 0 || kind->check(NULL) == FST_OK);
     if (!seems_changed && !has_old_text()) return "an error, and the old text is gone";
