@@ -89,7 +89,7 @@ class CheckpointManager:
         """Open a folder of checkpoints, and delete what killed runs have left in it.
 
         That is: temporary files of saves, and folders step-N with nothing else. Incomplete sets of
-        files and files of other programs stay.
+        files, temporary files that an index lists, and files of other programs stay.
 
         Args:
             folder: is made if it is not there. A relative path is resolved now: the manager keeps

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,26 +101,46 @@ def has_visible_files(path: Path) -> bool:
     return any(not entry.name.startswith(".") for entry in path.iterdir())
 
 
-def _delete_unlocked(path: Path) -> None:
-    """Delete a temporary file, unless the save that writes it runs and holds its lock."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _indexed_files(folder: Path) -> set[str]:
+    """Return the names of files that the indexes of a folder list. Raises if one can't be read."""
+    found: set[str] = set()
+    for index in folder.glob("*.safetensors.index.json"):
+        if not index.name.startswith("."):
+            found.update(json.loads(index.read_bytes())["weight_map"].values())
+    return found
+
+
+@contextlib.contextmanager
+def _locked(path: Path, flags: int) -> Iterator[None]:
+    """Hold the lock of a file or folder. OSError if a running save holds it."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # On a file system without locks, a save publishes without one.
+            if isinstance(error, BlockingIOError) or not flags & os.O_DIRECTORY:
+                raise
+        yield
     finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have a copy of the descriptor
         os.close(file)
 
 
 def _clean_folder(path: Path) -> None:
     """Delete temporary files of killed saves, and the folder if it is then empty.
 
-    Other files stay, also those of other programs: a set without its index can be rescued.
+    Other files stay, also those of other programs: a set without its index can be rescued. So do
+    temporary files that an index lists, because a save was killed while it published them.
     """
-    for entry in list(path.iterdir()):
-        if _TEMPORARY.fullmatch(entry.name) and entry.is_file():
-            with contextlib.suppress(OSError):
-                _delete_unlocked(entry)
-    path.rmdir()  # an error where anything is in it
+    with _locked(path, os.O_DIRECTORY):  # no save publishes meanwhile
+        in_use = _indexed_files(path)
+        for entry in list(path.iterdir()):
+            if _TEMPORARY.fullmatch(entry.name) and entry.is_file() and entry.name not in in_use:
+                with contextlib.suppress(OSError), _locked(entry, os.O_NONBLOCK):
+                    entry.unlink()
+        path.rmdir()  # an error where anything is in it
 
 
 def make_folder(folder: Path, durable: bool) -> None:
@@ -149,5 +171,5 @@ def clean_up(folder: Path) -> None:
         if _HIDDEN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
     for _, path in find_steps(folder):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # an index that can't be read: nothing is deleted
             _clean_folder(path)
