@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import shutil
 import threading
@@ -32,9 +31,10 @@ from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
     STEM,
     Checkpoint,
+    by_metric,
     clean_up,
+    find_newest,
     find_steps,
-    has_visible_files,
     make_folder,
     read_checkpoint,
     verify_checkpoint,
@@ -154,6 +154,8 @@ class CheckpointManager:
         self._errors: dict[str, Exception] = {}
         self._watchers = Watchers()
         self._saving: set[tuple[int, int]] = set()  # steps and numbers of running saves
+        self._begun: set[tuple[int, int]] = set()  # also those that have ended, since the last good
+        self._hidden: list[Path] = []  # renamed, to be deleted
         self._numbers = itertools.count(1)
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
         self._passed_over: set[int] = set()
@@ -190,6 +192,8 @@ class CheckpointManager:
             metric: a number, for keep_best.
             force: save although `every` does not ask for it.
 
+        In a group with keep_last, a step that was saved before waits for the saves before it.
+
         Returns:
             The handle, or None where nothing was to be saved.
 
@@ -209,7 +213,7 @@ class CheckpointManager:
         self._check_usable()
         self.check()
         tensors = encode_state(states_of(state))
-        return self._begin(step, lambda: save_safetensors_sharded_async(
+        return self._begin((step, next(self._numbers)), lambda: save_safetensors_sharded_async(
             tensors, self._place_of(step), metadata=metadata_of(step, metric), pool=self._pool,
             **self._options))
 
@@ -232,14 +236,17 @@ class CheckpointManager:
         try:
             joint.enter()
             try:
-                self._ranks.set_step(joint, self._place_of(number), number, self._options)
+                key = (number, next(self._numbers))
+                self._wait_for_pruning(number)
+                self._ranks.set_step(joint, self._place_of(number), number, self._options,
+                                     partial(self._prune, key))
                 try:
                     self._check_saves()
                 except Exception as error:
                     refusal = RuntimeError(f"{_EARLIER}: {error}")
                     raise
                 check_state(state)
-                return self._begin(number, lambda: self._ranks.start(
+                return self._begin(key, lambda: self._ranks.start(
                     joint, states_of(state), metadata_of(number, metric), self._pool,
                     self._options))
             except Exception as error:
@@ -254,14 +261,20 @@ class CheckpointManager:
     def _place_of(self, step: int) -> Path:
         return self.folder / f"step-{step}"
 
-    def _begin(self, step: int, start: Callable[[], SaveHandle]) -> SaveHandle:
+    def _wait_for_pruning(self, step: int) -> None:
+        """Wait until rank 0 has renamed old checkpoints, if that may concern a step."""
+        if self._keep_last is not None and self._ranks.rank > 0 and (
+                self._place_of(step).exists() or self._is_saving(step)):
+            self._watchers.wait()
+
+    def _begin(self, key: tuple[int, int], start: Callable[[], SaveHandle]) -> SaveHandle:
         """Start a save, and watch it, also if Ctrl-C ends the call meanwhile."""
-        key = (step, next(self._numbers))
         before = running.last_of_thread()
         try:
             self._saving.add(key)
+            self._begun.add(key)
             with self._lock:
-                pass  # the watcher of an earlier save may be deleting its empty folder
+                pass  # the thread of an earlier save may be deleting the folder
             handle = start()
             self._watch(handle, key)
         except BaseException:
@@ -280,8 +293,8 @@ class CheckpointManager:
     def _is_saving(self, step: int) -> bool:
         return any(number == step for number, _ in list(self._saving))
 
-    def _note(self, handle: SaveHandle, key: tuple[int, int]) -> int | None:
-        """Wait for the end of a save; return the step of the latest good one, or None."""
+    def _note(self, handle: SaveHandle, key: tuple[int, int]) -> bool:
+        """Wait for the end of a save; return whether it was a good one."""
         error, (step, number) = handle.exception(), key
         with self._lock:
             self._saving.discard(key)
@@ -294,19 +307,20 @@ class CheckpointManager:
                 if not was_cancelled(error):
                     self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
-                return None
+                return False
             self._passed_over.discard(step)
             # The thread of an earlier save may run after that of a later one.
             self._last_saved = max(self._last_saved, (number, step))
-            return self._last_saved[1]
+            return True
 
-    def _follow(self, newest: int) -> None:
+    def _follow(self) -> None:
         """Delete what is not kept."""
-        try:
-            with self._pruning:
-                self._prune(newest)
-        except OSError as refused:
-            _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
+        with self._pruning:
+            if self._ranks.group is None:
+                number, step = self._last_saved
+                self._prune((step, number))
+            while self._hidden:
+                shutil.rmtree(self._hidden.pop(), ignore_errors=True)
 
     def before_step(self, *_args: Any) -> None:
         """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
@@ -388,9 +402,7 @@ class CheckpointManager:
         """
         check_switch("verify", verify)
         unverified: FileNotFoundError | None = None
-        for step, path in reversed(find_steps(self.folder)):
-            if not has_visible_files(path):  # a save that runs, or has failed
-                continue
+        for step, path in find_newest(self.folder):
             try:
                 checkpoint = read_checkpoint(path, step)
                 if verify:
@@ -408,15 +420,8 @@ class CheckpointManager:
 
     def best(self) -> Checkpoint | None:
         """Return the complete checkpoint with the best metric, or None."""
-        rated = self._by_metric(self.checkpoints())
+        rated = by_metric(self.checkpoints(), self._best)
         return rated[0] if rated else None
-
-    def _by_metric(self, found: list[Checkpoint]) -> list[Checkpoint]:
-        """Return those that have a metric, the best first."""
-        sign = 1 if self._best == "min" else -1
-        rated = [(sign * one.metric, -one.step, one) for one in found
-                 if one.metric is not None and not math.isnan(one.metric)]
-        return [one for *_, one in sorted(rated, key=lambda row: row[:2])]
 
     def _checkpoint_of(self, step: int, verify: bool) -> Checkpoint:
         """Return the checkpoint of a step, verified on request."""
@@ -495,7 +500,8 @@ class CheckpointManager:
             check_switch("verify", verify)
             check_state(state)
             check_targets(state)
-            steps = self._steps_to_try(None if step is None else step_number(step))
+            steps = ([number for number, _ in find_newest(self.folder)] if step is None
+                     else [step_number(step)])
         unverified: Exception | None = None
         for number, loaded, refused in self._ranks.read_steps(
                 steps, lambda number: self._read_part(number, verify)):
@@ -512,12 +518,6 @@ class CheckpointManager:
             raise unverified
         return 0
 
-    def _steps_to_try(self, step: int | None) -> list[int]:
-        if step is not None:
-            return [step]
-        return [number for number, path in reversed(find_steps(self.folder))
-                if has_visible_files(path)]
-
     def _read_part(self, step: int, verify: bool) -> dict[str, Any]:
         """Read this rank's state of a step."""
         return self._ranks.read(self._checkpoint_of(step, verify=False), verify)
@@ -532,32 +532,45 @@ class CheckpointManager:
 
     # ---- deleting ----
 
-    def _delete(self, step: int, path: Path) -> None:
-        """Rename first: a folder that is half deleted is no checkpoint."""
-        hidden = self.folder / f".step-{step}.deleted"
+    def _hide(self, old: Checkpoint, saved: int) -> None:
+        """Rename a checkpoint before its files are deleted, so that it is complete or not there.
+
+        It stays if its step was saved again after the save of number `saved`. In a group, those
+        before have ended.
+        """
+        hidden = self.folder / f".step-{old.step}.deleted"
         shutil.rmtree(hidden, ignore_errors=True)
         with self._lock:  # save() waits for the renaming, not for the deletion
-            if self._is_saving(step):
-                return
-            path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+            is_later = any(step == old.step and number > saved
+                           for step, number in list(self._begun))
+            if not is_later and (self._ranks.group is not None or not self._is_saving(old.step)):
+                old.path.rename(hidden)
+                self._hidden.append(hidden)
 
-    def _prune(self, saved: int) -> None:
-        """Delete what keep_last and keep_best do not keep, after a save of a step.
+    def _prune(self, key: tuple[int, int]) -> None:
+        """Rename what keep_last and keep_best do not keep, after a good save.
+
+        In a group, rank 0 does so before the other ranks hear of the save's end.
 
         Only a checkpoint that is known to be readable may push out another one. Higher steps belong
         to a run before this one, which has begun again at a lower step.
         """
+        saved, number = key
+        self._begun.difference_update([one for one in list(self._begun) if one[1] <= number])
         if self._keep_last is None or self._ranks.rank > 0:
             return
-        counted = [one for one in self.checkpoints()
-                   if one.step <= saved and one.step not in self._passed_over]
-        kept = {one.step for one in counted[-self._keep_last:]}
-        kept |= {one.step for one in self._by_metric(counted)[: self._keep_best]}
-        kept |= {saved, self._resumed or saved}
-        for one in counted:
-            if one.step not in kept:
-                self._delete(one.step, one.path)
+        self._passed_over.discard(saved)
+        try:
+            counted = [one for one in self.checkpoints()
+                       if one.step <= saved and one.step not in self._passed_over]
+            kept = {one.step for one in counted[-self._keep_last:]}
+            kept |= {one.step for one in by_metric(counted, self._best)[: self._keep_best]}
+            kept |= {saved, self._resumed or saved}
+            for one in counted:
+                if one.step not in kept:
+                    self._hide(one, number)
+        except OSError as refused:
+            _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
 
 
 def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:

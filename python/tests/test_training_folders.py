@@ -2,7 +2,9 @@
 """Folders of a CheckpointManager that killed saves, other users or disks have left."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,54 @@ def test_files_that_an_index_lists_are_kept(tmp_path: Path, index: str) -> None:
         assert unused.exists() == (index == "damaged")
         if index == "names":
             assert manager.resume({"a": {"x": torch.zeros(300)}}) == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_step_that_is_saved_while_old_ones_are_listed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """keep_last never deletes a checkpoint that was saved after the save that it follows."""
+    save_steps(tmp_path, 1, 2, 3)
+    manager = CheckpointManager(tmp_path, keep_last=1)
+    list_them = manager.checkpoints
+
+    def save_meanwhile() -> Any:
+        monkeypatch.setattr(manager, "checkpoints", list_them)
+        found = list_them()
+        handle = manager.save(3, {"a": 7})
+        assert handle is not None
+        handle.wait()
+        while manager._is_saving(3):
+            time.sleep(0.01)
+        return found if moment == "after" else list_them()
+
+    monkeypatch.setattr(manager, "checkpoints", save_meanwhile)
+    manager.save(4, STATE)
+    manager.wait()
+    manager.close()  # waits for what follows the save of step 3
+    assert [one.step for one in manager.checkpoints()] == [3, 4]
+    assert manager.checkpoints()[0].load() == {"a": 7}
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_a_folder_that_cannot_be_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    error: type[OSError]
+) -> None:
+    """Another user may own it, or another thread may delete it meanwhile, which is no warning."""
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "step-2" / INDEX).unlink()
+    (tmp_path / "step-2" / SHARD).unlink()
+    list_files = Path.iterdir
+
+    def refuse(path: Path) -> Any:
+        if path.name == "step-2":
+            raise error(1, "refused", str(path))
+        return list_files(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with CheckpointManager(tmp_path) as manager:
+        newest = manager.latest()
+        assert newest is not None and newest.step == 1
+        assert manager.resume({"a": {"x": torch.zeros(300)}}) == 1
+    assert ("step-2 is passed over" in caplog.text) == (error is PermissionError)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -91,14 +92,18 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
                       int(metadata.get("ranks", "1")))
 
 
+def by_metric(found: list[Checkpoint], best: str) -> list[Checkpoint]:
+    """Return those that have a metric, the best first. best: "min" or "max"."""
+    sign = 1 if best == "min" else -1
+    rated = [(sign * one.metric, -one.step, one) for one in found
+             if one.metric is not None and not math.isnan(one.metric)]
+    return [one for *_, one in sorted(rated, key=lambda row: row[:2])]
+
+
 def verify_checkpoint(checkpoint: Checkpoint) -> None:
     """Read all states, one at a time; raise if bytes differ from the manifest."""
     for rank in range(checkpoint.ranks):
         checkpoint.load(rank=rank, verify=True)
-
-
-def has_visible_files(path: Path) -> bool:
-    return any(not entry.name.startswith(".") for entry in path.iterdir())
 
 
 def _indexed_files(folder: Path) -> set[str]:
@@ -163,6 +168,23 @@ def find_steps(folder: Path) -> list[tuple[int, Path]]:
         if match and path.is_dir():
             found.append((int(match[1]), path))
     return sorted(found)
+
+
+def find_newest(folder: Path) -> list[tuple[int, Path]]:
+    """Return the steps that may be complete, the highest first.
+
+    Not those whose folder has no files yet, or was deleted meanwhile.
+    """
+    return [(step, path) for step, path in reversed(find_steps(folder)) if _has_files(path)]
+
+
+def _has_files(path: Path) -> bool:
+    try:
+        return any(not entry.name.startswith(".") for entry in path.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # reading the checkpoint says what is wrong
 
 
 def clean_up(folder: Path) -> None:

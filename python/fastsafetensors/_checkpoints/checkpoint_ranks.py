@@ -79,11 +79,11 @@ class Ranks:
         """Prepare a save."""
         return JointSave(self.group, self._timeout)
 
-    def set_step(self, joint: JointSave, place: Path, step: int, options: Mapping[str, Any]
-                 ) -> None:
-        """Say which step is saved."""
+    def set_step(self, joint: JointSave, place: Path, step: int, options: Mapping[str, Any],
+                 follow: Callable[[], None]) -> None:
+        """Say which step is saved, and what rank 0 does before the others hear of its end."""
         target = SetTarget(str(place), STEM, options["durable"],
-                           manifest=manifest_options(options["manifest"]))
+                           manifest=manifest_options(options["manifest"]), follow=follow)
         joint.set_target(target, [f"{place.name}, by {self._who}"], self._timeout, step)
 
     def refuse(self, joint: JointSave, error: Exception) -> None:

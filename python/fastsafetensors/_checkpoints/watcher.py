@@ -13,20 +13,20 @@ class Watcher(Background):
     """Waits for the end of a save, notes how it was, and does what follows a good end."""
 
     def __init__(
-        self, handle: SaveHandle, note: Callable[[], int | None], follow: Callable[[int], None]
+        self, handle: SaveHandle, note: Callable[[], bool], follow: Callable[[], None]
     ) -> None:
-        """Keep the calls: `note` waits, and returns what `follow` is given, or None."""
+        """Keep the calls: `note` waits, and returns whether the end was good."""
         super().__init__(self._watch, handle.at_exit)
         self.handle, self._note, self._follow = handle, note, follow
         self._noted = End()
 
     def _watch(self) -> None:
         try:
-            found = self._note()
+            is_good = self._note()
         finally:
             self._noted.set()
-        if found is not None:
-            self._follow(found)
+        if is_good:
+            self._follow()
 
     def note_end(self) -> None:
         """Return when the end of the save is noted, if it has ended."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ class SetTarget:
     durable: bool
     names_only: bool = False
     manifest: Mapping[str, Any] = field(default_factory=dict)  # of manifest_options()
+    # What rank 0 does once the model is in place, before the others hear of it. Raises nothing.
+    follow: Callable[[], None] | None = None
 
 
 def _hand_over(writers: Mapping[int, Writer]) -> dict[int, str]:
@@ -100,10 +102,12 @@ def publish_hidden(
         for text in pg.exchange_texts(json.dumps(hidden), "the hidden files"):
             every.update(json.loads(text))
     if is_publisher:
-        paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
         try:
+            paths = [os.path.join(place.folder, every[str(at)]) for at in range(len(every))]
             publish_set(place.folder, paths, place.stem, place.durable, place.names_only,
                         place.manifest.get("manifest"), place.manifest.get("digest", "xxh3-128"))
+            if place.follow is not None:
+                place.follow()
         except Exception as failure:
             error = failure
     pg.wait_for_outcome()
