@@ -20,6 +20,7 @@ same results.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -187,15 +188,19 @@ class _Load:
 
     def _measure_storage(self) -> float:
         path = self.model.file(self.rank % max(self.model.file_count, 1))[0]
-        size = min(os.path.getsize(path), _PROBE_BYTES)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, count = -1, 0
+        # The load itself reports errors: the other ranks wait for this measurement.
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.agreement.agree("measuring storage")
             start = time.perf_counter()
-            count = len(os.pread(fd, size, 0))
+            with contextlib.suppress(OSError):
+                count = len(os.pread(fd, _PROBE_BYTES, 0))
             return max(count, 1) / max(time.perf_counter() - start, 1e-6)
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def _measure_link(self) -> float:
         data = TorchTensor(Device.from_str("cpu"), fst_dtype(torch.uint8),

@@ -111,7 +111,9 @@ class Agreement:
             del error
 
     def _send(self, what: str, lines: list[str], error: BaseException | None) -> list[Any]:
-        text = "" if error is None else f"{type(error).__name__}: {error}"
+        text = "" if error is None else type(error).__name__
+        with contextlib.suppress(Exception):  # of an error without a text: the others wait for it
+            text += "" if error is None else f": {error}"
         message = json.dumps({"what": what, "lines": lines, "error": text})
         return [json.loads(text) for text in self._pg.exchange_texts(message, what)]
 

@@ -48,7 +48,7 @@ def missing_count(folder: pathlib.Path) -> int:
 
 def remove_folders(folder: pathlib.Path, count: int) -> None:
     """Remove folders that the save has made, if they are empty and another rank has not."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: no system has such a name
         for path in (folder, *folder.parents)[:count]:
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir()

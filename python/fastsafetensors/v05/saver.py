@@ -422,13 +422,20 @@ class ParallelSaver:
         """Save entries: with the fill, or else from their sources."""
         self._pg.limit_waits()
         rank, ranks = self._pg.rank(), self._pg.size()
+        fill, addresses = self.fill, None
+        owners: list[Any] = []
         try:
             every = shard_paths(base, self.num_shards)
+            names = [str(entry.name) for entry in entries]
+            if fill is None and self.framework != "paddle":
+                addresses = _source_addresses(entries, owners)
+            elif fill is None:
+                fill = tensor_fill(self.num_threads, framework=self.framework)
         except Exception as error:
             self._exchange_names([], error)
             raise
         try:
-            numbering = self._number([str(entry.name) for entry in entries], rank, ranks)
+            numbering = self._number(names, rank, ranks)
             plans = plan_numbered(
                 entries, [every[index] for index in numbering.indices], numbering, metadata,
                 shard0_metadata, self.shard_metadata, header_align,
@@ -443,12 +450,6 @@ class ParallelSaver:
             [f"{self.num_shards} shards called {os.path.basename(os.fspath(base))!r}",
              f"metadata {metadata}, {shard0_metadata}"],
         )
-        fill, addresses = self.fill, None
-        owners: list[Any] = []
-        if fill is None and self.framework != "paddle":
-            addresses = _source_addresses(entries, owners)
-        elif fill is None:
-            fill = tensor_fill(self.num_threads, framework=self.framework)
         _write(
             plans, fill, addresses, self.min_free_bytes, self.fsync, self.num_threads,
             _publisher(self._pg, self._agreement, every, numbering.indices, self.fsync),

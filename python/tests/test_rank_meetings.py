@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fails on one rank between two messages of its group reaches the other ranks."""
+
+from pathlib import Path
+
+import pytest
+from test_rank_faults import COMMON, run_ranks
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.torch import save_file  # noqa: E402
+
+FOLDERS = COMMON + """
+from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async
+from fastsafetensors.training import CheckpointManager
+mine = {f"t{rank}": torch.ones(3)}
+bad_names = ("a\\0b", "\\ud800/b")
+for number, bad in enumerate(bad_names):
+    for save in (save_on_ranks, lambda *given: save_on_ranks_async(*given).wait()):
+        try:
+            save(mine, f"{folder}/{bad if rank == 1 else 'good'}", WORLD)
+        except (RankError if rank == 0 else ValueError) as error:
+            assert rank == 1 or "rank 1 failed" in str(error), error
+        else:
+            raise AssertionError(bad)
+        dist.barrier()
+        assert not os.path.exists(f"{folder}/good"), (save, bad)
+        dist.barrier()
+        save(mine, f"{folder}/next{number}", WORLD)
+    manager = CheckpointManager(f"{folder}/{bad if rank == 1 else 'good'}", group=WORLD)
+    manager.save(1, mine)
+    try:
+        manager.close()
+    except (RankError if rank == 0 else ValueError) as error:
+        assert rank == 1 or "rank 1 failed" in str(error), error
+    else:
+        raise AssertionError(bad)
+    os.path.exists(f"{folder}/good") and os.rmdir(f"{folder}/good")
+    dist.barrier()
+finish()
+"""
+
+ENTRIES = COMMON + """
+from fastsafetensors import ParallelSaver
+from fastsafetensors.saver import WriteEntry
+saver = ParallelSaver(num_shards=2, group=WORLD)
+def entry(source):
+    return WriteEntry(f"t{rank}", DType.F32, [3], 12, source)
+good = entry(torch.ones(3))
+for bad in (entry(None), entry(torch.ones(5)), 7):
+    fails(lambda: saver.save_entries([bad if rank == 1 else good], f"{folder}/saved"),
+          own=(ValueError, AttributeError))
+    saver.save_entries([good], f"{folder}/saved")
+finish()
+"""
+
+GONE = COMMON + """
+from fastsafetensors import distributed
+real = os.open
+if rank == 1:
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("large.safetensors"):
+            raise PermissionError(13, "refused")
+        return real(path, *arguments, **options)
+    distributed.os.open = refuse
+found = distributed.load_sharded(f"{folder}/large.safetensors", {"w": None}, WORLD)
+assert found["w"].eq(1).all()
+finish()
+"""
+
+TEXTLESS = COMMON + """
+from fastsafetensors._ranks.agreement import Agreement
+from fastsafetensors.v05.frameworks import get_framework_op
+class Textless(Exception):
+    def __str__(self):
+        raise KeyError
+agreement = Agreement(get_framework_op("pytorch").get_process_group(WORLD))
+try:
+    agreement.agree("it", error=Textless() if rank == 1 else None)
+except (Textless if rank == 1 else RankError) as error:
+    assert rank == 1 or "rank 1 failed in it: Textless" in str(error)
+else:
+    raise AssertionError
+agreement.agree("it")
+finish()
+"""
+
+
+@pytest.mark.parametrize("program", [FOLDERS, ENTRIES, GONE, TEXTLESS],
+                         ids=["folders", "entries", "unreadable", "textless"])
+def test_one_rank_fails_between_two_messages(tmp_path: Path, program: str) -> None:
+    """The other ranks get a RankError, or the result, and the group is as good as before."""
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "large.safetensors")
+    for number in range(4):
+        save_file({f"t{number}.a": torch.full((4,), float(number))},
+                  tmp_path / f"{number}.safetensors")
+    run_ranks(program, tmp_path, 2)
