@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from fastsafetensors import SafetensorError  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
 STATE = {"a": {"x": torch.ones(300), "y": torch.zeros(300)}}
@@ -101,3 +102,40 @@ def test_a_folder_that_cannot_be_listed_is_passed_over(
         assert newest is not None and newest.step == 1
         assert manager.resume({"a": {"x": torch.zeros(300)}}) == 1
     assert ("step-2 is passed over" in caplog.text) == (error is PermissionError)
+
+
+def remove_all(folder: Path) -> None:
+    """Delete all files."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def put_folder(path: Path) -> None:
+    """Put a folder in the place of a file."""
+    path.unlink()
+    path.mkdir()
+
+
+def put_link(path: Path) -> None:
+    """Put a link to a missing file in the place of a file."""
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: (folder / SHARD).unlink(),
+    lambda folder: put_folder(folder / SHARD),
+    lambda folder: put_folder(folder / INDEX),
+    lambda folder: put_link(folder / SHARD),
+    remove_all,
+], ids=["missing shard", "folder for shard", "folder for index", "link to nothing", "no files"])
+def test_an_incomplete_checkpoint_of_a_chosen_step(tmp_path: Path, damage: Any) -> None:
+    """FileNotFoundError says that there is no checkpoint of the step, or no manifest."""
+    save_steps(tmp_path, 1, 2)
+    with CheckpointManager(tmp_path) as manager:
+        damage(tmp_path / "step-2")
+        for verify in (False, True):
+            with pytest.raises(SafetensorError, match="step-2") as caught:
+                manager.resume({"a": {"x": torch.zeros(300)}}, step=2, verify=verify)
+            assert not isinstance(caught.value, OSError)
+            assert manager.resume({"a": {"x": torch.zeros(300)}}, verify=verify) == 1

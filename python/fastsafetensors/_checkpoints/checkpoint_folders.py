@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -17,7 +18,7 @@ from typing import Any
 
 from .._base.options import check_switch
 from .._base.representation import shown_as
-from .._core import Model
+from .._core import Model, error_class
 from ..torch import load_file
 from .state_codec import decode_state
 
@@ -27,6 +28,8 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.deleted")
 # Names that the library gives to files until they are in place.
 _TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
+# Errors that say that a file is not there, or that something else is in its place.
+_INCOMPLETE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
 
 
 @shown_as("Checkpoint", "fastsafetensors.training")
@@ -82,9 +85,17 @@ def rank_prefix(rank: int) -> str:
 
 
 def read_checkpoint(path: Path, step: int) -> Checkpoint:
-    """Return what a folder holds, from the headers of its files. Raises if it is incomplete."""
-    with contextlib.closing(Model(os.fspath(path))) as model:
-        metadata = model.metadata(0) or {}
+    """Return what a folder holds, from the headers of its files.
+
+    Raises SafetensorError if it is incomplete, and OSError if it can't be read.
+    """
+    try:
+        with contextlib.closing(Model(os.fspath(path))) as model:
+            metadata = model.metadata(0) or {}
+    except OSError as error:
+        if error.errno not in _INCOMPLETE:
+            raise
+        raise error_class()(f"{error.filename or path}: {error.strerror}") from error
     metric = metadata.get("metric")
     if metadata.get("step") != str(step):
         raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
