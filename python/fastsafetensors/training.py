@@ -138,6 +138,7 @@ class CheckpointManager:
         described = {**retention, **self._options, "ranks": ranks}
         with self._ranks.agreement_after("CheckpointManager()", [
                 f"{name} {value}" for name, value in described.items()]):
+            self._ranks.check_arguments()
             check_manager_options(folder, retention, self._options)
             self._pool = StagingPool(memory, ready)
             self.folder = absolute_path(folder)
@@ -503,7 +504,7 @@ class CheckpointManager:
             steps = ([number for number, _ in find_newest(self.folder)] if step is None
                      else [step_number(step)])
         unverified: Exception | None = None
-        for number, loaded, refused in self._ranks.read_steps(
+        for number, loaded, refused, is_unverified in self._ranks.read_steps(
                 steps, lambda number: self._read_part(number, verify)):
             if refused is None:
                 self._load_together(state, loaded, number)
@@ -512,7 +513,7 @@ class CheckpointManager:
                 raise refused
             _log.warning("%s is passed over: %s", self._place_of(number), refused)
             self._passed_over.add(number)
-            if isinstance(refused, FileNotFoundError) or "FileNotFoundError" in str(refused):
+            if is_unverified:
                 unverified = unverified or refused
         if verify and unverified is not None:
             raise unverified

@@ -59,3 +59,73 @@ finish()
 def test_no_rank_finds_a_checkpoint_that_rank_0_deletes(tmp_path: Path) -> None:
     """When a save has ended on a rank, old checkpoints are no longer there."""
     run_ranks(DELETES, tmp_path, 2)
+
+
+OTHER_SIZE = RUN + """
+import logging
+logging.disable(logging.CRITICAL)
+if rank == 0:
+    os.symlink("run", f"{folder}/link")
+both = {**options, "manifest": False}
+with CheckpointManager(run, **both) as manager:
+    manager.save(2, {"x": 2})
+dist.barrier()
+# The ranks save two states; a manager of another number of ranks sees another path on rank 1.
+from fastsafetensors._checkpoints import checkpoint_ranks
+place = run if rank == 0 else f"{folder}/link"
+with CheckpointManager(place, **both) as manager:
+    begin = checkpoint_ranks.Ranks._begin
+    def begin_larger(self):
+        found = begin(self)
+        self.size = 3
+        return found
+    checkpoint_ranks.Ranks._begin = begin_larger
+    for arguments in ({}, {"step": 2}):
+        try:
+            manager.resume({"x": 0}, **arguments)
+        except ValueError as error:
+            assert "was saved by 2 ranks, and this group has 3" in str(error), error
+        else:
+            raise AssertionError("a checkpoint of another size")
+finish()
+"""
+
+NO_MANIFEST = RUN + """
+with CheckpointManager(run, **{**options, "manifest": False}) as manager:
+    manager.save(1, {"x": 1})
+    manager.wait()
+    if rank == 1:
+        def refuse(*arguments):
+            raise PermissionError(13, "refused")
+        manager._read_part = refuse
+    try:
+        manager.resume({"x": 0}, verify=True)
+    except (FileNotFoundError if rank == 0 else PermissionError):
+        pass
+    else:
+        raise AssertionError("there is no manifest")
+    assert all_agree(manager.latest().step) == 1
+finish()
+"""
+
+WRONG = RUN + """
+for bad in ({"ranks": "frist"}, {"timeout": -1}, {"timeout": "x"}, {"ranks": ["each"]}):
+    for wrong in ((1,), (0, 1)):
+        try:
+            CheckpointManager(run, **{**options, **(bad if rank in wrong else {})})
+        except ((ValueError, TypeError) if rank in wrong else RankError) as error:
+            assert rank in wrong or "rank 1 failed in CheckpointManager()" in str(error), error
+        else:
+            raise AssertionError(bad)
+with CheckpointManager(run, **options) as manager:
+    manager.save(1, {"x": 1})
+finish()
+"""
+
+
+@pytest.mark.parametrize("program", [OTHER_SIZE, NO_MANIFEST, WRONG],
+                         ids=["size", "manifest", "arguments"])
+def test_ranks_find_the_same(tmp_path: Path, program: str) -> None:
+    """All ranks raise an error or none does: for a checkpoint of another number of ranks under
+    different paths, one without a manifest that a rank can't read, and invalid arguments."""
+    run_ranks(program, tmp_path, 2)

@@ -32,6 +32,11 @@ from .state_codec import encode_state
 class OtherGroupSizeError(ValueError):
     """A checkpoint that another number of ranks has saved."""
 
+    def __init__(self, message: str, ranks: int) -> None:
+        """Keep their number."""
+        super().__init__(message)
+        self.ranks = ranks
+
 
 class Ranks:
     """The ranks of a group. All of them call the same methods in the same order."""
@@ -41,10 +46,20 @@ class Ranks:
 
         who: "each": every rank saves its state; "first": rank 0 saves its state for all.
         """
-        self.group, self._who, self._timeout = group, who, check_timeout(timeout)
-        if who not in ("each", "first"):
-            raise ValueError(f"ranks must be 'each' or 'first', not {who!r}")
+        self.group, self._who, self._timeout = group, who, None
+        self._failure: Exception | None = None
+        try:
+            self._timeout = check_timeout(timeout)
+            if who not in ("each", "first"):
+                raise ValueError(f"ranks must be 'each' or 'first', not {who!r}")
+        except Exception as error:  # for check_arguments(): the other ranks wait to hear of it
+            self._failure = error
         self._begin()
+
+    def check_arguments(self) -> None:
+        """Raise what is wrong with the arguments."""
+        if self._failure is not None:
+            raise self._failure
 
     def _begin(self) -> Agreement:
         """Begin a step in which the ranks exchange messages, when no save does so any more."""
@@ -113,16 +128,17 @@ class Ranks:
         if checkpoint.ranks not in (1, self.size):
             raise OtherGroupSizeError(
                 f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this group has "
-                f"{self.size}: read it with Checkpoint.load(rank=...)")
+                f"{self.size}: read it with Checkpoint.load(rank=...)", checkpoint.ranks)
         rank = self.rank if checkpoint.ranks > 1 else None
         return checkpoint.load(rank=rank, verify=verify)
 
     def read_steps(
         self, steps: list[int], read: Callable[[int], Any]
-    ) -> Iterator[tuple[int, Any, Exception | None]]:
-        """Yield (step, what `read` returns, None) for the steps of rank 0, the same on all ranks.
+    ) -> Iterator[tuple[int, Any, Exception | None, bool]]:
+        """Yield (step, what `read` returns, None, False) for the steps of rank 0 on all ranks.
 
-        With the error instead, if one rank could not read the step.
+        With the error instead, if one rank could not read the step, and whether a FileNotFoundError
+        was the reason on some rank.
 
         Raises:
             OtherGroupSizeError: on all ranks: another number of them has saved the step.
@@ -140,13 +156,16 @@ class Ranks:
             except Exception as error:
                 failure = error
             try:
-                agreement.agree(f"reading the checkpoint of step {step}", [str(other_size)],
-                                failure)
+                # The message has the path, which may differ.
+                size = "this group" if other_size is None else f"{other_size.ranks} ranks"
+                agreement.agree(f"reading the checkpoint of step {step}", [size], failure)
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
-                yield step, None, error
+                is_missing = bytes([isinstance(failure, FileNotFoundError)])
+                said = self._pg.exchange(is_missing, f"the error of step {step}")
+                yield step, None, error, any(map(any, said))
             else:
                 if other_size is not None:
                     raise other_size
-                yield step, found, None
+                yield step, found, None, False
