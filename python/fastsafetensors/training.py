@@ -116,8 +116,8 @@ class CheckpointManager:
             ready: so much of it is allocated now, as in StagingPool.
             durable: a checkpoint counts as saved when its files are on the device, and so are the
                 entries of the folders that were made for it.
-            manifest: checkpoints are saved with checksums, for resume(verify=True). For a group
-                rank 0 reads all files for it.
+            manifest: checkpoints are saved with checksums, for resume(verify=True). A failure of
+                that alone is a warning in the log. For a group rank 0 reads all files for it.
             overlap: "order" or "supersede", as in save_file_async.
             at_exit: "wait" or "cancel", as in save_file_async.
             timeout: seconds to wait for other ranks, in a call and at the end of a save; None: the
