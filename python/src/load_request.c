@@ -202,7 +202,8 @@ typedef struct caller_buffer {
 struct caller_memory {
     PyObject *allocate; ///< callable(size in bytes) -> object with data_ptr()
     caller_buffer *buffers;
-    size_t count; ///< buffers, plus 1 for the request or its load
+    size_t count; ///< buffers, plus 1 for the request or its load, and for a thread that closes it
+    int waits;    ///< for load_scope: waits of threads that are in a callback of the load
     /// The exception of the last call of `allocate`, if it raised one: its type, value, traceback.
     PyObject *raised[3];
 };
@@ -231,6 +232,12 @@ PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst
     return NULL;
 }
 
+void fstpy_memory_ref(caller_memory *memory) {
+    if (memory != NULL) memory->count++;
+}
+
+int *fstpy_memory_waits(caller_memory *memory) { return memory == NULL ? NULL : &memory->waits; }
+
 void fstpy_memory_unref(caller_memory *memory) {
     if (memory == NULL || --memory->count > 0) return;
     Py_XDECREF(memory->allocate);
@@ -242,32 +249,6 @@ void fstpy_memory_finish(caller_memory *memory) {
     if (memory == NULL) return;
     Py_CLEAR(memory->allocate);
     forget_exception(memory);
-}
-
-/// A callback of the library that this thread is in. Python code that it runs, objects that it
-/// frees included, may use or close the load.
-typedef struct callback {
-    const caller_memory *memory;
-    const struct callback *outer;
-    PyGILState_STATE gil;
-} callback;
-
-static _Thread_local const callback *innermost;
-
-int fstpy_allocates_for(const caller_memory *memory) {
-    const callback *one = innermost;
-    while (one != NULL && one->memory != memory) one = one->outer;
-    return memory != NULL && one != NULL;
-}
-
-static void begin_callback(callback *made, const caller_memory *memory) {
-    *made = (callback){memory, innermost, PyGILState_Ensure()};
-    innermost = made;
-}
-
-static void end_callback(const callback *made) {
-    innermost = made->outer;
-    PyGILState_Release(made->gil);
 }
 
 /// The call may drop the last reference to the callable.
@@ -290,8 +271,9 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     (void)alignment; // checked by the library
     caller_memory *memory = context;
     caller_buffer *buffer = calloc(1, sizeof *buffer);
-    callback call;
-    begin_callback(&call, memory);
+    load_scope scope;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    fstpy_scope_enter(&scope, &memory->waits);
     void *address = NULL;
     int code = 0;
     if (buffer != NULL) buffer->owner = call_allocator(memory, size_bytes);
@@ -308,7 +290,8 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         if (buffer != NULL) Py_XDECREF(buffer->owner);
         free(buffer);
     }
-    end_callback(&call);
+    fstpy_scope_leave(&scope);
+    PyGILState_Release(gil);
     errno = code;
     return address;
 }
@@ -317,8 +300,9 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
     (void)size_bytes;
     caller_memory *memory = context;
     if (!Py_IsInitialized()) return; // the process is ending
-    callback call;
-    begin_callback(&call, memory);
+    load_scope scope;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    fstpy_scope_enter(&scope, &memory->waits);
     for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
         caller_buffer *buffer = *place;
         if (buffer->address != pointer) continue;
@@ -328,42 +312,8 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
         fstpy_memory_unref(memory);
         break;
     }
-    end_callback(&call);
-}
-
-/// A load that a separate thread closes.
-typedef struct abandoned_load {
-    fst_loader *loader;
-    void *owned;
-    caller_memory *memory;
-} abandoned_load;
-
-static void *close_abandoned(void *argument) {
-    abandoned_load *load = argument;
-    fst_loader_close(load->loader);
-    if (load->memory != NULL && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-        fstpy_memory_finish(load->memory);
-        fstpy_memory_unref(load->memory);
-        PyGILState_Release(gil);
-    }
-    free(load->owned);
-    free(load);
-    return NULL;
-}
-
-int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory) {
-    pthread_t thread;
-    fst_loader_cancel(loader);
-    abandoned_load *load = malloc(sizeof *load);
-    if (load == NULL) return 0;
-    *load = (abandoned_load){loader, owned, memory};
-    if (pthread_create(&thread, NULL, close_abandoned, load) != 0) {
-        free(load);
-        return 0;
-    }
-    (void)pthread_detach(thread);
-    return 1;
+    fstpy_scope_leave(&scope);
+    PyGILState_Release(gil);
 }
 
 static int take_allocator(PyObject *callable, load_request *request) {

@@ -5,16 +5,21 @@
 
 #include "module.h"
 
+/// A call or a callback of a load that this thread is in. Python code that it runs, objects that it
+/// frees included, may use or close loads. All of them begin and end with the GIL.
+typedef struct load_scope {
+    int *waits; ///< identifies the load, and counts waits for the end of other loads in its scopes
+    struct load_scope *outer;
+} load_scope;
+void fstpy_scope_enter(load_scope *scope, int *waits);
+void fstpy_scope_leave(const load_scope *scope);
+
 /// Memory allocated by a Python callable. Reference-counted; requires the GIL.
 typedef struct caller_memory caller_memory;
+void fstpy_memory_ref(caller_memory *memory); ///< NULL is allowed
 void fstpy_memory_unref(caller_memory *memory);
-/// Cancels a load, and starts a thread that waits for reads in flight and closes it. The thread
-/// then frees `owned` (or NULL) and gives up the reference to `memory` (or NULL). False if the
-/// thread could not be started: the load is cancelled, and not closed.
-int fstpy_close_later(fst_loader *loader, void *owned, caller_memory *memory);
-/// Whether this thread is in a call of the load's allocator, or releases its memory, and so may be
-/// a thread of the load.
-int fstpy_allocates_for(const caller_memory *memory);
+/// The number of waits for load_scope. NULL for NULL.
+int *fstpy_memory_waits(caller_memory *memory);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);
 /// Raises what the callable raised in its last call, once, and otherwise the error of the load.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Loader: a load in progress or finished. Waits without the GIL, and checks for signals.
-#include "load_request.h"
+#include "loader_object.h"
 #include "waited_call.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,110 +13,7 @@
 /// The same for views, which probe no engines.
 #define SMALL_VIEW_BYTES ((uint64_t)16 << 20)
 
-/// Progress of a load, for waits with a callback. Separate from the object, because an abandoned
-/// load may report after the object is freed.
-typedef struct load_counts {
-    _Atomic uint64_t bytes_done, bytes_total;
-    _Atomic size_t tensors_done, tensors_total;
-} load_counts;
-
-typedef struct loader_object {
-    PyObject_HEAD fst_loader *loader;
-    int uses;              ///< calls running without the GIL
-    int is_iterating;      ///< one of them is next(), which may release memory of another next()
-    int is_closed;         ///< closed by the program; the load is freed when `uses` is 0
-    caller_memory *memory; ///< caller memory, or NULL
-    int has_destinations;  ///< some items have destinations
-    int was_interrupted;   ///< Ctrl-C ended a wait, so nothing waits for its reads
-    int is_complete;       ///< the load is complete
-    unsigned fork_count;   ///< value of forks_seen when the load started
-    load_counts *counts;
-} loader_object;
-
-/// Number of forks since the first process. A forked child has no load threads to wait for.
-static atomic_uint forks_seen;
-static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-
-static void count_fork(void) { atomic_fetch_add(&forks_seen, 1); }
-static void register_fork_handlers(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
-
-static int is_of_this_process(const loader_object *object) {
-    return object->fork_count == atomic_load_explicit(&forks_seen, memory_order_relaxed);
-}
-
 static module_state *state_of(PyObject *self) { return fstpy_state(Py_TYPE(self)); }
-
-static fst_loader *begin_use(PyObject *self) {
-    loader_object *object = (loader_object *)self;
-    if (object->is_closed) {
-        PyErr_SetString(fstpy_error_class(state_of(self)), "Loader is closed");
-        return NULL;
-    }
-    if (!is_of_this_process(object)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this load began before fork() and only continues in the parent process. "
-                        "Begin a new one");
-        return NULL;
-    }
-    object->uses++;
-    return object->loader;
-}
-
-/// For calls that wait: a load cannot go on while its allocator waits for it.
-static fst_loader *begin_wait(PyObject *self) {
-    if (!fstpy_allocates_for(((loader_object *)self)->memory)) return begin_use(self);
-    PyErr_SetString(PyExc_RuntimeError, "a load's allocator cannot wait for the load");
-    return NULL;
-}
-
-/// Without the GIL, because a thread of the load may wait for it (in an allocator) while holding
-/// the load's lock.
-static void cancel_load(fst_loader *loader) {
-    Py_BEGIN_ALLOW_THREADS fst_loader_cancel(loader);
-    Py_END_ALLOW_THREADS
-}
-
-/// Cancels the load, and has it closed by a thread. False if that thread could not be started.
-static int close_later(loader_object *object) {
-    if (!fstpy_close_later(object->loader, object->counts, object->memory)) return 0;
-    object->loader = NULL;
-    object->counts = NULL;
-    object->memory = NULL;
-    return 1;
-}
-
-/// Closes without waiting, unless memory of the caller could be written to after this call returns.
-static int abandon_load(loader_object *object) {
-    return !object->has_destinations && object->memory == NULL && close_later(object);
-}
-
-static void close_unused(loader_object *object) {
-    fst_loader *loader = object->loader;
-    if (!object->is_closed || loader == NULL) return;
-    if (!is_of_this_process(object)) {
-        object->loader = NULL; // a forked child has no threads to wait for
-        return;
-    }
-    if (object->uses > 0) return;
-    if (object->was_interrupted && abandon_load(object)) return;
-    if (fstpy_allocates_for(object->memory)) {
-        // Closing waits for the load's threads, of which this one may be one. Without a thread that
-        // waits instead, the cancelled load stays in memory.
-        if (!close_later(object)) object->loader = NULL;
-        return;
-    }
-    object->loader = NULL;
-    Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
-    Py_END_ALLOW_THREADS free(object->counts);
-    object->counts = NULL;
-    fstpy_memory_finish(object->memory); // the callable may refer to this object
-}
-
-static void end_use(PyObject *self) {
-    loader_object *object = (loader_object *)self;
-    object->uses--;
-    close_unused(object);
-}
 
 /// Called by the load's threads without the GIL, so it only stores numbers.
 static int on_progress(void *context, uint64_t bytes_done, uint64_t bytes_total,
@@ -220,8 +116,7 @@ static int open_load(start_call *start) {
 
 /// Moves an open load and its data into a Loader.
 static void fill_loader(loader_object *object, start_call *start) {
-    pthread_once(&fork_watch, register_fork_handlers);
-    object->fork_count = atomic_load(&forks_seen);
+    fstpy_loader_note_process(object);
     object->has_destinations = has_destinations(&start->request.options);
     object->loader = start->loader;
     object->counts = start->counts;
@@ -302,7 +197,7 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
         if (status != FST_E_TIMEOUT) break;
         object->was_interrupted = PyErr_CheckSignals() != 0;
         if (object->was_interrupted || !report_progress(object, progress)) {
-            cancel_load(loader);
+            fstpy_cancel(loader);
             return 0;
         }
     }
@@ -313,10 +208,11 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
 static PyObject *loader_wait(PyObject *self, PyObject *args) {
     PyObject *progress = NULL;
     if (!PyArg_ParseTuple(args, "|O:wait", &progress)) return NULL;
-    fst_loader *loader = begin_wait(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     int good = wait_all(self, loader, progress);
-    end_use(self);
+    fstpy_end_use(self, &scope);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -330,7 +226,7 @@ static PyObject *take_next(PyObject *self, fst_loader *loader) {
         Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
             ((loader_object *)self)->was_interrupted = 1;
-            cancel_load(loader);
+            fstpy_cancel(loader);
             return NULL;
         }
     }
@@ -347,12 +243,13 @@ static PyObject *loader_iternext(PyObject *self) {
                                             "load: iterate over it in one thread at a time");
         return NULL;
     }
-    fst_loader *loader = begin_wait(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     object->is_iterating = 1;
     PyObject *result = take_next(self, loader);
     object->is_iterating = 0;
-    end_use(self);
+    fstpy_end_use(self, &scope);
     return result;
 }
 
@@ -380,11 +277,12 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
 static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     size_t index = PyLong_AsSize_t(index_object);
     if (PyErr_Occurred()) return NULL;
-    fst_loader *loader = begin_wait(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
     PyObject *result = tensor == NULL ? NULL : fstpy_tensor_wrap(state_of(self), tensor);
-    end_use(self);
+    fstpy_end_use(self, &scope);
     return result;
 }
 
@@ -452,7 +350,8 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
     size_t index = PyLong_AsSize_t(args[0]);
     export_kind kind = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
     if (PyErr_Occurred()) return NULL;
-    fst_loader *loader = begin_wait(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
     fst_tensor_view view = FST_STRUCT_INIT(fst_tensor_view);
@@ -464,7 +363,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
         fst_tensor_unref(tensor);
         fstpy_raise(state_of(self), &error);
     }
-    end_use(self);
+    fstpy_end_use(self, &scope);
     return result;
 }
 
@@ -472,13 +371,14 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     export_kind kind;
     if (!PyArg_ParseTuple(args, "OOk:export", &kind.importer, &kind.fallback, &kind.mask))
         return NULL;
-    fst_loader *loader = begin_wait(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
     for (size_t i = 0; result != NULL && i < count; i++)
         if (!export_item(self, loader, i, &kind, result)) Py_CLEAR(result);
-    end_use(self);
+    fstpy_end_use(self, &scope);
     return result;
 }
 
@@ -503,53 +403,17 @@ static PyObject *stats_dict(const fst_load_stats *stats) {
 
 static PyObject *loader_stats(PyObject *self, PyObject *none) {
     (void)none;
-    fst_loader *loader = begin_use(self);
+    load_scope scope;
+    fst_loader *loader = fstpy_begin_use(self, &scope);
     if (loader == NULL) return NULL;
     fst_error error;
     fst_load_stats s = {.struct_size = sizeof s};
     fst_status status;
     // A thread of the load may wait for the GIL (in an allocator) while holding the load's lock.
     Py_BEGIN_ALLOW_THREADS status = fst_loader_stats_get(loader, &s, &error);
-    Py_END_ALLOW_THREADS end_use(self);
+    Py_END_ALLOW_THREADS fstpy_end_use(self, &scope);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
     return stats_dict(&s);
-}
-
-static PyObject *loader_cancel(PyObject *self, PyObject *none) {
-    (void)none;
-    fst_loader *loader = begin_use(self);
-    if (loader == NULL) return NULL;
-    cancel_load(loader);
-    end_use(self);
-    Py_RETURN_NONE;
-}
-
-static PyObject *loader_close(PyObject *self, PyObject *none) {
-    (void)none;
-    loader_object *object = (loader_object *)self;
-    if (!object->is_closed && object->uses > 0 && is_of_this_process(object)) {
-        object->uses++; // other threads may end their calls, and close, meanwhile
-        cancel_load(object->loader);
-        object->uses--;
-    }
-    object->is_closed = 1;
-    close_unused(object);
-    Py_RETURN_NONE;
-}
-
-/// For callers that cannot wait: after Ctrl-C, reads in flight may take long.
-static PyObject *loader_abandon(PyObject *self, PyObject *none) {
-    ((loader_object *)self)->was_interrupted = 1;
-    return loader_close(self, none);
-}
-
-static void loader_dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    ((loader_object *)self)->is_closed = 1;
-    close_unused((loader_object *)self);
-    fstpy_memory_unref(((loader_object *)self)->memory);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
 }
 
 static Py_ssize_t loader_length(PyObject *self) {
@@ -568,16 +432,20 @@ static PyMethodDef loader_methods[] = {
      "export(importer, fallback, mask) -> {name: importer(capsule) or fallback(Tensor)}, "
      "when all are loaded; bit d of mask: the importer supports dtype d."},
     {"stats", loader_stats, METH_NOARGS, "Statistics of the load: a dict."},
-    {"cancel", loader_cancel, METH_NOARGS, "Stops the load soon."},
-    {"close", loader_close, METH_NOARGS,
-     "Stops and frees the load. Tensors stay valid. May be called twice."},
-    {"abandon", loader_abandon, METH_NOARGS, "Closes without waiting for reads in flight."},
+    {"cancel", fstpy_loader_cancel, METH_NOARGS, "Stops the load soon."},
+    {"close", fstpy_loader_close, METH_NOARGS,
+     "Stops and frees the load, and waits for that: afterwards nothing writes to memory of the "
+     "program. Tensors stay valid. May be called twice. Inside a call of the load in the same "
+     "thread (a signal handler during wait(), `progress`, its allocator) it only stops the load, "
+     "which is freed when its calls have returned: memory must stay valid until then, or until "
+     "close() returns outside."},
+    {"abandon", fstpy_loader_abandon, METH_NOARGS, "Closes without waiting for reads in flight."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot loader_slots[] = {
     {Py_tp_doc, "A load. Iteration returns tensors as they arrive."},
-    {Py_tp_dealloc, loader_dealloc},
+    {Py_tp_dealloc, fstpy_loader_dealloc},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, loader_iternext},
     {Py_tp_methods, loader_methods},
