@@ -172,8 +172,9 @@ typedef struct fst_load_options {
     uint32_t thread_count;
 
     /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The
-    /// struct is copied. Called by one thread at a time and without locks: it may call
-    /// fst_loader_stats_get() and fst_loader_cancel(), but not close the load.
+    /// struct is copied. Called by one thread at a time: it may call fst_loader_stats_get() and
+    /// fst_loader_cancel(), but not close the load. Calls that wait for the load, or return its
+    /// tensors, are FST_E_ARGUMENT in it.
     const fst_allocator *allocator;
 
     /// Called once by fst_loader_open() before it returns (unless it was called before), and by

@@ -184,6 +184,7 @@ static fst_status wait_chunks(fst_loader *loader, uint32_t first, uint32_t end, 
 
 fst_status fsti_loader_wait(fst_loader *loader, int64_t timeout_ms, fst_error *error) {
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
+    FST_TRY(fsti_pipeline_check_caller(loader->pipeline, error));
     if (loader->options.budget_bytes != 0)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
                               "a load with a budget must be read with fst_loader_next()");
@@ -267,6 +268,7 @@ fst_status fsti_loader_next(fst_loader *loader, int64_t timeout_ms, fst_tensor *
                             fst_error *error) {
     const fsti_plan *plan = &loader->plan;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
+    FST_TRY(fsti_pipeline_check_caller(loader->pipeline, error));
     pthread_mutex_lock(&loader->lock);
     size_t position = loader->next_delivery;
     pthread_mutex_unlock(&loader->lock);
@@ -298,6 +300,7 @@ fst_status fsti_loader_item(fst_loader *loader, size_t item_index, int64_t timeo
     uint32_t index = (uint32_t)item_index;
     fsti_buffer *buffer;
     FST_TRY(fsti_pipeline_check_owner(loader->pipeline, error));
+    FST_TRY(fsti_pipeline_check_caller(loader->pipeline, error));
     // Reading a shared item separately would read its bytes twice; all of them stay until the end.
     if (loader->share != NULL) return stream_item(loader, index, timeout_ms, out, error);
     if (fsti_loader_needs_copy(loader, item))

@@ -194,6 +194,10 @@ void fsti_pipeline_poll_deferred(fsti_pipeline *pipeline);
 void fsti_pipeline_finish(fsti_pipeline *pipeline, uint32_t chunk, worker_counts *counts);
 void fsti_pipeline_count(fsti_pipeline *pipeline, worker_counts *counts);
 
+/// Calls the caller's allocator, for one thread of the load at a time.
+fst_status fsti_pipeline_call_allocator(fsti_pipeline *pipeline, const fsti_foreign *request,
+                                        fsti_buffer **out, fst_error *error);
+
 /// Drops a chunk from the page cache if the cache is to be bypassed and the chunk was read through
 /// it. Called before the read, since part may be cached, and after it.
 void fsti_pipeline_clear_cache(const fsti_pipeline *pipeline, uint32_t chunk);

@@ -90,9 +90,7 @@ static fst_status use_callers_memory(fsti_pipeline *pipeline, const fsti_plan_ba
                                   .device = job->device,
                                   .size_bytes = batch->buffer_bytes,
                                   .at_page = pipeline->may_use_gds};
-    pthread_mutex_lock(job->allocator_lock);
-    fst_status status = fsti_buffer_foreign(&foreign, out, error);
-    pthread_mutex_unlock(job->allocator_lock);
+    fst_status status = fsti_pipeline_call_allocator(pipeline, &foreign, out, error);
     if (job->device == NULL || pipeline->follow == NULL) return status;
     if (status == FST_E_NO_MEMORY) {
         fst_device id = fsti_device_id(job->device);

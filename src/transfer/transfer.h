@@ -76,6 +76,8 @@ bool fsti_pipeline_is_idle(const fsti_pipeline *pipeline);
 
 /// FST_E_UNSUPPORTED in a forked child, where threads are missing and locks may be held.
 fst_status fsti_pipeline_check_owner(const fsti_pipeline *pipeline, fst_error *error);
+/// FST_E_ARGUMENT if this thread is in a call of the load's allocator, which must not wait for it.
+fst_status fsti_pipeline_check_caller(const fsti_pipeline *pipeline, fst_error *error);
 
 /// Whether a batch waits for memory, has memory, or was returned completely.
 typedef enum fsti_batch_step { BATCH_WAITING, BATCH_ADMITTED, BATCH_RELEASED } fsti_batch_step;

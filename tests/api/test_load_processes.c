@@ -258,7 +258,15 @@ TEST(fork_during_a_load)
 }
 
 static fst_loader *asked_loader;
-static int allocations, answers;
+static int allocations, answers, refusals;
+
+/// Calls that wait: the load would wait for its own allocator.
+static void ask_to_wait(fst_loader *loader) {
+    fst_tensor *tensor = NULL;
+    refusals += fst_loader_tensor_at(loader, COUNT - 1, 200, &tensor, NULL) == FST_E_ARGUMENT &&
+                fst_loader_next(loader, 0, &tensor, NULL) == FST_E_ARGUMENT &&
+                fst_loader_wait(loader, 0, NULL) == FST_E_ARGUMENT;
+}
 
 static void *ask_and_allocate(void *context, size_t size_bytes, size_t alignment) {
     (void)context;
@@ -267,6 +275,7 @@ static void *ask_and_allocate(void *context, size_t size_bytes, size_t alignment
     // The first call happens before the program has the handle.
     if (asked_loader != NULL && fst_loader_stats_get(asked_loader, &stats, NULL) == FST_OK)
         answers++;
+    if (asked_loader != NULL) ask_to_wait(asked_loader);
     void *memory = NULL;
     return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
 }
@@ -295,6 +304,7 @@ TEST(allocator_may_call_the_loader)
     alarm(0);
     fst_loader_close(loader);
     CHECK(allocations > 4 && answers > 0);
+    CHECK_INT(refusals, answers);
 }
 
 static atomic_bool is_armed, is_allocating;
