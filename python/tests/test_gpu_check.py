@@ -328,6 +328,35 @@ def test_a_test_program_that_ends_early_has_failed(monkeypatch, tmp_path, output
     assert (results["t"]["failed"] > 0) == failed
 
 
+@pytest.mark.parametrize(("minutes", "is_failed"), [(0, False), (9, True)])
+def test_tests_that_the_time_ends(monkeypatch, tmp_path, minutes, is_failed):
+    """Tests that the end of the whole check cut off are left out; their own limit is a failure."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    def run(words, timeout, **_):
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    report = gpu_check.Report(tmp_path)
+    for suite in (lambda: gpu_check.run_suite({}, tmp_path, "t", False, gpu_check.Clock(minutes)),
+                  lambda: gpu_check.run_python_suite({}, tmp_path, gpu_check.Clock(minutes))):
+        report.document["missing"].clear()
+        assert report.step("t", suite) != is_failed
+        assert report.document["missing"] == ({} if is_failed else {"t": "no time left"})
+
+
+def test_what_was_left_out_misses_no_target(monkeypatch):
+    """A file for which no time was left has no verdict; one that failed has."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_verdicts
+
+    result = {"title": "t", "state": "hot", "rows": [], "failed": {"ours": "left out: no time"}}
+    assert gpu_verdicts.judge_scenario(result, 10.0, 1.0) == []
+    result["failed"] = {"ours": "it crashed"}
+    assert len(gpu_verdicts.judge_scenario(result, 10.0, 1.0)) == 1
+
+
 WORKS = """
 finish = lambda: None
 def slow(seconds): time.sleep(seconds)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time limits of gpu_check.py."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+
+class Clock:
+    """The time that is left."""
+
+    def __init__(self, minutes: float) -> None:
+        """Start."""
+        self.end = time.monotonic() + 60 * minutes
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - time.monotonic()
+
+
+class NoTimeError(RuntimeError):
+    """The time of the whole check ended before a step did."""
+
+
+def run_tests(command: list, environment: dict, limit: float,
+              clock: Clock) -> subprocess.CompletedProcess:
+    """Run tests. NoTimeError if they end neither in the time that is left nor within 5 s."""
+    left = max(clock.left(), 5)
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True,
+                              timeout=min(limit, left), check=False)
+    except subprocess.TimeoutExpired as error:
+        if left < limit:
+            raise NoTimeError("no time left") from error
+        raise
