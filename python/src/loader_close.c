@@ -200,7 +200,9 @@ fst_loader *fstpy_begin_use(PyObject *self, load_scope *scope) {
 fst_loader *fstpy_begin_wait(PyObject *self, load_scope *scope) {
     if (!is_inside(fstpy_memory_waits(((loader_object *)self)->memory)))
         return fstpy_begin_use(self, scope);
-    PyErr_SetString(PyExc_RuntimeError, "a load's allocator cannot wait for the load");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "a load's allocator, and objects that the load frees, cannot wait for the load");
     return NULL;
 }
 

@@ -240,7 +240,7 @@ fst_status fsti_device_info(fst_device wanted, fst_device_info *out, fst_error *
     out->driver_version = device->api->version;
     out->unified = device->unified;
     out->memory_bytes = all;
-    out->memory_free = available;
+    out->memory_free = fsti_min(available, all); // some drivers report more than all
     out->converts = fsti_gpu_kernels(device, NULL) == FST_OK;
     if (!out->converts)
         snprintf(out->converts_reason, sizeof out->converts_reason, "%s", device->kernels_reason);

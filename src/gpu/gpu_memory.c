@@ -15,7 +15,7 @@ static fst_status out_of_memory(const fsti_device *device, uint64_t size_bytes, 
     device->api->memory_info(&available, &all);
     fsti_error_set(error, FST_E_NO_MEMORY, FSTI_NO_LOCATION,
                    "out of device memory: %llu bytes needed, %llu of %llu available on %s:%d",
-                   (unsigned long long)size_bytes, (unsigned long long)available,
+                   (unsigned long long)size_bytes, (unsigned long long)fsti_min(available, all),
                    (unsigned long long)all, device->api->kind == FST_DEVICE_CUDA ? "cuda" : "hip",
                    (int)device->index);
     if (error != NULL) error->device_code = GPU_OUT_OF_MEMORY;

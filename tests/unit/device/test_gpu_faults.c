@@ -26,6 +26,14 @@ TEST(full_device_error_has_sizes)
     CHECK(strstr(error.message, "96006144 bytes needed") != NULL ||
           strstr(error.message, "bytes needed, ") != NULL);
     CHECK(strstr(error.message, "available on cuda:0") != NULL);
+    // Some drivers report more than there is.
+    driver->set("reported_free", (long)-4096);
+    fst_device_info info = FST_STRUCT_INIT(fst_device_info);
+    CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_E_NO_MEMORY);
+    CHECK(strstr(error.message, " 20971520 of 20971520 available on cuda:0") != NULL);
+    CHECK_INT(fst_device_info_get(options.device, &info, &error), FST_OK);
+    CHECK_INT(info.memory_free, info.memory_bytes);
+    driver->set("reported_free", 0);
     // A later batch, in the middle of a stream.
     options.budget_bytes = 16 << 20;
     CHECK_INT(fst_loader_open(model, &options, &loader, &error), FST_OK);
