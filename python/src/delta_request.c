@@ -27,8 +27,10 @@ PyObject *fstpy_delta_open(PyObject *module, PyObject *list) {
             free(folders);
             return NULL;
         }
-    Py_BEGIN_ALLOW_THREADS status = fst_delta_open(folders, (size_t)count, &delta, &error);
-    Py_END_ALLOW_THREADS free(folders);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_delta_open(folders, (size_t)count, &delta, &error);
+    Py_END_ALLOW_THREADS
+    free(folders);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     PyObject *capsule = PyCapsule_New(delta, DELTA_CAPSULE, close_delta);
     if (capsule == NULL) fst_delta_close(delta);
@@ -103,11 +105,11 @@ PyObject *fstpy_delta_apply(PyObject *module, PyObject *args) {
     options.flags = flags;
     options.thread_count = threads;
     options.version = version;
-    Py_BEGIN_ALLOW_THREADS status =
-        delta == NULL ? fst_delta_recover(checkpoint, &options, &stats, &error)
-                      : fst_delta_apply(delta, checkpoint, &options, &stats, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(PyModule_GetState(module),
-                                                                  &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = delta == NULL ? fst_delta_recover(checkpoint, &options, &stats, &error)
+                           : fst_delta_apply(delta, checkpoint, &options, &stats, &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     return stats_dict(&stats);
 }
 
@@ -164,9 +166,10 @@ PyObject *fstpy_delta_prepare(PyObject *module, PyObject *args) {
     if (delta == NULL || !read_memory(rows, &memory, &count)) return NULL;
     options.thread_count = threads;
     options.version = version;
-    Py_BEGIN_ALLOW_THREADS status =
-        fst_delta_prepare(delta, memory, count, &options, &change, &error);
-    Py_END_ALLOW_THREADS free(memory);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_delta_prepare(delta, memory, count, &options, &change, &error);
+    Py_END_ALLOW_THREADS
+    free(memory);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     // The change is the capsule's context, since a pointer can't be NULL once it is committed.
     PyObject *out = PyCapsule_New(&fstpy_module, CHANGE_CAPSULE, drop_change);
@@ -190,9 +193,13 @@ PyObject *fstpy_delta_commit(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "the change was already committed or dropped");
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS if (is_wanted) fst_delta_commit(change);
-    else fst_delta_drop(change);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_wanted)
+        fst_delta_commit(change);
+    else
+        fst_delta_drop(change);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 /// Bytes of a patch as an object that owns a copy of them.
@@ -217,10 +224,10 @@ PyObject *fstpy_delta_patch(PyObject *module, PyObject *args) {
     if (delta == NULL) return NULL;
     options.old = (const void *)(uintptr_t)address;
     options.size_bytes = size;
-    Py_BEGIN_ALLOW_THREADS status =
-        fst_delta_patch_make(delta, (size_t)index, &options, &patch, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(PyModule_GetState(module),
-                                                                  &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_delta_patch_make(delta, (size_t)index, &options, &patch, &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     PyObject *indices = patch.indices == NULL
                             ? Py_NewRef(Py_None)
                             : take_bytes(patch.indices, patch.element_count * options.index_bytes);
@@ -242,8 +249,10 @@ static PyObject *make_delta(module_state *state, const char *old, const char *fo
     fst_error error;
     fst_status status;
     fst_delta_stats stats = FST_STRUCT_INIT(fst_delta_stats);
-    Py_BEGIN_ALLOW_THREADS status = fst_delta_make(old, folder, options, &stats, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(state, &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_delta_make(old, folder, options, &stats, &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) return fstpy_raise(state, &error);
     return stats_dict(&stats);
 }
 

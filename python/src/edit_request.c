@@ -74,8 +74,10 @@ static PyObject *edit(module_state *state, const char *path, const char *target,
                       const fst_edit_options *options) {
     fst_error error;
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = fst_header_edit(path, target, options, NULL, &error);
-    Py_END_ALLOW_THREADS if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_header_edit(path, target, options, NULL, &error);
+    Py_END_ALLOW_THREADS
+    if (PyErr_Occurred()) return NULL;
     return status == FST_OK ? Py_NewRef(Py_None) : fstpy_raise(state, &error);
 }
 

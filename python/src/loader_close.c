@@ -149,8 +149,10 @@ static void close_unused(loader_object *object) {
     object->loader = NULL;
     object->is_being_freed = 1;
     count_wait(1);
-    Py_BEGIN_ALLOW_THREADS fst_loader_close(loader);
-    Py_END_ALLOW_THREADS count_wait(-1);
+    Py_BEGIN_ALLOW_THREADS
+    fst_loader_close(loader);
+    Py_END_ALLOW_THREADS
+    count_wait(-1);
     object->is_being_freed = 0;
     free(object->counts);
     object->counts = NULL;
@@ -167,8 +169,10 @@ static int await_end(loader_object *object) {
         close_unused(object);
         int is_freed = object->loader == NULL && !object->is_being_freed;
         if (is_freed || !is_of_this_process(object)) break;
-        Py_BEGIN_ALLOW_THREADS nanosleep(&interval, NULL);
-        Py_END_ALLOW_THREADS if (PyErr_CheckSignals() != 0) {
+        Py_BEGIN_ALLOW_THREADS
+        nanosleep(&interval, NULL);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() != 0) {
             is_good = 0;
             break;
         }
@@ -216,7 +220,8 @@ void fstpy_end_use(PyObject *self, load_scope *scope) {
 /// Without the GIL, because a thread of the load may wait for it (in an allocator) while holding
 /// the load's lock.
 void fstpy_cancel(fst_loader *loader) {
-    Py_BEGIN_ALLOW_THREADS fst_loader_cancel(loader);
+    Py_BEGIN_ALLOW_THREADS
+    fst_loader_cancel(loader);
     Py_END_ALLOW_THREADS
 }
 

@@ -63,9 +63,10 @@ static PyObject *module_engines(PyObject *module, PyObject *path_object) {
     fst_error error;
     fst_status status;
     const char *path = bytes == NULL ? NULL : PyBytes_AsString(bytes);
-    Py_BEGIN_ALLOW_THREADS status =
-        fst_engines_probe(path, infos, ENGINE_INFO_COUNT_MAX, &count, &error);
-    Py_END_ALLOW_THREADS if (count > ENGINE_INFO_COUNT_MAX) count = ENGINE_INFO_COUNT_MAX;
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_engines_probe(path, infos, ENGINE_INFO_COUNT_MAX, &count, &error);
+    Py_END_ALLOW_THREADS
+    if (count > ENGINE_INFO_COUNT_MAX) count = ENGINE_INFO_COUNT_MAX;
     Py_XDECREF(bytes);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     PyObject *list = PyList_New(0);
@@ -89,8 +90,10 @@ static PyObject *module_device_count(PyObject *module, PyObject *kind_object) {
         PyErr_SetString(PyExc_ValueError, error.message);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS count = (int)fst_device_count(device.kind);
-    Py_END_ALLOW_THREADS return PyLong_FromLong(count);
+    Py_BEGIN_ALLOW_THREADS
+    count = (int)fst_device_count(device.kind);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(count);
 }
 
 static PyObject *module_device_info(PyObject *module, PyObject *name_object) {
@@ -100,10 +103,11 @@ static PyObject *module_device_info(PyObject *module, PyObject *name_object) {
     fst_device_info info = {.struct_size = sizeof info};
     const char *name = PyUnicode_AsUTF8AndSize(name_object, NULL);
     if (name == NULL) return NULL;
-    Py_BEGIN_ALLOW_THREADS status = fst_device_parse(name, &device, &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_device_parse(name, &device, &error);
     if (status == FST_OK) status = fst_device_info_get(device, &info, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(PyModule_GetState(module),
-                                                                  &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     return Py_BuildValue("{s:s,s:i,s:i,s:N,s:N,s:s,s:K,s:K}", "name", info.name, "index",
                          (int)info.index, "driver_version", (int)info.driver_version, "unified",
                          PyBool_FromLong(info.unified), "converts", PyBool_FromLong(info.converts),

@@ -95,9 +95,9 @@ PyObject *fstpy_cache_prune(PyObject *module, PyObject *args) {
     fst_status status;
     if (!PyArg_ParseTuple(args, "KO&:cache_prune", &bytes_max, take_folder, &folder)) return NULL;
     const char *path = folder == NULL ? NULL : PyBytes_AsString(folder);
-    Py_BEGIN_ALLOW_THREADS;
+    Py_BEGIN_ALLOW_THREADS
     status = fst_cache_prune(path, bytes_max, &pruned, &error);
-    Py_END_ALLOW_THREADS;
+    Py_END_ALLOW_THREADS
     Py_XDECREF(folder);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
     return Py_BuildValue("{sKsKsKsK}", "removed_count", (unsigned long long)pruned.removed_count,

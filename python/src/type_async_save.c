@@ -22,7 +22,8 @@ static void close_unused_pool(pool_object *object) {
     fst_staging_pool *pool = object->pool;
     if (!object->is_closed || object->uses > 0) return;
     object->pool = NULL;
-    Py_BEGIN_ALLOW_THREADS fst_staging_close(pool);
+    Py_BEGIN_ALLOW_THREADS
+    fst_staging_close(pool);
     Py_END_ALLOW_THREADS
 }
 
@@ -36,8 +37,10 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     pool_object *object = (pool_object *)self;
     fst_error error;
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = fst_staging_open(limit, ready, &object->pool, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) {
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_staging_open(limit, ready, &object->pool, &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) {
         fstpy_raise(fstpy_state(type), &error);
         Py_CLEAR(self);
     }
@@ -212,8 +215,10 @@ static void close_unused(async_object *object) {
     if (!object->is_closed || object->uses > 0) return;
     object->save = NULL;
     // Without the GIL, because closing may wait for a thread that needs it in ask_unchanged().
-    Py_BEGIN_ALLOW_THREADS fst_async_save_close(save);
-    Py_END_ALLOW_THREADS Py_CLEAR(object->owners);
+    Py_BEGIN_ALLOW_THREADS
+    fst_async_save_close(save);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(object->owners);
     Py_CLEAR(object->is_unchanged);
 }
 
@@ -272,9 +277,11 @@ static int start_save(PyObject *self, PyObject *settings, const char *path, save
     if (!read_settings(state, settings, &options, object)) return 0;
     pool_object *pool = options.pool == NULL ? NULL : (pool_object *)PyTuple_GetItem(settings, 5);
     if (pool != NULL) pool->uses++; // another thread may close it meanwhile
-    Py_BEGIN_ALLOW_THREADS status = fst_async_save_start(
-        path, request->tensors, request->tensor_count, &options, &save, &error);
-    Py_END_ALLOW_THREADS object->save = save;
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_async_save_start(path, request->tensors, request->tensor_count, &options, &save,
+                                  &error);
+    Py_END_ALLOW_THREADS
+    object->save = save;
     if (pool != NULL) {
         pool->uses--;
         close_unused_pool(pool);
@@ -370,8 +377,10 @@ static PyObject *wait_for(PyObject *self, PyObject *timeout_object, async_wait w
     int is_interrupted = 0;
     do {
         int64_t piece = left < 0 || left > SIGNAL_CHECK_MS ? SIGNAL_CHECK_MS : left;
-        Py_BEGIN_ALLOW_THREADS status = wait(save, piece, &error);
-        Py_END_ALLOW_THREADS is_interrupted = PyErr_CheckSignals() != 0;
+        Py_BEGIN_ALLOW_THREADS
+        status = wait(save, piece, &error);
+        Py_END_ALLOW_THREADS
+        is_interrupted = PyErr_CheckSignals() != 0;
         if (left > 0) left -= piece;
     } while (status == FST_E_TIMEOUT && left != 0 && !is_interrupted);
     PyObject *result = NULL;
@@ -400,8 +409,10 @@ static PyObject *async_cancel(PyObject *self, PyObject *none) {
     (void)none;
     fst_async_save *save = begin_use(self);
     if (save == NULL) return NULL;
-    Py_BEGIN_ALLOW_THREADS fst_async_save_cancel(save);
-    Py_END_ALLOW_THREADS end_use(self);
+    Py_BEGIN_ALLOW_THREADS
+    fst_async_save_cancel(save);
+    Py_END_ALLOW_THREADS
+    end_use(self);
     Py_RETURN_NONE;
 }
 
@@ -420,8 +431,10 @@ static PyObject *async_stats(PyObject *self, PyObject *none) {
     fst_error error;
     fst_async_stats s = {.struct_size = sizeof s};
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = fst_async_save_stats_get(save, &s, &error);
-    Py_END_ALLOW_THREADS end_use(self);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_async_save_stats_get(save, &s, &error);
+    Py_END_ALLOW_THREADS
+    end_use(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
 #define NUMBER(name) #name, (unsigned long long)s.name
     return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "state",

@@ -110,8 +110,10 @@ static int open_load(start_call *start) {
     if (options->allocator == NULL && !has_destinations(options) &&
         is_large(fstpy_model(start->shared), options))
         return fstpy_call_run(&start->call) ? 0 : -1;
-    Py_BEGIN_ALLOW_THREADS run_start(&start->call);
-    Py_END_ALLOW_THREADS return 0;
+    Py_BEGIN_ALLOW_THREADS
+    run_start(&start->call);
+    Py_END_ALLOW_THREADS
+    return 0;
 }
 
 /// Moves an open load and its data into a Loader.
@@ -184,8 +186,10 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
     fst_error error;
     fst_status status;
     for (;;) {
-        Py_BEGIN_ALLOW_THREADS status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
-        Py_END_ALLOW_THREADS if (status == FST_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_wait(loader, SIGNAL_CHECK_MS, &error);
+        Py_END_ALLOW_THREADS
+        if (status == FST_OK) {
             object->is_complete = 1;
             fstpy_memory_finish(object->memory);
             // The last thread may not have reported it yet.
@@ -222,8 +226,10 @@ static PyObject *take_next(PyObject *self, fst_loader *loader) {
     fst_tensor *tensor;
     fst_status status;
     for (;;) {
-        Py_BEGIN_ALLOW_THREADS status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
-        Py_END_ALLOW_THREADS if (status != FST_E_TIMEOUT) break;
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_next(loader, SIGNAL_CHECK_MS, &tensor, &error);
+        Py_END_ALLOW_THREADS
+        if (status != FST_E_TIMEOUT) break;
         if (PyErr_CheckSignals() != 0) {
             ((loader_object *)self)->was_interrupted = 1;
             fstpy_cancel(loader);
@@ -262,9 +268,10 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
     if (((loader_object *)self)->is_complete)
         status = fst_loader_tensor_at(loader, index, 0, &tensor, &error);
     while (status == FST_E_TIMEOUT) {
-        Py_BEGIN_ALLOW_THREADS status =
-            fst_loader_tensor_at(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
-        Py_END_ALLOW_THREADS if (status == FST_E_TIMEOUT && PyErr_CheckSignals() != 0) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fst_loader_tensor_at(loader, index, SIGNAL_CHECK_MS, &tensor, &error);
+        Py_END_ALLOW_THREADS
+        if (status == FST_E_TIMEOUT && PyErr_CheckSignals() != 0) {
             ((loader_object *)self)->was_interrupted = 1;
             return NULL;
         }
@@ -410,8 +417,10 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
     fst_load_stats s = {.struct_size = sizeof s};
     fst_status status;
     // A thread of the load may wait for the GIL (in an allocator) while holding the load's lock.
-    Py_BEGIN_ALLOW_THREADS status = fst_loader_stats_get(loader, &s, &error);
-    Py_END_ALLOW_THREADS fstpy_end_use(self, &scope);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_loader_stats_get(loader, &s, &error);
+    Py_END_ALLOW_THREADS
+    fstpy_end_use(self, &scope);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
     return stats_dict(&s);
 }

@@ -415,9 +415,9 @@ PyObject *fstpy_check_save(PyObject *module, PyObject *list) {
     const fst_model **models = count < 0 ? NULL : calloc((size_t)count + 1, sizeof *models);
     for (Py_ssize_t i = 0; models != NULL && i < count; i++) models[i] = shared[i]->model;
     if (models != NULL) {
-        Py_BEGIN_ALLOW_THREADS;
+        Py_BEGIN_ALLOW_THREADS
         status = fst_models_check_save(models, (size_t)count, &error);
-        Py_END_ALLOW_THREADS;
+        Py_END_ALLOW_THREADS
     } else if (count >= 0)
         PyErr_NoMemory();
     for (size_t i = 0; shared != NULL && shared[i] != NULL; i++) fstpy_model_drop(shared[i]);

@@ -218,9 +218,10 @@ static PyObject *tensor_copy_to(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Kn:copy_to", &address, &size)) return NULL;
     const fst_tensor *tensor = ((tensor_object *)self)->tensor;
     void *target = (void *)(uintptr_t)address;
-    Py_BEGIN_ALLOW_THREADS status = fst_tensor_read(tensor, target, (size_t)size, &error);
-    Py_END_ALLOW_THREADS if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)),
-                                                                  &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_tensor_read(tensor, target, (size_t)size, &error);
+    Py_END_ALLOW_THREADS
+    if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
     return Py_NewRef(Py_None);
 }
 

@@ -108,8 +108,10 @@ static void close_unused(writer_object *object) {
     fst_writer *writer = object->writer;
     if (!object->is_closed || object->uses > 0) return;
     object->writer = NULL;
-    Py_BEGIN_ALLOW_THREADS fst_writer_close(writer);
-    Py_END_ALLOW_THREADS Py_CLEAR(object->owners);
+    Py_BEGIN_ALLOW_THREADS
+    fst_writer_close(writer);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(object->owners);
     Py_CLEAR(object->progress);
 }
 
@@ -132,11 +134,14 @@ static int open_writer(PyTypeObject *type, writer_object *object, const char *pa
     object->reported_ns = now_ns();
     request->options.progress = report;
     request->options.progress_context = object;
-    Py_BEGIN_ALLOW_THREADS if (request->joins) status =
-        fst_writer_join(path, &request->options, &object->writer, &error);
-    else status = fst_writer_open(path, request->tensors, request->tensor_count, &request->options,
-                                  &object->writer, &error);
-    Py_END_ALLOW_THREADS object->is_closed = status != FST_OK;
+    Py_BEGIN_ALLOW_THREADS
+    if (request->joins)
+        status = fst_writer_join(path, &request->options, &object->writer, &error);
+    else
+        status = fst_writer_open(path, request->tensors, request->tensor_count, &request->options,
+                                 &object->writer, &error);
+    Py_END_ALLOW_THREADS
+    object->is_closed = status != FST_OK;
     if (status != FST_OK && !raise_stored(object)) fstpy_raise(fstpy_state(type), &error);
     return status == FST_OK;
 }
@@ -203,9 +208,10 @@ static PyObject *writer_write(PyObject *self, PyObject *args) {
     fst_error error;
     fst_status status;
     const void *data = (const void *)(uintptr_t)address;
-    Py_BEGIN_ALLOW_THREADS status =
-        fst_writer_write(writer, (size_t)index, offset, data, (size_t)size, &error);
-    Py_END_ALLOW_THREADS PyObject *result = finish_call(self, status, &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_writer_write(writer, (size_t)index, offset, data, (size_t)size, &error);
+    Py_END_ALLOW_THREADS
+    PyObject *result = finish_call(self, status, &error);
     end_use(self);
     return result;
 }
@@ -230,8 +236,10 @@ static PyObject *run_step(PyObject *self, writer_step step) {
     if (writer == NULL) return NULL;
     fst_error error;
     fst_status status;
-    Py_BEGIN_ALLOW_THREADS status = step(writer, &error);
-    Py_END_ALLOW_THREADS PyObject *result = finish_call(self, status, &error);
+    Py_BEGIN_ALLOW_THREADS
+    status = step(writer, &error);
+    Py_END_ALLOW_THREADS
+    PyObject *result = finish_call(self, status, &error);
     end_step(self);
     return result;
 }
@@ -480,8 +488,10 @@ static PyObject *publish(PyObject *module, const char *folder, PyObject **encode
     const char **paths = PyMem_Calloc(count + 1, sizeof *paths);
     if (paths == NULL) return PyErr_NoMemory();
     for (size_t i = 0; i < count; i++) paths[i] = PyBytes_AsString(encoded[i]);
-    Py_BEGIN_ALLOW_THREADS status = fst_set_publish(folder, paths, count, options, NULL, &error);
-    Py_END_ALLOW_THREADS PyMem_Free(paths);
+    Py_BEGIN_ALLOW_THREADS
+    status = fst_set_publish(folder, paths, count, options, NULL, &error);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(paths);
     return status == FST_OK ? Py_NewRef(Py_None) : fstpy_raise(PyModule_GetState(module), &error);
 }
 

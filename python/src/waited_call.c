@@ -150,8 +150,10 @@ static int await_call(waited_call *call) {
     int is_done = 0;
     pid_t owner = getpid();
     while (!is_done) {
-        Py_BEGIN_ALLOW_THREADS is_done = wait_briefly(call);
-        Py_END_ALLOW_THREADS if (is_done) break;
+        Py_BEGIN_ALLOW_THREADS
+        is_done = wait_briefly(call);
+        Py_END_ALLOW_THREADS
+        if (is_done) break;
         int is_raised = PyErr_CheckSignals() != 0;
         if (getpid() != owner) { // a signal handler has forked: the helper belongs to the parent
             if (!is_raised)
@@ -207,6 +209,8 @@ int fstpy_call_run(waited_call *call) {
         if (is_given) return await_call(call);
         clear_call(call);
     }
-    Py_BEGIN_ALLOW_THREADS call->run(call);
-    Py_END_ALLOW_THREADS return 1;
+    Py_BEGIN_ALLOW_THREADS
+    call->run(call);
+    Py_END_ALLOW_THREADS
+    return 1;
 }
