@@ -57,7 +57,7 @@ static bool is_same(const steady_identity *one, const steady_identity *other) {
     return memcmp(one->bytes, other->bytes, sizeof one->bytes) == 0;
 }
 
-static int refuse_changed(const char *path) {
+int steady_refuse(const char *path) {
     return cli_refuse(EXIT_UNREADABLE, "FileChanged",
                       "%s was replaced or changed while it was read. Try again", path);
 }
@@ -79,15 +79,15 @@ int steady_open(const char *path, fst_model **model, steady_identity *identity) 
         if (!good) return cli_no_memory();
         before = *identity;
     }
-    return refuse_changed(path);
+    return steady_refuse(path);
 }
 
 int steady_check(const char *path, const steady_identity *identity) {
     fst_model *model;
     steady_identity now = {{0}};
-    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return refuse_changed(path);
+    if (fst_model_open(path, NULL, &model, NULL) != FST_OK) return steady_refuse(path);
     bool good = identify(model, &now);
     fst_model_close(model);
     if (!good) return cli_no_memory();
-    return is_same(identity, &now) ? EXIT_OK : refuse_changed(path);
+    return is_same(identity, &now) ? EXIT_OK : steady_refuse(path);
 }

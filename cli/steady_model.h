@@ -17,4 +17,7 @@ int steady_open(const char *path, fst_model **model, steady_identity *identity);
 /// that it does not.
 int steady_check(const char *path, const steady_identity *identity);
 
+/// Prints that the path leads to something else now. Returns an exit code.
+int steady_refuse(const char *path);
+
 #endif
