@@ -9,6 +9,7 @@
 
 #include "digest_model.h"
 #include "rewrite.h"
+#include "steady_model.h"
 
 #define PIECE_BYTES ((uint64_t)16 << 20)
 #define BUDGET_BYTES ((uint64_t)96 << 20)
@@ -98,10 +99,7 @@ static int add_gap(digest_job *job, const fst_file_info *info, uint64_t begin, u
     bool is_broken = file == NULL ? errno != ENOENT : ferror(file) != 0;
     if (file != NULL) fclose(file);
     if (good) return EXIT_OK;
-    return is_broken
-               ? cli_fail_errno("reading", info->path)
-               : cli_refuse(EXIT_UNREADABLE, "FileChanged",
-                            "%s was replaced or changed while it was read. Try again", info->path);
+    return is_broken ? cli_fail_errno("reading", info->path) : steady_refuse(info->path);
 }
 
 /// Finishes a digest and writes its line.
