@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "digest_file.h"
 #include "digest_model.h"
 #include "hash_store.h"
 #include "manifest_commands.h"
@@ -52,18 +53,22 @@ static void print_json(const char *text, const char *algorithm) {
 /// Writes the .digest file. Saves delete it after they have put their files in place. Here the
 /// model is examined again after the .digest file is in place. So none stays next to another model.
 static int write_digests(const char *path, const steady_identity *identity, const char *text) {
-    hash_sidecar written;
-    int code = hash_sidecar_write(path, text, &written);
-    if (code != EXIT_OK) return code;
-    code = steady_check(path, identity);
-    if (code != EXIT_OK) hash_sidecar_remove(path, &written);
+    digest_file file;
+    int code = digest_file_open(path, text, &file);
+    if (code == EXIT_OK) code = steady_check(path, identity);
+    if (code == EXIT_OK) code = digest_file_place(&file);
+    if (code == EXIT_OK) {
+        code = steady_check(path, identity);
+        if (code != EXIT_OK) digest_file_remove(&file);
+    }
+    digest_file_close(&file);
     return code;
 }
 
 /// Writes the .digest file and reports it.
 static int keep_digests(const hash_request *request, const char *path,
                         const steady_identity *identity, const char *text) {
-    int code = request->dry_run ? hash_sidecar_check(path) : write_digests(path, identity, text);
+    int code = request->dry_run ? digest_file_check(path) : write_digests(path, identity, text);
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
@@ -84,7 +89,7 @@ static int hash_model(const hash_request *request) {
         return cli_usage("hash", "unknown algorithm %s", request->algorithm);
     fst_model *model = NULL;
     steady_identity identity;
-    char *text = NULL, *settled = request->write ? hash_settle(request->path) : NULL;
+    char *text = NULL, *settled = request->write ? digest_file_settle(request->path) : NULL;
     const char *path = settled != NULL ? settled : request->path;
     int code = steady_open(path, &model, &identity);
     if (code == EXIT_OK) code = cli_digest_model(model, path, digest, &text);

@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stored digests: writing, finding and comparing.
+/// Digests in metadata, and comparisons with stored ones.
 #include "hash_store.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "digest_file.h"
 #include "metadata.h"
 #include "rewrite.h"
 
 #define ALGORITHM_KEY "digest.algorithm"
 #define TENSOR_KEY "digest.tensor."
-#define FIRST_LINE "fastsafetensors-digest 1 "
 
 static char *copy_bytes(const char *bytes, size_t size) {
     char *copy = malloc(size + 1);
@@ -26,122 +19,6 @@ static char *copy_bytes(const char *bytes, size_t size) {
     memcpy(copy, bytes, size);
     copy[size] = '\0';
     return copy;
-}
-
-/// Digests lie next to a file under the name that was given, and next to the folder that a name
-/// leads to: fsti_file_digests_find() looks there, and saves delete them there.
-static char *sidecar_path(const char *path, const char *suffix) {
-    struct stat info;
-    bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    char *real = is_folder ? realpath(path, NULL) : NULL;
-    if (real != NULL && stat(real, &info) == 0) path = real;
-    size_t size = strlen(path);
-    while (size > 1 && path[size - 1] == '/') size--;
-    size_t capacity = size + strlen(suffix) + 1;
-    char *result = malloc(capacity);
-    if (result != NULL) snprintf(result, capacity, "%.*s%s", (int)size, path, suffix);
-    free(real);
-    return result;
-}
-
-/// Creates a temporary file next to the target, named and locked as those of saves are, so that
-/// their clean-up finds it. Existing files and links are never opened. The caller frees *temporary,
-/// the name. Returns -1 with errno set on failure.
-static int create_temporary(const char *target, char **temporary) {
-    const char *slash = strrchr(target, '/');
-    int folder_size = slash == NULL ? 0 : (int)(slash - target) + 1;
-    size_t capacity = strlen(target) + sizeof "..0123456789abcdef.tmp";
-    if ((*temporary = malloc(capacity)) == NULL) return -1;
-    for (int attempt = 0; attempt < 16; attempt++) {
-        uint64_t random_number = 0;
-        if (getrandom(&random_number, sizeof random_number, 0) != (ssize_t)sizeof random_number)
-            return -1;
-        snprintf(*temporary, capacity, "%.*s.%.200s.%016" PRIx64 ".tmp", folder_size, target,
-                 target + folder_size, random_number);
-        int fd = open(*temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (fd >= 0) (void)flock(fd, LOCK_EX | LOCK_NB);
-        if (fd >= 0 || errno != EEXIST) return fd;
-    }
-    return -1;
-}
-
-static bool write_all(int fd, const char *text) {
-    size_t left = strlen(text);
-    while (left > 0) {
-        ssize_t written = write(fd, text, left);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return false;
-        text += written;
-        left -= (size_t)written;
-    }
-    return fsync(fd) == 0;
-}
-
-char *hash_settle(const char *path) {
-    struct stat info;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        char *whole = realpath(path, NULL);
-        // Below a parent that may not be searched only the given path leads there.
-        if (whole != NULL && stat(whole, &info) == 0) return whole;
-        free(whole);
-        return strdup(path);
-    }
-    const char *slash = strrchr(path, '/');
-    size_t folder_size = slash == NULL ? 0 : (size_t)(slash - path) + 1;
-    bool is_plain = cli_is_address(path) || folder_size == 0 || slash[1] == '\0';
-    char *folder = is_plain ? NULL : copy_bytes(path, folder_size);
-    char *real = folder == NULL ? NULL : realpath(folder, NULL), *settled = NULL;
-    if (real != NULL && stat(real, &info) != 0) {
-        free(real);
-        real = NULL;
-    }
-    size_t capacity = real == NULL ? 0 : strlen(real) + strlen(path) + 2;
-    if (real != NULL && (settled = malloc(capacity)) != NULL)
-        snprintf(settled, capacity, "%s/%s", real, slash + 1);
-    free(folder);
-    free(real);
-    return settled != NULL ? settled : strdup(path);
-}
-
-static bool identify(int fd, hash_sidecar *out) {
-    struct stat info;
-    if (fstat(fd, &info) != 0) return false;
-    *out = (hash_sidecar){.device = (uint64_t)info.st_dev, .inode = (uint64_t)info.st_ino};
-    return true;
-}
-
-int hash_sidecar_write(const char *path, const char *text, hash_sidecar *written) {
-    char *target = sidecar_path(path, ".digest"), *temporary = NULL;
-    int fd = target == NULL ? -1 : create_temporary(target, &temporary);
-    bool good = fd >= 0 && write_all(fd, text) && identify(fd, written);
-    if (fd >= 0 && close(fd) != 0) good = false;
-    // The rename replaces a planted link, not its target.
-    if (good && rename(temporary, target) != 0) good = false;
-    if (!good) {
-        cli_fail_errno("writing", target == NULL ? path : target);
-        if (fd >= 0) unlink(temporary);
-    }
-    free(target);
-    free(temporary);
-    return good ? EXIT_OK : EXIT_UNREADABLE;
-}
-
-void hash_sidecar_remove(const char *path, const hash_sidecar *written) {
-    char *target = sidecar_path(path, ".digest");
-    struct stat info;
-    if (target != NULL && lstat(target, &info) == 0 && (uint64_t)info.st_dev == written->device &&
-        (uint64_t)info.st_ino == written->inode)
-        unlink(target);
-    free(target);
-}
-
-int hash_sidecar_check(const char *path) {
-    // Checks a name that does not exist, because an existing .digest file is replaced even if it is
-    // read-only.
-    char *unused_name = sidecar_path(path, ".digest.0");
-    int code = unused_name == NULL ? cli_no_memory() : cli_check_file_target(unused_name, false);
-    free(unused_name);
-    return code;
 }
 
 /// The digest in a line "KIND HEX NAME\n"; *hex is not terminated.
@@ -211,7 +88,7 @@ fst_metadata_entry *hash_metadata(const fst_model *model, const char *text, size
         if (!is_digest_key(&own[i]))
             good = add_pair(&entries[kept++], "", (span){own[i].key, own[i].key_size},
                             (span){own[i].value, own[i].value_size});
-    const char *algorithm = text + strlen(FIRST_LINE);
+    const char *algorithm = text + strlen(DIGEST_FILE_WORDS);
     if (good)
         good = add_pair(&entries[kept], ALGORITHM_KEY, (span){"", 0},
                         (span){algorithm, strcspn(algorithm, "\n")});
@@ -237,22 +114,6 @@ void hash_metadata_free(fst_metadata_entry *entries, size_t count) {
 static bool is_silent;          ///< only compare
 static size_t difference_count; ///< differences printed so far for one path
 
-/// Reads the stored digests as a string. NULL if there are no digests. Never waits for a pipe.
-static char *read_sidecar(const char *path) {
-    char *name = sidecar_path(path, ".digest"), *text = NULL;
-    struct stat info;
-    int fd = name == NULL ? -1 : open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
-        info.st_size < (off_t)1 << 31 && (text = calloc((size_t)info.st_size + 1, 1)) != NULL) {
-        size_t have = 0;
-        for (ssize_t got = 1; got > 0 && have < (size_t)info.st_size; have += (size_t)got)
-            if ((got = read(fd, text + have, (size_t)info.st_size - have)) < 0) got = 0;
-    }
-    if (fd >= 0) close(fd);
-    free(name);
-    return text;
-}
-
 /// The algorithm of embedded digests; "" without such digests.
 static void read_embedded(const fst_model *model, char *algorithm, size_t capacity) {
     size_t count;
@@ -277,6 +138,26 @@ static const difference is_unlisted = {"no digest is stored", "unlisted"};
 static span without_quotes(span name) {
     bool has_quotes = name.size >= 2 && name.bytes[0] == '"' && name.bytes[name.size - 1] == '"';
     return has_quotes ? (span){name.bytes + 1, name.size - 2} : name;
+}
+
+/// The size of a JSON escape sequence at `text`, which begins with a backslash; 0 for an invalid one.
+static size_t escape_size(const char *text) {
+    if (text[1] != '\0' && strchr("\"\\/bfnrt", text[1]) != NULL) return 2;
+    return text[1] == 'u' && strspn(text + 2, "0123456789abcdefABCDEF") >= 4 ? 6 : 0;
+}
+
+/// Whether text that ends with a line or NUL behind it is a JSON string, as cli_put_json() writes.
+static bool is_json_string(span text) {
+    size_t at = 1, step;
+    if (text.size < 2 || text.bytes[0] != '"' || text.bytes[text.size - 1] != '"') return false;
+    for (; at < text.size - 1; at += step) {
+        uint32_t code;
+        int columns;
+        step = fst_text_step(text.bytes + at, text.size - 1 - at, &code, &columns);
+        if (code == '\\') step = escape_size(text.bytes + at);
+        if (step == 0 || code == FST_TEXT_INVALID || columns < 0 || code == '"') return false;
+    }
+    return at == text.size - 1;
 }
 
 /// Prints what is wrong, in JSON as an element of the array that the caller started. `is_json`: the
@@ -384,10 +265,17 @@ static int compare_whole(const void *one, const void *other) {
     return order != 0 ? order : compare_spans(a->hex, b->hex);
 }
 
+/// The first such line that no other stored line has marked; else any.
 static digest_line *find_line(const digest_line *wanted, const digest_lines *among,
                               int (*compare)(const void *, const void *)) {
     if (among->count == 0) return NULL;
-    return bsearch(wanted, among->lines, among->count, sizeof *wanted, compare);
+    digest_line *any = bsearch(wanted, among->lines, among->count, sizeof *wanted, compare);
+    if (any == NULL) return NULL;
+    digest_line *line = any, *end = among->lines + among->count;
+    while (line > among->lines && compare(wanted, line - 1) == 0) line--;
+    for (; line < end && compare(wanted, line) == 0; line++)
+        if (!line->is_stored) return line;
+    return any;
 }
 
 /// Compares a stored line with the computed one, and marks that. `found` is sorted.
@@ -400,8 +288,10 @@ static int compare_line(const digest_line *kept, digest_lines *found) {
         print_different(&is_changed, same->kind, same->name, true);
         return EXIT_INVALID;
     }
-    // The stored text may be anything, so the name may be no JSON string.
-    print_different(&is_missing, kept->kind, without_quotes(kept->name), false);
+    // The stored text may be anything.
+    bool is_json = is_json_string(kept->name);
+    print_different(&is_missing, kept->kind, is_json ? kept->name : without_quotes(kept->name),
+                    is_json);
     return EXIT_INVALID;
 }
 
@@ -430,15 +320,17 @@ static int compare_lines(const char *kept_text, const char *found_text) {
 /// The algorithm of the stored digests; "" without such digests.
 static void find_algorithm(const fst_model *model, const char *kept, char *algorithm,
                            size_t capacity) {
-    if (kept != NULL && strncmp(kept, FIRST_LINE, strlen(FIRST_LINE)) == 0)
-        snprintf(algorithm, capacity, "%.*s", (int)strcspn(kept + strlen(FIRST_LINE), "\n"),
-                 kept + strlen(FIRST_LINE));
-    else if (kept == NULL)
+    if (kept != NULL)
+        snprintf(algorithm, capacity, "%.*s", (int)strcspn(kept + strlen(DIGEST_FILE_WORDS), "\n"),
+                 kept + strlen(DIGEST_FILE_WORDS));
+    else
         read_embedded(model, algorithm, capacity);
 }
 
 int hash_gather(const char *path, fst_model *model, hash_check *check) {
-    *check = (hash_check){.kept = read_sidecar(path)};
+    *check = (hash_check){0};
+    int code = digest_file_read(path, &check->kept);
+    if (code != EXIT_OK) return code;
     find_algorithm(model, check->kept, check->algorithm, sizeof check->algorithm);
     if (check->algorithm[0] == '\0') return EXIT_OK;
     fst_digest digest;

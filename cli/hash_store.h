@@ -1,24 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stores digests in a file next to the model, or in its __metadata__.
+/// Digests in a model's __metadata__, and comparisons with stored ones.
 #ifndef CLI_HASH_STORE_H
 #define CLI_HASH_STORE_H
 
 #include "digest_model.h"
-
-/// The path with the links of its folders resolved once, so that the digests are those of the model
-/// that they are written next to, although a link changes meanwhile. NULL: no memory. Free it.
-char *hash_settle(const char *path);
-/// Which file hash_sidecar_write() wrote.
-typedef struct hash_sidecar {
-    uint64_t device, inode;
-} hash_sidecar;
-
-/// Writes the text of cli_digest_model() to "<path>.digest" atomically. Returns an exit code.
-int hash_sidecar_write(const char *path, const char *text, hash_sidecar *written);
-/// Deletes the file if it is still the one that was written.
-void hash_sidecar_remove(const char *path, const hash_sidecar *written);
-/// For a dry run: whether hash_sidecar_write() could write there. Returns an exit code.
-int hash_sidecar_check(const char *path);
 
 /// The model's metadata plus digests of its tensors: "digest.algorithm", "digest.tensor.NAME". Free
 /// with hash_metadata_free(); NULL without memory.

@@ -278,6 +278,17 @@ def test_digests_of_a_model_that_was_replaced_are_not_written(command, tmp_path)
     assert not (tmp_path / "m.safetensors.digest").exists()
 
 
+@pytest.mark.parametrize("words", [["--sums"], ["--manifest"], ["--manifest", "--output", "list"],
+                                   ["--sums", "--output", "list"]])
+def test_lists_in_a_folder_are_written_again(run, tmp_path, words):
+    """A list that is replaced is no change of the folder."""
+    torch = pytest.importorskip("torch")
+    save_file({"a": torch.ones(4)}, tmp_path / "m.safetensors")
+    words = [tmp_path / "list" if word == "list" else word for word in words]
+    for _ in range(3):
+        assert run("hash", *words, tmp_path)[0] == 0
+
+
 @pytest.mark.parametrize("what", ["the index lists another tensor", "the file has another name"])
 def test_digests_of_a_model_with_another_index_are_not_written(command, tmp_path, what):
     """Its file is the same one. Saves that run give files hidden names."""

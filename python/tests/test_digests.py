@@ -153,6 +153,31 @@ def test_tensors_and_files_that_come_and_go_are_named(run, tmp_path, torch):  # 
         'tensor "w" is new: its digest was not kept']
 
 
+def test_missing_names_are_as_they_were(run, tmp_path, torch):  # noqa: F811
+    """In JSON also those of quotes, control characters and emoji."""
+    names = ['a"b', "back\\slash", "new\nline", "\u202e", "\U0001f600", "\u00e9"]
+    path = tmp_path / "m.safetensors"
+    save_file({name: torch.ones(1) for name in (*names, "z")}, path)
+    run("hash", "--write", path)
+    kept = (tmp_path / "m.safetensors.digest").read_bytes()
+    save_file({"z": torch.ones(1)}, path)
+    (tmp_path / "m.safetensors.digest").write_bytes(kept)
+    said = json.loads(run("verify", "--hash", "--json", path, code=1)[0])["different"]
+    assert {row["name"] for row in said if row["problem"] == "missing"} == set(names)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "zero", "empty"])
+def test_a_damaged_digest_file_is_named(run, tmp_path, torch, damage):  # noqa: F811
+    path, kept = tmp_path / "m.safetensors", tmp_path / "m.safetensors.digest"
+    save_file({"a": torch.ones(4)}, path)
+    run("hash", "--write", path)
+    text = kept.read_bytes()
+    kept.write_bytes({"cut": text[:-1], "other": b"fastsafetensors-digest 2 xxh3\n",
+                      "zero": text + b"\0", "empty": b""}[damage])
+    _, errors = run("verify", "--hash", path, code=2)
+    assert "m.safetensors.digest: not a file that 'hash --write' wrote" in errors
+
+
 def test_hashes(run, sample, tmp_path):
     path, _ = sample
     kinds = hash_kinds()

@@ -170,9 +170,15 @@ fst_status fsti_output_unname(fsti_output *output, fst_error *error);
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error);
 /// The same for a file whose path must be free: *exists, and nothing happens, if it is not.
 fst_status fsti_output_place_new(fsti_output *output, bool *exists, fst_error *error);
+/// Checks what a text describes, before and after it is put in place: FST_E_FILE_CHANGED or
+/// FST_E_NOT_FOUND if that is not there any more.
+typedef fst_status (*fsti_output_check)(void *context, bool is_placed, fst_error *error);
 /// The same for a manifest, list or signature, which may not replace a model: FST_E_FILE_CHANGED,
-/// and the model stays, if another process has put one at the path.
-fst_status fsti_output_place_beside(fsti_output *output, fst_error *error);
+/// and the model stays, if another process has put one at the path. `check` (or NULL) runs when the
+/// output is in place, because saves delete older texts when their files are. If it finds a change,
+/// the output is deleted if it is still at the path, and what it replaced is restored.
+fst_status fsti_output_place_beside(fsti_output *output, fsti_output_check check, void *context,
+                                    fst_error *error);
 /// Deletes the output from its path; an object only if it is still this output. If that is unknown,
 /// the object may belong to another save and is kept. That is an error if readers find other
 /// objects through it, because those must then be kept as well.

@@ -70,8 +70,7 @@ static fst_status add_stale(void *context, const fsti_folder_entry *entry, fst_e
     if (path == NULL) return fsti_error_memory(error, size);
     fst_status status =
         fsti_journal_add_path(&writer->publication.journal, &fsti_step_remove_file, path, error);
-    if (status == FST_OK)
-        status = fsti_save_sidecars_add(writer, &fsti_step_drop_file, path, error);
+    if (status == FST_OK) status = fsti_save_sidecars_drop(writer, path, error);
     fsti_free(path);
     return status;
 }
@@ -93,7 +92,7 @@ static fst_status plan_file(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_commit_make_manifest(writer, error));
     FST_TRY(fsti_save_manifest_aside(writer, error));
     FST_TRY(fsti_commit_add_files(writer, &fsti_step_place_file, error));
-    FST_TRY(fsti_save_manifest_drop(writer, error));
+    FST_TRY(fsti_save_manifest_drop(writer, true, error));
     FST_TRY(add_sync(writer, writer->contents.files[0].target.folder, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
     fsti_journal_set_commit(&writer->publication.journal);
@@ -112,7 +111,7 @@ static fst_status plan_first_set(fst_writer *writer, fst_error *error) {
     FST_TRY(fsti_journal_add_output(&writer->publication.journal, &fsti_step_place_file,
                                     writer->publication.final_index, error));
     FST_TRY(fsti_commit_add_files(writer, &fsti_step_place_file, error));
-    FST_TRY(fsti_save_manifest_drop(writer, error));
+    FST_TRY(fsti_save_manifest_drop(writer, true, error));
     FST_TRY(add_sync(writer, writer->target.folder, error));
     FST_TRY(fsti_save_manifest_place(writer, error));
     fsti_journal_set_commit(&writer->publication.journal);
@@ -138,7 +137,7 @@ static fst_status plan_next_set(fst_writer *writer, bool had_index, fst_error *e
     FST_TRY(add_sync(writer, writer->target.folder, error));
     FST_TRY(fsti_journal_add_output(journal, &fsti_step_place_file, writer->publication.final_index,
                                     error));
-    FST_TRY(fsti_save_manifest_drop(writer, error));
+    FST_TRY(fsti_save_manifest_drop(writer, false, error));
     FST_TRY(add_sync(writer, writer->target.folder, error));
     FST_TRY(fsti_commit_add_files(writer, &fsti_step_unname_file, error));
     if (is_single || !writer->publication.names_only)

@@ -68,7 +68,7 @@ static fst_status place_file(save_journal *journal, journal_step *step, fst_erro
 /// The old manifest was moved aside, so what is there now is of another save.
 static fst_status place_manifest(save_journal *journal, journal_step *step, fst_error *error) {
     (void)journal;
-    return fsti_output_place_beside(step->output, error);
+    return fsti_output_place_beside(step->output, NULL, NULL, error);
 }
 
 /// Restores what was at the path, even if the step failed halfway.
@@ -101,6 +101,8 @@ static fst_status undo_hide(journal_step *step, fst_error *error) {
 static fst_status hide_file(save_journal *journal, journal_step *step, fst_error *error) {
     bool describes = false;
     (void)journal;
+    FST_TRY(fsti_save_describes_model(step->path, &describes, error));
+    if (!describes) return FST_OK;
     FST_TRY(fsti_path_hide(step->path, &step->kept, &step->kept_lock, error));
     if (step->kept == NULL) return FST_OK;
     FST_TRY(fsti_save_describes_model(step->kept, &describes, error));
@@ -110,12 +112,12 @@ static fst_status hide_file(save_journal *journal, journal_step *step, fst_error
 /// A file that another process wrote there since hide_file(): it describes the model that was
 /// replaced.
 static fst_status drop_file(save_journal *journal, journal_step *step, fst_error *error) {
-    bool describes = false;
-    FST_TRY(fsti_save_describes_model(step->path, &describes, error));
-    if (!describes) return FST_OK;
-    FST_TRY(hide_file(journal, step, error));
-    release_kept(step, true);
-    return FST_OK;
+    fst_status status = hide_file(journal, step, error);
+    if (status == FST_OK)
+        release_kept(step, true);
+    else
+        (void)undo_hide(step, NULL);
+    return status;
 }
 
 static fst_status remove_file(save_journal *journal, journal_step *step, fst_error *error) {
@@ -163,7 +165,6 @@ const fsti_step_kind fsti_step_hide_file = {
 const fsti_step_kind fsti_step_drop_file = {.name =
                                                 "a manifest or digests of an earlier save removed",
                                             .run = drop_file,
-                                            .undo = undo_hide,
                                             .release = release_kept,
                                             .is_independent = true};
 const fsti_step_kind fsti_step_remove_file = {

@@ -6,7 +6,6 @@
 #include "save_contents.h"
 
 struct fst_writer;
-struct fsti_step_kind;
 
 /// Names of manifests: the name of a file and this, or this in a folder.
 #define SAVE_MANIFEST_ENDING ".manifest"
@@ -34,14 +33,13 @@ fst_status fsti_save_manifest_end(struct fst_writer *writer, save_file *file, fs
 /// Writes the text to the temporary file. `index_text`: the final index, or NULL.
 fst_status fsti_save_manifest_write(struct fst_writer *writer, const char *index_text,
                                     size_t index_bytes, fst_error *error);
-/// Adds steps for the manifest and the .digest file of one model file.
-fst_status fsti_save_sidecars_add(struct fst_writer *writer, const struct fsti_step_kind *kind,
-                                  const char *path, fst_error *error);
+/// Adds steps that delete the manifest and the .digest file of a model file that is deleted.
+fst_status fsti_save_sidecars_drop(struct fst_writer *writer, const char *path, fst_error *error);
 /// Adds the steps that delete files which will become wrong. They come first.
 fst_status fsti_save_manifest_aside(struct fst_writer *writer, fst_error *error);
 /// Adds the steps that delete those which other processes wrote meanwhile. They come when the new
-/// files are in place: later ones describe the new model.
-fst_status fsti_save_manifest_drop(struct fst_writer *writer, fst_error *error);
+/// files are in place: later ones describe the new model. `may_be_undone`: before the commit step.
+fst_status fsti_save_manifest_drop(struct fst_writer *writer, bool may_be_undone, fst_error *error);
 /// Adds the steps that come first for a save to a store.
 fst_status fsti_save_manifest_aside_objects(struct fst_writer *writer, fst_error *error);
 /// Adds the steps that publish the manifest, after those of the model.

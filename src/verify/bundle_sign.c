@@ -140,7 +140,7 @@ static fst_status check_tree(const char *folder, const char *target, const file_
     file_tree again = {0};
     fst_status status = list_tree(folder, target, &again, NULL, error);
     fsti_file_tree_clear(&again);
-    return status == FST_OK ? fsti_file_watch_check(watch, error) : status;
+    return status == FST_OK ? fsti_file_watch_check(watch, NULL, error) : status;
 }
 
 static uint64_t count_kept(const file_tree *tree) {

@@ -49,10 +49,12 @@ static bool is_same(const watched_file *a, const watched_file *b) {
            a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec;
 }
 
-fst_status fsti_file_watch_check(const file_watch *watch, fst_error *error) {
+fst_status fsti_file_watch_check(const file_watch *watch, bool (*wants)(const char *path),
+                                 fst_error *error) {
     for (size_t i = 0; i < watch->count; i++) {
         const watched_file *file = &watch->files[i];
         watched_file now;
+        if (wants != NULL && !wants(file->path)) continue;
         if (look_at(file->path, &now) && is_same(&now, file)) continue;
         fsti_error_location location = {.file = file->path, .byte_offset = FST_NO_OFFSET};
         return fsti_error_set(error, FST_E_FILE_CHANGED, location,

@@ -17,8 +17,10 @@ typedef struct file_watch {
 /// Adds the file at folder + name. A URL, or a file that cannot be examined, is not watched.
 fst_status fsti_file_watch_add(file_watch *watch, const char *folder, const char *name,
                                fst_error *error);
-/// FST_E_FILE_CHANGED with the first file that is no longer what it was.
-fst_status fsti_file_watch_check(const file_watch *watch, fst_error *error);
+/// FST_E_FILE_CHANGED with the first file that is no longer what it was, of those whose path
+/// `wants` accepts (NULL: of all).
+fst_status fsti_file_watch_check(const file_watch *watch, bool (*wants)(const char *path),
+                                 fst_error *error);
 void fsti_file_watch_clear(file_watch *watch);
 
 #endif

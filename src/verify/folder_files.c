@@ -182,7 +182,7 @@ static bool has_same_models(const folder_files *a, const folder_files *b) {
     }
 }
 
-fst_status fsti_folder_files_check(void *context, fst_error *error) {
+fst_status fsti_folder_files_check(void *context, bool is_placed, fst_error *error) {
     const folder_check *check = context;
     folder_files again;
     // The index before the files: of a save that runs, it has hidden names; one that ends between
@@ -191,7 +191,9 @@ fst_status fsti_folder_files_check(void *context, fst_error *error) {
     bool is_same = status != FST_OK || has_same_models(check->files, &again);
     fsti_folder_files_clear(&again);
     FST_TRY(status);
-    FST_TRY(fsti_file_watch_check(check->watch, error));
+    bool only_models = is_placed && !check->files->is_single;
+    FST_TRY(fsti_file_watch_check(check->watch, only_models ? fsti_verify_leads_to_model : NULL,
+                                  error));
     fsti_error_location location = {.file = check->path, .byte_offset = FST_NO_OFFSET};
     return is_same ? FST_OK
                    : fsti_error_set(error, FST_E_FILE_CHANGED, location,

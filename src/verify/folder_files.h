@@ -19,15 +19,17 @@ typedef struct folder_files {
 /// after an error.
 fst_status fsti_folder_files(const char *path, folder_files *out, file_watch *watch,
                              fst_error *error);
-/// The arguments of fsti_folder_files_check(), as a context of fsti_text_publish().
+/// The arguments of fsti_folder_files_check().
 typedef struct folder_check {
     const char *path;
     const folder_files *files;
     const file_watch *watch;
 } folder_check;
 /// When they have been read: FST_E_FILE_CHANGED if a save or another program has replaced some, or
-/// removed or added one. `context`: a folder_check.
-fst_status fsti_folder_files_check(void *context, fst_error *error);
+/// removed or added a model. With `is_placed`, only models and their index are compared: the text
+/// that describes them may have replaced one of the files. `context`: a folder_check. An
+/// fsti_output_check.
+fst_status fsti_folder_files_check(void *context, bool is_placed, fst_error *error);
 /// fsti_folder_files() for a search for unlisted models: all files of a folder that is not a model,
 /// or whose index is invalid; none if the path does not exist.
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error);

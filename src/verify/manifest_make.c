@@ -329,8 +329,6 @@ fst_status fsti_manifest_make(const char *path, const char *target,
     if (status == FST_OK) status = fsti_folder_files(path, &job.list, &job.watch, error);
     if (status == FST_OK) status = fsti_folder_files_check_names(&job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
-    if (status == FST_OK)
-        status = fsti_folder_files_check(&(folder_check){path, &job.list, &job.watch}, error);
     if (status == FST_OK) status = publish_manifest(&job, path, target, error);
     clear_job(&job);
     stats->total_ns = fsti_now_ns() - start_ns;

@@ -29,25 +29,8 @@ fst_status fsti_text_check_target(const char *path, const char *source, fst_erro
                           is_model ? "a model" : source);
 }
 
-/// Deletes the text if it describes a model that is no longer there. If that is unknown now, the
-/// check before has to do.
-static fst_status check_placed(fsti_output *output, fsti_text_check check, void *context,
-                               fst_error *error) {
-    fst_error own = {0};
-    fst_status status = check(context, &own);
-    if (status == FST_E_FILE_CHANGED || status == FST_E_NOT_FOUND) {
-        (void)fsti_output_displace(output, NULL);
-        if (error != NULL) *error = own;
-        return status;
-    }
-    if (status != FST_OK)
-        fsti_log(FST_LOG_WARNING, "%s may describe an older model: %s", fsti_output_path(output),
-                 own.message);
-    return FST_OK;
-}
-
 fst_status fsti_text_publish(const char *path, const char *bytes, size_t size,
-                             fsti_text_check check, void *context, fst_error *error) {
+                             fsti_output_check check, void *context, fst_error *error) {
     fsti_target target;
     fsti_output *output = NULL;
     FST_TRY(fsti_text_check_target(path, NULL, error)); // also paths that were chosen here
@@ -55,9 +38,9 @@ fst_status fsti_text_publish(const char *path, const char *bytes, size_t size,
     fst_status status = fsti_output_open(&target, size, true, &output, error);
     if (status == FST_OK) status = fsti_output_write(output, bytes, size, 0, error);
     if (status == FST_OK) status = fsti_output_sync(output, error);
+    if (status == FST_OK && check != NULL) status = check(context, false, error);
     // A model may be saved there since the path was checked.
-    if (status == FST_OK) status = fsti_output_place_beside(output, error);
-    if (status == FST_OK && check != NULL) status = check_placed(output, check, context, error);
+    if (status == FST_OK) status = fsti_output_place_beside(output, check, context, error);
     fsti_output_close(output);
     fsti_target_clear(&target);
     return status;

@@ -65,7 +65,6 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
     if (status == FST_OK) status = list_files(&files, target, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
     folder_check check = {path, &files, &watch};
-    if (status == FST_OK) status = fsti_folder_files_check(&check, error);
     if (status == FST_OK) status = publish_list(&tree, &check, target, error);
     if (status == FST_OK) fsti_manifest_report_path(options, target);
     stats->file_count = tree.count;
