@@ -345,7 +345,7 @@ def test_names_in_pages_exist(page, command):
         assert (ROOT / path).exists() or path == "tools/style_exceptions.txt", path
 
 
-STATES_GPU = ["README.md", "docs/gpu.md", "docs/known-limits.md", "docs/package.md",
+STATES_GPU = ["CHANGELOG.md", "README.md", "docs/gpu.md", "docs/known-limits.md", "docs/package.md",
               "docs/python.md", "docs/reliability.md"]
 
 
