@@ -140,7 +140,7 @@ static span without_quotes(span name) {
     return has_quotes ? (span){name.bytes + 1, name.size - 2} : name;
 }
 
-/// The size of a JSON escape sequence at `text`, which begins with a backslash; 0 for an invalid one.
+/// The size of a JSON escape sequence at `text`, which begins with a backslash; 0: it is invalid.
 static size_t escape_size(const char *text) {
     if (text[1] != '\0' && strchr("\"\\/bfnrt", text[1]) != NULL) return 2;
     return text[1] == 'u' && strspn(text + 2, "0123456789abcdefABCDEF") >= 4 ? 6 : 0;
