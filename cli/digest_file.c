@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "digest_model.h"
 #include "rewrite.h"
 
 /// Digests lie next to a file under the name that was given, and next to the folder that a name
@@ -155,23 +156,48 @@ static bool read_all(int fd, char *text, size_t size) {
     return true;
 }
 
-/// Whether it has whole lines, the first of which is the right one.
+/// The words of a line, which ends with "\n": "file" or "tensor", a hexadecimal number, a name.
+static bool is_digest_line(const char *line) {
+    bool is_file = strncmp(line, "file ", 5) == 0, is_tensor = strncmp(line, "tensor ", 7) == 0;
+    if (!is_file && !is_tensor) return false;
+    line += is_file ? 5 : 7;
+    size_t digits = strspn(line, "0123456789abcdef");
+    return digits > 0 && line[digits] == ' ' && line[digits + 1] != '\n';
+}
+
+/// Whether all of it is as `hash --write` writes it.
 static bool is_digest_text(const char *text, size_t size) {
-    return strlen(text) == size && size > 0 && text[size - 1] == '\n' &&
-           strncmp(text, DIGEST_FILE_WORDS, strlen(DIGEST_FILE_WORDS)) == 0;
+    char name[32];
+    fst_digest digest;
+    if (strlen(text) != size || size == 0 || text[size - 1] != '\n' ||
+        strncmp(text, DIGEST_FILE_WORDS, strlen(DIGEST_FILE_WORDS)) != 0)
+        return false;
+    const char *line = text + strlen(DIGEST_FILE_WORDS), *end = strchr(line, '\n');
+    if ((size_t)(end - line) >= sizeof name) return false;
+    snprintf(name, sizeof name, "%.*s", (int)(end - line), line);
+    if (!cli_digest_find(name, &digest)) return false;
+    for (line = end + 1; *line != '\0'; line = strchr(line, '\n') + 1)
+        if (!is_digest_line(line)) return false;
+    return true;
 }
 
 static int refuse_text(const char *name) {
-    return cli_refuse(EXIT_UNREADABLE, fst_status_name(FST_E_MANIFEST),
-                      "%s: not a file that 'hash --write' wrote", name);
+    fst_error error = {.status = FST_E_MANIFEST};
+    snprintf(error.message, sizeof error.message, "%.400s: not a file that 'hash --write' wrote",
+             name);
+    snprintf(error.file, sizeof error.file, "%s", name);
+    return cli_fail(&error);
 }
 
 /// Reads an open file, which is `name` in messages.
 static int read_text(int fd, const char *name, char **text) {
+    char first[sizeof DIGEST_FILE_WORDS - 1];
     struct stat info;
     if (fstat(fd, &info) != 0) return cli_fail_errno("reading", name);
     if (!S_ISREG(info.st_mode)) return EXIT_OK; // something else has the name
-    if (info.st_size >= (off_t)1 << 31) return refuse_text(name);
+    if (pread(fd, first, sizeof first, 0) != (ssize_t)sizeof first ||
+        memcmp(first, DIGEST_FILE_WORDS, sizeof first) != 0 || info.st_size >= (off_t)1 << 31)
+        return refuse_text(name); // before all of it is read
     *text = calloc((size_t)info.st_size + 1, 1);
     if (*text == NULL) return cli_no_memory();
     if (!read_all(fd, *text, (size_t)info.st_size)) return cli_fail_errno("reading", name);
@@ -184,7 +210,8 @@ int digest_file_read(const char *path, char **text) {
     *text = NULL;
     if (name == NULL) return cli_no_memory();
     int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a pipe
-    bool is_none = fd < 0 && (errno == ENOENT || errno == ENOTDIR);
+    bool is_socket = fd < 0 && errno == ENXIO;
+    bool is_none = is_socket || (fd < 0 && (errno == ENOENT || errno == ENOTDIR));
     int code = EXIT_OK;
     if (fd >= 0)
         code = read_text(fd, name, text);

@@ -240,7 +240,8 @@ static bool cut_lines(const char *text, digest_lines *out) {
     for (const char *line = text; *line != '\0'; line = next_line(line)) capacity++;
     *out = (digest_lines){.lines = calloc(capacity, sizeof *out->lines)};
     if (out->lines == NULL) return false;
-    for (const char *line = next_line(text); *line != '\0'; line = next_line(line))
+    for (const char *line = next_line(text); *line != '\0' && out->count < capacity;
+         line = next_line(line))
         out->lines[out->count++] = cut_line(line);
     return true;
 }

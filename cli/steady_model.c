@@ -53,6 +53,18 @@ static bool identify(const fst_model *model, steady_identity *out) {
     return false;
 }
 
+/// Whether a file has the temporary name that saves give it while they publish a model.
+static bool has_hidden_file(const fst_model *model) {
+    for (size_t i = 0; i < fst_model_file_count(model); i++) {
+        fst_file_info info = FST_STRUCT_INIT(fst_file_info);
+        if (fst_model_file_info(model, i, &info, NULL) != FST_OK) continue;
+        const char *slash = strrchr(info.path, '/'), *name = slash == NULL ? info.path : slash + 1;
+        size_t size = strlen(name);
+        if (name[0] == '.' && size > 4 && strcmp(name + size - 4, ".tmp") == 0) return true;
+    }
+    return false;
+}
+
 static bool is_same(const steady_identity *one, const steady_identity *other) {
     return memcmp(one->bytes, other->bytes, sizeof one->bytes) == 0;
 }
@@ -71,11 +83,19 @@ int steady_open(const char *path, fst_model **model, steady_identity *identity) 
         memset(identity, 0, sizeof *identity);
         if (fst_model_open(path, NULL, &opened, &error) != FST_OK) return cli_fail(&error);
         bool good = identify(opened, identity);
-        if (good && tries > 0 && is_same(&before, identity)) {
+        bool is_steady = good && tries > 0 && is_same(&before, identity);
+        bool is_published = is_steady && !has_hidden_file(opened);
+        if (is_published) {
             *model = opened;
             return EXIT_OK;
         }
         fst_model_close(opened);
+        if (is_steady)
+            return cli_refuse(
+                EXIT_UNREADABLE, "FileChanged",
+                "%s: a save that publishes it runs, or was killed. Try again, or save "
+                "it again",
+                path);
         if (!good) return cli_no_memory();
         before = *identity;
     }

@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read_again_is_an_error_of_its_path(command, tmp_p
                               capture_output=True)
     answer = json.loads(done.stdout)
     compare(answer, schemas()["verify"], "verify")
-    assert answer["path"] == "m.safetensors" and answer["error"]["kind"] == "Unsupported"
+    assert answer["path"] == "m.safetensors" and answer["error"]["kind"] == "InvalidManifest"
 
 
 def test_quiet_prints_nothing(command, work):

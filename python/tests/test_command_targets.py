@@ -287,6 +287,9 @@ def test_lists_in_a_folder_are_written_again(run, tmp_path, words):
     words = [tmp_path / "list" if word == "list" else word for word in words]
     for _ in range(3):
         assert run("hash", *words, tmp_path)[0] == 0
+        written = tmp_path / "list" if "--output" in words else None
+        written = written or tmp_path / ("SHA256SUMS" if "--sums" in words else "model.manifest")
+        assert run("verify", f"--manifest={written}", tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("what", ["the index lists another tensor", "the file has another name"])
@@ -315,6 +318,16 @@ def test_digests_of_a_model_with_another_index_are_not_written(command, tmp_path
     process = hash_while(command, tmp_path, tmp_path / "a.safetensors", change)
     assert process.returncode == 2 and "changed while it was read" in process.said
     assert not (tmp_path.parent / f"{tmp_path.name}.digest").exists()
+
+
+def test_a_model_that_is_being_published_has_no_digests(run, tmp_path):
+    """Its files have temporary names, which the digests would state."""
+    hidden = f".model-00001-of-00001.safetensors.{'0' * 16}.tmp"
+    make_zeros(tmp_path / hidden)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": hidden}}))
+    code, _, errors = run("hash", tmp_path)
+    assert code == 2 and "a save that publishes it runs, or was killed" in errors
 
 
 def test_unfinished_digests_and_manifests_are_cleaned_up(run, tmp_path):

@@ -166,16 +166,19 @@ def test_missing_names_are_as_they_were(run, tmp_path, torch):  # noqa: F811
     assert {row["name"] for row in said if row["problem"] == "missing"} == set(names)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "zero", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "other", "zero", "empty", "line", "algorithm"])
 def test_a_damaged_digest_file_is_named(run, tmp_path, torch, damage):  # noqa: F811
     path, kept = tmp_path / "m.safetensors", tmp_path / "m.safetensors.digest"
     save_file({"a": torch.ones(4)}, path)
     run("hash", "--write", path)
     text = kept.read_bytes()
     kept.write_bytes({"cut": text[:-1], "other": b"fastsafetensors-digest 2 xxh3\n",
-                      "zero": text + b"\0", "empty": b""}[damage])
-    _, errors = run("verify", "--hash", path, code=2)
+                      "zero": text + b"\0", "empty": b"", "line": text + b"tensor ab\n",
+                      "algorithm": text.replace(b"xxh3", b"xxh4")}[damage])
+    _, errors = run("verify", "--hash", path, code=1)
     assert "m.safetensors.digest: not a file that 'hash --write' wrote" in errors
+    said = json.loads(run("verify", "--hash", "--json", path, code=1)[0])["error"]
+    assert said["kind"] == "InvalidManifest" and said["file"].endswith("m.safetensors.digest")
 
 
 def test_hashes(run, sample, tmp_path):

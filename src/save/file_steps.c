@@ -120,6 +120,13 @@ static fst_status drop_file(save_journal *journal, journal_step *step, fst_error
     return status;
 }
 
+/// A file that is at the path now describes the new model, which is being undone.
+static fst_status undo_hide_late(journal_step *step, fst_error *error) {
+    journal_step later = {.path = step->path, .kept_lock = -1};
+    (void)drop_file(NULL, &later, NULL);
+    return undo_hide(step, error);
+}
+
 static fst_status remove_file(save_journal *journal, journal_step *step, fst_error *error) {
     (void)journal;
     return fsti_path_remove(step->path, error);
@@ -161,6 +168,11 @@ const fsti_step_kind fsti_step_hide_file = {
     .name = "the manifest or digests of an earlier save moved aside",
     .run = hide_file,
     .undo = undo_hide,
+    .release = release_kept};
+const fsti_step_kind fsti_step_hide_late_file = {
+    .name = "a manifest or digests that were written meanwhile moved aside",
+    .run = hide_file,
+    .undo = undo_hide_late,
     .release = release_kept};
 const fsti_step_kind fsti_step_drop_file = {.name =
                                                 "a manifest or digests of an earlier save removed",

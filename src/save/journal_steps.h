@@ -18,7 +18,10 @@ extern const fsti_step_kind fsti_step_link_file;
 extern const fsti_step_kind fsti_step_unname_file;
 /// Moves a file aside that will become outdated; undone by moving it back.
 extern const fsti_step_kind fsti_step_hide_file;
-/// Deletes such a file that was written while the save ran, after the new files are in place.
+/// The same for a file that was written while the save ran, when the new files are in place. Undone
+/// by deleting what describes the new model, too.
+extern const fsti_step_kind fsti_step_hide_late_file;
+/// Deletes such a file after the commit step.
 extern const fsti_step_kind fsti_step_drop_file;
 /// Deletes a file of an earlier save.
 extern const fsti_step_kind fsti_step_remove_file;

@@ -97,7 +97,7 @@ static fst_status add_descriptions(const sidecar_plan *plan, fst_error *error) {
 }
 
 fst_status fsti_save_manifest_drop(fst_writer *writer, bool may_be_undone, fst_error *error) {
-    const fsti_step_kind *kind = may_be_undone ? &fsti_step_hide_file : &fsti_step_drop_file;
+    const fsti_step_kind *kind = may_be_undone ? &fsti_step_hide_late_file : &fsti_step_drop_file;
     return add_descriptions(&(sidecar_plan){writer, kind, false}, error);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "file_tree.h"
 #include "location/location.h"
 #include "model/open_model.h"
 
@@ -199,6 +200,19 @@ fst_status fsti_folder_files_check(void *context, bool is_placed, fst_error *err
                    : fsti_error_set(error, FST_E_FILE_CHANGED, location,
                                     "model files were added or removed while the files of the "
                                     "folder were read. Try again");
+}
+
+void fsti_folder_files_omit(folder_files *files, const char *target) {
+    const char *folder = files->folder[0] == '\0' ? "." : files->folder;
+    const char *own_name = target == NULL ? NULL : fsti_file_tree_name_inside(folder, target);
+    size_t kept = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        if (own_name != NULL && strcmp(files->names[i], own_name) == 0)
+            fsti_free(files->names[i]);
+        else
+            files->names[kept++] = files->names[i];
+    }
+    files->count = kept;
 }
 
 bool fsti_verify_is_model(const char *name) { return fsti_ends_with(name, ".safetensors"); }

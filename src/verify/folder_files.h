@@ -35,6 +35,8 @@ fst_status fsti_folder_files_check(void *context, bool is_placed, fst_error *err
 fst_status fsti_folder_models(const char *path, folder_files *out, fst_error *error);
 /// FST_E_ARGUMENT if a manifest cannot list a file because its name is not UTF-8.
 fst_status fsti_folder_files_check_names(const folder_files *files, fst_error *error);
+/// Leaves out the file at `target`, if it is one of them: the list that will be written there.
+void fsti_folder_files_omit(folder_files *files, const char *target);
 void fsti_folder_files_clear(folder_files *files);
 /// Whether a file name is one of a model file.
 bool fsti_verify_is_model(const char *name);

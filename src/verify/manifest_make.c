@@ -327,6 +327,7 @@ fst_status fsti_manifest_make(const char *path, const char *target,
     FST_TRY(job.kind->ready(error));
     fst_status status = read_old(&job, error);
     if (status == FST_OK) status = fsti_folder_files(path, &job.list, &job.watch, error);
+    if (status == FST_OK) fsti_folder_files_omit(&job.list, target);
     if (status == FST_OK) status = fsti_folder_files_check_names(&job.list, error);
     if (status == FST_OK) status = fill_rows(&job, stats, error);
     if (status == FST_OK) status = publish_manifest(&job, path, target, error);

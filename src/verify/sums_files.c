@@ -23,15 +23,10 @@ static char *default_target(const folder_files *files) {
     return fsti_folder_join(files, name);
 }
 
-/// The files to list: all except the list itself.
-static fst_status list_files(const folder_files *files, const char *target, file_tree *tree,
-                             fst_error *error) {
-    const char *folder = files->folder[0] == '\0' ? "." : files->folder;
-    const char *own_name = fsti_file_tree_name_inside(folder, target);
+static fst_status list_files(const folder_files *files, file_tree *tree, fst_error *error) {
     FST_TRY(fsti_file_tree_begin(files->folder, tree, error));
     for (size_t i = 0; i < files->count; i++)
-        if (own_name == NULL || strcmp(files->names[i], own_name) != 0)
-            FST_TRY(fsti_file_tree_push(tree, files->names[i], error));
+        FST_TRY(fsti_file_tree_push(tree, files->names[i], error));
     return FST_OK;
 }
 
@@ -62,7 +57,8 @@ fst_status fsti_sums_make(const char *path, const char *target, const fst_manife
         target = own = default_target(&files);
         if (own == NULL) status = fsti_error_memory(error, strlen(path));
     }
-    if (status == FST_OK) status = list_files(&files, target, &tree, error);
+    if (status == FST_OK) fsti_folder_files_omit(&files, target);
+    if (status == FST_OK) status = list_files(&files, &tree, error);
     if (status == FST_OK) status = fsti_file_tree_hash(&tree, &progress, error);
     folder_check check = {path, &files, &watch};
     if (status == FST_OK) status = publish_list(&tree, &check, target, error);
