@@ -103,7 +103,7 @@ fst_status fsti_loader_open(fst_model *model, const fst_load_options *options, f
     fst_loader *loader = fsti_alloc_zeroed(1, sizeof *loader);
     if (loader == NULL) return fsti_error_memory(error, sizeof *loader);
     pthread_mutex_init(&loader->lock, NULL);
-    pthread_mutex_init(&loader->allocator_lock, NULL);
+    pthread_mutex_init(&loader->allocator_lock.mutex, NULL);
     pthread_mutex_init(&loader->place_lock, NULL);
     loader->begun_ns = fsti_now_ns();
     loader->model = fsti_model_ref(model);
@@ -157,7 +157,7 @@ void fsti_loader_close(fst_loader *loader) {
     fsti_free(loader->files);
     fsti_model_unref(loader->model);
     pthread_mutex_destroy(&loader->lock);
-    pthread_mutex_destroy(&loader->allocator_lock);
+    pthread_mutex_destroy(&loader->allocator_lock.mutex);
     pthread_mutex_destroy(&loader->place_lock);
     fsti_free(loader);
 }

@@ -42,11 +42,11 @@ struct fst_loader {
     load_workspaces workspaces;
     fsti_plan plan;
     fsti_pipeline *pipeline;
-    pthread_mutex_t allocator_lock; ///< serializes calls of the caller's allocator
-    pthread_mutex_t place_lock;     ///< a destination is written by one read
-    pthread_mutex_t lock;           ///< protects the fields below
-    item_read *reads;               ///< running and parked reads of single items
-    fst_load_stats read_counts;     ///< counts of finished ones
+    fsti_allocator_lock allocator_lock;
+    pthread_mutex_t place_lock; ///< a destination is written by one read
+    pthread_mutex_t lock;       ///< protects the fields below
+    item_read *reads;           ///< running and parked reads of single items
+    fst_load_stats read_counts; ///< counts of finished ones
     size_t next_delivery;
     uint32_t next_batch;      ///< earlier batches were returned completely
     uint32_t *item_of_tensor; ///< by tensor index, item + 1 or 0; made on the first access by name

@@ -31,6 +31,13 @@ typedef struct fsti_job_file {
     fsti_buffer *view;               ///< FST_MODE_MAP: its mapping, if the plan touches it
 } fsti_job_file;
 
+/// Serializes calls of a load's allocator. The caller may be a coroutine, whose stack is elsewhere
+/// while other coroutines of its thread run.
+typedef struct fsti_allocator_lock {
+    pthread_mutex_t mutex;
+    atomic_uintptr_t caller; ///< identifies the thread that is in a call; 0: none
+} fsti_allocator_lock;
+
 /// All of this must live until the pipeline is closed.
 typedef struct fsti_job {
     const fsti_plan *plan;
@@ -38,12 +45,12 @@ typedef struct fsti_job {
     const fsti_job_file *files;
     bool verifies;  ///< chunks are verified, where a file has digests; the plan has verify_bytes
     bool is_mapped; ///< tensors are views, so nothing is read
-    fsti_file_route *routes;         ///< by file; demoted after failures
-    fsti_thread_facts threads;       ///< except for facts found out later
-    bool populate;                   ///< prefault resident pages of the mappings
-    const fst_allocator *allocator;  ///< NULL: arenas, or device memory
-    pthread_mutex_t *allocator_lock; ///< held during its calls
-    fsti_device *device;             ///< NULL: the CPU
+    fsti_file_route *routes;             ///< by file; demoted after failures
+    fsti_thread_facts threads;           ///< except for facts found out later
+    bool populate;                       ///< prefault resident pages of the mappings
+    const fst_allocator *allocator;      ///< NULL: arenas, or device memory
+    fsti_allocator_lock *allocator_lock; ///< held during its calls
+    fsti_device *device;                 ///< NULL: the CPU
     bool pins_memory;    ///< arenas are pinned by the device's driver, without copies to it
     uintptr_t stream;    ///< copies to the device wait for work queued on it; 0: no stream
     uint64_t ring_bytes; ///< maximum pinned memory for staging

@@ -6,9 +6,11 @@
 #include <fastsafetensors.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -305,6 +307,74 @@ TEST(allocator_may_call_the_loader)
     fst_loader_close(loader);
     CHECK(allocations > 4 && answers > 0);
     CHECK_INT(refusals, answers);
+}
+
+#define STACK_BYTES ((size_t)1 << 20)
+
+/// A load that a coroutine begins. Its first allocation switches to the test.
+typedef struct coroutine {
+    ucontext_t context, test;
+    void *stack;
+    fst_model *model;
+    fst_loader *loader;
+    int allocations;
+} coroutine;
+static coroutine *started;
+
+static void *switch_and_allocate(void *context, size_t size_bytes, size_t alignment) {
+    coroutine *one = context;
+    if (one->allocations++ == 0) swapcontext(&one->context, &one->test);
+    void *memory = NULL;
+    return posix_memalign(&memory, alignment, size_bytes) == 0 ? memory : NULL;
+}
+
+static void begin_load(void) {
+    coroutine *one = started;
+    fst_allocator allocator = {.struct_size = sizeof allocator,
+                               .context = one,
+                               .allocate = switch_and_allocate,
+                               .release = release_memory};
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    options.allocator = &allocator;
+    if (fst_loader_open(one->model, &options, &one->loader, NULL) != FST_OK) abort();
+}
+
+static void start_coroutine(coroutine *one, fst_model *model) {
+    *one = (coroutine){.model = model};
+    one->stack =
+        mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (one->stack == MAP_FAILED || getcontext(&one->context) != 0) abort();
+    one->context.uc_stack.ss_sp = one->stack;
+    one->context.uc_stack.ss_size = STACK_BYTES;
+    one->context.uc_link = &one->test;
+    started = one;
+    makecontext(&one->context, begin_load, 0);
+    swapcontext(&one->test, &one->context);
+}
+
+TEST(coroutines_in_allocators)
+{
+#if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
+    SKIP("the sanitizers do not follow coroutines");
+#endif
+    fst_model *model = open_tensors();
+    fst_load_options options = options_of(FST_MODE_LOAD);
+    fst_loader *loader;
+    coroutine both[2];
+    CHECK_INT(fst_loader_open(model, &options, &loader, NULL), FST_OK);
+    for (int i = 0; i < 2; i++) start_coroutine(&both[i], model);
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    for (int i = 0; i < 2; i++) { // the first one began first and ends first
+        swapcontext(&both[i].test, &both[i].context);
+        munmap(both[i].stack, STACK_BYTES);
+    }
+    CHECK_INT(fst_loader_wait(loader, -1, NULL), FST_OK);
+    fst_loader_close(loader);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(fst_loader_wait(both[i].loader, -1, NULL), FST_OK);
+        fst_loader_close(both[i].loader);
+    }
+    fst_model_close(model);
 }
 
 static atomic_bool is_armed, is_allocating;
