@@ -145,8 +145,9 @@ FST_API const char *fst_status_meaning(fst_status status);
 /// waits for memory that it will release itself, or fails with FST_E_NO_MEMORY. With NULL and an
 /// errno of ECANCELED it fails at once with FST_E_CANCELLED. `allocate` is called
 /// by fst_loader_open() and by threads of the load, one call at a time per load; other calls on
-/// that loader wait meanwhile. `release` frees what `allocate` returned, and is called from any
-/// thread. Both functions must stay callable until the last tensor is released.
+/// that loader may wait meanwhile, so it must not wait for them. `release` frees what `allocate`
+/// returned, and is called from any thread. Both functions must stay callable until the last tensor
+/// is released.
 typedef struct fst_allocator {
     size_t struct_size; ///< sizeof(fst_allocator)
     void *context;      ///< passed to both functions

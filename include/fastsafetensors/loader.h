@@ -174,7 +174,8 @@ typedef struct fst_load_options {
     /// Allocates the memory of tensors; NULL: the library does, in huge pages where possible. The
     /// struct is copied. Called by one thread at a time: it may call fst_loader_stats_get() and
     /// fst_loader_cancel(), but not close the load. Calls that wait for the load, or return its
-    /// tensors, are FST_E_ARGUMENT in it.
+    /// tensors, are FST_E_ARGUMENT in it. Calls of other threads on the load may wait while it
+    /// runs, also beyond their `timeout_ms`; it must not wait for them.
     const fst_allocator *allocator;
 
     /// Called once by fst_loader_open() before it returns (unless it was called before), and by
@@ -212,8 +213,9 @@ FST_API FST_NODISCARD fst_status fst_loader_open(fst_model *model, const fst_loa
 /// Returns the number of tensors of the request; 0 for NULL.
 FST_API size_t fst_loader_tensor_count(const fst_loader *loader);
 
-/// Waits until all bytes are loaded. `timeout_ms` < 0: no limit. FST_OK, FST_E_TIMEOUT, or the
-/// error of the load. FST_E_ARGUMENT with budget_bytes: use fst_loader_next() then.
+/// Waits until all bytes are loaded. `timeout_ms` < 0: no limit; a call of the program's allocator
+/// is waited for without limit. FST_OK, FST_E_TIMEOUT, or the error of the load. FST_E_ARGUMENT
+/// with budget_bytes: use fst_loader_next() then.
 FST_API FST_NODISCARD fst_status fst_loader_wait(fst_loader *loader, int64_t timeout_ms,
                                                  fst_error *error);
 
