@@ -194,6 +194,7 @@ static int read_dtype(const char *name, fst_load_options *options) {
 /// An object from allocate(), kept alive until the load and its tensors are freed. Shared by the
 /// buffers of a load, each with a reference.
 typedef struct caller_buffer {
+    load_scope scope; ///< of the callback that makes or releases it
     PyObject *owner;
     void *address;
     struct caller_buffer *next;
@@ -203,7 +204,6 @@ struct caller_memory {
     PyObject *allocate; ///< callable(size in bytes) -> object with data_ptr()
     caller_buffer *buffers;
     size_t count; ///< buffers, plus 1 for the request or its load, and for a thread that closes it
-    int waits;    ///< for load_scope: waits of threads that are in a callback of the load
     /// The exception of the last call of `allocate`, if it raised one: its type, value, traceback.
     PyObject *raised[3];
 };
@@ -235,8 +235,6 @@ PyObject *fstpy_load_raise(module_state *state, caller_memory *memory, const fst
 void fstpy_memory_ref(caller_memory *memory) {
     if (memory != NULL) memory->count++;
 }
-
-int *fstpy_memory_waits(caller_memory *memory) { return memory == NULL ? NULL : &memory->waits; }
 
 void fstpy_memory_unref(caller_memory *memory) {
     if (memory == NULL || --memory->count > 0) return;
@@ -271,14 +269,13 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
     (void)alignment; // checked by the library
     caller_memory *memory = context;
     caller_buffer *buffer = calloc(1, sizeof *buffer);
-    load_scope scope;
+    if (buffer == NULL) return NULL;
     PyGILState_STATE gil = PyGILState_Ensure();
-    fstpy_scope_enter(&scope, &memory->waits);
+    fstpy_scope_enter(&buffer->scope, memory);
     void *address = NULL;
     int code = 0;
-    if (buffer != NULL) buffer->owner = call_allocator(memory, size_bytes);
-    int has_owner = buffer != NULL && buffer->owner != NULL && buffer->owner != Py_None;
-    if (has_owner) address = find_address(buffer->owner);
+    buffer->owner = call_allocator(memory, size_bytes);
+    if (buffer->owner != NULL && buffer->owner != Py_None) address = find_address(buffer->owner);
     if (address != NULL) {
         forget_exception(memory);
         buffer->address = address;
@@ -287,10 +284,10 @@ static void *allocate_memory(void *context, size_t size_bytes, size_t alignment)
         memory->count++;
     } else {
         code = keep_exception(memory);
-        if (buffer != NULL) Py_XDECREF(buffer->owner);
-        free(buffer);
+        Py_CLEAR(buffer->owner);
     }
-    fstpy_scope_leave(&scope);
+    fstpy_scope_leave(&buffer->scope);
+    if (address == NULL) free(buffer);
     PyGILState_Release(gil);
     errno = code;
     return address;
@@ -300,19 +297,18 @@ static void release_memory(void *context, void *pointer, size_t size_bytes) {
     (void)size_bytes;
     caller_memory *memory = context;
     if (!Py_IsInitialized()) return; // the process is ending
-    load_scope scope;
     PyGILState_STATE gil = PyGILState_Ensure();
-    fstpy_scope_enter(&scope, &memory->waits);
     for (caller_buffer **place = &memory->buffers; *place != NULL; place = &(*place)->next) {
         caller_buffer *buffer = *place;
         if (buffer->address != pointer) continue;
         *place = buffer->next;
+        fstpy_scope_enter(&buffer->scope, memory);
         Py_DECREF(buffer->owner);
-        free(buffer);
         fstpy_memory_unref(memory);
+        fstpy_scope_leave(&buffer->scope);
+        free(buffer);
         break;
     }
-    fstpy_scope_leave(&scope);
     PyGILState_Release(gil);
 }
 

@@ -5,21 +5,23 @@
 
 #include "module.h"
 
+#include <pthread.h>
+
 /// A call or a callback of a load that this thread is in. Python code that it runs, objects that it
 /// frees included, may use or close loads. All of them begin and end with the GIL.
+/// Not on the stack: greenlet moves stacks away while another greenlet of the thread runs.
 typedef struct load_scope {
-    int *waits; ///< identifies the load, and counts waits for the end of other loads in its scopes
-    struct load_scope *outer;
+    pthread_t thread;
+    const void *load; ///< the Loader or its caller_memory; NULL: a wait for the end of some load
+    struct load_scope *next;
 } load_scope;
-void fstpy_scope_enter(load_scope *scope, int *waits);
+void fstpy_scope_enter(load_scope *scope, const void *load);
 void fstpy_scope_leave(const load_scope *scope);
 
 /// Memory allocated by a Python callable. Reference-counted; requires the GIL.
 typedef struct caller_memory caller_memory;
 void fstpy_memory_ref(caller_memory *memory); ///< NULL is allowed
 void fstpy_memory_unref(caller_memory *memory);
-/// The number of waits for load_scope. NULL for NULL.
-int *fstpy_memory_waits(caller_memory *memory);
 /// Releases the callable, because no more memory is needed. NULL is allowed.
 void fstpy_memory_finish(caller_memory *memory);
 /// Raises what the callable raised in its last call, once, and otherwise the error of the load.

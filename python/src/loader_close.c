@@ -13,7 +13,12 @@
 static atomic_uint forks_seen;
 static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
 
-static void count_fork(void) { atomic_fetch_add(&forks_seen, 1); }
+static load_scope *scopes; ///< of all threads; protected by the GIL
+
+static void count_fork(void) {
+    atomic_fetch_add(&forks_seen, 1);
+    scopes = NULL; // mostly of threads that the child lacks
+}
 static void register_fork_handlers(void) { (void)pthread_atfork(NULL, NULL, count_fork); }
 
 void fstpy_loader_note_process(loader_object *object) {
@@ -27,38 +32,65 @@ static int is_of_this_process(const loader_object *object) {
 
 // ---- calls and callbacks that a thread is in ----
 
-static _Thread_local load_scope *innermost;
-
-void fstpy_scope_enter(load_scope *scope, int *waits) {
-    *scope = (load_scope){waits, innermost};
-    innermost = scope;
+void fstpy_scope_enter(load_scope *scope, const void *load) {
+    *scope = (load_scope){pthread_self(), load, scopes};
+    scopes = scope;
 }
 
-/// Not always the innermost: a program may switch between stacks within a thread.
 void fstpy_scope_leave(const load_scope *scope) {
-    load_scope **place = &innermost;
-    while (*place != NULL && *place != scope) place = &(*place)->outer;
-    if (*place != NULL) *place = scope->outer;
+    load_scope **place = &scopes;
+    while (*place != NULL && *place != scope) place = &(*place)->next;
+    if (*place != NULL) *place = scope->next;
 }
 
-static int is_inside(const int *waits) {
-    const load_scope *scope = innermost;
-    while (scope != NULL && scope->waits != waits) scope = scope->outer;
-    return waits != NULL && scope != NULL;
+/// As fstpy_scope_enter(), for callers without memory for it. NULL with an exception.
+static load_scope *new_scope(const void *load) {
+    load_scope *scope = malloc(sizeof *scope);
+    if (scope != NULL)
+        fstpy_scope_enter(scope, load);
+    else
+        PyErr_NoMemory();
+    return scope;
 }
 
-/// Begins (1) or ends (-1) a wait, which also delays the loads in whose calls this thread is.
-static void count_wait(int step) {
-    for (load_scope *scope = innermost; scope != NULL; scope = scope->outer) *scope->waits += step;
+static void end_scope(load_scope *scope) {
+    fstpy_scope_leave(scope);
+    free(scope);
+}
+
+static int is_inside(pthread_t thread, const void *load) {
+    const load_scope *scope = scopes;
+    while (scope != NULL && (scope->load != load || !pthread_equal(scope->thread, thread)))
+        scope = scope->next;
+    return scope != NULL;
 }
 
 /// False if waiting for the end of the load would or could be a deadlock: this thread is in one of
 /// its calls or callbacks, or it is in one of another load, and a thread in one of this load waits.
 static int may_wait(const loader_object *object) {
-    const int *waits = fstpy_memory_waits(object->memory);
-    if (innermost == NULL) return 1;
-    if (is_inside(&object->waits) || is_inside(waits)) return 0;
-    return object->waits == 0 && (waits == NULL || *waits == 0);
+    const void *memory = object->memory;
+    int is_in_call = 0, must_not = 0;
+    for (const load_scope *scope = scopes; scope != NULL; scope = scope->next) {
+        if (scope->load == NULL) continue;
+        int is_own = pthread_equal(scope->thread, pthread_self());
+        is_in_call |= is_own;
+        if (scope->load == object || scope->load == memory)
+            must_not |= is_own || is_inside(scope->thread, NULL);
+    }
+    return !is_in_call || !must_not;
+}
+
+/// Whether the interpreter is ending: threads of Python no longer run, and any thread that waits
+/// for the GIL does not get it.
+static int is_ending(void) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *function = PySys_GetObject("is_finalizing");
+    PyObject *answer = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    int is_so = answer != Py_False;
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, traceback);
+    return is_so;
 }
 
 // ---- closing ----
@@ -124,13 +156,19 @@ static int abandon_load(loader_object *object) {
     return !object->has_destinations && object->memory == NULL && close_later(object, 0);
 }
 
+/// The load is not freed, and its memory stays.
+static void keep_load(loader_object *object) {
+    fst_loader *loader = object->loader;
+    object->loader = NULL;
+    fstpy_memory_ref(object->memory);
+    fstpy_cancel(loader);
+}
+
 /// For a thread that may not wait. Without a thread that waits instead, a later close() frees the
 /// load; if no reference is left for that, the cancelled load and its memory stay.
 static void leave_load(loader_object *object) {
     int is_referenced = Py_REFCNT((PyObject *)object) > 0;
-    if (close_later(object, is_referenced) || is_referenced) return;
-    fstpy_memory_ref(object->memory);
-    object->loader = NULL;
+    if (!close_later(object, is_referenced) && !is_referenced) keep_load(object);
 }
 
 static void close_unused(loader_object *object) {
@@ -146,13 +184,17 @@ static void close_unused(loader_object *object) {
         leave_load(object);
         return;
     }
+    if (object->memory != NULL && is_ending()) {
+        keep_load(object); // its threads may wait for the GIL for ever
+        return;
+    }
     object->loader = NULL;
     object->is_being_freed = 1;
-    count_wait(1);
+    fstpy_scope_enter(&object->freeing, NULL);
     Py_BEGIN_ALLOW_THREADS
     fst_loader_close(loader);
     Py_END_ALLOW_THREADS
-    count_wait(-1);
+    fstpy_scope_leave(&object->freeing);
     object->is_being_freed = 0;
     free(object->counts);
     object->counts = NULL;
@@ -164,11 +206,12 @@ static void close_unused(loader_object *object) {
 static int await_end(loader_object *object) {
     const struct timespec interval = {.tv_nsec = CLOSE_CHECK_NS};
     int is_good = 1;
-    count_wait(1);
+    load_scope *wait = new_scope(NULL);
+    if (wait == NULL) return 0;
     for (;;) {
         close_unused(object);
         int is_freed = object->loader == NULL && !object->is_being_freed;
-        if (is_freed || !is_of_this_process(object)) break;
+        if (is_freed || !is_of_this_process(object) || is_ending()) break;
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&interval, NULL);
         Py_END_ALLOW_THREADS
@@ -177,13 +220,13 @@ static int await_end(loader_object *object) {
             break;
         }
     }
-    count_wait(-1);
+    end_scope(wait);
     return is_good;
 }
 
 // ---- calls ----
 
-fst_loader *fstpy_begin_use(PyObject *self, load_scope *scope) {
+fst_loader *fstpy_begin_use(PyObject *self, load_scope **scope) {
     loader_object *object = (loader_object *)self;
     module_state *state = fstpy_state(Py_TYPE(self));
     if (object->is_closed) {
@@ -196,14 +239,15 @@ fst_loader *fstpy_begin_use(PyObject *self, load_scope *scope) {
                         "Begin a new one");
         return NULL;
     }
+    *scope = new_scope(object);
+    if (*scope == NULL) return NULL;
     object->uses++;
-    fstpy_scope_enter(scope, &object->waits);
     return object->loader;
 }
 
-fst_loader *fstpy_begin_wait(PyObject *self, load_scope *scope) {
-    if (!is_inside(fstpy_memory_waits(((loader_object *)self)->memory)))
-        return fstpy_begin_use(self, scope);
+fst_loader *fstpy_begin_wait(PyObject *self, load_scope **scope) {
+    const void *memory = ((loader_object *)self)->memory;
+    if (memory == NULL || !is_inside(pthread_self(), memory)) return fstpy_begin_use(self, scope);
     PyErr_SetString(
         PyExc_RuntimeError,
         "a load's allocator, and objects that the load frees, cannot wait for the load");
@@ -212,7 +256,7 @@ fst_loader *fstpy_begin_wait(PyObject *self, load_scope *scope) {
 
 void fstpy_end_use(PyObject *self, load_scope *scope) {
     loader_object *object = (loader_object *)self;
-    fstpy_scope_leave(scope);
+    end_scope(scope);
     object->uses--;
     close_unused(object);
 }
@@ -227,11 +271,11 @@ void fstpy_cancel(fst_loader *loader) {
 
 PyObject *fstpy_loader_cancel(PyObject *self, PyObject *none) {
     (void)none;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_use(self, &scope);
     if (loader == NULL) return NULL;
     fstpy_cancel(loader);
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     Py_RETURN_NONE;
 }
 

@@ -20,22 +20,22 @@ typedef struct loader_object {
     int is_iterating;      ///< one of them is next(), which may release memory of another next()
     int is_closed;         ///< closed by the program; the load is freed when `uses` is 0
     int is_being_freed;    ///< a thread frees the load; `loader` is NULL already
-    int waits;             ///< for load_scope: waits of threads that are in a call of this load
     caller_memory *memory; ///< caller memory, or NULL
     int has_destinations;  ///< some items have destinations
     int was_interrupted;   ///< Ctrl-C ended a wait, so nothing waits for its reads
     int is_complete;       ///< the load is complete
     unsigned fork_count;   ///< forks since the first process when the load started
     load_counts *counts;
+    load_scope freeing; ///< the wait of the thread that frees the load
 } loader_object;
 
 /// Records the process that the load began in. A forked child has no load threads to wait for.
 void fstpy_loader_note_process(loader_object *object);
 
 /// Begins a call of the load, to be ended by fstpy_end_use(). NULL with an exception.
-fst_loader *fstpy_begin_use(PyObject *self, load_scope *scope);
+fst_loader *fstpy_begin_use(PyObject *self, load_scope **scope);
 /// For calls that wait: a load cannot go on while its allocator waits for it.
-fst_loader *fstpy_begin_wait(PyObject *self, load_scope *scope);
+fst_loader *fstpy_begin_wait(PyObject *self, load_scope **scope);
 void fstpy_end_use(PyObject *self, load_scope *scope);
 /// Cancels without the GIL.
 void fstpy_cancel(fst_loader *loader);

@@ -212,11 +212,11 @@ static int wait_all(PyObject *self, fst_loader *loader, PyObject *progress) {
 static PyObject *loader_wait(PyObject *self, PyObject *args) {
     PyObject *progress = NULL;
     if (!PyArg_ParseTuple(args, "|O:wait", &progress)) return NULL;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     int good = wait_all(self, loader, progress);
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     return good ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -249,13 +249,13 @@ static PyObject *loader_iternext(PyObject *self) {
                                             "load: iterate over it in one thread at a time");
         return NULL;
     }
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     object->is_iterating = 1;
     PyObject *result = take_next(self, loader);
     object->is_iterating = 0;
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     return result;
 }
 
@@ -284,12 +284,12 @@ static fst_tensor *take_item(PyObject *self, fst_loader *loader, size_t index) {
 static PyObject *loader_item(PyObject *self, PyObject *index_object) {
     size_t index = PyLong_AsSize_t(index_object);
     if (PyErr_Occurred()) return NULL;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
     PyObject *result = tensor == NULL ? NULL : fstpy_tensor_wrap(state_of(self), tensor);
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     return result;
 }
 
@@ -357,7 +357,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
     size_t index = PyLong_AsSize_t(args[0]);
     export_kind kind = {args[1], args[2], PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3])};
     if (PyErr_Occurred()) return NULL;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     fst_tensor *tensor = take_item(self, loader, index);
@@ -370,7 +370,7 @@ static PyObject *loader_make(PyObject *self, PyObject *const *args, Py_ssize_t c
         fst_tensor_unref(tensor);
         fstpy_raise(state_of(self), &error);
     }
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     return result;
 }
 
@@ -378,14 +378,14 @@ static PyObject *loader_export(PyObject *self, PyObject *args) {
     export_kind kind;
     if (!PyArg_ParseTuple(args, "OOk:export", &kind.importer, &kind.fallback, &kind.mask))
         return NULL;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_wait(self, &scope);
     if (loader == NULL) return NULL;
     PyObject *result = wait_all(self, loader, NULL) ? PyDict_New() : NULL;
     size_t count = fst_loader_tensor_count(loader);
     for (size_t i = 0; result != NULL && i < count; i++)
         if (!export_item(self, loader, i, &kind, result)) Py_CLEAR(result);
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     return result;
 }
 
@@ -410,7 +410,7 @@ static PyObject *stats_dict(const fst_load_stats *stats) {
 
 static PyObject *loader_stats(PyObject *self, PyObject *none) {
     (void)none;
-    load_scope scope;
+    load_scope *scope;
     fst_loader *loader = fstpy_begin_use(self, &scope);
     if (loader == NULL) return NULL;
     fst_error error;
@@ -420,7 +420,7 @@ static PyObject *loader_stats(PyObject *self, PyObject *none) {
     Py_BEGIN_ALLOW_THREADS
     status = fst_loader_stats_get(loader, &s, &error);
     Py_END_ALLOW_THREADS
-    fstpy_end_use(self, &scope);
+    fstpy_end_use(self, scope);
     if (status != FST_OK) return fstpy_raise(state_of(self), &error);
     return stats_dict(&s);
 }

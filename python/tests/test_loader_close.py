@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -81,11 +82,12 @@ def path(tmp_path_factory):
     return path
 
 
-def run(code, path, **environment):
-    """Run the program and `code` in a process of its own."""
+def run(code, path, output="", **environment):
+    """Run the program and `code` in a process of its own, which prints `output`."""
     done = subprocess.run([sys.executable, "-c", PROGRAM + code, path], text=True, timeout=60,
                           env={**os.environ, **environment}, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() == output
 
 
 @pytest.mark.parametrize("other", ["lambda load: list(load)", "lambda load: load.item(11)",
@@ -241,3 +243,109 @@ assert done.wait(50)
 time.sleep(0.2)
 assert gone() is not None
 """, path, LD_PRELOAD=os.fspath(tmp_path / "refuse.so"))
+
+
+GREENLETS = """
+import greenlet
+main = greenlet.getcurrent()
+def deeper(depth, call):  # on the stack of C: the stack of the other greenlet is moved away
+    return call() if depth == 0 else next(map(lambda _: deeper(depth - 1, call), [0]))
+"""
+
+
+def test_greenlet_inside_a_progress_callback(path):
+    """It is inside wait() while another greenlet of its thread closes loads."""
+    pytest.importorskip("greenlet")
+    run(GREENLETS + """
+for _ in range(20):
+    first, second, third = (model.load(mode="load", engine="pread") for _ in range(3))
+    within = greenlet.greenlet(lambda: first.wait(lambda *_: main.switch()))
+    within.switch()
+    deeper(30, second.close)
+    first.close()  # which only stops it
+    also = greenlet.greenlet(lambda: third.wait(lambda *_: main.switch()))
+    also.switch()
+    within.switch()
+    also.switch()
+    third.close()
+    first.close()
+first = second = third = within = also = None
+check_freed()
+""", path)
+
+
+def test_greenlet_inside_an_allocator(path):
+    """The load's thread is refused by its own load only."""
+    pytest.importorskip("greenlet")
+    run(GREENLETS + """
+def allocate(size):
+    main.switch()
+    return Memory(size)
+for _ in range(20):
+    other = model.load(mode="load", engine="pread")
+    loads = []
+    within = greenlet.greenlet(lambda: loads.append(begin(allocate)))
+    within.switch()
+    deeper(30, lambda: (other.wait(), other.item(3), other.close()))
+    while not within.dead:
+        within.switch()
+    try:
+        loads[0].close()
+    except greenlet.error:
+        pass  # threads of the load cannot switch to this one
+other = within = None
+loads.clear()
+check_freed()
+""", path)
+
+
+AT_EXIT = {
+    "stream": """
+from fastsafetensors import numpy as fst_numpy
+stream, items = fst_numpy.open_stream(sys.argv[1]), queue.Queue()
+in_thread(lambda: [items.put(item) for item in stream])
+items.get()
+return stream
+""",
+    "next": """
+load = begin_held()[1]
+in_thread(list, load)
+return load
+""",
+    "wait": """
+load, inside = model.load(mode="load", engine="pread"), threading.Event()
+in_thread(load.wait, lambda *_: inside.set() or threading.Event().wait())
+inside.wait()
+return load
+""",
+    "allocator": "return begin_held()[1]",
+    "close": """
+class Closing(Held):
+    def act(self):
+        self.load.close()
+        inside.set()
+        threading.Event().wait()
+held, inside = Closing(), threading.Event()
+held.load = load = begin(held)
+hold(held, load)
+held.go_on.set()
+inside.wait()
+return load
+"""}
+
+
+@pytest.mark.parametrize("begin", AT_EXIT.values(), ids=AT_EXIT)
+def test_close_at_exit_does_not_wait_for_threads_that_ended(path, begin):
+    """A daemon thread, or one of a load that needs the GIL, does not return from its call then."""
+    run(f"""
+import queue
+def begin_load():
+{textwrap.indent(begin, " ")}
+class Owner:
+    def __init__(self):
+        self.load = begin_load()
+    def __del__(self):
+        self.load.close()
+        print("closed", flush=True)
+sys.modules["owner"] = Owner()  # which the end of the interpreter frees
+""", path, "closed")
