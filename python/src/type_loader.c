@@ -447,7 +447,10 @@ static PyMethodDef loader_methods[] = {
      "program. Tensors stay valid. May be called twice. Inside a call of the load in the same "
      "thread (a signal handler during wait(), `progress`, its allocator) it only stops the load, "
      "which is freed when its calls have returned: memory must stay valid until then, or until "
-     "close() returns outside."},
+     "close() returns outside. It waits for calls in other threads, with their callbacks "
+     "(`progress`, an importer, the allocator), which must therefore not wait for the thread that "
+     "calls close(), nor for a lock that it holds. When the interpreter ends, the load is only "
+     "stopped if threads that it would wait for have ended."},
     {"abandon", fstpy_loader_abandon, METH_NOARGS, "Closes without waiting for reads in flight."},
     {NULL, NULL, 0, NULL},
 };
