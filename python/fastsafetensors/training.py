@@ -566,7 +566,7 @@ class CheckpointManager:
                        if one.step <= saved and one.step not in self._passed_over]
             kept = {one.step for one in counted[-self._keep_last:]}
             kept |= {one.step for one in by_metric(counted, self._best)[: self._keep_best]}
-            kept |= {saved, self._resumed or saved}
+            kept |= {saved} if self._resumed is None else {saved, self._resumed}
             for one in counted:
                 if one.step not in kept:
                     self._hide(one, number)
