@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,8 +32,10 @@ from ._checkpoints.checkpoint_folders import (
     Checkpoint,
     by_metric,
     clean_up,
+    delete_hidden,
     find_newest,
     find_steps,
+    hide,
     make_folder,
     read_checkpoint,
     verify_checkpoint,
@@ -321,7 +322,7 @@ class CheckpointManager:
                 number, step = self._last_saved
                 self._prune((step, number))
             while self._hidden:
-                shutil.rmtree(self._hidden.pop(), ignore_errors=True)
+                delete_hidden(self._hidden.pop())
 
     def before_step(self, *_args: Any) -> None:
         """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
@@ -536,17 +537,16 @@ class CheckpointManager:
     def _hide(self, old: Checkpoint, saved: int) -> None:
         """Rename a checkpoint before its files are deleted, so that it is complete or not there.
 
-        It stays if its step was saved again after the save of number `saved`. In a group, those
-        before have ended.
+        It stays if its step was saved again after the save of number `saved`.
         """
-        hidden = self.folder / f".step-{old.step}.deleted"
-        shutil.rmtree(hidden, ignore_errors=True)
         with self._lock:  # save() waits for the renaming, not for the deletion
             is_later = any(step == old.step and number > saved
                            for step, number in list(self._begun))
             if not is_later and (self._ranks.group is not None or not self._is_saving(old.step)):
-                old.path.rename(hidden)
-                self._hidden.append(hidden)
+                try:
+                    self._hidden.append(hide(old))
+                except OSError as refused:
+                    _log.warning("%s can't be deleted: %s", old.path, refused)
 
     def _prune(self, key: tuple[int, int]) -> None:
         """Rename what keep_last and keep_best do not keep, after a good save.
@@ -564,14 +564,15 @@ class CheckpointManager:
         try:
             counted = [one for one in self.checkpoints()
                        if one.step <= saved and one.step not in self._passed_over]
-            kept = {one.step for one in counted[-self._keep_last:]}
-            kept |= {one.step for one in by_metric(counted, self._best)[: self._keep_best]}
-            kept |= {saved} if self._resumed is None else {saved, self._resumed}
-            for one in counted:
-                if one.step not in kept:
-                    self._hide(one, number)
         except OSError as refused:
             _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
+            return
+        kept = {one.step for one in counted[-self._keep_last:]}
+        kept |= {one.step for one in by_metric(counted, self._best)[: self._keep_best]}
+        kept |= {saved} if self._resumed is None else {saved, self._resumed}
+        for one in counted:
+            if one.step not in kept:
+                self._hide(one, number)
 
 
 def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints a CheckpointManager deletes, and what it says of those that it can't."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,55 @@ def test_a_resumed_step_0_is_kept(tmp_path: Path) -> None:
         manager.save(1, {"x": 1})
         manager.save(2, {"x": 2})
     assert [one.step for one in manager.checkpoints()] == [0, 2]
+
+
+def test_one_that_cannot_be_renamed_stays_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are deleted, and a warning names it."""
+    save_steps(tmp_path, 1, 2, 3)
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == "step-1":
+            raise PermissionError(1, "refused", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        manager.save(4, {"x": 4})
+    assert [one.step for one in manager.checkpoints()] == [1, 4]
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == [
+        f"{tmp_path / 'step-1'} can't be deleted"]
+
+
+def test_what_is_left_of_a_deletion_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that can't be deleted is a warning, at the next start as well; links go."""
+    save_steps(tmp_path, 1, 2)
+    left = tmp_path / ".step-1.deleted"
+    (left / "folder").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "step-2").rename(tmp_path / "elsewhere" / "step-2")
+    (tmp_path / "step-2").symlink_to("elsewhere/step-2")
+    (tmp_path / ".step-7.deleted").write_text("")
+    rmdir, remove = os.rmdir, os.unlink
+    monkeypatch.setattr(os, "rmdir", lambda path, **more: refuse(path, rmdir, more))
+    monkeypatch.setattr(os, "unlink", lambda path, **more: refuse(path, remove, more))
+
+    def refuse(path: Any, delete: Any, more: Any) -> None:
+        if str(path).endswith("folder"):
+            raise PermissionError(1, "refused", str(path))
+        delete(path, **more)
+
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        assert "step-1.deleted can't be deleted: [Errno 1] refused" in caplog.text
+        manager.save(3, {"x": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".step-1.deleted", "elsewhere", "step-3"]
+    assert (tmp_path / "elsewhere" / "step-2").is_dir()
+    assert caplog.text.count("can't be deleted") == 1
+    monkeypatch.undo()
+    CheckpointManager(tmp_path).close()
+    assert not left.exists()

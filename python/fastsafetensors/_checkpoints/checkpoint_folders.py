@@ -7,9 +7,11 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +24,11 @@ from .._core import Model, error_class
 from ..torch import load_file
 from .state_codec import decode_state
 
+_log = logging.getLogger("fastsafetensors")
 STEM = "checkpoint"
 # The exact names that CheckpointManager gives: a copy called "step-005" is not its checkpoint.
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
-_HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)\.deleted")
+_HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)(\.[0-9a-f]{16})?\.deleted")
 # Names that the library gives to files until they are in place.
 _TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
 # Errors that say that a file is not there, or that something else is in its place.
@@ -198,11 +201,29 @@ def _has_files(path: Path) -> bool:
         return True  # reading the checkpoint says what is wrong
 
 
+def hide(old: Checkpoint) -> Path:
+    """Give a checkpoint a name under which delete_hidden() or clean_up() deletes it."""
+    return old.path.rename(
+        old.path.with_name(f".{old.path.name}.{secrets.token_hex(8)}.deleted"))
+
+
+def delete_hidden(path: Path) -> None:
+    """Delete a hidden checkpoint, or a link to one. What can't be deleted is a warning."""
+    with contextlib.suppress(OSError):
+        path.unlink()  # not a folder
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        if os.path.lexists(path):
+            shutil.rmtree(path)  # for the reason
+    except OSError as refused:
+        _log.warning("%s can't be deleted: %s", path, refused)
+
+
 def clean_up(folder: Path) -> None:
     """Delete what killed runs have left: temporary files, and folders of nothing else."""
     for path in folder.iterdir():
         if _HIDDEN.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+            delete_hidden(path)
     for _, path in find_steps(folder):
         with contextlib.suppress(Exception):  # an index that can't be read: nothing is deleted
             _clean_folder(path)
