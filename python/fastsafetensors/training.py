@@ -32,16 +32,15 @@ from ._checkpoints.checkpoint_folders import (
     Checkpoint,
     by_metric,
     clean_up,
-    delete_hidden,
     find_newest,
     find_steps,
-    hide,
     make_folder,
     read_checkpoint,
     verify_checkpoint,
 )
 from ._checkpoints.checkpoint_ranks import Ranks
 from ._checkpoints.manager_options import check_manager_options
+from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
 from ._checkpoints.trainer import make_trainer_callback
 from ._checkpoints.training_state import (
@@ -147,7 +146,7 @@ class CheckpointManager:
                 make_folder(self.folder, durable)
                 clean_up(self.folder)
         self.every = int(every)
-        self._keep_last, self._keep_best, self._best = keep_last, keep_best, best
+        self._best, self._old = best, OldCheckpoints(self, keep_last, keep_best, best)
         # For the watchers. A call of the program's holds neither while a signal handler, which may
         # save and wait, can run.
         self._lock, self._pruning = threading.RLock(), threading.Lock()
@@ -156,8 +155,7 @@ class CheckpointManager:
         self._errors: dict[str, Exception] = {}
         self._watchers = Watchers()
         self._saving: set[tuple[int, int]] = set()  # steps and numbers of running saves
-        self._begun: set[tuple[int, int]] = set()  # also those that have ended, since the last good
-        self._hidden: list[Path] = []  # renamed, to be deleted
+        self._good: set[tuple[int, int]] = set()  # those that have ended well: to be followed
         self._numbers = itertools.count(1)
         self._last_saved = (0, 0)  # the last of them that has ended well: its number, and its step
         self._passed_over: set[int] = set()
@@ -241,7 +239,7 @@ class CheckpointManager:
                 key = (number, next(self._numbers))
                 self._wait_for_pruning(number)
                 self._ranks.set_step(joint, self._place_of(number), number, self._options,
-                                     partial(self._prune, key))
+                                     partial(self._old.prune, key))
                 try:
                     self._check_saves()
                 except Exception as error:
@@ -265,7 +263,7 @@ class CheckpointManager:
 
     def _wait_for_pruning(self, step: int) -> None:
         """Wait until rank 0 has renamed old checkpoints, if that may concern a step."""
-        if self._keep_last is not None and self._ranks.rank > 0 and (
+        if self._old.keep_last is not None and self._ranks.rank > 0 and (
                 self._place_of(step).exists() or self._is_saving(step)):
             self._watchers.wait()
 
@@ -274,9 +272,8 @@ class CheckpointManager:
         before = running.last_of_thread()
         try:
             self._saving.add(key)
-            self._begun.add(key)
-            with self._lock:
-                pass  # the thread of an earlier save may be deleting the folder
+            if self._ranks.rank == 0:
+                self._old.note_begin(key)
             handle = start()
             self._watch(handle, key)
         except BaseException:
@@ -295,8 +292,8 @@ class CheckpointManager:
     def _is_saving(self, step: int) -> bool:
         return any(number == step for number, _ in list(self._saving))
 
-    def _note(self, handle: SaveHandle, key: tuple[int, int]) -> bool:
-        """Wait for the end of a save; return whether it was a good one."""
+    def _note(self, handle: SaveHandle, key: tuple[int, int]) -> None:
+        """Wait for the end of a save, and note how it was."""
         error, (step, number) = handle.exception(), key
         with self._lock:
             self._saving.discard(key)
@@ -309,20 +306,27 @@ class CheckpointManager:
                 if not was_cancelled(error):
                     self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
                     _log.warning("the checkpoint of step %d failed: %s", step, error)
-                return False
+                return
             self._passed_over.discard(step)
+            if self._ranks.group is None:
+                self._good.add(key)
             # The thread of an earlier save may run after that of a later one.
             self._last_saved = max(self._last_saved, (number, step))
-            return True
+
+    def _next_good(self) -> tuple[int, int] | None:
+        """Return the first save to be followed, if no save before it is still to be noted."""
+        with self._lock:
+            good, running_ones = list(self._good), list(self._saving)
+            first = min(good + running_ones, key=lambda key: key[1], default=None)
+            return first if first in good else None
 
     def _follow(self) -> None:
-        """Delete what is not kept."""
+        """Delete what is not kept, after each good save in the order of the calls."""
         with self._pruning:
-            if self._ranks.group is None:
-                number, step = self._last_saved
-                self._prune((step, number))
-            while self._hidden:
-                delete_hidden(self._hidden.pop())
+            while (key := self._next_good()) is not None:
+                self._good.discard(key)
+                self._old.prune(key)
+            self._old.delete_hidden()
 
     def before_step(self, *_args: Any) -> None:
         """Wait until tensors may change: for optimizer.register_step_pre_hook()."""
@@ -531,48 +535,6 @@ class CheckpointManager:
         self._resumed = step
         with self._ranks.agreement_after(f"loading the state of step {step}"):
             load_into(state, loaded)
-
-    # ---- deleting ----
-
-    def _hide(self, old: Checkpoint, saved: int) -> None:
-        """Rename a checkpoint before its files are deleted, so that it is complete or not there.
-
-        It stays if its step was saved again after the save of number `saved`.
-        """
-        with self._lock:  # save() waits for the renaming, not for the deletion
-            is_later = any(step == old.step and number > saved
-                           for step, number in list(self._begun))
-            if not is_later and (self._ranks.group is not None or not self._is_saving(old.step)):
-                try:
-                    self._hidden.append(hide(old))
-                except OSError as refused:
-                    _log.warning("%s can't be deleted: %s", old.path, refused)
-
-    def _prune(self, key: tuple[int, int]) -> None:
-        """Rename what keep_last and keep_best do not keep, after a good save.
-
-        In a group, rank 0 does so before the other ranks hear of the save's end.
-
-        Only a checkpoint that is known to be readable may push out another one. Higher steps belong
-        to a run before this one, which has begun again at a lower step.
-        """
-        saved, number = key
-        self._begun.difference_update([one for one in list(self._begun) if one[1] <= number])
-        if self._keep_last is None or self._ranks.rank > 0:
-            return
-        self._passed_over.discard(saved)
-        try:
-            counted = [one for one in self.checkpoints()
-                       if one.step <= saved and one.step not in self._passed_over]
-        except OSError as refused:
-            _log.warning("old checkpoints in %s can't be deleted: %s", self.folder, refused)
-            return
-        kept = {one.step for one in counted[-self._keep_last:]}
-        kept |= {one.step for one in by_metric(counted, self._best)[: self._keep_best]}
-        kept |= {saved} if self._resumed is None else {saved, self._resumed}
-        for one in counted:
-            if one.step not in kept:
-                self._hide(one, number)
 
 
 def trainer_callback(manager: CheckpointManager, **more: Any) -> Any:

@@ -24,6 +24,7 @@ for number in range(5):
         manager.wait()
         dist.barrier()
         assert steps() == [3, 4], steps()
+        assert rank == 0 or not manager._old._begun
         assert manager.resume({"x": 0}, step=3) == 3
         dist.barrier()
 finish()

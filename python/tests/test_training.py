@@ -594,6 +594,6 @@ def test_the_thread_of_an_earlier_save_may_run_last(
         for number in (2, 1):
             handle = handles[number - 1]
             assert handle is not None
-            assert manager._note(handle, (number, number))
+            manager._note(handle, (number, number))
             manager._follow()
     assert steps_in(tmp_path) == [2]

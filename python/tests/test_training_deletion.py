@@ -2,12 +2,15 @@
 """Which checkpoints a CheckpointManager deletes, and what it says of those that it can't."""
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from fastsafetensors import training  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
 
@@ -78,3 +81,55 @@ def test_what_is_left_of_a_deletion_is_no_obstacle(
     monkeypatch.undo()
     CheckpointManager(tmp_path).close()
     assert not left.exists()
+
+
+class Held:
+    """The handle of a save that has ended; its end is noted when the test says so."""
+
+    at_exit = "wait"
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.done = self.may_end.is_set
+
+    def exception(self) -> None:
+        """Wait for the end."""
+        self.may_end.wait(60)
+
+
+@pytest.mark.parametrize("earlier, keep_last, steps, left", [
+    ([], 2, [2, 6, 4], [2, 4, 6]),
+    ([6, 7, 8, 9], 1, [10, 5], [5, 10]),
+    ([2], 2, [2, 5, 6, 4, 3], [3, 4, 5, 6]),
+    ([1, 2], 1, [3, 2, 4, 2, 1], [1, 2, 4]),
+])
+def test_each_save_is_followed_as_if_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: list[int], keep_last: int,
+    steps: list[int], left: list[int]
+) -> None:
+    """The same stays, whenever the ends of saves are noted, and in whatever order."""
+    save = training.save_safetensors_sharded_async
+    for order in (0, 1, -1):
+        folder = tmp_path / str(order)
+        save_steps(folder, *earlier)
+        held: list[Held] = []
+
+        def start(*arguments: Any, held: list[Held] = held, **options: Any) -> Held:
+            save(*arguments, **options).wait()
+            held.append(Held())
+            return held[-1]
+
+        monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+        with CheckpointManager(folder, keep_last=keep_last, durable=False) as manager:
+            for step in steps:
+                manager.save(step, {"x": step})
+                if order == 0:
+                    held[-1].may_end.set()
+                    manager.wait()
+            for one in held[::order or 1]:
+                one.may_end.set()
+                while one in [other.handle for other in manager._watchers._all
+                              if not other.has_ended()]:
+                    time.sleep(0.001)
+        assert [one.step for one in manager.checkpoints()] == left, order
+        monkeypatch.undo()

@@ -10,23 +10,22 @@ from .._saving.save_handles import SaveHandle
 
 
 class Watcher(Background):
-    """Waits for the end of a save, notes how it was, and does what follows a good end."""
+    """Waits for the end of a save, notes how it was, and does what follows."""
 
     def __init__(
-        self, handle: SaveHandle, note: Callable[[], bool], follow: Callable[[], None]
+        self, handle: SaveHandle, note: Callable[[], None], follow: Callable[[], None]
     ) -> None:
-        """Keep the calls: `note` waits, and returns whether the end was good."""
+        """Keep the calls: `note` waits for the end, and `follow` is called after it."""
         super().__init__(self._watch, handle.at_exit)
         self.handle, self._note, self._follow = handle, note, follow
         self._noted = End()
 
     def _watch(self) -> None:
         try:
-            is_good = self._note()
+            self._note()
         finally:
             self._noted.set()
-        if is_good:
-            self._follow()
+        self._follow()
 
     def note_end(self) -> None:
         """Return when the end of the save is noted, if it has ended."""
