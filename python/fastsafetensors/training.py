@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ._base.options import check_switch
 from ._base.paths import absolute_path
@@ -32,13 +32,14 @@ from ._checkpoints.checkpoint_folders import (
     Checkpoint,
     by_metric,
     clean_up,
+    each_newest,
     find_newest,
-    find_steps,
     make_folder,
+    read_all,
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoints.checkpoint_ranks import Ranks
+from ._checkpoints.checkpoint_ranks import OtherGroupSizeError, Ranks
 from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
@@ -60,6 +61,7 @@ from .fast_loading import save_safetensors_sharded_async
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
 _log = logging.getLogger("fastsafetensors")
+_Read = TypeVar("_Read")
 _EARLIER = "an earlier checkpoint failed"  # start of the message to other ranks
 
 
@@ -387,11 +389,7 @@ class CheckpointManager:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the complete checkpoints, the oldest first."""
-        found = []
-        for step, path in find_steps(self.folder):
-            with contextlib.suppress(Exception):  # whatever is wrong with it: not complete
-                found.append(read_checkpoint(path, step))
-        return found
+        return read_all(self.folder)
 
     def latest(self, *, verify: bool = False) -> Checkpoint | None:
         """Return the complete checkpoint of the highest step, or None.
@@ -407,19 +405,23 @@ class CheckpointManager:
             TypeError: an argument of another type.
         """
         check_switch("verify", verify)
+        return self._read_newest(verify, lambda checkpoint: checkpoint)
+
+    def _read_newest(self, verify: bool, read: Callable[[Checkpoint], _Read]) -> _Read | None:
+        """Return what `read` returns of the complete checkpoint of the highest step, or None."""
         unverified: FileNotFoundError | None = None
-        for step, path in find_newest(self.folder):
+        for step, path in each_newest(self.folder):
             try:
-                checkpoint = read_checkpoint(path, step)
-                if verify:
-                    verify_checkpoint(checkpoint)
+                return read(self._checkpoint_of(step, verify))
+            except OtherGroupSizeError:
+                raise
             except Exception as error:
+                if not path.is_dir():
+                    continue  # deleted meanwhile
                 if isinstance(error, FileNotFoundError) and verify:
                     unverified = unverified or error
                 _log.warning("%s is passed over: %s", path, error)
                 self._passed_over.add(step)
-                continue
-            return checkpoint
         if unverified is not None:
             raise unverified
         return None
@@ -487,16 +489,19 @@ class CheckpointManager:
         if self._pid == os.getpid():
             self._watchers.wait()
         if step is None:
-            checkpoint = self.latest(verify=verify)
+            found = self._read_newest(verify, self._load)
         else:
-            checkpoint = self._checkpoint_of(step_number(step), verify)
-        if checkpoint is None:
+            found = self._load(self._checkpoint_of(step_number(step), verify))
+        if found is None:
             return 0
-        loaded = checkpoint.load()
+        checkpoint, loaded = found
         check_loaded(state, loaded, checkpoint.path)
         self._resumed = checkpoint.step
         load_into(state, loaded)
         return checkpoint.step
+
+    def _load(self, checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
+        return checkpoint, self._ranks.read(checkpoint, verify=False)
 
     def _resume_together(self, state: Mapping[str, Any], step: Any, verify: bool) -> int:
         """resume() of a group, which no running save may use meanwhile."""

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors.torch import save_file  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
 STATE = {"a": {"x": torch.ones(300), "y": torch.zeros(300)}}
@@ -139,3 +140,86 @@ def test_an_incomplete_checkpoint_of_a_chosen_step(tmp_path: Path, damage: Any) 
                 manager.resume({"a": {"x": torch.zeros(300)}}, step=2, verify=verify)
             assert not isinstance(caught.value, OSError)
             assert manager.resume({"a": {"x": torch.zeros(300)}}, verify=verify) == 1
+
+
+def change_metadata(folder: Path, ranks: str) -> None:
+    """Write a checkpoint of so many ranks, as its metadata say."""
+    for path in folder.iterdir():
+        path.unlink()
+    save_file({"x": torch.ones(2)}, folder / "checkpoint.safetensors",
+              {"step": folder.name[5:], "ranks": ranks})
+
+
+def change_description(folder: Path, text: bytes) -> None:
+    """Damage what describes the state."""
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes().replace(b'{"a"', text))
+
+
+def put_long_link(path: Path) -> None:
+    """Put a link with a name that is too long in the place of a file."""
+    path.unlink()
+    path.symlink_to("a" * 300)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: change_metadata(folder, "0"),
+    lambda folder: change_metadata(folder, "-1"),
+    lambda folder: change_metadata(folder, "1000000000000"),
+    lambda folder: change_metadata(folder, "two"),
+    lambda folder: change_metadata(folder, "1"),
+    lambda folder: change_description(folder, b"{{a\""),
+    lambda folder: change_description(folder, b"\xff\"a\""),
+    lambda folder: put_long_link(folder / SHARD),
+], ids=["no ranks", "-1 ranks", "many ranks", "ranks in words", "other file", "JSON", "UTF-8",
+        "long link"])
+def test_a_damaged_checkpoint_of_a_chosen_step(tmp_path: Path, damage: Any) -> None:
+    """It is a SafetensorError if it is asked for, and is passed over if not."""
+    save_steps(tmp_path, 1, 2)
+    with CheckpointManager(tmp_path) as manager:
+        damage(tmp_path / "step-2")
+        with pytest.raises(SafetensorError, match="step-2"):
+            manager.resume({"a": {"x": torch.zeros(300)}}, step=2)
+        assert manager.resume({"a": {"x": torch.zeros(300)}}) == 1
+
+
+def test_a_folder_for_the_manifest(tmp_path: Path) -> None:
+    """It is damage as well."""
+    save_steps(tmp_path, 1)
+    put_folder(tmp_path / "step-1" / "model.manifest")
+    with CheckpointManager(tmp_path) as manager, pytest.raises(SafetensorError, match="manifest"):
+        manager.resume({"a": {"x": torch.zeros(300)}}, step=1, verify=True)
+
+
+@pytest.mark.parametrize("ask, answer", [
+    (lambda manager: manager.latest().step, 3),
+    (lambda manager: [one.step for one in manager.checkpoints()], [3]),
+    (lambda manager: manager.best().step, 3),
+    (lambda manager: manager.resume({"a": {"x": torch.zeros(300)}}), 3),
+], ids=["latest", "checkpoints", "best", "resume"])
+def test_a_checkpoint_that_is_replaced_while_they_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    ask: Any, answer: Any
+) -> None:
+    """Another process saves a later step, and deletes those that were listed."""
+    others = tmp_path / "others"
+    with CheckpointManager(others, max_shard_size="1KB") as manager:
+        for step in (1, 2, 3):
+            manager.save(step, STATE, metric=step)
+    run = tmp_path / "run"
+    manager = CheckpointManager(run)
+    (others / "step-1").rename(run / "step-1")
+    is_folder = Path.is_dir
+
+    def replace(path: Path) -> bool:
+        found = is_folder(path)
+        step = int(path.name[5:]) if path.parent == run else 0
+        if found and step in (1, 2):
+            (others / f"step-{step + 1}").rename(run / f"step-{step + 1}")
+            path.rename(others / path.name)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", replace)
+    assert ask(manager) == answer
+    assert not caplog.records
+    manager.close()

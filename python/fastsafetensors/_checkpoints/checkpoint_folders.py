@@ -31,8 +31,10 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)(\.[0-9a-f]{16})?\.deleted")
 # Names that the library gives to files until they are in place.
 _TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
+_LISTINGS = 10  # at most, of a folder from which another process deletes
 # Errors that say that a file is not there, or that something else is in its place.
-_INCOMPLETE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP)
+_INCOMPLETE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP,
+               errno.ENAMETOOLONG)
 
 
 @shown_as("Checkpoint", "fastsafetensors.training")
@@ -66,20 +68,26 @@ class Checkpoint:
             verify: compare every byte that is read with the manifest that was saved with it.
 
         Raises:
-            SafetensorError: damaged files; with verify, bytes that differ.
-            ValueError: files that CheckpointManager did not write; a rank that has saved nothing,
-                or none given where several have.
+            SafetensorError: damaged files, or those of another program; with verify, bytes that
+                differ.
+            ValueError: a rank that has saved nothing, or none given where several have.
         """
         check_switch("verify", verify)
         how: dict[str, Any] = {"mode": "load", "verify": verify or None}
         if self.ranks == 1 and rank in (None, 0):
-            return decode_state(load_file(self.path, device, **how))
+            return _decode(self.path, load_file(self.path, device, **how))
         if rank is None or not 0 <= rank < self.ranks:
             raise ValueError(f"{self.path} has the states of {self.ranks} ranks: rank must be "
                              f"0 to {self.ranks - 1}, not {rank}")
         prefix = rank_prefix(rank)
         found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
-        return decode_state({name[len(prefix):]: found[name] for name in found})
+        return _decode(self.path, {name[len(prefix):]: found[name] for name in found})
+
+
+def _decode(path: Path, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the state that is in the tensors of a checkpoint."""
+    with _as_damage(path):
+        return decode_state(tensors)
 
 
 def rank_prefix(rank: int) -> str:
@@ -92,18 +100,27 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
 
     Raises SafetensorError if it is incomplete, and OSError if it can't be read.
     """
+    with _as_damage(path), contextlib.closing(Model(os.fspath(path))) as model:
+        metadata = model.metadata(0) or {}
+        metric, ranks = metadata.get("metric"), int(metadata.get("ranks", "1"))
+        if metadata.get("step") != str(step):
+            raise ValueError(f"the files are not a checkpoint of step {step}")
+        if not 1 <= ranks <= len(model.names()):
+            raise ValueError(f"the files can't hold the states of {ranks} ranks")
+        return Checkpoint(path, step, None if metric is None else float(metric), ranks)
+
+
+@contextlib.contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    """Turn errors that say that files are damaged, or are not there, into SafetensorError."""
     try:
-        with contextlib.closing(Model(os.fspath(path))) as model:
-            metadata = model.metadata(0) or {}
+        yield
     except OSError as error:
         if error.errno not in _INCOMPLETE:
             raise
         raise error_class()(f"{error.filename or path}: {error.strerror}") from error
-    metric = metadata.get("metric")
-    if metadata.get("step") != str(step):
-        raise ValueError(f"{path}: the files are not a checkpoint of step {step}")
-    return Checkpoint(path, step, None if metric is None else float(metric),
-                      int(metadata.get("ranks", "1")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise error_class()(f"{path}: {error}") from error
 
 
 def by_metric(found: list[Checkpoint], best: str) -> list[Checkpoint]:
@@ -115,9 +132,18 @@ def by_metric(found: list[Checkpoint], best: str) -> list[Checkpoint]:
 
 
 def verify_checkpoint(checkpoint: Checkpoint) -> None:
-    """Read all states, one at a time; raise if bytes differ from the manifest."""
+    """Read all states, one at a time; raise if bytes differ from the manifest.
+
+    SafetensorError if they do, and FileNotFoundError without a manifest.
+    """
     for rank in range(checkpoint.ranks):
-        checkpoint.load(rank=rank, verify=True)
+        try:
+            checkpoint.load(rank=rank, verify=True)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            with _as_damage(checkpoint.path):
+                raise
 
 
 def _indexed_files(folder: Path) -> set[str]:
@@ -184,12 +210,48 @@ def find_steps(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def read_all(folder: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints, by step.
+
+    Another process may delete old ones after a new one is in place: listed again if one is gone.
+    """
+    for _ in range(_LISTINGS):
+        found, is_gone = [], False
+        for step, path in find_steps(folder):
+            try:
+                found.append(read_checkpoint(path, step))
+            except Exception:  # whatever is wrong with it: not complete
+                is_gone |= not path.is_dir()
+        if not is_gone:
+            break
+    return found
+
+
+def each_newest(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the steps of find_newest() one after the other.
+
+    They are listed again if one is gone by the time that the next is asked for, as in read_all().
+    """
+    passed: set[int] = set()
+    for _ in range(_LISTINGS):
+        is_gone = False
+        for step, path in reversed(find_steps(folder)):
+            if step not in passed and _has_files(path):
+                yield step, path
+            is_gone = not path.is_dir()
+            if is_gone:
+                break
+            passed.add(step)
+        if not is_gone:
+            return
+
+
 def find_newest(folder: Path) -> list[tuple[int, Path]]:
     """Return the steps that may be complete, the highest first.
 
     Not those whose folder has no files yet, or was deleted meanwhile.
     """
-    return [(step, path) for step, path in reversed(find_steps(folder)) if _has_files(path)]
+    return list(each_newest(folder))
 
 
 def _has_files(path: Path) -> bool:

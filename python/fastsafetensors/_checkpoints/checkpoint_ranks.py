@@ -126,9 +126,10 @@ class Ranks:
     def read(self, checkpoint: Checkpoint, verify: bool) -> dict[str, Any]:
         """Read this rank's state."""
         if checkpoint.ranks not in (1, self.size):
+            here = "this is one process" if self.group is None else f"this group has {self.size}"
             raise OtherGroupSizeError(
-                f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and this group has "
-                f"{self.size}: read it with Checkpoint.load(rank=...)", checkpoint.ranks)
+                f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and {here}: "
+                "read it with Checkpoint.load(rank=...)", checkpoint.ranks)
         rank = self.rank if checkpoint.ranks > 1 else None
         return checkpoint.load(rank=rank, verify=verify)
 
