@@ -2,6 +2,8 @@
 """Folders of a CheckpointManager that killed saves, other users or disks have left."""
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,17 @@ def test_a_checkpoint_that_is_replaced_while_they_are_listed(
     assert ask(manager) == answer
     assert not caplog.records
     manager.close()
+
+
+def test_a_fifo_in_the_place_of_an_index(tmp_path: Path) -> None:
+    """The start does not wait for somebody to write to it."""
+    save_steps(tmp_path, 1)
+    os.mkfifo(tmp_path / "step-1" / "model.safetensors.index.json")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(15)  # ends the test if it waits
+    try:
+        CheckpointManager(tmp_path).close()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "step-1" / INDEX).exists()

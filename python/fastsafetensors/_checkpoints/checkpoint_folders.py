@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +147,21 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
                 raise
 
 
+def _read_regular(path: Path) -> bytes:
+    """Return the bytes of a regular file. OSError for a FIFO, on which a read would wait."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(file, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return opened.read()
+
+
 def _indexed_files(folder: Path) -> set[str]:
     """Return the names of files that the indexes of a folder list. Raises if one can't be read."""
     found: set[str] = set()
     for index in folder.glob("*.safetensors.index.json"):
         if not index.name.startswith("."):
-            found.update(json.loads(index.read_bytes())["weight_map"].values())
+            found.update(json.loads(_read_regular(index))["weight_map"].values())
     return found
 
 
