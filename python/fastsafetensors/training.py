@@ -138,8 +138,7 @@ class CheckpointManager:
             "at_exit": at_exit, "max_shard_size": max_shard_size,
             "filename_pattern": STEM + "{suffix}.safetensors"}
         described = {**retention, **self._options, "ranks": ranks}
-        with self._ranks.agreement_after("CheckpointManager()", [
-                f"{name} {value}" for name, value in described.items()]):
+        with self._ranks.agreement_after("CheckpointManager()", **described):
             self._ranks.check_arguments()
             check_manager_options(folder, retention, self._options)
             self._pool = StagingPool(memory, ready)
@@ -507,7 +506,7 @@ class CheckpointManager:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
         self._watchers.wait()
-        with self._ranks.agreement_after("resume()", [f"step {step}", f"verify {verify}"]):
+        with self._ranks.agreement_after("resume()", step=step, verify=verify):
             check_switch("verify", verify)
             check_state(state)
             check_targets(state)

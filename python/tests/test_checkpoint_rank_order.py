@@ -110,7 +110,12 @@ finish()
 """
 
 WRONG = RUN + """
-for bad in ({"ranks": "frist"}, {"timeout": -1}, {"timeout": "x"}, {"ranks": ["each"]}):
+class NoText:
+    def __str__(self):
+        raise ValueError("no text")
+    __repr__ = __str__
+for bad in ({"ranks": "frist"}, {"timeout": -1}, {"timeout": "x"}, {"ranks": ["each"]},
+            {"best": NoText()}):
     for wrong in ((1,), (0, 1)):
         try:
             CheckpointManager(run, **{**options, **(bad if rank in wrong else {})})
@@ -120,6 +125,12 @@ for bad in ({"ranks": "frist"}, {"timeout": -1}, {"timeout": "x"}, {"ranks": ["e
             raise AssertionError(bad)
 with CheckpointManager(run, **options) as manager:
     manager.save(1, {"x": 1})
+    try:
+        manager.resume({"x": 0}, step=10**4500 if rank == 1 else 1)
+    except (ValueError if rank == 1 else RankError) as error:
+        assert rank == 1 or "rank 1 failed in resume()" in str(error), error
+    else:
+        raise AssertionError("a step without a text")
 finish()
 """
 

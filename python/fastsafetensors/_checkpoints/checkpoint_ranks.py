@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,17 @@ class Ranks:
         return Agreement(self._pg)
 
     @contextlib.contextmanager
-    def agreement_after(self, what: str, lines: Sequence[str] = ()) -> Iterator[None]:
-        """Return from the block when all ranks have; an error in it is raised on all ranks."""
+    def agreement_after(self, what: str, **values: Any) -> Iterator[None]:
+        """Return from the block when all ranks have; an error in it is raised on all ranks.
+
+        values: must have the same text on all ranks; an error of making it is like one in the
+            block.
+        """
         failure: Exception | None = None
+        lines: list[str] = []
         try:
             yield
+            lines = [f"{name} {value}" for name, value in values.items()]
         except Exception as error:
             failure = error
         self._begin().agree(what, lines, failure)
