@@ -193,6 +193,7 @@ def test_a_folder_for_the_manifest(tmp_path: Path) -> None:
         manager.resume({"a": {"x": torch.zeros(300)}}, step=1, verify=True)
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("ask, answer", [
     (lambda manager: manager.latest().step, 3),
     (lambda manager: [one.step for one in manager.checkpoints()], [3]),
@@ -201,7 +202,7 @@ def test_a_folder_for_the_manifest(tmp_path: Path) -> None:
 ], ids=["latest", "checkpoints", "best", "resume"])
 def test_a_checkpoint_that_is_replaced_while_they_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    ask: Any, answer: Any
+    ask: Any, answer: Any, moment: str
 ) -> None:
     """Another process saves a later step, and deletes those that were listed."""
     others = tmp_path / "others"
@@ -219,7 +220,7 @@ def test_a_checkpoint_that_is_replaced_while_they_are_listed(
         if found and step in (1, 2):
             (others / f"step-{step + 1}").rename(run / f"step-{step + 1}")
             path.rename(others / path.name)
-        return found
+        return found if moment == "after" else is_folder(path)
 
     monkeypatch.setattr(Path, "is_dir", replace)
     assert ask(manager) == answer

@@ -211,11 +211,14 @@ def make_folder(folder: Path, durable: bool) -> None:
 
 
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, folder) of the checkpoints in a folder, complete or not, by step."""
+    """Return (step, folder) of the checkpoints in a folder, complete or not, by step.
+
+    Also those that have gone meanwhile.
+    """
     found = []
     for path in folder.iterdir():
         match = _STEP.fullmatch(path.name)
-        if match and path.is_dir():
+        if match and (path.is_dir() or not os.path.lexists(path)):
             found.append((int(match[1]), path))
     return sorted(found)
 
@@ -240,18 +243,16 @@ def read_all(folder: Path) -> list[Checkpoint]:
 def each_newest(folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield the steps of find_newest() one after the other.
 
-    They are listed again if one is gone by the time that the next is asked for, as in read_all().
+    All are listed again if one is gone by the time that the next is asked for, as in read_all().
     """
-    passed: set[int] = set()
     for _ in range(_LISTINGS):
         is_gone = False
         for step, path in reversed(find_steps(folder)):
-            if step not in passed and _has_files(path):
+            if _has_files(path):
                 yield step, path
             is_gone = not path.is_dir()
             if is_gone:
                 break
-            passed.add(step)
         if not is_gone:
             return
 
@@ -261,7 +262,7 @@ def find_newest(folder: Path) -> list[tuple[int, Path]]:
 
     Not those whose folder has no files yet, or was deleted meanwhile.
     """
-    return list(each_newest(folder))
+    return sorted(set(each_newest(folder)), reverse=True)
 
 
 def _has_files(path: Path) -> bool:
