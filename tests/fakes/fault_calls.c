@@ -8,6 +8,7 @@
 #include <linux/fs.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool is_on;
+static atomic_bool is_on;
 static fault_plan plan;
 static fault_report report;
 
