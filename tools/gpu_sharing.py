@@ -39,7 +39,7 @@ if __name__ == "__main__":
         tensor = tensor.clone()  # torch sends whole allocations only
         start = time.perf_counter()
         tensors.put(tensor)
-        assert sums.get(timeout=30) == expected, f"{name} differs in the other process"
+        assert sums.get(timeout=120) == expected, f"{name} differs in the other process"
         times.append(time.perf_counter() - start)
     tensors.put(None)
     process.join(30)
