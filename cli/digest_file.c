@@ -182,9 +182,10 @@ static bool is_digest_text(const char *text, size_t size) {
 }
 
 static int refuse_text(const char *name) {
-    fst_error error = {.status = FST_E_MANIFEST};
+    fst_error error = {.status = FST_E_MANIFEST, .byte_offset = FST_NO_OFFSET};
     snprintf(error.message, sizeof error.message, "%.400s: not a file that 'hash --write' wrote",
              name);
+    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
     snprintf(error.file, sizeof error.file, "%s", name);
     return cli_fail(&error);
 }

@@ -53,14 +53,21 @@ static bool identify(const fst_model *model, steady_identity *out) {
     return false;
 }
 
+/// Whether it is a name .NAME.<16 hexadecimal digits>.tmp.
+static bool is_hidden(const char *name) {
+    size_t size = strlen(name), tail = sizeof ".0123456789abcdef.tmp" - 1;
+    if (name[0] != '.' || size < tail + 2 || strcmp(name + size - 4, ".tmp") != 0) return false;
+    const char *number = name + size - tail;
+    return number[0] == '.' && strspn(number + 1, "0123456789abcdef") == 16;
+}
+
 /// Whether a file has the temporary name that saves give it while they publish a model.
 static bool has_hidden_file(const fst_model *model) {
     for (size_t i = 0; i < fst_model_file_count(model); i++) {
         fst_file_info info = FST_STRUCT_INIT(fst_file_info);
         if (fst_model_file_info(model, i, &info, NULL) != FST_OK) continue;
         const char *slash = strrchr(info.path, '/'), *name = slash == NULL ? info.path : slash + 1;
-        size_t size = strlen(name);
-        if (name[0] == '.' && size > 4 && strcmp(name + size - 4, ".tmp") == 0) return true;
+        if (is_hidden(name)) return true;
     }
     return false;
 }

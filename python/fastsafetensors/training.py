@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
+    LISTINGS,
     STEM,
     Checkpoint,
     by_metric,
@@ -39,7 +40,7 @@ from ._checkpoints.checkpoint_folders import (
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoints.checkpoint_ranks import OtherGroupSizeError, Ranks
+from ._checkpoints.checkpoint_ranks import GONE, MISSING, OtherGroupSizeError, Ranks
 from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
@@ -55,6 +56,7 @@ from ._checkpoints.training_state import (
     step_number,
 )
 from ._checkpoints.watcher import Watcher, Watchers
+from ._core import error_class
 from ._saving.save_handles import SaveHandle, StagingPool, running, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
@@ -476,7 +478,8 @@ class CheckpointManager:
                 infinite); a checkpoint of several ranks, and the group has another number; nothing
                 was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
-            SafetensorError: the checkpoint of `step` is incomplete or damaged.
+            SafetensorError: the checkpoint of `step` is incomplete or damaged; in a group, another
+                process deletes checkpoints faster than they can be read.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
             RankError: an error on another rank.
         """
@@ -506,27 +509,40 @@ class CheckpointManager:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
         self._watchers.wait()
-        with self._ranks.agreement_after("resume()", step=step, verify=verify):
-            check_switch("verify", verify)
-            check_state(state)
-            check_targets(state)
-            steps = ([number for number, _ in find_newest(self.folder)] if step is None
-                     else [step_number(step)])
         unverified: Exception | None = None
-        for number, loaded, refused, is_unverified in self._ranks.read_steps(
-                steps, lambda number: self._read_part(number, verify)):
-            if refused is None:
-                self._load_together(state, loaded, number)
-                return number
-            if step is not None:
-                raise refused
-            _log.warning("%s is passed over: %s", self._place_of(number), refused)
-            self._passed_over.add(number)
-            if is_unverified:
-                unverified = unverified or refused
+        for _ in range(LISTINGS):  # again if another process has deleted what was listed
+            with self._ranks.agreement_after("resume()", step=step, verify=verify):
+                check_switch("verify", verify)
+                check_state(state)
+                check_targets(state)
+                steps = ([number for number, _ in find_newest(self.folder)] if step is None
+                         else [step_number(step)])
+            is_complete = True
+            for number, loaded, refused, reason in self._ranks.read_steps(
+                    steps, lambda number: self._read_part(number, verify), self._is_gone):
+                if refused is None:
+                    self._load_together(state, loaded, number)
+                    return number
+                if step is not None:
+                    raise refused
+                if reason == GONE:
+                    is_complete = False
+                    continue
+                _log.warning("%s is passed over: %s", self._place_of(number), refused)
+                self._passed_over.add(number)
+                if reason == MISSING:
+                    unverified = unverified or refused
+            if is_complete:
+                break
+        else:
+            raise error_class()(f"{self.folder}: other processes delete the checkpoints as fast as "
+                                "they are listed. Use one manager at a time")
         if verify and unverified is not None:
             raise unverified
         return 0
+
+    def _is_gone(self, step: int) -> bool:
+        return not self._place_of(step).is_dir()
 
     def _read_part(self, step: int, verify: bool) -> dict[str, Any]:
         """Read this rank's state of a step."""

@@ -62,6 +62,34 @@ def test_no_rank_finds_a_checkpoint_that_rank_0_deletes(tmp_path: Path) -> None:
     run_ranks(DELETES, tmp_path, 2)
 
 
+REPLACED = RUN + """
+import fastsafetensors
+from fastsafetensors import training
+with CheckpointManager(run, **options) as manager:
+    manager.save(2, {"x": 2})
+    manager.wait()
+    listed, find = [], training.find_newest
+    def find_newest(folder):
+        listed.append(folder)
+        return [(1, folder / "step-1")] if len(listed) == 1 else find(folder)
+    training.find_newest = find_newest
+    assert manager.resume({"x": 0}) == 2
+    assert len(listed) == 2 and not manager._passed_over
+    training.find_newest = lambda folder: [(1, folder / "step-1")]
+    try:
+        manager.resume({"x": 0})
+    except fastsafetensors.SafetensorError as error:
+        assert "delete the checkpoints as fast as they are listed" in str(error), error
+    else:
+        raise AssertionError("a start with step 0")
+"""
+
+
+def test_a_checkpoint_that_another_process_deletes_is_listed_again(tmp_path: Path) -> None:
+    """Its successor is there then."""
+    run_ranks(REPLACED, tmp_path, 2)
+
+
 OTHER_SIZE = RUN + """
 import logging
 logging.disable(logging.CRITICAL)

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from test_rewrite import run, sample  # noqa: F401 - fixtures
 
+import fastsafetensors
 from fastsafetensors import safe_open
 from fastsafetensors.torch import save_file
 
@@ -179,6 +180,8 @@ def test_a_damaged_digest_file_is_named(run, tmp_path, torch, damage):  # noqa: 
     assert "m.safetensors.digest: not a file that 'hash --write' wrote" in errors
     said = json.loads(run("verify", "--hash", "--json", path, code=1)[0])["error"]
     assert said["kind"] == "InvalidManifest" and said["file"].endswith("m.safetensors.digest")
+    problems = fastsafetensors.verify_file(path, digests=True)
+    assert [(one.kind, one.file) for one in problems] == [("InvalidManifest", f"{path}.digest")]
 
 
 def test_hashes(run, sample, tmp_path):

@@ -32,7 +32,7 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)(\.[0-9a-f]{16})?\.deleted")
 # Names that the library gives to files until they are in place.
 _TEMPORARY = re.compile(r"\.(checkpoint|model\.manifest).*\.[0-9a-f]{16}\.tmp")
-_LISTINGS = 10  # at most, of a folder from which another process deletes
+LISTINGS = 10  # at most, of a folder from which another process deletes
 # Errors that say that a file is not there, or that something else is in its place.
 _INCOMPLETE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP,
                errno.ENAMETOOLONG)
@@ -228,7 +228,7 @@ def read_all(folder: Path) -> list[Checkpoint]:
 
     Another process may delete old ones after a new one is in place: listed again if one is gone.
     """
-    for _ in range(_LISTINGS):
+    for _ in range(LISTINGS):
         found, is_gone = [], False
         for step, path in find_steps(folder):
             try:
@@ -245,7 +245,7 @@ def each_newest(folder: Path) -> Iterator[tuple[int, Path]]:
 
     All are listed again if one is gone by the time that the next is asked for, as in read_all().
     """
-    for _ in range(_LISTINGS):
+    for _ in range(LISTINGS):
         is_gone = False
         for step, path in reversed(find_steps(folder)):
             if _has_files(path):

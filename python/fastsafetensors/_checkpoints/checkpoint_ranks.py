@@ -28,6 +28,9 @@ from ..v05.frameworks import get_framework_op
 from .checkpoint_folders import STEM, Checkpoint, rank_prefix
 from .state_codec import encode_state
 
+# Why a step could not be read, the most important last.
+OTHER, MISSING, GONE = range(3)
+
 
 class OtherGroupSizeError(ValueError):
     """A checkpoint that another number of ranks has saved."""
@@ -140,12 +143,12 @@ class Ranks:
         return checkpoint.load(rank=rank, verify=verify)
 
     def read_steps(
-        self, steps: list[int], read: Callable[[int], Any]
-    ) -> Iterator[tuple[int, Any, Exception | None, bool]]:
-        """Yield (step, what `read` returns, None, False) for the steps of rank 0 on all ranks.
+        self, steps: list[int], read: Callable[[int], Any], is_gone: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Any, Exception | None, int]]:
+        """Yield (step, what `read` returns, None, OTHER) for the steps of rank 0 on all ranks.
 
-        With the error instead, if one rank could not read the step, and whether a FileNotFoundError
-        was the reason on some rank.
+        With the error instead, if one rank could not read the step, and the reason: GONE if some
+        rank has no such step any more, MISSING if one had a FileNotFoundError, or OTHER.
 
         Raises:
             OtherGroupSizeError: on all ranks: another number of them has saved the step.
@@ -169,10 +172,12 @@ class Ranks:
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
-                is_missing = bytes([isinstance(failure, FileNotFoundError)])
-                said = self._pg.exchange(is_missing, f"the error of step {step}")
-                yield step, None, error, any(map(any, said))
+                reason = MISSING if isinstance(failure, FileNotFoundError) else OTHER
+                if failure is not None and is_gone(step):
+                    reason = GONE
+                said = self._pg.exchange(bytes([reason]), f"the error of step {step}")
+                yield step, None, error, max(one[0] for one in said)
             else:
                 if other_size is not None:
                     raise other_size
-                yield step, found, None, False
+                yield step, found, None, OTHER

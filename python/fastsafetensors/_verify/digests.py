@@ -92,14 +92,15 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
     compared = ("--hash",) if digests else ()
     answer = ask_command("verify", "--json", "--no-progress", *compared, "--",
                          _plain_path(filename), good=(0, 1, 2))
-    if "error" in answer and answer["error"]["kind"] != "NoDigests":  # nothing was compared
-        raise_error(answer["error"])
+    wrong = answer.get("error")
+    if wrong is not None and wrong["kind"] not in ("NoDigests", "InvalidManifest"):
+        raise_error(wrong)
     found = [Problem(row["kind"], row["message"], row.get("file", ""))
              for row in answer.get("errors", ())]
     if digests and not found:
         place = os.fsdecode(filename)
-        if "error" in answer:
-            found.append(Problem("NoDigests", answer["error"]["message"], place))
+        if wrong is not None:  # nothing was compared
+            found.append(Problem(wrong["kind"], wrong["message"], wrong.get("file") or place))
         for row in answer.get("different", ()):
             text = f'{row["kind"]} "{row["name"]}" {_DIFFERENCES[row["problem"]]}'
             found.append(Problem("DigestMismatch", text, place))
