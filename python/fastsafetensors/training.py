@@ -275,6 +275,8 @@ class CheckpointManager:
         before = running.last_of_thread()
         try:
             self._saving.add(key)
+            with self._lock:
+                pass  # the thread of an earlier save may be deleting its empty folder
             if self._ranks.rank == 0:
                 self._old.note_begin(key)
             handle = start()
