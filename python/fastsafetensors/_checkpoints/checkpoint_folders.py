@@ -228,6 +228,7 @@ def read_all(folder: Path) -> list[Checkpoint]:
 
     Another process may delete old ones after a new one is in place: listed again if one is gone.
     """
+    found: list[Checkpoint] = []
     for _ in range(LISTINGS):
         found, is_gone = [], False
         for step, path in find_steps(folder):
