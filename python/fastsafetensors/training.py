@@ -537,8 +537,8 @@ class CheckpointManager:
             if is_complete:
                 break
         else:
-            raise error_class()(f"{self.folder}: other processes delete the checkpoints as fast as "
-                                "they are listed. Use one manager at a time")
+            raise error_class()(f"{self.folder}: other processes delete checkpoints faster than "
+                                "they can be listed. Use one manager at a time")
         if verify and unverified is not None:
             raise unverified
         return 0
