@@ -519,7 +519,7 @@ class CheckpointManager:
                 check_targets(state)
                 steps = ([number for number, _ in find_newest(self.folder)] if step is None
                          else [step_number(step)])
-            is_complete = True
+            gone: Exception | None = None
             for number, loaded, refused, reason in self._ranks.read_steps(
                     steps, lambda number: self._read_part(number, verify), self._is_gone):
                 if refused is None:
@@ -528,17 +528,17 @@ class CheckpointManager:
                 if step is not None:
                     raise refused
                 if reason == GONE:
-                    is_complete = False
+                    gone = refused
                     continue
                 _log.warning("%s is passed over: %s", self._place_of(number), refused)
                 self._passed_over.add(number)
                 if reason == MISSING:
                     unverified = unverified or refused
-            if is_complete:
+            if gone is None:
                 break
         else:
-            raise error_class()(f"{self.folder}: other processes delete checkpoints faster than "
-                                "they can be listed. Use one manager at a time")
+            raise error_class()(f"{self.folder}: not all ranks have the checkpoints that rank 0 "
+                                f"lists, or other processes delete them: {gone}")
         if verify and unverified is not None:
             raise unverified
         return 0

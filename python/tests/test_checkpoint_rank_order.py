@@ -63,6 +63,7 @@ def test_no_rank_finds_a_checkpoint_that_rank_0_deletes(tmp_path: Path) -> None:
 
 
 REPLACED = RUN + """
+import errno
 import fastsafetensors
 from fastsafetensors import training
 with CheckpointManager(run, **options) as manager:
@@ -79,9 +80,21 @@ with CheckpointManager(run, **options) as manager:
     try:
         manager.resume({"x": 0})
     except fastsafetensors.SafetensorError as error:
-        assert "delete checkpoints faster than they can be listed" in str(error), error
+        assert "or other processes delete them: " in str(error), error
     else:
         raise AssertionError("a start with step 0")
+    # A rank that may not even look at the folder says so, and the others hear of it.
+    def refuse(step):
+        raise PermissionError(errno.EACCES, "no", "step-7")
+    if rank == 1:
+        manager._is_gone = refuse
+    for _ in range(2):
+        try:
+            manager.resume({"x": 0}, step=7)
+        except FileNotFoundError as error:
+            assert "no checkpoint of step 7" in str(error), error
+        else:
+            raise AssertionError("a step that is not there")
 """
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors._checkpoints import checkpoint_folders  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
@@ -240,3 +242,22 @@ def test_a_fifo_in_the_place_of_an_index(tmp_path: Path) -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert (tmp_path / "step-1" / INDEX).exists()
+
+
+def test_a_folder_that_changes_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first listing shows neither the new step nor the old one, which is deleted after it."""
+    (tmp_path / "step-1").mkdir()
+    os.utime(tmp_path, ns=(0, 0))
+    real = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        found = [path for path in real(self) if path.name != "step-1"]
+        if (tmp_path / "step-1").exists():
+            (tmp_path / "step-2").mkdir()
+            (tmp_path / "step-1").rename(tmp_path / "old")
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert [step for step, _ in checkpoint_folders.find_steps(tmp_path)] == [2]

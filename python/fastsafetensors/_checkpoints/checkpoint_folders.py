@@ -213,13 +213,18 @@ def make_folder(folder: Path, durable: bool) -> None:
 def find_steps(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of the checkpoints in a folder, complete or not, by step.
 
-    Also those that have gone meanwhile.
+    Also those that have gone meanwhile. The system lists a large folder in several parts, so one
+    that changes meanwhile is listed again: it may show neither a new step nor the one before.
     """
-    found = []
-    for path in folder.iterdir():
-        match = _STEP.fullmatch(path.name)
-        if match and (path.is_dir() or not os.path.lexists(path)):
-            found.append((int(match[1]), path))
+    found: list[tuple[int, Path]] = []
+    for _ in range(LISTINGS):
+        changed, found = folder.stat().st_mtime_ns, []
+        for path in folder.iterdir():
+            match = _STEP.fullmatch(path.name)
+            if match and (path.is_dir() or not os.path.lexists(path)):
+                found.append((int(match[1]), path))
+        if folder.stat().st_mtime_ns == changed:
+            break
     return sorted(found)
 
 

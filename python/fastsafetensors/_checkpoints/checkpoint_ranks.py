@@ -173,8 +173,9 @@ class Ranks:
                 if self._pg.has_lost_ranks:
                     raise
                 reason = MISSING if isinstance(failure, FileNotFoundError) else OTHER
-                if failure is not None and is_gone(step):
-                    reason = GONE
+                with contextlib.suppress(Exception):  # the other ranks wait for the reason
+                    if failure is not None and is_gone(step):
+                        reason = GONE
                 said = self._pg.exchange(bytes([reason]), f"the error of step {step}")
                 yield step, None, error, max(one[0] for one in said)
             else:
