@@ -512,6 +512,7 @@ class CheckpointManager:
         self._check_usable()
         self._watchers.wait()
         unverified: Exception | None = None
+        gone: Exception | None = None
         for _ in range(LISTINGS):  # again if another process has deleted what was listed
             with self._ranks.agreement_after("resume()", step=step, verify=verify):
                 check_switch("verify", verify)
@@ -519,7 +520,7 @@ class CheckpointManager:
                 check_targets(state)
                 steps = ([number for number, _ in find_newest(self.folder)] if step is None
                          else [step_number(step)])
-            gone: Exception | None = None
+            gone = None
             for number, loaded, refused, reason in self._ranks.read_steps(
                     steps, lambda number: self._read_part(number, verify), self._is_gone):
                 if refused is None:
