@@ -145,7 +145,7 @@ with CheckpointManager(run, **{**options, "manifest": False}) as manager:
     except (FileNotFoundError if rank == 0 else PermissionError):
         pass
     else:
-        raise AssertionError("there is no manifest")
+        raise AssertionError("resumed without a manifest")
     assert all_agree(manager.latest().step) == 1
 finish()
 """

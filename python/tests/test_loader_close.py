@@ -83,7 +83,7 @@ def path(tmp_path_factory):
 
 
 def run(code, path, output="", **environment):
-    """Run the program and `code` in a process of its own, which prints `output`."""
+    """Run the program and `code` in a new process, which prints `output`."""
     done = subprocess.run([sys.executable, "-c", PROGRAM + code, path], text=True, timeout=60,
                           env={**os.environ, **environment}, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -231,7 +231,7 @@ def test_a_checkpoint_that_is_replaced_while_they_are_listed(
 
 
 def test_a_fifo_in_the_place_of_an_index(tmp_path: Path) -> None:
-    """The start does not wait for somebody to write to it."""
+    """The start does not wait for a writer to open the FIFO."""
     save_steps(tmp_path, 1)
     os.mkfifo(tmp_path / "step-1" / "model.safetensors.index.json")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -287,7 +287,7 @@ def hide(old: Checkpoint) -> Path:
 
 
 def delete_hidden(path: Path) -> None:
-    """Delete a hidden checkpoint, or a link to one. What can't be deleted is a warning."""
+    """Delete a hidden checkpoint, or a link to one. Files that can't be deleted are logged."""
     with contextlib.suppress(OSError):
         path.unlink()  # not a folder
     shutil.rmtree(path, ignore_errors=True)

@@ -119,7 +119,7 @@ static void describe(void) {
     if (status != FST_OK && status != FST_E_FILE_CHANGED && status != FST_E_NOT_FOUND) abort();
 }
 
-/// Whether there is no manifest, or one of this model. That of the save itself stays.
+/// Whether the manifest describes this model. Only a save without one may leave none.
 static bool is_described_right(void) {
     fst_error error = {0};
     if (access(target, F_OK) != 0) return (file_count & MANIFEST) == 0;
