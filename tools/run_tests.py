@@ -76,6 +76,8 @@ def programs_that_failed(folder: pathlib.Path) -> list[str]:
         output = f"{entry.get('stdout', '')}\n{entry.get('stderr', '')}".splitlines()
         why = [line.strip() for line in output
                if re.search(r"^not ok|SUMMARY: |ERROR: |WARNING: ThreadSan|assert", line)]
+        if not why:  # a signal: the last words, and the status (negative: the signal's number)
+            why = [line for line in output if line][-2:] + [f"status {entry['returncode']}"]
         failed.append(f"{entry['name']} ({entry['result']}): {'; '.join(why[:4])[:600]}")
     return failed
 

@@ -415,6 +415,7 @@ def test_reset_context(path: pathlib.Path) -> None:
     import fastsafetensors._core as core
     model = core.Model(sys.argv[1])
     model.load(device="cuda:0").wait()
+    core.trim()  # waits for the thread that frees what the load had
     cuda = ctypes.CDLL("libcuda.so.1")
     assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
     try:
