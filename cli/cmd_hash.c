@@ -68,7 +68,7 @@ static int write_digests(const char *path, const steady_identity *identity, cons
 /// Writes the .digest file and reports it.
 static int keep_digests(const hash_request *request, const char *path,
                         const steady_identity *identity, const char *text) {
-    int code = request->dry_run ? digest_file_check(path) : write_digests(path, identity, text);
+    int code = request->dry_run ? EXIT_OK : write_digests(path, identity, text);
     if (code == EXIT_OK && cli_wants_json()) {
         printf("{\"model\": ");
         cli_print_json(request->path, strlen(request->path));
@@ -92,6 +92,8 @@ static int hash_model(const hash_request *request) {
     char *text = NULL, *settled = request->write ? digest_file_settle(request->path) : NULL;
     const char *path = settled != NULL ? settled : request->path;
     int code = steady_open(path, &model, &identity);
+    if (code == EXIT_OK && request->write) code = cli_digest_check_names(model, path);
+    if (code == EXIT_OK && request->write) code = digest_file_check(path);
     if (code == EXIT_OK) code = cli_digest_model(model, path, digest, &text);
     if (code == EXIT_OK) code = steady_check(path, &identity);
     if (code == EXIT_OK && request->embed != NULL)

@@ -58,12 +58,35 @@ char *digest_file_settle(const char *path) {
     return settled != NULL ? settled : strdup(path);
 }
 
+/// Refuses a file that no `hash --write` wrote, of whatever version: its owner moves it. An empty
+/// file and a link are replaced.
+static int check_replaced(const char *target) {
+    static const char word[] = "fastsafetensors-digest ";
+    char first[sizeof word - 1];
+    struct stat info;
+    int fd = open(target, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) return EXIT_OK;
+    bool is_file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0;
+    bool is_own = pread(fd, first, sizeof first, 0) == (ssize_t)sizeof first &&
+                  memcmp(first, word, sizeof first) == 0;
+    close(fd);
+    if (!is_file || is_own) return EXIT_OK;
+    fst_error error = {.status = FST_E_ARGUMENT, .byte_offset = FST_NO_OFFSET};
+    snprintf(error.message, sizeof error.message,
+             "this would overwrite a file that 'hash --write' did not write. Move it away first");
+    snprintf(error.file, sizeof error.file, "%s", target);
+    return cli_fail(&error);
+}
+
 int digest_file_check(const char *path) {
     // Checks a name that does not exist, because an existing .digest file is replaced even if it is
     // read-only.
     char *unused_name = sidecar_path(path, ".digest.0");
     int code = unused_name == NULL ? cli_no_memory() : cli_check_file_target(unused_name, false);
     free(unused_name);
+    char *target = code == EXIT_OK ? sidecar_path(path, ".digest") : NULL;
+    if (code == EXIT_OK) code = target == NULL ? cli_no_memory() : check_replaced(target);
+    free(target);
     return code;
 }
 
@@ -114,6 +137,8 @@ int digest_file_open(const char *path, const char *text, digest_file *out) {
     struct stat info;
     *out = (digest_file){.target = sidecar_path(path, ".digest"), .fd = -1};
     if (out->target == NULL) return cli_no_memory();
+    int code = check_replaced(out->target);
+    if (code != EXIT_OK) return code;
     out->fd = create_temporary(out->target, &out->temporary);
     if (out->fd < 0 || !write_all(out->fd, text) || fstat(out->fd, &info) != 0)
         return cli_fail_errno("writing", out->target);

@@ -11,7 +11,7 @@
 /// The path with the links of its folders resolved once, so that the digests are those of the model
 /// that they are written next to, although a link changes meanwhile. NULL: no memory. Free it.
 char *digest_file_settle(const char *path);
-/// For a dry run: whether the file could be written. Returns an exit code.
+/// Whether the file could be written, before the model is read. Returns an exit code.
 int digest_file_check(const char *path);
 
 /// A new file, under a temporary name at first.

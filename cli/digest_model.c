@@ -188,6 +188,27 @@ static const char *name_below(const char *model, const char *path) {
     return path + strspn(path, "/");
 }
 
+static bool is_utf8(const char *name) {
+    uint32_t code = 0;
+    int columns;
+    for (size_t at = 0, size = strlen(name); at < size && code != FST_TEXT_INVALID;)
+        at += fst_text_step(name + at, size - at, &code, &columns);
+    return code != FST_TEXT_INVALID;
+}
+
+int cli_digest_check_names(const fst_model *model, const char *path) {
+    fst_file_info info = FST_STRUCT_INIT(fst_file_info);
+    for (size_t f = 0; f < fst_model_file_count(model); f++) {
+        if (fst_model_file_info(model, f, &info, NULL) != FST_OK) continue;
+        if (!is_utf8(name_below(path, info.path)))
+            return cli_refuse(EXIT_UNREADABLE, "Unsupported",
+                              "%s: a .digest file cannot have this name, which is not UTF-8. Use "
+                              "hash --sums",
+                              cli_display_path(info.path));
+    }
+    return EXIT_OK;
+}
+
 static int digest_file(digest_job *job, fst_loader *loader, size_t file, size_t *tensor) {
     fst_file_info info = FST_STRUCT_INIT(fst_file_info);
     fst_error error;

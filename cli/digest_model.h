@@ -16,4 +16,8 @@ bool cli_digest_find(const char *name, fst_digest *out);
 /// the text. Returns an exit code after printing any error.
 int cli_digest_model(fst_model *model, const char *path, fst_digest digest, char **text);
 
+/// Whether the digests can be stored: names of files that are not UTF-8 cannot, because the text
+/// has them as JSON. Returns an exit code after printing why not.
+int cli_digest_check_names(const fst_model *model, const char *path);
+
 #endif

@@ -184,6 +184,59 @@ def test_a_damaged_digest_file_is_named(run, tmp_path, torch, damage):  # noqa: 
     assert [(one.kind, one.file) for one in problems] == [("InvalidManifest", f"{path}.digest")]
 
 
+@pytest.mark.parametrize("found", ["model", "text", "short"])
+def test_only_digest_files_are_overwritten(run, tmp_path, torch, found):  # noqa: F811
+    """Another file of that name is the user's. Empty files and links are replaced."""
+    path, place = tmp_path / "m.safetensors", tmp_path / "m.safetensors.digest"
+    save_file({"a": torch.ones(4)}, path)
+    place.write_bytes({"model": path.read_bytes(), "text": b"notes of mine, longer than a word",
+                       "short": b"x"}[found])
+    before = place.read_bytes()
+    for options in (["--dry-run"], []):
+        _, errors = run("hash", "--write", *options, path, code=3)
+        assert "'hash --write' did not write" in errors and place.read_bytes() == before
+    with pytest.raises(ValueError, match="did not write"):
+        fastsafetensors.hash_file(path, write=True)
+    place.write_bytes(b"")
+    run("hash", "--write", path)
+    place.unlink()
+    (tmp_path / "own").write_bytes(before)
+    place.symlink_to("own")
+    run("hash", "--write", path)
+    run("hash", "--write", path)
+    run("verify", "--hash", path)
+    assert (tmp_path / "own").read_bytes() == before
+
+
+def test_names_that_are_not_utf8_are_not_stored(run, tmp_path, torch):  # noqa: F811
+    """Two of them would have the same name in the text."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in (b"a\xe8.safetensors", b"a\xe9.safetensors"):
+        path = folder / os.fsdecode(name)
+        save_file({name.hex(): torch.ones(4)}, path)
+        _, errors = run("hash", "--write", path, code=2)
+        assert "a?.safetensors: a .digest file cannot have this name" in errors
+        run("hash", path)
+    path.rename(folder / "\u00e9\ufffd.safetensors")
+    run("hash", "--write", folder, code=2)
+    (folder / os.fsdecode(b"a\xe8.safetensors")).unlink()
+    run("hash", "--write", folder)
+    run("verify", "--hash", folder)
+    assert len(os.listdir(folder)) == 1 and (tmp_path / "models.digest").exists()
+
+
+def test_names_in_problems_are_printable(run, tmp_path, torch):  # noqa: F811
+    path = tmp_path / "m.safetensors"
+    save_file({"a\x1b]0;evil\x07\u202e": torch.ones(4)}, path)
+    run("hash", "--write", path)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    texts = [problem.message for problem in fastsafetensors.verify_file(path, digests=True)]
+    assert texts and all(text.isprintable() for text in texts)
+
+
 def test_hashes(run, sample, tmp_path):
     path, _ = sample
     kinds = hash_kinds()

@@ -13,6 +13,7 @@ import pytest
 
 import fastsafetensors.numpy as fst_numpy
 from fastsafetensors import (
+    SafetensorError,
     check_manifest,
     edit_header,
     hash_file,
@@ -214,6 +215,18 @@ def test_a_save_leaves_files_of_others_with_those_names(tmp_path: pathlib.Path) 
         (tmp_path / f"m.safetensors{ending}").write_text("somebody's notes\n")
     saved_file(path, 1.0)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("ending", [".digest", ".manifest"])
+def test_what_cannot_be_examined_is_an_error(tmp_path: pathlib.Path, ending: str) -> None:
+    """It may describe the old model, which is kept. Reading address 0 of a process fails."""
+    path = tmp_path / "m.safetensors"
+    saved_file(path, 1.0)
+    before = path.read_bytes()
+    (tmp_path / f"m.safetensors{ending}").symlink_to("/proc/self/mem")
+    with pytest.raises(SafetensorError, match="examining a file that may describe"):
+        saved_file(path, 2.0)
+    assert path.read_bytes() == before and len(os.listdir(tmp_path)) == 2
 
 
 def test_a_link_to_an_old_manifest_is_deleted_and_its_target_stays(tmp_path, torch):

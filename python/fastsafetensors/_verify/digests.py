@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
+from .._base.errors import printable
 from .._base.options import check_no_empty_path, check_switch, check_word
 
 _ALGORITHMS = ("xxh3", "xxh3-128", "blake3", "sha256")
@@ -56,8 +57,9 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         The digests.
 
     Raises:
-        ValueError: an unknown algorithm.
-        SafetensorError: an invalid file, or the algorithm's library is missing.
+        ValueError: an unknown algorithm; for write=True: another file has the digests' name.
+        SafetensorError: an invalid file, or the algorithm's library is missing; for write=True: a
+            file's name is not UTF-8.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
@@ -102,6 +104,6 @@ def verify_file(filename: Path, *, digests: bool = False) -> list[Problem]:
         if wrong is not None:  # nothing was compared
             found.append(Problem(wrong["kind"], wrong["message"], wrong.get("file") or place))
         for row in answer.get("different", ()):
-            text = f'{row["kind"]} "{row["name"]}" {_DIFFERENCES[row["problem"]]}'
+            text = f'{row["kind"]} "{printable(row["name"])}" {_DIFFERENCES[row["problem"]]}'
             found.append(Problem("DigestMismatch", text, place))
     return found
