@@ -33,14 +33,20 @@ from ._checkpoints.checkpoint_folders import (
     Checkpoint,
     by_metric,
     clean_up,
-    each_newest,
+    deleted_too_fast,
     find_newest,
     make_folder,
     read_all,
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoints.checkpoint_ranks import GONE, MISSING, OtherGroupSizeError, Ranks
+from ._checkpoints.checkpoint_ranks import (
+    GONE,
+    UNREADABLE,
+    OtherGroupSizeError,
+    Ranks,
+    is_unreadable,
+)
 from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
@@ -56,7 +62,6 @@ from ._checkpoints.training_state import (
     step_number,
 )
 from ._checkpoints.watcher import Watcher, Watchers
-from ._core import error_class
 from ._saving.save_handles import SaveHandle, StagingPool, running, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
@@ -404,7 +409,9 @@ class CheckpointManager:
                 over as well. A save that was killed after its files were in place has none.
 
         Raises:
-            FileNotFoundError: with verify, no checkpoint is right, and one has no manifest.
+            OSError, MemoryError: none is returned, although one may be whole: it could not be read
+                for that reason, or, with verify, has no manifest (FileNotFoundError).
+            SafetensorError: another process deletes checkpoints faster than they can be read.
             TypeError: an argument of another type.
         """
         check_switch("verify", verify)
@@ -412,22 +419,28 @@ class CheckpointManager:
 
     def _read_newest(self, verify: bool, read: Callable[[Checkpoint], _Read]) -> _Read | None:
         """Return what `read` returns of the complete checkpoint of the highest step, or None."""
-        unverified: FileNotFoundError | None = None
-        for step, path in each_newest(self.folder):
-            try:
-                return read(self._checkpoint_of(step, verify))
-            except OtherGroupSizeError:
-                raise
-            except Exception as error:
-                if not path.is_dir():
-                    continue  # deleted meanwhile
-                if isinstance(error, FileNotFoundError) and verify:
-                    unverified = unverified or error
-                _log.warning("%s is passed over: %s", path, error)
-                self._passed_over.add(step)
-        if unverified is not None:
-            raise unverified
-        return None
+        for _ in range(LISTINGS):  # again if another process has deleted what was listed
+            unreadable: Exception | None = None
+            for step, path in find_newest(self.folder):
+                try:
+                    return read(self._checkpoint_of(step, verify))
+                except OtherGroupSizeError:
+                    raise
+                except Exception as error:
+                    if not path.is_dir():
+                        break
+                    self._pass_over(step, error)
+                    if is_unreadable(error):
+                        unreadable = unreadable or error
+            else:
+                if unreadable is not None:
+                    raise unreadable
+                return None
+        raise deleted_too_fast(self.folder)
+
+    def _pass_over(self, step: int, error: Exception) -> None:
+        _log.warning("%s is passed over: %s", self._place_of(step), error)
+        self._passed_over.add(step)
 
     def best(self) -> Checkpoint | None:
         """Return the complete checkpoint with the best metric, or None."""
@@ -436,15 +449,17 @@ class CheckpointManager:
 
     def _checkpoint_of(self, step: int, verify: bool) -> Checkpoint:
         """Return the checkpoint of a step, verified on request."""
-        path = self.folder / f"step-{step}"
-        if not path.is_dir():
-            steps = ", ".join(str(one.step) for one in self.checkpoints()) or "none"
-            raise FileNotFoundError(2, f"no checkpoint of step {step} (there are: {steps})",
-                                    str(path))
-        checkpoint = read_checkpoint(path, step)
+        checkpoint = read_checkpoint(self._place_of(step), step)
         if verify:
             verify_checkpoint(checkpoint)
         return checkpoint
+
+    def _check_there(self, step: int) -> None:
+        """Refuse a step that was asked for and has no checkpoint."""
+        if self._is_gone(step):
+            steps = ", ".join(str(one.step) for one in self.checkpoints()) or "none"
+            raise FileNotFoundError(2, f"no checkpoint of step {step} (there are: {steps})",
+                                    str(self._place_of(step)))
 
     def resume(
         self, state: Mapping[str, Any], *, step: int | None = None, verify: bool = False
@@ -480,8 +495,9 @@ class CheckpointManager:
                 infinite); a checkpoint of several ranks, and the group has another number; nothing
                 was changed.
             FileNotFoundError: there is no checkpoint of `step`, or with verify no manifest.
-            SafetensorError: the checkpoint of `step` is incomplete or damaged; in a group, another
-                process deletes checkpoints faster than they can be read.
+            OSError, MemoryError: as for latest().
+            SafetensorError: the checkpoint of `step` is incomplete or damaged; another process
+                deletes checkpoints faster than they can be read.
             TypeError, ValueError: a step that cannot be used as an integer, or a negative one.
             RankError: an error on another rank.
         """
@@ -495,6 +511,7 @@ class CheckpointManager:
         if step is None:
             found = self._read_newest(verify, self._load)
         else:
+            self._check_there(step_number(step))
             found = self._load(self._checkpoint_of(step_number(step), verify))
         if found is None:
             return 0
@@ -511,8 +528,6 @@ class CheckpointManager:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
         self._watchers.wait()
-        unverified: Exception | None = None
-        gone: Exception | None = None
         for _ in range(LISTINGS):  # again if another process has deleted what was listed
             with self._ranks.agreement_after("resume()", step=step, verify=verify):
                 check_switch("verify", verify)
@@ -520,35 +535,33 @@ class CheckpointManager:
                 check_targets(state)
                 steps = ([number for number, _ in find_newest(self.folder)] if step is None
                          else [step_number(step)])
-            gone = None
+            unreadable: Exception | None = None
             for number, loaded, refused, reason in self._ranks.read_steps(
-                    steps, lambda number: self._read_part(number, verify), self._is_gone):
+                    steps, partial(self._read_part, verify=verify, asked=step is not None),
+                    self._is_gone):
                 if refused is None:
                     self._load_together(state, loaded, number)
                     return number
                 if step is not None:
                     raise refused
                 if reason == GONE:
-                    gone = refused
-                    continue
-                _log.warning("%s is passed over: %s", self._place_of(number), refused)
-                self._passed_over.add(number)
-                if reason == MISSING:
-                    unverified = unverified or refused
-            if gone is None:
-                break
-        else:
-            raise error_class()(f"{self.folder}: not all ranks have the checkpoints that rank 0 "
-                                f"lists, or other processes delete them: {gone}")
-        if verify and unverified is not None:
-            raise unverified
-        return 0
+                    break
+                self._pass_over(number, refused)
+                if reason == UNREADABLE:
+                    unreadable = unreadable or refused
+            else:
+                if unreadable is not None:
+                    raise unreadable
+                return 0
+        raise deleted_too_fast(self.folder, f", or rank 0 lists other ones: {refused}")
 
     def _is_gone(self, step: int) -> bool:
         return not self._place_of(step).is_dir()
 
-    def _read_part(self, step: int, verify: bool) -> dict[str, Any]:
-        """Read this rank's state of a step."""
+    def _read_part(self, step: int, *, verify: bool, asked: bool) -> dict[str, Any]:
+        """Read this rank's state."""
+        if asked:
+            self._check_there(step)
         return self._ranks.read(self._checkpoint_of(step, verify=False), verify)
 
     def _load_together(self, state: Mapping[str, Any], loaded: dict[str, Any], step: int) -> None:

@@ -80,7 +80,7 @@ with CheckpointManager(run, **options) as manager:
     try:
         manager.resume({"x": 0})
     except fastsafetensors.SafetensorError as error:
-        assert "or other processes delete them: " in str(error), error
+        assert "faster than they can be read, or rank 0 lists" in str(error), error
     else:
         raise AssertionError("a start with step 0")
     # A rank that may not even look at the folder says so, and the others hear of it.
@@ -91,11 +91,54 @@ with CheckpointManager(run, **options) as manager:
     for _ in range(2):
         try:
             manager.resume({"x": 0}, step=7)
-        except FileNotFoundError as error:
-            assert "no checkpoint of step 7" in str(error), error
+        except (PermissionError if rank == 1 else FileNotFoundError) as error:
+            assert "step-7" in str(error), error
         else:
             raise AssertionError("a step that is not there")
 """
+
+UNREADABLE = RUN + """
+import errno
+import fastsafetensors
+import logging
+from fastsafetensors import training
+logging.disable(logging.CRITICAL)
+with CheckpointManager(run, **options) as manager:
+    for step in range(3):
+        manager.save(step, {"x": step})
+    manager.wait()
+    # At the first that is gone, all are listed again, and nothing else is read.
+    find, read, reads, lists = training.find_newest, training.read_checkpoint, [], []
+    def find_newest(folder):
+        lists.append(folder)
+        gone = [(step, folder / f"step-{step}") for step in (9, 8, 7)]
+        return find(folder) if len(lists) == 3 else gone
+    def read_checkpoint(path, step):
+        reads.append(step)
+        return read(path, step)
+    training.find_newest, training.read_checkpoint = find_newest, read_checkpoint
+    manager.checkpoints = None
+    assert manager.resume({"x": 0}) == 2 and reads == [9, 9, 2], reads
+    training.find_newest = find
+    # One rank can't open files: that is no start with step 0.
+    def refuse(path, step):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+    if rank == 1:
+        training.read_checkpoint = refuse
+    try:
+        manager.resume({"x": 0})
+    except (OSError if rank == 1 else fastsafetensors.RankError) as error:
+        assert "Too many open files" in str(error), error
+    else:
+        raise AssertionError("a start with step 0")
+    training.read_checkpoint = read
+    assert manager.resume({"x": 0}) == 2
+"""
+
+
+def test_checkpoints_that_a_rank_cannot_read_are_no_start_with_step_0(tmp_path: Path) -> None:
+    run_ranks(UNREADABLE, tmp_path, 2)
+
 
 
 def test_a_checkpoint_that_another_process_deletes_is_listed_again(tmp_path: Path) -> None:
@@ -137,7 +180,7 @@ with CheckpointManager(run, **{**options, "manifest": False}) as manager:
     manager.save(1, {"x": 1})
     manager.wait()
     if rank == 1:
-        def refuse(*arguments):
+        def refuse(*arguments, **options):
             raise PermissionError(13, "refused")
         manager._read_part = refuse
     try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of a CheckpointManager that killed saves, other users or disks have left."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from fastsafetensors import SafetensorError  # noqa: E402
+from fastsafetensors import SafetensorError, training  # noqa: E402
 from fastsafetensors._checkpoints import checkpoint_folders  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
@@ -261,3 +262,38 @@ def test_a_folder_that_changes_is_listed_again(
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     assert [step for step, _ in checkpoint_folders.find_steps(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()],
+                         ids=["files", "memory"])
+def test_checkpoints_that_cannot_be_read_are_not_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A training that began again with step 0 would lose what they hold."""
+    read = training.read_checkpoint
+    refused: set[int] = {1, 2}
+
+    def read_checkpoint(path: Path, step: int) -> Any:
+        if step in refused:
+            raise error
+        return read(path, step)
+
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"x": step})
+        manager.wait()
+        monkeypatch.setattr(training, "read_checkpoint", read_checkpoint)
+        for call in (manager.latest, lambda: manager.resume({"x": 0})):
+            with pytest.raises(type(error)):
+                call()
+        refused.remove(1)
+        assert manager.resume({"x": 0}) == 1
+
+
+def test_checkpoints_that_are_always_deleted_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "find_newest", lambda folder: [(1, folder / "step-1")])
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(SafetensorError, match="delete checkpoints faster than"):
+            manager.resume({"x": 0})

@@ -246,29 +246,28 @@ def read_all(folder: Path) -> list[Checkpoint]:
     return found
 
 
-def each_newest(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield the steps of find_newest() one after the other.
+def find_newest(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, folder) of the checkpoints that may be complete, the highest step first.
 
-    All are listed again if one is gone by the time that the next is asked for, as in read_all().
+    Not those whose folder has no files yet. All are listed again if the newest was deleted
+    meanwhile, as in read_all(): then there is a newer one.
     """
     for _ in range(LISTINGS):
-        is_gone = False
+        found: list[tuple[int, Path]] = []
         for step, path in reversed(find_steps(folder)):
             if _has_files(path):
-                yield step, path
-            is_gone = not path.is_dir()
-            if is_gone:
+                found.append((step, path))
+            elif not found and not path.is_dir():
                 break
-        if not is_gone:
-            return
+        else:
+            return found
+    raise deleted_too_fast(folder)
 
 
-def find_newest(folder: Path) -> list[tuple[int, Path]]:
-    """Return the steps that may be complete, the highest first.
-
-    Not those whose folder has no files yet, or was deleted meanwhile.
-    """
-    return sorted(set(each_newest(folder)), reverse=True)
+def deleted_too_fast(folder: Path, more: str = "") -> Exception:
+    """Return the error of a folder from which no checkpoint could be read for that reason."""
+    return error_class()(f"{folder}: other processes delete checkpoints faster than they can be "
+                         f"read{more}")
 
 
 def _has_files(path: Path) -> bool:

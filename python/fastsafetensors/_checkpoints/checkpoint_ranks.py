@@ -29,7 +29,12 @@ from .checkpoint_folders import STEM, Checkpoint, rank_prefix
 from .state_codec import encode_state
 
 # Why a step could not be read, the most important last.
-OTHER, MISSING, GONE = range(3)
+DAMAGED, UNREADABLE, GONE = range(3)
+
+
+def is_unreadable(error: Exception | None) -> bool:
+    """Whether an error says nothing about the checkpoint, which may be intact."""
+    return isinstance(error, (OSError, MemoryError))
 
 
 class OtherGroupSizeError(ValueError):
@@ -145,10 +150,11 @@ class Ranks:
     def read_steps(
         self, steps: list[int], read: Callable[[int], Any], is_gone: Callable[[int], bool]
     ) -> Iterator[tuple[int, Any, Exception | None, int]]:
-        """Yield (step, what `read` returns, None, OTHER) for the steps of rank 0 on all ranks.
+        """Yield (step, what `read` returns, None, DAMAGED) for the steps of rank 0 on all ranks.
 
         With the error instead, if one rank could not read the step, and the reason: GONE if some
-        rank has no such step any more, MISSING if one had a FileNotFoundError, or OTHER.
+        rank has no such step any more, UNREADABLE if one had an error of the system or no memory,
+        or DAMAGED.
 
         Raises:
             OtherGroupSizeError: on all ranks: another number of them has saved the step.
@@ -172,7 +178,7 @@ class Ranks:
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
-                reason = MISSING if isinstance(failure, FileNotFoundError) else OTHER
+                reason = UNREADABLE if is_unreadable(failure) else DAMAGED
                 with contextlib.suppress(Exception):  # the other ranks wait for the reason
                     if failure is not None and is_gone(step):
                         reason = GONE
@@ -181,4 +187,4 @@ class Ranks:
             else:
                 if other_size is not None:
                     raise other_size
-                yield step, found, None, OTHER
+                yield step, found, None, DAMAGED
