@@ -6,9 +6,13 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 50
+/// How often is_unchanged() is called while signal handlers raise exceptions in it.
+#define ASK_COUNT 3
 
 // ---- StagingPool ----
 
@@ -93,21 +97,54 @@ typedef struct async_object {
     int is_starting; ///< start() runs, or has succeeded
 } async_object;
 
+/// Releases the tensors when the save no longer reads them or calls is_unchanged().
+static void release_tensors(async_object *object) {
+    Py_CLEAR(object->owners);
+    Py_CLEAR(object->is_unchanged);
+}
+
+/// Takes the exception that is set, as an object.
+static PyObject *take_exception(void) {
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    if (trace != NULL) (void)PyException_SetTraceback(value, trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return value;
+}
+
+/// Called by Python in the main thread: raises an exception.
+static int raise_kept(void *context) {
+    PyObject *error = context;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+    return -1;
+}
+
 /// Called once, by a thread of the library without the GIL, or by one that waits for it: calls the
-/// program's function. Ctrl-C does not end it, but is raised when the wait is over.
+/// program's function. In the main thread a signal handler may run meanwhile and raise an
+/// exception. That is no answer: the function is called again, and Python raises the exception when
+/// the main thread continues.
 static int ask_unchanged(void *context) {
-    const async_object *object = context;
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *answer = PyObject_CallFunction(object->is_unchanged, NULL);
-    bool is_interrupted = answer == NULL && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
-    if (is_interrupted) {
-        PyErr_Clear();
-        answer = PyObject_CallFunction(object->is_unchanged, NULL);
+    PyObject *callable = Py_NewRef(((async_object *)context)->is_unchanged);
+    bool is_main_thread = syscall(SYS_gettid) == getpid();
+    PyObject *kept = NULL, *answer = PyObject_CallFunction(callable, NULL);
+    for (int i = 1; answer == NULL && is_main_thread && i < ASK_COUNT; i++) {
+        PyObject *error = take_exception();
+        if (kept == NULL) kept = Py_NewRef(error);
+        Py_DECREF(error);
+        answer = PyObject_CallFunction(callable, NULL);
     }
     int is_good = answer != NULL && PyObject_IsTrue(answer) == 1;
-    if (PyErr_Occurred()) PyErr_WriteUnraisable(object->is_unchanged);
-    if (is_interrupted) PyErr_SetInterrupt();
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(callable);
+    if (kept != NULL && Py_AddPendingCall(raise_kept, kept) != 0) { // too many calls are pending
+        (void)raise_kept(kept);
+        PyErr_WriteUnraisable(callable);
+    }
     Py_XDECREF(answer);
+    Py_DECREF(callable);
     PyGILState_Release(gil);
     return is_good;
 }
@@ -129,13 +166,8 @@ static PyObject *list_paths(const char *const *paths, size_t count) {
 
 /// The exception of an error, as an object.
 static PyObject *make_exception(module_state *state, const fst_error *error) {
-    PyObject *kind, *value, *trace;
     fstpy_raise(state, error);
-    PyErr_Fetch(&kind, &value, &trace);
-    PyErr_NormalizeException(&kind, &value, &trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    return value;
+    return take_exception();
 }
 
 /// Returns what the program's function returns: None, or a text that says why nothing was
@@ -218,8 +250,7 @@ static void close_unused(async_object *object) {
     Py_BEGIN_ALLOW_THREADS
     fst_async_save_close(save);
     Py_END_ALLOW_THREADS
-    Py_CLEAR(object->owners);
-    Py_CLEAR(object->is_unchanged);
+    release_tensors(object);
 }
 
 static void end_use(PyObject *self) {
@@ -316,8 +347,7 @@ static PyObject *async_start(PyObject *self, PyObject *args, PyObject *kwargs) {
             is_started = start_save(self, settings, PyBytes_AsString(path), &request);
         }
         if (!is_started) {
-            Py_CLEAR(object->owners);
-            Py_CLEAR(object->is_unchanged);
+            release_tensors(object);
             object->is_starting = 0;
         }
         end_use(self);
@@ -356,8 +386,7 @@ static void async_dealloc(PyObject *self) {
     // an exception set, such as the Ctrl-C that has dropped the last reference.
     PyErr_Fetch(&kind, &value, &trace);
     async_clear(self);
-    Py_CLEAR(((async_object *)self)->owners);
-    Py_CLEAR(((async_object *)self)->is_unchanged);
+    release_tensors((async_object *)self);
     PyErr_Restore(kind, value, trace);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
@@ -365,8 +394,8 @@ static void async_dealloc(PyObject *self) {
 
 typedef fst_status (*async_wait)(fst_async_save *save, int64_t timeout_ms, fst_error *error);
 
-/// Waits in pieces, so that Ctrl-C ends the wait (not the save). True, False at the timeout, or an
-/// exception.
+/// Waits in pieces, so that an exception of a signal handler ends the wait (not the save) and is
+/// raised. Returns True, False at the timeout, or the error of the save.
 static PyObject *wait_for(PyObject *self, PyObject *timeout_object, async_wait wait) {
     int64_t left = PyLong_AsLongLong(timeout_object);
     if (PyErr_Occurred()) return NULL;
@@ -387,21 +416,20 @@ static PyObject *wait_for(PyObject *self, PyObject *timeout_object, async_wait w
     if (!is_interrupted && (status == FST_OK || status == FST_E_TIMEOUT))
         result = Py_NewRef(status == FST_OK ? Py_True : Py_False);
     else if (!is_interrupted)
-        fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+        result = make_exception(fstpy_state(Py_TYPE(self)), &error);
     end_use(self);
     return result;
 }
 
 static PyObject *async_wait_end(PyObject *self, PyObject *timeout) {
-    return wait_for(self, timeout, fst_async_save_wait);
+    PyObject *result = wait_for(self, timeout, fst_async_save_wait);
+    if (result != NULL && result != Py_False) release_tensors((async_object *)self);
+    return result;
 }
 
 static PyObject *async_stage(PyObject *self, PyObject *timeout) {
     PyObject *result = wait_for(self, timeout, fst_async_save_stage);
-    if (result == Py_True) { // the save no longer reads the tensors or calls is_unchanged
-        Py_CLEAR(((async_object *)self)->owners);
-        Py_CLEAR(((async_object *)self)->is_unchanged);
-    }
+    if (result == Py_True) release_tensors((async_object *)self);
     return result;
 }
 
@@ -436,6 +464,8 @@ static PyObject *async_stats(PyObject *self, PyObject *none) {
     Py_END_ALLOW_THREADS
     end_use(self);
     if (status != FST_OK) return fstpy_raise(fstpy_state(Py_TYPE(self)), &error);
+    if (s.state == FST_ASYNC_DONE || s.state == FST_ASYNC_FAILED)
+        release_tensors((async_object *)self);
 #define NUMBER(name) #name, (unsigned long long)s.name
     return Py_BuildValue("{s:s,s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "state",
                          states[s.state], "stage", stages[s.stage], NUMBER(blocked_ns),
@@ -462,8 +492,9 @@ static PyMethodDef async_methods[] = {
     {"start", (PyCFunction)(void (*)(void))async_start, METH_VARARGS | METH_KEYWORDS,
      "Start the save; once."},
     {"is_started", async_is_started, METH_NOARGS, "Whether the save was started."},
-    {"stage", async_stage, METH_O, "Wait until nothing reads the tensors any more."},
-    {"wait", async_wait_end, METH_O, "Wait for the end. Raises the save's error."},
+    {"stage", async_stage, METH_O,
+     "Wait until nothing reads the tensors any more. True; False: timeout; the save's error."},
+    {"wait", async_wait_end, METH_O, "Wait for the end. True; False: timeout; the save's error."},
     {"cancel", async_cancel, METH_NOARGS,
      "Stop the save soon, unless its files are already published."},
     {"stats", async_stats, METH_NOARGS, "Statistics of the save."},

@@ -425,14 +425,10 @@ class RanksSave(FileSave):
         """The absolute path of the index, or of the only file; None until the save has ended."""
         return self._joint.result
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the files of all ranks are in place."""
-        try:
-            super().wait(timeout)
-        except Exception:
-            if self._joint.error is None or not self.done():
-                raise
-            raise self._joint.error from None
+    def _result(self, timeout: float | None) -> Exception | None:
+        """Wait until the files of all ranks are in place; return the save's error."""
+        error = super()._result(timeout)
+        return error if error is None else self._joint.error or error
 
     def _stop(self) -> None:
         """Cancel the save on all ranks, unless they have agreed to publish it."""
@@ -491,6 +487,8 @@ def start_joint(joint: JointSave, data: Rows, staging: Staging) -> SaveHandle:
                           Hooks(data.is_unchanged, joint.publish, make_handle),
                           promise=promise_word(joint.place.durable), **data.options)
     except Exception as error:
+        if joint.is_started:  # a signal handler has raised it
+            raise
         return EmptySave(joint, joint.place.folder, error)
 
 
@@ -572,7 +570,6 @@ def save_on_ranks_async(
                     {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
                      "owners": owners}, is_unchanged)
         return start_joint(joint, data, staging)
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            (joint or JointSave(group)).leave()
+    except BaseException:
+        (joint or JointSave(group)).leave()  # nothing if the other ranks have heard of the error
         raise

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 import time
@@ -172,7 +171,17 @@ class SaveHandle(ABC):
         """Whether the save was started before a fork(): only the parent can wait for it."""
         return self._pid != os.getpid()
 
+    # The save's errors are returned by these two. What else they raise, such as the exception of a
+    # signal handler, is not the save's.
+
     @abstractmethod
+    def _result(self, timeout: float | None) -> Exception | None:
+        """Wait for the end; return the save's error. TimeoutError: it still runs."""
+
+    @abstractmethod
+    def _staging_result(self, timeout: float | None) -> Exception | None:
+        """Wait until no tensor is read any more; return the save's error."""
+
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the files are in place.
 
@@ -184,6 +193,9 @@ class SaveHandle(ABC):
             SafetensorError: it failed; the old files are there. An OSError of its kind as well.
             TypeError: an argument of another type.
         """
+        error = self._result(timeout)
+        if error is not None:
+            raise error
 
     @abstractmethod
     def done(self) -> bool:
@@ -213,7 +225,6 @@ class SaveHandle(ABC):
     def _stop(self) -> None:
         """Cancel the save if it is not too late, without waiting."""
 
-    @abstractmethod
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until no tensor of the call is read any more; afterwards they may change.
 
@@ -222,6 +233,9 @@ class SaveHandle(ABC):
             SafetensorError: the save has failed.
             TypeError: an argument of another type.
         """
+        error = self._staging_result(timeout)
+        if error is not None:
+            raise error
 
     @property
     @abstractmethod
@@ -238,28 +252,20 @@ class SaveHandle(ABC):
         """Wait for the end; an error that wait() has not raised is logged."""
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait for the end and return the error, or None. TimeoutError if it still runs.
+        """Wait for the end and return the save's error, or None.
 
-        TypeError or ValueError: a timeout that is not a number of seconds.
+        Raises:
+            TimeoutError: the save still runs.
+            TypeError, ValueError: a timeout that is not a number of seconds.
         """
-        check_timeout(timeout)  # its error is not the save's
-        try:
-            self.wait(timeout)
-        except TimeoutError as error:
-            if not self.done():
-                raise
-            return error
-        except Exception as error:
-            return error
-        return None
+        return self._result(timeout)
 
     def before_step(self, *_args: Any) -> None:
         """Wait until the tensors may change: for optimizer.register_step_pre_hook().
 
-        An error of the save is not raised here: wait() raises it.
+        An error of the save is not raised here: wait() raises it. What a signal handler raises is.
         """
-        with contextlib.suppress(Exception):
-            self.wait_staged()
+        self._staging_result(None)
 
     def __enter__(self) -> SaveHandle:
         """Return the handle."""
@@ -279,6 +285,15 @@ def _milliseconds(timeout: float | None) -> int:
     return -1 if seconds is None else int(min(seconds * 1000 + 0.999, 2.0**62))
 
 
+def _shown_error(error: Exception) -> Exception:
+    """Return an error of the system as a SafetensorError as well."""
+    if not isinstance(error, OSError):
+        return error
+    shown: Exception = serialization_error(error)
+    shown.__cause__ = error
+    return shown
+
+
 @shown_as("SaveHandle")
 class FileSave(SaveHandle):
     """A save by the C library's own threads."""
@@ -291,21 +306,20 @@ class FileSave(SaveHandle):
         self.at_exit = at_exit
         running.add(self)
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the files are in place."""
+    def _result(self, timeout: float | None) -> Exception | None:
+        """Wait for the end; return the save's error."""
         try:
-            if not self._core.wait(_milliseconds(timeout)):
-                raise TimeoutError(f"{self._name}: the save is not done yet")
-        except OSError as error:
-            if isinstance(error, TimeoutError) and not self.done():
-                raise
-            raise serialization_error(error) from error
+            ended = self._core.wait(_milliseconds(timeout))
         finally:
             log_drain()
-        self._core.stage(0)  # lets go of the tensors
+        if ended is False:
+            raise TimeoutError(f"{self._name}: the save is not done yet")
+        if ended is not True:
+            return _shown_error(ended)
         if counters.is_on and not self._is_counted:
             counters.add_save(self._core.writer_stats())
             self._is_counted = True
+        return None
 
     def done(self) -> bool:
         """Whether the save has ended."""
@@ -331,15 +345,12 @@ class FileSave(SaveHandle):
         self._stop()
         self.exception()
 
-    def wait_staged(self, timeout: float | None = None) -> None:
-        """Wait until no tensor is read any more."""
-        try:
-            if not self._core.stage(_milliseconds(timeout)):
-                raise TimeoutError(f"{self._name}: the tensors are not staged yet")
-        except OSError as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise serialization_error(error) from error
+    def _staging_result(self, timeout: float | None) -> Exception | None:
+        """Wait until no tensor is read any more; return the save's error."""
+        staged = self._core.stage(_milliseconds(timeout))
+        if staged is False:
+            raise TimeoutError(f"{self._name}: the tensors are not staged yet")
+        return None if staged is True else _shown_error(staged)
 
     @property
     def progress(self) -> SaveProgress:
@@ -354,7 +365,6 @@ class FileSave(SaveHandle):
         if stats["state"] in ("done", "failed"):
             stats["writer"] = self._core.writer_stats()
         return stats
-
 
     def _end(self) -> None:
         """Wait for the end at the interpreter's exit; an unheard error is logged."""
@@ -387,16 +397,17 @@ class ThreadSave(SaveHandle):
         finally:
             del self._work  # and the copies with it
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the files are in place."""
+    def _result(self, timeout: float | None) -> Exception | None:
+        """Wait for the end; return the work's error. One that is no Exception is raised."""
         seconds = check_timeout(timeout)
         self._check_process()
         if not self._thread.wait(
                 None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
             raise TimeoutError(f"{self._name}: the save is not done yet")
         self._is_told = True
-        if self._error is not None:
-            raise self._error
+        if self._error is None or isinstance(self._error, Exception):
+            return self._error
+        raise self._error
 
     def done(self) -> bool:
         """Whether the save has ended."""
@@ -415,7 +426,7 @@ class ThreadSave(SaveHandle):
     def _stop(self) -> None:
         """Do nothing: the work can't be cancelled."""
 
-    def wait_staged(self, timeout: float | None = None) -> None:
+    def _staging_result(self, timeout: float | None) -> None:
         """Check the timeout: the tensors were copied in the call."""
         check_timeout(timeout)
 
@@ -527,15 +538,13 @@ def start_rows(
     try:
         handle._core.start(staging.settings(hooks), path, rows, metadata, **options)
         if staging.stage == "copy":
-            handle.wait_staged()
+            handle.before_step()  # an error is the handle's
     except BaseException as error:
         if not handle.is_started():
             handle.withdraw()
             if isinstance(error, OSError):
                 raise serialization_error(error) from error
             raise
-        if not isinstance(error, Exception):
-            handle._interrupt()
-            raise
-        # wait() raises it.
+        handle._interrupt()  # a signal handler has raised it
+        raise
     return handle

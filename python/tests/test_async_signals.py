@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of signal handlers reach the program; they are neither lost nor the save's error."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fastsafetensors.torch  # noqa: E402
+from fastsafetensors import _core  # noqa: E402
+from fastsafetensors._ranks import ranks_async  # noqa: E402
+from fastsafetensors._saving import save_handles  # noqa: E402
+from fastsafetensors._saving.save_handles import SaveHandle, ThreadSave  # noqa: E402
+from fastsafetensors._saving.save_handles import running, was_cancelled  # noqa: E402
+from fastsafetensors.distributed import save_on_ranks_async  # noqa: E402
+from fastsafetensors.torch import load_file, save_file_async  # noqa: E402
+
+COUNT = 20 << 20
+
+
+class PreemptedError(Exception):
+    """What a program's handler raises."""
+
+
+KINDS = (PreemptedError, TimeoutError, SystemExit, KeyboardInterrupt)
+
+
+@pytest.fixture
+def calls() -> Iterator[list[int]]:
+    """The signals whose handler was called."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGUSR1, signal.SIGINT)}
+    yield []
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+def _raise_at_signal(calls: list[int], kind: type[BaseException]) -> None:
+    def handle(number: int, _frame: Any) -> None:
+        calls.append(number)
+        if number == signal.SIGUSR1:
+            raise kind("of the handler")
+
+    for one in (signal.SIGUSR1, signal.SIGINT):
+        signal.signal(one, handle)
+
+
+class SignalledSave:
+    """An AsyncSave; a signal arrives during the first call of a method, before it waits."""
+
+    method = ""
+
+    def __init__(self) -> None:
+        """Make the real one."""
+        self._core = _core.AsyncSave()
+        self._left = 1
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the real one has; its method sends the signal first."""
+        found = getattr(self._core, name)
+        if name != self.method:
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name == "start":
+                found(*arguments, **options)
+            if self._left:
+                self._left = 0
+                signal.raise_signal(signal.SIGUSR1)
+            return None if name == "start" else found(*arguments, **options)
+
+        return call
+
+
+def _patched_core(method: str) -> Any:
+    class Core:
+        AsyncSave = type("AsyncSave", (SignalledSave,), {"method": method})
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_core, name)
+
+    return Core()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_while_tensors_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: type[BaseException]
+) -> None:
+    """The exception is raised once, and the save succeeds."""
+    _raise_at_signal(calls, kind)
+
+    def watch(_tensors: Any) -> Callable[[], bool]:
+        def is_unchanged() -> bool:
+            if threading.current_thread() is threading.main_thread() and not calls:
+                signal.raise_signal(signal.SIGUSR1)
+            return True
+
+        return is_unchanged
+
+    monkeypatch.setattr(fastsafetensors.torch, "watch_changes", watch)
+    tensor, raised = torch.ones(COUNT), 0
+    for _ in range(200):  # this thread or another one copies the last bytes, and checks
+        try:
+            handle = save_file_async({"x": tensor}, tmp_path / "a", stage="lazy")
+            handle.before_step()
+        except kind:
+            raised += 1
+        assert handle.exception() is None
+        if calls:
+            break
+    assert (raised, calls) == (1, [signal.SIGUSR1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("call", "method"), [
+    ("before_step", "stage"), ("wait_staged", "stage"), ("wait", "wait"), ("exception", "wait"),
+    ("cancel", "wait")])
+def test_a_signal_during_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: type[BaseException],
+    call: str, method: str
+) -> None:
+    """The handler's exception is raised, also by calls that return the save's error."""
+    _raise_at_signal(calls, kind)
+    monkeypatch.setattr(save_handles, "_core", _patched_core(method))
+    handle = save_file_async({"x": torch.ones(3)}, tmp_path / "a", stage="lazy")
+    while not handle.done():
+        time.sleep(0.001)
+    with pytest.raises(kind, match="^of the handler$") as raised:
+        getattr(handle, call)()
+    assert type(raised.value) is kind
+    assert handle.exception() is None and len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("save", ["file", "ranks"])
+def test_a_signal_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: type[BaseException],
+    save: str
+) -> None:
+    """The call raises the exception, and its save is cancelled or has ended."""
+    _raise_at_signal(calls, kind)
+    with monkeypatch.context() as patched, pytest.raises(kind, match="^of the handler$"):
+        patched.setattr(save_handles, "_core", _patched_core("start"))
+        if save == "file":
+            save_file_async({"x": torch.ones(3)}, tmp_path / "a")
+        else:
+            save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "a")
+    handle = running.last_of_thread()
+    assert handle is not None
+    error = handle.exception()
+    assert error is None or was_cancelled(error)
+    save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "b").wait(60)
+    assert load_file(tmp_path / "b" / "model.safetensors")["x"].tolist() == [1, 1, 1]
+
+
+def test_a_signal_before_ranks_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+) -> None:
+    """The other ranks will hear of a call that the handler's exception has ended."""
+    _raise_at_signal(calls, PreemptedError)
+
+    def place(*_arguments: Any, **_options: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+
+    group = threading.Event()  # stands for one, which the call does not use before
+    monkeypatch.setattr(ranks_async, "Rows", place)
+    with pytest.raises(PreemptedError):
+        save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "a", group)
+    saves = ranks_async._saves_of(group)
+    assert saves.queue == [] and saves.interrupted == {0: "a"}
+
+
+def test_a_signal_during_the_wait_for_a_thread(calls: list[int]) -> None:
+    """Also for a save that a thread of Python's does."""
+    _raise_at_signal(calls, TimeoutError)
+    go = threading.Event()
+    handle = ThreadSave(lambda: go.wait(60), "a")
+    thread = threading.Timer(0.05, lambda: signal.pthread_kill(
+        threading.main_thread().ident, signal.SIGUSR1))  # type: ignore[arg-type]
+    thread.start()
+    with pytest.raises(TimeoutError, match="^of the handler$"):
+        handle.exception()
+    go.set()
+    assert handle.exception() is None
+
+
+def _wait_until_done(handle: SaveHandle) -> None:
+    while not handle.done():
+        time.sleep(0.001)
+
+
+def _poll_progress(handle: SaveHandle) -> None:
+    while handle.progress.state not in ("done", "failed"):
+        time.sleep(0.001)
+
+
+def _wait(handle: SaveHandle) -> None:
+    try:
+        handle.wait()
+    except Exception as error:
+        del error
+
+
+@pytest.mark.parametrize("stage", ["lazy", "none"])
+@pytest.mark.parametrize("way", [
+    _wait_until_done, _poll_progress, _wait, SaveHandle.exception, SaveHandle.cancel])
+@pytest.mark.parametrize("place", ["a", "missing/a"])
+def test_tensors_of_a_save_that_has_ended(
+    tmp_path: Path, stage: str, way: Callable[[SaveHandle], object], place: str
+) -> None:
+    """The handle does not keep them when it knows the end."""
+    tensor = torch.ones(1 << 20)
+    seen = weakref.ref(tensor)
+    handle = save_file_async({"x": tensor}, tmp_path / place, stage=stage)
+    del tensor
+    way(handle)
+    gc.collect()
+    assert seen() is None and handle.done()
