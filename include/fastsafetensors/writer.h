@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Saving tensors: one file or a sharded set, from memory or as a stream. A save replaces the old
-/// model completely or not at all.
+/// model completely or not at all. Saves while the program continues: experimental/async_save.h.
 ///
 ///     uint64_t shape[2] = {2, 2};
 ///     float values[4] = {1, 2, 3, 4};

@@ -196,7 +196,8 @@ class CheckpointManager:
         Args:
             step: its number, an integer of at least 0.
             state: {name: what has a state_dict(), or nested dicts, lists and tuples of tensors,
-                NumPy arrays, int, float, bool, str, bytes and None}.
+                NumPy arrays, int, float, bool, str, bytes and None}. The versions of modules that a
+                state_dict() has as its _metadata are saved as well.
             metric: a number, for keep_best.
             force: save although `every` does not ask for it.
 
@@ -208,7 +209,7 @@ class CheckpointManager:
         Raises:
             SafetensorError: the checkpoint before this one failed; this one was not begun.
             TypeError: state that is not a mapping or can't be saved; a wrong step or metric.
-            ValueError: a negative step; the manager is closed.
+            ValueError: a negative step; the name "fastsafetensors.metadata"; the manager is closed.
             RuntimeError: the manager was made before a fork().
         """
         if self._ranks.group is not None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -218,3 +219,67 @@ def test_dtensors_are_refused_before_anything_is_loaded(tmp_path: pathlib.Path) 
             with pytest.raises(TypeError, match=r"state\['b'\] has DTensors"):
                 manager.resume(state)
             assert state["a"].eq(0).all()
+
+
+class Versioned(torch.nn.Linear):
+    """A module that notes the version of the state that it loads."""
+
+    _version = 3
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: list[int | None] = []
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        self.seen.append(metadata.get("version"))
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_versions_of_modules(tmp_path: pathlib.Path) -> None:
+    """A module loads the version that was saved, as with torch.save(); a state dict keeps it."""
+    net = torch.nn.Sequential(Versioned(), torch.nn.Linear(2, 2))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"net": net, "kept": {"a.b": net.state_dict()}, "x": net.state_dict()})
+        manager.wait()
+        Versioned._version = 4
+        try:
+            other = torch.nn.Sequential(Versioned(), torch.nn.Linear(2, 2))
+            state = {"net": other, "kept": None, "x": other.state_dict()}
+            assert manager.resume(state) == 1
+        finally:
+            Versioned._version = 3
+        found = manager.latest()
+    assert other[0].seen == [3]
+    wanted = net.state_dict()._metadata
+    assert state["x"]._metadata == state["kept"]["a.b"]._metadata == wanted
+    assert found is not None and found.load()["net"]._metadata == wanted
+    assert set(found.load()) == {"net", "kept", "x"}
+
+
+def test_a_reserved_name(tmp_path: pathlib.Path) -> None:
+    """The name under which the versions of modules are saved."""
+    with CheckpointManager(tmp_path) as manager, pytest.raises(ValueError, match="is reserved"):
+        manager.save(1, {"fastsafetensors.metadata": 1})
+
+
+def test_a_metric_that_requires_a_gradient(
+    tmp_path: pathlib.Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A loss is a number, without a warning of torch."""
+    loss = torch.ones(2, requires_grad=True).sum()
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": 1}, metric=loss)
+        manager.wait()
+        found = manager.latest()
+    assert found is not None and found.metric == 2.0
+    assert [str(one.message) for one in recwarn if "requires_grad" in str(one.message)] == []
+
+
+@pytest.mark.parametrize("step", [True, False])
+def test_a_step_that_is_a_bool(tmp_path: pathlib.Path, step: bool) -> None:
+    """It is no integer."""
+    with CheckpointManager(tmp_path) as manager:
+        for call in (lambda: manager.save(step, {"x": 1}), lambda: manager.should_save(step),
+                     lambda: manager.resume({"x": 1}, step=step)):
+            with pytest.raises(TypeError, match="step must be an integer"):
+                call()

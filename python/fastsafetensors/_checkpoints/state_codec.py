@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from .._torch.torch_installed import torch
 
 # The tensor that holds the description, as JSON in bytes.
 DESCRIPTION = "fastsafetensors.state"
+# In the description: {path: the _metadata of the dict there}, by which torch.nn.Module.state_dict()
+# tells the versions of modules. Versions of this package that don't know it take it for a state.
+_METADATA = "fastsafetensors.metadata"
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -31,6 +35,7 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self._known: dict[tuple[Any, ...], str] = {}
 
     def _tensor(self, tensor: Any, path: str) -> str:
@@ -69,6 +74,8 @@ class _Encoder:
         if isinstance(value, (bytes, bytearray)):
             return {"bytes": base64.b64encode(value).decode()}
         if isinstance(value, Mapping):
+            if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
+                self.metadata[path] = value._metadata
             return {"dict": [[self.encode(key, path), self.encode(item, f"{path}.{key}")]
                              for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
@@ -98,6 +105,7 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: a value that can't be saved, with its path; a name that is not a str.
+        ValueError: a name that is reserved.
     """
     encoder = _Encoder()
     described = {}
@@ -105,30 +113,52 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"names of the state must be str, not {name!r}")
         plain = _plain_text(name)
+        if plain == _METADATA:
+            raise ValueError(f"the state can't have the name {plain!r}: it is reserved")
         try:
             described[plain] = encoder.encode(value, plain)
         except RecursionError:
             raise TypeError(f"{plain}: contains itself, or is nested too deeply") from None
+    if encoder.metadata:
+        described[_METADATA] = encoder.encode(encoder.metadata, _METADATA)
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
 
-def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    (kind, item), = value.items()
-    if kind == "tensor":
-        return tensors[item]
-    if kind == "array":
-        return tensors[item].numpy()
-    if kind == "bytes":
-        return base64.b64decode(item)
-    if kind == "dict":
-        return {_decode(key, tensors): _decode(entry, tensors) for key, entry in item}
-    if kind in ("list", "tuple"):
-        parts = [_decode(entry, tensors) for entry in item]
-        return parts if kind == "list" else tuple(parts)
-    raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
+class _Decoder:
+    """Makes nested values of JSON and tensors."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self.metadata: dict[str, Any] = {}
+
+    def decode(self, value: Any, path: str) -> Any:
+        """Return the value that JSON stands for."""
+        if not isinstance(value, dict):
+            return value
+        (kind, item), = value.items()
+        if kind == "tensor":
+            return self._tensors[item]
+        if kind == "array":
+            return self._tensors[item].numpy()
+        if kind == "bytes":
+            return base64.b64decode(item)
+        if kind == "dict":
+            return self._decode_dict(item, path)
+        if kind in ("list", "tuple"):
+            parts = [self.decode(entry, f"{path}.{at}") for at, entry in enumerate(item)]
+            return parts if kind == "list" else tuple(parts)
+        raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
+
+    def _decode_dict(self, item: Any, path: str) -> dict[Any, Any]:
+        keys = [self.decode(key, path) for key, _ in item]
+        found = {key: self.decode(entry, f"{path}.{key}")
+                 for key, (_, entry) in zip(keys, item, strict=True)}
+        if path not in self.metadata:
+            return found
+        ordered: Any = OrderedDict(found)
+        ordered._metadata = self.metadata[path]
+        return ordered
 
 
 def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -160,4 +190,6 @@ def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     if DESCRIPTION not in tensors:
         raise ValueError(f"no tensor {DESCRIPTION!r}: this is no checkpoint of CheckpointManager")
     described = json.loads(bytes(tensors[DESCRIPTION].numpy()))
-    return {name: _decode(value, tensors) for name, value in described.items()}
+    decoder = _Decoder(tensors)
+    decoder.metadata = decoder.decode(described.pop(_METADATA, {"dict": []}), _METADATA)
+    return {name: decoder.decode(value, name) for name, value in described.items()}

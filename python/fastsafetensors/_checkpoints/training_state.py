@@ -62,6 +62,8 @@ def check_state(state: Any) -> None:
 
 def step_number(step: Any) -> int:
     """Return a step as an int. TypeError or ValueError if it is not a valid step number."""
+    if isinstance(step, bool):
+        raise TypeError(f"step must be an integer, not {step!r}")
     number = operator.index(step)
     if number < 0:
         raise ValueError(f"step must not be negative: {number}")
@@ -76,6 +78,8 @@ def metadata_of(step: int, metric: Any) -> dict[str, str]:
     try:
         if isinstance(metric, (str, bytes)):
             raise TypeError
+        if isinstance(metric, torch.Tensor):
+            metric = metric.detach()  # float() of a loss warns that it requires a gradient
         return {**metadata, "metric": repr(float(metric))}
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(f"metric must be a number, not {metric!r}") from None
@@ -182,6 +186,8 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
         elif _are(dict, target, value):
             target.clear()
             target.update(value)
+            if hasattr(target, "_metadata") and hasattr(value, "_metadata"):
+                target._metadata = value._metadata
         elif _are(list, target, value):
             target[:] = value
         elif _are(torch.Tensor, target, value):
