@@ -6,8 +6,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 50
@@ -123,22 +121,24 @@ static int raise_kept(void *context) {
 }
 
 /// Called once, by a thread of the library without the GIL, or by one that waits for it: calls the
-/// program's function. In the main thread a signal handler may run meanwhile and raise an
-/// exception. That is no answer: the function is called again, and Python raises the exception when
-/// the main thread continues.
+/// program's function. If that is the main thread, a signal handler may run meanwhile and raise an
+/// exception, which is no answer: the function is called again, and Python raises the exception
+/// when the main thread continues. An exception of each call is the function's own.
 static int ask_unchanged(void *context) {
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *callable = Py_NewRef(((async_object *)context)->is_unchanged);
-    bool is_main_thread = syscall(SYS_gettid) == getpid();
     PyObject *kept = NULL, *answer = PyObject_CallFunction(callable, NULL);
-    for (int i = 1; answer == NULL && is_main_thread && i < ASK_COUNT; i++) {
+    for (int i = 1; answer == NULL && i < ASK_COUNT; i++) {
         PyObject *error = take_exception();
         if (kept == NULL) kept = Py_NewRef(error);
         Py_DECREF(error);
         answer = PyObject_CallFunction(callable, NULL);
     }
     int is_good = answer != NULL && PyObject_IsTrue(answer) == 1;
-    if (PyErr_Occurred()) PyErr_WriteUnraisable(callable);
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(callable);
+        Py_CLEAR(kept);
+    }
     if (kept != NULL && Py_AddPendingCall(raise_kept, kept) != 0) { // too many calls are pending
         (void)raise_kept(kept);
         PyErr_WriteUnraisable(callable);

@@ -120,6 +120,20 @@ def test_a_signal_while_tensors_are_checked(
     assert (raised, calls) == (1, [signal.SIGUSR1])
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_check_of_tensors_that_always_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exception is no signal handler's: it is printed, and fails the save."""
+    def is_unchanged() -> bool:
+        raise PreemptedError
+
+    monkeypatch.setattr(fastsafetensors.torch, "watch_changes", lambda _tensors: is_unchanged)
+    handle = save_file_async({"x": torch.ones(3)}, tmp_path / "a", stage="lazy")
+    handle.before_step()
+    assert "was changed" in str(handle.exception())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("call", "method"), [
     ("before_step", "stage"), ("wait_staged", "stage"), ("wait", "wait"), ("exception", "wait"),

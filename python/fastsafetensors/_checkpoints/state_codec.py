@@ -150,15 +150,14 @@ class _Decoder:
             return parts if kind == "list" else tuple(parts)
         raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
 
-    def _decode_dict(self, item: Any, path: str) -> dict[Any, Any]:
+    def _decode_dict(self, item: Any, path: str) -> Any:
         keys = [self.decode(key, path) for key, _ in item]
-        found = {key: self.decode(entry, f"{path}.{key}")
-                 for key, (_, entry) in zip(keys, item, strict=True)}
-        if path not in self.metadata:
-            return found
-        ordered: Any = OrderedDict(found)
-        ordered._metadata = self.metadata[path]
-        return ordered
+        found: Any = {key: self.decode(entry, f"{path}.{key}")
+                      for key, (_, entry) in zip(keys, item, strict=True)}
+        if path in self.metadata:
+            found = OrderedDict(found)
+            found._metadata = self.metadata[path]
+        return found
 
 
 def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
