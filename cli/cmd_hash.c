@@ -76,9 +76,12 @@ static int keep_digests(const hash_request *request, const char *path,
                request->dry_run ? "false" : "true");
         print_json(text, request->algorithm);
     } else if (code == EXIT_OK && request->dry_run) {
+        char *target = digest_file_name(path);
+        if (target == NULL) return cli_no_memory();
         printf("would write ");
-        cli_print_path(request->path);
-        printf(".digest, %zu bytes\n", strlen(text));
+        cli_print_path(target);
+        printf(", %zu bytes\n", strlen(text));
+        free(target);
     }
     return code;
 }

@@ -32,6 +32,8 @@ static char *sidecar_path(const char *path, const char *suffix) {
     return result;
 }
 
+char *digest_file_name(const char *path) { return sidecar_path(path, ".digest"); }
+
 char *digest_file_settle(const char *path) {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
@@ -58,24 +60,34 @@ char *digest_file_settle(const char *path) {
     return settled != NULL ? settled : strdup(path);
 }
 
-/// Refuses a file that no `hash --write` wrote, of whatever version: its owner moves it. An empty
-/// file and a link are replaced.
+static int refuse_target(const char *target, const char *what) {
+    fst_error error = {.status = FST_E_ARGUMENT, .byte_offset = FST_NO_OFFSET};
+    snprintf(error.message, sizeof error.message,
+             "%.400s: this would overwrite %s. Move it away first", target, what);
+    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
+    snprintf(error.file, sizeof error.file, "%s", target);
+    return cli_fail(&error);
+}
+
+/// Refuses a file that no `hash --write` wrote, of whatever version. An empty file and a link are
+/// replaced.
 static int check_replaced(const char *target) {
     static const char word[] = "fastsafetensors-digest ";
     char first[sizeof word - 1];
     struct stat info;
+    if (lstat(target, &info) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? EXIT_OK : cli_fail_errno("reading", target);
+    if (S_ISLNK(info.st_mode)) return EXIT_OK;
+    if (!S_ISREG(info.st_mode)) return refuse_target(target, "a folder, pipe or device");
+    if (info.st_size == 0) return EXIT_OK;
     int fd = open(target, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0) return EXIT_OK;
-    bool is_file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0;
-    bool is_own = pread(fd, first, sizeof first, 0) == (ssize_t)sizeof first &&
-                  memcmp(first, word, sizeof first) == 0;
-    close(fd);
-    if (!is_file || is_own) return EXIT_OK;
-    fst_error error = {.status = FST_E_ARGUMENT, .byte_offset = FST_NO_OFFSET};
-    snprintf(error.message, sizeof error.message,
-             "this would overwrite a file that 'hash --write' did not write. Move it away first");
-    snprintf(error.file, sizeof error.file, "%s", target);
-    return cli_fail(&error);
+    ssize_t got = fd < 0 ? -1 : pread(fd, first, sizeof first, 0);
+    int failure = errno;
+    if (fd >= 0) close(fd);
+    errno = failure;
+    if (got < 0) return cli_fail_errno("reading", target);
+    if (got == (ssize_t)sizeof first && memcmp(first, word, sizeof first) == 0) return EXIT_OK;
+    return refuse_target(target, "a file that 'hash --write' did not write");
 }
 
 int digest_file_check(const char *path) {
@@ -84,7 +96,7 @@ int digest_file_check(const char *path) {
     char *unused_name = sidecar_path(path, ".digest.0");
     int code = unused_name == NULL ? cli_no_memory() : cli_check_file_target(unused_name, false);
     free(unused_name);
-    char *target = code == EXIT_OK ? sidecar_path(path, ".digest") : NULL;
+    char *target = code == EXIT_OK ? digest_file_name(path) : NULL;
     if (code == EXIT_OK) code = target == NULL ? cli_no_memory() : check_replaced(target);
     free(target);
     return code;
@@ -135,10 +147,8 @@ static bool write_all(int fd, const char *text) {
 
 int digest_file_open(const char *path, const char *text, digest_file *out) {
     struct stat info;
-    *out = (digest_file){.target = sidecar_path(path, ".digest"), .fd = -1};
+    *out = (digest_file){.target = digest_file_name(path), .fd = -1};
     if (out->target == NULL) return cli_no_memory();
-    int code = check_replaced(out->target);
-    if (code != EXIT_OK) return code;
     out->fd = create_temporary(out->target, &out->temporary);
     if (out->fd < 0 || !write_all(out->fd, text) || fstat(out->fd, &info) != 0)
         return cli_fail_errno("writing", out->target);
@@ -149,6 +159,8 @@ int digest_file_open(const char *path, const char *text, digest_file *out) {
 
 /// The rename replaces a planted link, not its target.
 int digest_file_place(digest_file *file) {
+    int code = check_replaced(file->target);
+    if (code != EXIT_OK) return code;
     if (rename(file->temporary, file->target) != 0) return cli_fail_errno("writing", file->target);
     file->is_placed = true;
     return EXIT_OK;
@@ -232,7 +244,7 @@ static int read_text(int fd, const char *name, char **text) {
 }
 
 int digest_file_read(const char *path, char **text) {
-    char *name = sidecar_path(path, ".digest");
+    char *name = digest_file_name(path);
     *text = NULL;
     if (name == NULL) return cli_no_memory();
     int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a pipe

@@ -11,6 +11,8 @@
 /// The path with the links of its folders resolved once, so that the digests are those of the model
 /// that they are written next to, although a link changes meanwhile. NULL: no memory. Free it.
 char *digest_file_settle(const char *path);
+/// The path of a model's .digest file. NULL: no memory. Free it.
+char *digest_file_name(const char *path);
 /// Whether the file could be written, before the model is read. Returns an exit code.
 int digest_file_check(const char *path);
 

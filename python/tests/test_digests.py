@@ -208,6 +208,21 @@ def test_only_digest_files_are_overwritten(run, tmp_path, torch, found):  # noqa
     assert (tmp_path / "own").read_bytes() == before
 
 
+def test_a_pipe_is_not_overwritten(run, tmp_path, torch):  # noqa: F811
+    """Nor does a dry run promise it, which names the file as it is for every spelling."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    save_file({"a": torch.ones(4)}, folder / "m.safetensors")
+    for spelling in ("models", "models/", "models/."):
+        out, _ = run("hash", "--write", "--dry-run", spelling, cwd=tmp_path)
+        assert out.startswith(f"would write {tmp_path}/models.digest, ")
+    os.mkfifo(tmp_path / "models.digest")
+    for options in (["--dry-run"], []):
+        _, errors = run("hash", "--write", *options, folder, code=3)
+        assert "models.digest: this would overwrite a folder, pipe or device" in errors
+    assert (tmp_path / "models.digest").is_fifo()
+
+
 def test_names_that_are_not_utf8_are_not_stored(run, tmp_path, torch):  # noqa: F811
     """Two of them would have the same name in the text."""
     folder = tmp_path / "models"
@@ -215,11 +230,13 @@ def test_names_that_are_not_utf8_are_not_stored(run, tmp_path, torch):  # noqa: 
     for name in (b"a\xe8.safetensors", b"a\xe9.safetensors"):
         path = folder / os.fsdecode(name)
         save_file({name.hex(): torch.ones(4)}, path)
-        _, errors = run("hash", "--write", path, code=2)
+        _, errors = run("hash", "--write", path, code=3)
         assert "a?.safetensors: a .digest file cannot have this name" in errors
+        with pytest.raises(ValueError, match="which is not UTF-8"):
+            fastsafetensors.hash_file(path, write=True)
         run("hash", path)
     path.rename(folder / "\u00e9\ufffd.safetensors")
-    run("hash", "--write", folder, code=2)
+    run("hash", "--write", folder, code=3)
     (folder / os.fsdecode(b"a\xe8.safetensors")).unlink()
     run("hash", "--write", folder)
     run("verify", "--hash", folder)

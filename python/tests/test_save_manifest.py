@@ -229,6 +229,30 @@ def test_what_cannot_be_examined_is_an_error(tmp_path: pathlib.Path, ending: str
     assert path.read_bytes() == before and len(os.listdir(tmp_path)) == 2
 
 
+def test_the_same_for_a_shard_that_a_save_removes(tmp_path: pathlib.Path) -> None:
+    fst_torch.save_file({f"t{i}": torch.full((64,), 1.0) for i in range(3)}, tmp_path / "one")
+    folder = tmp_path / "shards"
+    assert command("split", "--manifest", "--count", 3, tmp_path / "one", folder).returncode == 0
+    (folder / "model-00003-of-00003.safetensors.digest").symlink_to("/proc/self/mem")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if not path.is_symlink()}
+    done = command("split", "--manifest", "--count", 2, tmp_path / "one", folder)
+    assert done.returncode == 2 and "examining a file that may describe" in done.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()
+            if not path.is_symlink()} == before
+
+
+@pytest.mark.parametrize("ending", [".digest", ".manifest"])
+def test_a_pipe_keeps_what_was_sent(tmp_path: pathlib.Path, ending: str) -> None:
+    """It describes no model, whatever its name."""
+    pipe = tmp_path / f"m.safetensors{ending}"
+    os.mkfifo(pipe)
+    both = os.open(pipe, os.O_RDWR)
+    os.write(both, b"fastsafetensors-digest 1 xxh3\n")
+    saved_file(tmp_path / "m.safetensors", 1.0)
+    assert os.read(both, 100) == b"fastsafetensors-digest 1 xxh3\n" and pipe.is_fifo()
+    os.close(both)
+
+
 def test_a_link_to_an_old_manifest_is_deleted_and_its_target_stays(tmp_path, torch):
     """The Hub's cache has such links, from files to blobs."""
     from fastsafetensors.torch import load_file, save_file

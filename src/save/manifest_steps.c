@@ -15,11 +15,12 @@ typedef struct sidecar_plan {
 
 /// Adds a step for a file that describes a model. Frees `path`.
 static fst_status add_file(const sidecar_plan *plan, char *path, fst_error *error) {
-    bool describes = true;
-    fst_status status = FST_OK;
+    bool describes;
     if (path == NULL) return fsti_error_memory(error, 64);
-    if (plan->only_existing) status = fsti_save_describes_model(path, &describes, error);
-    if (status == FST_OK && describes)
+    // Also where it is not needed now: one that can't be examined is an error before anything
+    // changes.
+    fst_status status = fsti_save_describes_model(path, &describes, error);
+    if (status == FST_OK && (describes || !plan->only_existing))
         status = fsti_journal_add_path(&plan->writer->publication.journal, plan->kind, path, error);
     fsti_free(path);
     return status;

@@ -20,7 +20,7 @@ unsigned check_share(void) {
     return wanted != NULL && strcmp(wanted, "all") == 0 ? 1 : 5;
 }
 
-long check_next(long n) { return CHECK_SANITIZED_THREADS ? n + 1 + n / 4 : n + 1; }
+long check_next(long n) { return CHECK_SANITIZED_THREADS ? n + 1 + n / 2 : n + 1; }
 
 void check_fail(const char *file, int line, const char *format, ...) {
     va_list arguments;

@@ -57,9 +57,9 @@ def hash_file(filename: Path, algorithm: str = "xxh3", *, write: bool = False) -
         The digests.
 
     Raises:
-        ValueError: an unknown algorithm; for write=True: another file has the digests' name.
-        SafetensorError: an invalid file, or the algorithm's library is missing; for write=True: a
-            file's name is not UTF-8.
+        ValueError: an unknown algorithm; for write=True: a file of another program has the
+            digests' name, or the name of a model file is not UTF-8.
+        SafetensorError: an invalid file, or the algorithm's library is missing.
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
