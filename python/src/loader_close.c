@@ -80,19 +80,6 @@ static int may_wait(const loader_object *object) {
     return !is_in_call || !must_not;
 }
 
-/// Whether the interpreter is ending: threads of Python no longer run, and any thread that waits
-/// for the GIL does not get it.
-static int is_ending(void) {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyObject *function = PySys_GetObject("is_finalizing");
-    PyObject *answer = function == NULL ? NULL : PyObject_CallNoArgs(function);
-    int is_so = answer != Py_False;
-    Py_XDECREF(answer);
-    PyErr_Restore(type, value, traceback);
-    return is_so;
-}
-
 // ---- closing ----
 
 /// A load that a separate thread closes.
@@ -184,7 +171,7 @@ static void close_unused(loader_object *object) {
         leave_load(object);
         return;
     }
-    if (object->memory != NULL && is_ending()) {
+    if (object->memory != NULL && fstpy_is_ending()) {
         keep_load(object); // its threads may wait for the GIL for ever
         return;
     }
@@ -211,7 +198,7 @@ static int await_end(loader_object *object) {
     for (;;) {
         close_unused(object);
         int is_freed = object->loader == NULL && !object->is_being_freed;
-        if (is_freed || !is_of_this_process(object) || is_ending()) break;
+        if (is_freed || !is_of_this_process(object) || fstpy_is_ending()) break;
         Py_BEGIN_ALLOW_THREADS
         nanosleep(&interval, NULL);
         Py_END_ALLOW_THREADS

@@ -127,6 +127,17 @@ static PyObject *module_error_class(PyObject *module, PyObject *none) {
     return Py_NewRef(fstpy_error_class(PyModule_GetState(module)));
 }
 
+int fstpy_is_ending(void) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *function = PySys_GetObject("is_finalizing");
+    PyObject *answer = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    int is_so = answer != Py_False;
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, traceback);
+    return is_so;
+}
+
 static PyMethodDef module_methods[] = {
     {"error_class", module_error_class, METH_NOARGS,
      "SafetensorError, or the subclass for the safetensors package's users."},

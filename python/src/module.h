@@ -86,6 +86,10 @@ PyObject *fstpy_delta_commit(PyObject *module, PyObject *args);
 PyObject *fstpy_delta_patch(PyObject *module, PyObject *args);
 PyObject *fstpy_delta_make(PyObject *module, PyObject *args);
 
+/// Whether the interpreter is ending: threads of Python no longer run, and any thread that waits
+/// for the GIL does not get it.
+int fstpy_is_ending(void);
+
 /// The model of a Model object, kept open for a call without the GIL even if another thread closes
 /// it meanwhile. NULL with an exception. May be released by any thread.
 typedef struct shared_model shared_model;

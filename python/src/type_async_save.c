@@ -3,14 +3,13 @@
 /// between such saves.
 #include "save_request.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 /// Interval of checks for Ctrl-C.
 #define SIGNAL_CHECK_MS 50
-/// How often is_unchanged() is called while signal handlers raise exceptions in it.
-#define ASK_COUNT 3
 
 // ---- StagingPool ----
 
@@ -101,52 +100,46 @@ static void release_tensors(async_object *object) {
     Py_CLEAR(object->is_unchanged);
 }
 
-/// Takes the exception that is set, as an object.
-static PyObject *take_exception(void) {
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    PyErr_NormalizeException(&kind, &value, &trace);
-    if (trace != NULL) (void)PyException_SetTraceback(value, trace);
-    Py_XDECREF(kind);
-    Py_XDECREF(trace);
-    return value;
-}
+/// The question whether the tensors are unchanged.
+typedef struct unchanged_question {
+    PyObject *callable;
+    int is_unchanged;
+} unchanged_question;
 
-/// Called by Python in the main thread: raises an exception.
-static int raise_kept(void *context) {
-    PyObject *error = context;
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_DECREF(error);
-    return -1;
-}
-
-/// Called once, by a thread of the library without the GIL, or by one that waits for it: calls the
-/// program's function. If that is the main thread, a signal handler may run meanwhile and raise an
-/// exception, which is no answer: the function is called again, and Python raises the exception
-/// when the main thread continues. An exception of each call is the function's own.
-static int ask_unchanged(void *context) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *callable = Py_NewRef(((async_object *)context)->is_unchanged);
-    PyObject *kept = NULL, *answer = PyObject_CallFunction(callable, NULL);
-    for (int i = 1; answer == NULL && i < ASK_COUNT; i++) {
-        PyObject *error = take_exception();
-        if (kept == NULL) kept = Py_NewRef(error);
-        Py_DECREF(error);
-        answer = PyObject_CallFunction(callable, NULL);
-    }
-    int is_good = answer != NULL && PyObject_IsTrue(answer) == 1;
-    if (PyErr_Occurred()) {
-        PyErr_WriteUnraisable(callable);
-        Py_CLEAR(kept);
-    }
-    if (kept != NULL && Py_AddPendingCall(raise_kept, kept) != 0) { // too many calls are pending
-        (void)raise_kept(kept);
-        PyErr_WriteUnraisable(callable);
-    }
+/// Calls the program's function. The GIL is held.
+static void call_unchanged(unchanged_question *question) {
+    PyObject *answer = PyObject_CallFunction(question->callable, NULL);
+    question->is_unchanged = answer != NULL && PyObject_IsTrue(answer) == 1;
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(question->callable);
     Py_XDECREF(answer);
-    Py_DECREF(callable);
+}
+
+static void *answer_unchanged(void *context) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    call_unchanged(context);
     PyGILState_Release(gil);
-    return is_good;
+    return NULL;
+}
+
+/// Called once, by a thread of the library, or by one that waits for it without the GIL. Another
+/// thread calls the program's function: in the main thread signal handlers would run meanwhile, and
+/// their exceptions would be taken for the answer, or they would wait for this very save.
+static int ask_unchanged(void *context) {
+    unchanged_question question = {0};
+    pthread_t thread;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    question.callable = Py_NewRef(((async_object *)context)->is_unchanged);
+    int is_asked = 0;
+    if (!fstpy_is_ending()) { // then no other thread would get the GIL
+        Py_BEGIN_ALLOW_THREADS
+        is_asked = pthread_create(&thread, NULL, answer_unchanged, &question) == 0;
+        if (is_asked) pthread_join(thread, NULL);
+        Py_END_ALLOW_THREADS
+    }
+    if (!is_asked) call_unchanged(&question);
+    Py_DECREF(question.callable);
+    PyGILState_Release(gil);
+    return question.is_unchanged;
 }
 
 /// What a save that other processes take part in calls at its end.
@@ -166,8 +159,13 @@ static PyObject *list_paths(const char *const *paths, size_t count) {
 
 /// The exception of an error, as an object.
 static PyObject *make_exception(module_state *state, const fst_error *error) {
+    PyObject *kind, *value, *trace;
     fstpy_raise(state, error);
-    return take_exception();
+    PyErr_Fetch(&kind, &value, &trace);
+    PyErr_NormalizeException(&kind, &value, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return value;
 }
 
 /// Returns what the program's function returns: None, or a text that says why nothing was

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -91,33 +92,61 @@ def _patched_core(method: str) -> Any:
     return Core()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_while_tensors_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: type[BaseException]
-) -> None:
-    """The exception is raised once, and the save succeeds."""
-    _raise_at_signal(calls, kind)
+def _send_in_checks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Each check that tensors are unchanged sends a signal first; return whether it was here."""
+    here: list[bool] = []
 
     def watch(_tensors: Any) -> Callable[[], bool]:
         def is_unchanged() -> bool:
-            if threading.current_thread() is threading.main_thread() and not calls:
-                signal.raise_signal(signal.SIGUSR1)
+            here.append(threading.current_thread() is threading.main_thread())
+            os.kill(os.getpid(), signal.SIGUSR1)
             return True
 
         return is_unchanged
 
     monkeypatch.setattr(fastsafetensors.torch, "watch_changes", watch)
-    tensor, raised = torch.ones(COUNT), 0
-    for _ in range(200):  # this thread or another one copies the last bytes, and checks
+    return here
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_while_tensors_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int], kind: type[BaseException]
+) -> None:
+    """The exception is raised once, not in the check, and the save succeeds."""
+    _raise_at_signal(calls, kind)
+    here, tensor, raised = _send_in_checks(monkeypatch), torch.ones(COUNT), 0
+    for number in range(1, 6):  # this thread or another one copies the last bytes, and checks
         try:
             handle = save_file_async({"x": tensor}, tmp_path / "a", stage="lazy")
             handle.before_step()
+            while len(calls) < number:
+                time.sleep(0.001)
         except kind:
             raised += 1
         assert handle.exception() is None
-        if calls:
-            break
-    assert (raised, calls) == (1, [signal.SIGUSR1])
+        assert raised == len(calls) == number
+    assert here == [False] * 5
+
+
+def test_a_handler_that_saves_while_tensors_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+) -> None:
+    """Its save comes after the one that is checked, for whose end it waits."""
+    def save_and_wait(_number: int, _frame: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            save_file_async({"y": torch.ones(3)}, tmp_path / "a").wait()
+
+    signal.signal(signal.SIGUSR1, save_and_wait)
+    _send_in_checks(monkeypatch)
+    for _ in range(5):
+        calls.clear()
+        handle = save_file_async({"x": torch.ones(COUNT)}, tmp_path / "a", stage="lazy")
+        handle.before_step()
+        handle.wait()
+        while not calls:
+            time.sleep(0.001)
+        assert list(load_file(tmp_path / "a")) == ["y"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
