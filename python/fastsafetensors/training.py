@@ -28,25 +28,23 @@ from typing import Any, TypeVar
 from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
+    GONE,
     LISTINGS,
     STEM,
+    UNREADABLE,
+    UNRELATED,
     Checkpoint,
     by_metric,
     clean_up,
     deleted_too_fast,
     find_newest,
     make_folder,
+    meaning_of,
     read_all,
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoints.checkpoint_ranks import (
-    GONE,
-    UNREADABLE,
-    OtherGroupSizeError,
-    Ranks,
-    is_unreadable,
-)
+from ._checkpoints.checkpoint_ranks import Ranks
 from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
@@ -425,13 +423,13 @@ class CheckpointManager:
             for step, path in find_newest(self.folder):
                 try:
                     return read(self._checkpoint_of(step, verify))
-                except OtherGroupSizeError:
-                    raise
                 except Exception as error:
+                    if meaning_of(error) == UNRELATED:
+                        raise
                     if not path.is_dir():
                         break
                     self._pass_over(step, error)
-                    if is_unreadable(error):
+                    if meaning_of(error) == UNREADABLE:
                         unreadable = unreadable or error
             else:
                 if unreadable is not None:
@@ -543,7 +541,7 @@ class CheckpointManager:
                 if refused is None:
                     self._load_together(state, loaded, number)
                     return number
-                if step is not None:
+                if step is not None or reason == UNRELATED:
                     raise refused
                 if reason == GONE:
                     break

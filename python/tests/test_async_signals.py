@@ -205,6 +205,17 @@ def test_a_signal_at_the_start(
     assert load_file(tmp_path / "b" / "model.safetensors")["x"].tolist() == [1, 1, 1]
 
 
+def test_a_signal_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its TimeoutError stays one, and no save was begun."""
+    def interrupted(*_arguments: Any) -> Any:
+        raise TimeoutError("of the handler")
+
+    monkeypatch.setattr(save_handles.Staging, "settings", interrupted)
+    with pytest.raises(TimeoutError, match="^of the handler$"):
+        save_file_async({"x": torch.ones(3)}, tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_signal_before_ranks_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]
 ) -> None:

@@ -131,6 +131,17 @@ with CheckpointManager(run, **options) as manager:
         assert "Too many open files" in str(error), error
     else:
         raise AssertionError("a start with step 0")
+    # A signal handler of one rank raises an exception meanwhile.
+    def interrupt(path, step):
+        raise RuntimeError("preempted")
+    if rank == 1:
+        training.read_checkpoint = interrupt
+    try:
+        manager.resume({"x": 0})
+    except (RuntimeError if rank == 1 else fastsafetensors.RankError) as error:
+        assert "preempted" in str(error), error
+    else:
+        raise AssertionError("an older step")
     training.read_checkpoint = read
     assert manager.resume({"x": 0}) == 2
 """

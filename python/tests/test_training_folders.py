@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from fastsafetensors import SafetensorError, training  # noqa: E402
-from fastsafetensors._checkpoints import checkpoint_folders  # noqa: E402
+from fastsafetensors._checkpoints import checkpoint_folders, old_checkpoints  # noqa: E402
 from fastsafetensors.torch import save_file  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
@@ -297,3 +297,29 @@ def test_checkpoints_that_are_always_deleted_are_an_error(
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(SafetensorError, match="delete checkpoints faster than"):
             manager.resume({"x": 0})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("preempted"), TimeoutError("preempted")])
+@pytest.mark.parametrize("call", [
+    lambda manager: manager.latest(),
+    lambda manager: manager.best(),
+    lambda manager: manager.checkpoints(),
+    lambda manager: manager.resume({"x": 0}),
+    lambda manager: manager.save(2, {"x": 0}),
+], ids=["latest", "best", "checkpoints", "resume", "save"])
+def test_exceptions_of_signal_handlers_are_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, error: Exception
+) -> None:
+    """They say nothing about the checkpoint that was being read."""
+    def read_checkpoint(path: Path, step: int) -> Any:
+        raise error
+
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        manager.save(2, {"x": 2}, metric=1)
+        manager.wait()
+        for module in (training, checkpoint_folders, old_checkpoints):
+            monkeypatch.setattr(module, "read_checkpoint", read_checkpoint)
+        with pytest.raises(type(error), match="preempted"):
+            call(manager)
+        monkeypatch.undo()
+        assert manager.resume({"x": 0}) == 2

@@ -256,6 +256,26 @@ def test_versions_of_modules(tmp_path: pathlib.Path) -> None:
     assert set(found.load()) == {"net", "kept", "x"}
 
 
+def test_versions_of_dicts_with_equal_paths(tmp_path: pathlib.Path) -> None:
+    """Names with dots, and keys of two types with one text, do not mix them up."""
+    def versioned(version: int) -> Any:
+        found = torch.nn.Linear(1, 1).state_dict()
+        found._metadata = {"": {"version": version}}
+        return found
+
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a.b": versioned(1), "a": {"b": versioned(2), 1: versioned(3),
+                                                    "1": [versioned(4), {}], (1, "x"): {}},
+                         "z": versioned(5)})
+        manager.wait()
+        found = manager.latest()
+    assert found is not None
+    state = found.load()
+    dicts = [state["a.b"], state["a"]["b"], state["a"][1], state["a"]["1"][0], state["z"]]
+    assert [one._metadata[""]["version"] for one in dicts] == [1, 2, 3, 4, 5]
+    assert not hasattr(state["a"], "_metadata")
+
+
 def test_a_reserved_name(tmp_path: pathlib.Path) -> None:
     """The name under which the versions of modules are saved."""
     with CheckpointManager(tmp_path) as manager, pytest.raises(ValueError, match="is reserved"):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fastsafetensors import torch as fast_torch  # noqa: E402
 from fastsafetensors._saving import save_handles  # noqa: E402
 from fastsafetensors._checkpoints.watcher import Watcher  # noqa: E402
 from fastsafetensors._saving.save_handles import FileSave, ThreadSave  # noqa: E402
-from fastsafetensors._torch import tensor_memory  # noqa: E402
 from fastsafetensors.torch import save_file_async  # noqa: E402
 from fastsafetensors.training import CheckpointManager, trainer_callback  # noqa: E402
 
@@ -235,33 +233,3 @@ def test_ctrl_c_while_a_save_gets_its_thread(
             manager.save(1, {"x": torch.ones(3_000_000)})
         assert manager.resume({"x": torch.zeros(3_000_000)}) == 1
         assert not manager._saving
-
-
-def test_ctrl_c_in_a_step_that_looks_for_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is raised, and the save goes on."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    watch, calls = tensor_memory.watch_changes, []
-    has_returned = threading.Event()
-
-    def watch_and_interrupt(tensors: Any) -> Any:
-        is_unchanged = watch(tensors)
-
-        def look() -> bool:
-            calls.append(1)
-            if len(calls) == 1:
-                has_returned.wait()
-                raise KeyboardInterrupt
-            return is_unchanged()
-
-        return look
-
-    monkeypatch.setattr(fast_torch, "watch_changes", watch_and_interrupt)
-    handle = save_file_async({"x": torch.ones(9)}, tmp_path / "x.safetensors", stage="lazy")
-    with pytest.raises(KeyboardInterrupt):
-        has_returned.set()
-        handle.wait()
-        time.sleep(5)
-    handle.wait()
-    assert len(calls) == 2

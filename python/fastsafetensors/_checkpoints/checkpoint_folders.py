@@ -111,6 +111,21 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, None if metric is None else float(metric), ranks)
 
 
+# What an error of reading a checkpoint says: it is damaged; it may be whole; nothing about it, as
+# the exception of a signal handler. The most important last, with GONE for a group.
+DAMAGED, UNREADABLE, GONE, UNRELATED = range(4)
+
+
+def meaning_of(error: Exception | None) -> int:
+    """What an error says about the checkpoint that was being read; DAMAGED for None."""
+    if error is None or isinstance(error, error_class()):
+        return DAMAGED
+    # A TimeoutError that a handler raises has no number.
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+        return UNREADABLE
+    return UNRELATED
+
+
 @contextlib.contextmanager
 def _as_damage(path: Path) -> Iterator[None]:
     """Turn errors that say that files are damaged, or are not there, into SafetensorError."""
@@ -239,7 +254,9 @@ def read_all(folder: Path) -> list[Checkpoint]:
         for step, path in find_steps(folder):
             try:
                 found.append(read_checkpoint(path, step))
-            except Exception:  # whatever is wrong with it: not complete
+            except Exception as error:
+                if meaning_of(error) == UNRELATED:
+                    raise
                 is_gone |= not path.is_dir()
         if not is_gone:
             break

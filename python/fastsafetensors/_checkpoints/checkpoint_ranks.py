@@ -25,16 +25,8 @@ from .._saving.save_handles import SaveHandle, Staging, StagingPool
 from .._saving.save_options import manifest_options, with_ties
 from .._torch.tensor_memory import watch_changes
 from ..v05.frameworks import get_framework_op
-from .checkpoint_folders import STEM, Checkpoint, rank_prefix
+from .checkpoint_folders import DAMAGED, GONE, STEM, Checkpoint, meaning_of, rank_prefix
 from .state_codec import encode_state
-
-# Why a step could not be read, the most important last.
-DAMAGED, UNREADABLE, GONE = range(3)
-
-
-def is_unreadable(error: Exception | None) -> bool:
-    """Whether an error says nothing about the checkpoint, which may be intact."""
-    return isinstance(error, (OSError, MemoryError))
 
 
 class OtherGroupSizeError(ValueError):
@@ -152,9 +144,8 @@ class Ranks:
     ) -> Iterator[tuple[int, Any, Exception | None, int]]:
         """Yield (step, what `read` returns, None, DAMAGED) for the steps of rank 0 on all ranks.
 
-        With the error instead, if one rank could not read the step, and the reason: GONE if some
-        rank has no such step any more, UNREADABLE if one had an error of the system or no memory,
-        or DAMAGED.
+        With the error instead, if one rank could not read the step, and the most important
+        meaning_of() of all ranks' errors; GONE if some rank has no such step any more.
 
         Raises:
             OtherGroupSizeError: on all ranks: another number of them has saved the step.
@@ -178,10 +169,10 @@ class Ranks:
             except Exception as error:
                 if self._pg.has_lost_ranks:
                     raise
-                reason = UNREADABLE if is_unreadable(failure) else DAMAGED
+                reason = meaning_of(failure)
                 with contextlib.suppress(Exception):  # the other ranks wait for the reason
                     if failure is not None and is_gone(step):
-                        reason = GONE
+                        reason = max(reason, GONE)
                 said = self._pg.exchange(bytes([reason]), f"the error of step {step}")
                 yield step, None, error, max(one[0] for one in said)
             else:

@@ -7,7 +7,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_folders import Checkpoint, by_metric, delete_hidden, hide, read_checkpoint
+from .checkpoint_folders import (
+    UNRELATED,
+    Checkpoint,
+    by_metric,
+    delete_hidden,
+    hide,
+    meaning_of,
+    read_checkpoint,
+)
 
 _log = logging.getLogger("fastsafetensors")
 
@@ -38,7 +46,9 @@ class OldCheckpoints:
             return
         try:
             read_checkpoint(manager.folder / f"step-{step}", step)
-        except Exception:  # whatever is wrong with it: not complete
+        except Exception as error:
+            if meaning_of(error) == UNRELATED:
+                raise
             self._in_place.discard(step)
         else:
             if step not in manager._passed_over:

@@ -15,8 +15,9 @@ from .._torch.torch_installed import torch
 
 # The tensor that holds the description, as JSON in bytes.
 DESCRIPTION = "fastsafetensors.state"
-# In the description: {path: the _metadata of the dict there}, by which torch.nn.Module.state_dict()
-# tells the versions of modules. Versions of this package that don't know it take it for a state.
+# In the description: {number of a dict in the state, in depth-first order: its _metadata}, by which
+# torch.nn.Module.state_dict() tells the versions of modules. Versions of this package that don't
+# know it take it for a state.
 _METADATA = "fastsafetensors.metadata"
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -35,7 +36,8 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Any] = {}
-        self.metadata: dict[str, Any] = {}
+        self.metadata: dict[int, Any] = {}
+        self._dict_count = 0
         self._known: dict[tuple[Any, ...], str] = {}
 
     def _tensor(self, tensor: Any, path: str) -> str:
@@ -75,7 +77,8 @@ class _Encoder:
             return {"bytes": base64.b64encode(value).decode()}
         if isinstance(value, Mapping):
             if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
-                self.metadata[path] = value._metadata
+                self.metadata[self._dict_count] = value._metadata
+            self._dict_count += 1
             return {"dict": [[self.encode(key, path), self.encode(item, f"{path}.{key}")]
                              for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
@@ -128,11 +131,11 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
 class _Decoder:
     """Makes nested values of JSON and tensors."""
 
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self._tensors = tensors
-        self.metadata: dict[str, Any] = {}
+    def __init__(self, tensors: Mapping[str, Any], metadata: dict[int, Any]) -> None:
+        self._tensors, self._metadata = tensors, metadata
+        self._dict_count = 0
 
-    def decode(self, value: Any, path: str) -> Any:
+    def decode(self, value: Any) -> Any:
         """Return the value that JSON stands for."""
         if not isinstance(value, dict):
             return value
@@ -144,19 +147,19 @@ class _Decoder:
         if kind == "bytes":
             return base64.b64decode(item)
         if kind == "dict":
-            return self._decode_dict(item, path)
+            return self._decode_dict(item)
         if kind in ("list", "tuple"):
-            parts = [self.decode(entry, f"{path}.{at}") for at, entry in enumerate(item)]
+            parts = [self.decode(entry) for entry in item]
             return parts if kind == "list" else tuple(parts)
         raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
 
-    def _decode_dict(self, item: Any, path: str) -> Any:
-        keys = [self.decode(key, path) for key, _ in item]
-        found: Any = {key: self.decode(entry, f"{path}.{key}")
-                      for key, (_, entry) in zip(keys, item, strict=True)}
-        if path in self.metadata:
+    def _decode_dict(self, item: Any) -> Any:
+        number = self._dict_count
+        self._dict_count += 1
+        found: Any = {self.decode(key): self.decode(entry) for key, entry in item}
+        if number in self._metadata:
             found = OrderedDict(found)
-            found._metadata = self.metadata[path]
+            found._metadata = self._metadata[number]
         return found
 
 
@@ -189,6 +192,8 @@ def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     if DESCRIPTION not in tensors:
         raise ValueError(f"no tensor {DESCRIPTION!r}: this is no checkpoint of CheckpointManager")
     described = json.loads(bytes(tensors[DESCRIPTION].numpy()))
-    decoder = _Decoder(tensors)
-    decoder.metadata = decoder.decode(described.pop(_METADATA, {"dict": []}), _METADATA)
-    return {name: decoder.decode(value, name) for name, value in described.items()}
+    metadata = _Decoder(tensors, {}).decode(described.pop(_METADATA, {"dict": []}))
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{_METADATA}: not a dict")
+    decoder = _Decoder(tensors, metadata)
+    return {name: decoder.decode(value) for name, value in described.items()}

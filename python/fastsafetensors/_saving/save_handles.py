@@ -542,7 +542,7 @@ def start_rows(
     except BaseException as error:
         if not handle.is_started():
             handle.withdraw()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.errno is not None:  # not a signal handler's
                 raise serialization_error(error) from error
             raise
         handle._interrupt()  # a signal handler has raised it
