@@ -87,7 +87,7 @@ publish.publish_set = publish_late
 agree = publish.Agreement.agree
 
 def come(self, what, *arguments, **options):
-    if what == "the new names" and rank == 1:
+    if what == "the publication" and rank == 1:
         time.sleep(late["outcome"])
     return agree(self, what, *arguments, **options)
 publish.Agreement.agree = come

@@ -99,7 +99,7 @@ def publish_hidden(
     # Only rank 0 knows that it has not published: it does so after this.
     is_publisher = pg.rank() == 0
     with contextlib.nullcontext() if is_publisher else outcome_known(pg, _MAY_BE_NEW):
-        for text in pg.exchange_texts(json.dumps(hidden), "the hidden files"):
+        for text in pg.exchange_texts(json.dumps(hidden), "the names of the written files"):
             every.update(json.loads(text))
     if is_publisher:
         try:
@@ -112,6 +112,6 @@ def publish_hidden(
             error = failure
     pg.wait_for_outcome()
     if error is not None:
-        agreement.agree("the new names", error=error)
+        agreement.agree("the publication", error=error)
     with outcome_known(pg, _IS_NEW if is_publisher else _MAY_BE_NEW):
-        agreement.agree("the new names")
+        agreement.agree("the publication")

@@ -179,7 +179,7 @@ def _publisher(
             error = failure
         pg.wait_for_outcome()
         with outcome_known(pg, "New files may be in place"):
-            agreement.agree("the new names", error=error)
+            agreement.agree("the publication", error=error)
 
     return publish
 
