@@ -78,7 +78,11 @@ static int check_replaced(const char *target) {
     if (lstat(target, &info) != 0)
         return errno == ENOENT || errno == ENOTDIR ? EXIT_OK : cli_fail_errno("reading", target);
     if (S_ISLNK(info.st_mode)) return EXIT_OK;
-    if (!S_ISREG(info.st_mode)) return refuse_target(target, "a folder, pipe or device");
+    if (S_ISDIR(info.st_mode)) {
+        errno = EISDIR;
+        return cli_fail_errno("writing", target);
+    }
+    if (!S_ISREG(info.st_mode)) return refuse_target(target, "a pipe or device");
     if (info.st_size == 0) return EXIT_OK;
     int fd = open(target, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     ssize_t got = fd < 0 ? -1 : pread(fd, first, sizeof first, 0);

@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -279,3 +281,36 @@ def test_tensors_of_a_save_that_has_ended(
     way(handle)
     gc.collect()
     assert seen() is None and handle.done()
+
+
+@pytest.mark.parametrize("stage", ["copy", "lazy", "none"])
+def test_a_save_after_the_handlers_of_the_exit(tmp_path: Path, stage: str) -> None:
+    """An atexit handler that was registered before the import starts it and does not wait."""
+    program = """
+import atexit, sys
+def save():
+    global handle, tensors
+    tensors = {"x": torch.full((COUNT,), 7.0)}
+    handle = save_file_async(tensors, sys.argv[1], stage=sys.argv[2])
+atexit.register(save)
+import torch
+from fastsafetensors.torch import save_file_async
+""".replace("COUNT", "8000000")
+    path = tmp_path / "a"
+    subprocess.run([sys.executable, "-c", program, path, stage], check=True, timeout=100)
+    assert bool((load_file(path)["x"] == 7).all())
+
+
+@pytest.mark.parametrize("stage", ["copy", "lazy", "none"])
+def test_tensors_of_a_save_that_has_failed(tmp_path: Path, stage: str) -> None:
+    """before_step() lets go of them when the save has ended."""
+    tensor = torch.ones(1000)
+    alive = weakref.ref(tensor)
+    handle = save_file_async({"x": tensor}, tmp_path / "missing/a", stage=stage)
+    del tensor
+    for _ in range(10_000):
+        handle.before_step()
+        if alive() is None:
+            return
+        time.sleep(0.001)
+    raise AssertionError("the tensor is kept")

@@ -323,3 +323,22 @@ def test_exceptions_of_signal_handlers_are_raised(
             call(manager)
         monkeypatch.undo()
         assert manager.resume({"x": 0}) == 2
+
+
+def test_exceptions_of_signal_handlers_while_folders_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": 1})
+        manager.wait()
+
+        def interrupted(_path: Any) -> Any:
+            raise TimeoutError("preempted")
+
+        monkeypatch.setattr(checkpoint_folders, "_indexed_files", interrupted)
+        with pytest.raises(TimeoutError, match="preempted"):
+            CheckpointManager(tmp_path)
+        monkeypatch.setattr(Path, "iterdir", interrupted)
+        with pytest.raises(TimeoutError, match="preempted"):
+            checkpoint_folders._has_files(tmp_path)
+        monkeypatch.undo()

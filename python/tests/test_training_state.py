@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from fastsafetensors import torch as fast_torch  # noqa: E402
 from fastsafetensors.training import RNG, CheckpointManager  # noqa: E402
 
 
@@ -274,6 +275,35 @@ def test_versions_of_dicts_with_equal_paths(tmp_path: pathlib.Path) -> None:
     dicts = [state["a.b"], state["a"]["b"], state["a"][1], state["a"]["1"][0], state["z"]]
     assert [one._metadata[""]["version"] for one in dicts] == [1, 2, 3, 4, 5]
     assert not hasattr(state["a"], "_metadata")
+
+
+def test_versions_that_have_versions(tmp_path: pathlib.Path) -> None:
+    """They are saved without them; those that contain themselves can't be saved."""
+    inner = torch.nn.Linear(1, 1).state_dict()
+    state = torch.nn.Linear(1, 1).state_dict()
+    state._metadata = {"": inner._metadata, "more": inner}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a": state})
+        manager.wait()
+        found = manager.latest()
+        assert found is not None
+        assert set(found.load()["a"]._metadata["more"]) == {"weight", "bias"}
+        state._metadata["self"] = state._metadata
+        with pytest.raises(TypeError, match="contains itself"):
+            manager.save(2, {"a": state})
+
+
+def test_a_description_that_holds_no_bytes(tmp_path: pathlib.Path) -> None:
+    """It is a damaged checkpoint: the one before is taken."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"x": 1})
+        manager.save(2, {"x": 2})
+        manager.wait()
+        for text in (torch.tensor(2**31), torch.tensor([[1]], dtype=torch.uint8)):
+            fast_torch.save_file({"fastsafetensors.state": text},
+                                 tmp_path / "step-2/checkpoint.safetensors",
+                                 metadata={"step": "2"})
+            assert manager.resume({"x": 0}) == 1
 
 
 def test_a_reserved_name(tmp_path: pathlib.Path) -> None:

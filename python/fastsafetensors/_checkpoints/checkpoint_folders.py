@@ -59,7 +59,7 @@ class Checkpoint:
         - torch.nn.Parameter and other subclasses of torch.Tensor as torch.Tensor;
         - NumPy arrays in the machine's byte order, and NumPy scalars as Python numbers and strings;
         - enumerations and other subclasses of int, float and str as these;
-        - OrderedDict and every other mapping as dict;
+        - OrderedDict and every other mapping as dict, except for state_dict() of modules;
         - named tuples and torch.Size as tuple, subclasses of list as list;
         - bytearray as bytes.
 
@@ -118,7 +118,7 @@ DAMAGED, UNREADABLE, GONE, UNRELATED = range(4)
 
 def meaning_of(error: Exception | None) -> int:
     """What an error says about the checkpoint that was being read; DAMAGED for None."""
-    if error is None or isinstance(error, error_class()):
+    if error is None or isinstance(error, (error_class(), BufferError, OverflowError)):
         return DAMAGED
     # A TimeoutError that a handler raises has no number.
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
@@ -169,6 +169,9 @@ def _read_regular(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return opened.read()
+
+
+_UNREADABLE_INDEX = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def _indexed_files(folder: Path) -> set[str]:
@@ -290,10 +293,11 @@ def deleted_too_fast(folder: Path, more: str = "") -> Exception:
 def _has_files(path: Path) -> bool:
     try:
         return any(not entry.name.startswith(".") for entry in path.iterdir())
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # reading the checkpoint says what is wrong
+    except OSError as error:
+        if meaning_of(error) == UNRELATED:
+            raise
+        # Reading the checkpoint says what else is wrong.
+        return not isinstance(error, FileNotFoundError)
 
 
 def hide(old: Checkpoint) -> Path:
@@ -320,5 +324,8 @@ def clean_up(folder: Path) -> None:
         if _HIDDEN.fullmatch(path.name):
             delete_hidden(path)
     for _, path in find_steps(folder):
-        with contextlib.suppress(Exception):  # an index that can't be read: nothing is deleted
+        try:
             _clean_folder(path)
+        except _UNREADABLE_INDEX as error:  # nothing is deleted
+            if isinstance(error, OSError) and meaning_of(error) == UNRELATED:
+                raise

@@ -103,6 +103,13 @@ class _Encoder:
                         "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
 
 
+def _encode_named(encoder: _Encoder, name: str, value: Any) -> Any:
+    try:
+        return encoder.encode(value, name)
+    except RecursionError:
+        raise TypeError(f"{name}: contains itself, or is nested too deeply") from None
+
+
 def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of nested state, with one that describes the rest.
 
@@ -118,12 +125,9 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
         plain = _plain_text(name)
         if plain == _METADATA:
             raise ValueError(f"the state can't have the name {plain!r}: it is reserved")
-        try:
-            described[plain] = encoder.encode(value, plain)
-        except RecursionError:
-            raise TypeError(f"{plain}: contains itself, or is nested too deeply") from None
-    if encoder.metadata:
-        described[_METADATA] = encoder.encode(encoder.metadata, _METADATA)
+        described[plain] = _encode_named(encoder, plain, value)
+    if encoder.metadata:  # a copy: they may have such metadata themselves, which is left out
+        described[_METADATA] = _encode_named(encoder, _METADATA, dict(encoder.metadata))
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -191,7 +195,10 @@ def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """
     if DESCRIPTION not in tensors:
         raise ValueError(f"no tensor {DESCRIPTION!r}: this is no checkpoint of CheckpointManager")
-    described = json.loads(bytes(tensors[DESCRIPTION].numpy()))
+    text = tensors[DESCRIPTION]
+    if text.dtype != torch.uint8 or text.dim() != 1:
+        raise ValueError(f"the tensor {DESCRIPTION!r} does not hold bytes")
+    described = json.loads(bytes(text.numpy()))
     metadata = _Decoder(tensors, {}).decode(described.pop(_METADATA, {"dict": []}))
     if not isinstance(metadata, dict):
         raise ValueError(f"{_METADATA}: not a dict")

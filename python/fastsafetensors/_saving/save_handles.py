@@ -350,7 +350,10 @@ class FileSave(SaveHandle):
         staged = self._core.stage(_milliseconds(timeout))
         if staged is False:
             raise TimeoutError(f"{self._name}: the tensors are not staged yet")
-        return None if staged is True else _shown_error(staged)
+        if staged is True:
+            return None
+        self.done()  # lets go of the tensors of a save that has ended
+        return _shown_error(staged)
 
     @property
     def progress(self) -> SaveProgress:
@@ -483,6 +486,7 @@ class _Running:
     def __init__(self) -> None:
         self._handles: set[SaveHandle] = set()
         self._of_thread = threading.local()
+        self.is_over = False  # the interpreter's exit no longer waits for a save
 
     def add(self, handle: SaveHandle) -> None:
         """Add a save; those that have ended go."""
@@ -505,6 +509,7 @@ class _Running:
 
     def end(self) -> None:
         """At the interpreter's exit."""
+        self.is_over = True
         handles, self._handles = self._handles, set()
         for handle in handles:
             if handle.at_exit == "cancel":
@@ -537,7 +542,8 @@ def start_rows(
     handle = hooks.make_handle(_core.AsyncSave(), path, staging.at_exit)
     try:
         handle._core.start(staging.settings(hooks), path, rows, metadata, **options)
-        if staging.stage == "copy":
+        # At the end of the interpreter, nobody could be asked later whether tensors were changed.
+        if staging.stage == "copy" or running.is_over:
             handle.before_step()  # an error is the handle's
     except BaseException as error:
         if not handle.is_started():
