@@ -527,6 +527,7 @@ class CheckpointManager:
         """resume() of a group, which no running save may use meanwhile."""
         self._check_usable()
         self._watchers.wait()
+        gone: Exception | None = None
         for _ in range(LISTINGS):  # again if another process has deleted what was listed
             with self._ranks.agreement_after("resume()", step=step, verify=verify):
                 check_switch("verify", verify)
@@ -543,6 +544,7 @@ class CheckpointManager:
                     return number
                 if step is not None or reason == UNRELATED:
                     raise refused
+                gone = refused
                 if reason == GONE:
                     break
                 self._pass_over(number, refused)
@@ -552,7 +554,7 @@ class CheckpointManager:
                 if unreadable is not None:
                     raise unreadable
                 return 0
-        raise deleted_too_fast(self.folder, f", or rank 0 lists other ones: {refused}")
+        raise deleted_too_fast(self.folder, f", or rank 0 lists other ones: {gone}")
 
     def _is_gone(self, step: int) -> bool:
         return not self._place_of(step).is_dir()

@@ -77,7 +77,7 @@ class _Encoder:
             return {"bytes": base64.b64encode(value).decode()}
         if isinstance(value, Mapping):
             if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
-                self.metadata[self._dict_count] = value._metadata
+                self.metadata[self._dict_count] = getattr(value, "_metadata", None)
             self._dict_count += 1
             return {"dict": [[self.encode(key, path), self.encode(item, f"{path}.{key}")]
                              for key, item in value.items()]}
