@@ -119,13 +119,16 @@ def test_a_signal_while_tensors_are_checked(
     here, tensor, raised = _send_in_checks(monkeypatch), torch.ones(COUNT), 0
     for number in range(1, 6):  # this thread or another one copies the last bytes, and checks
         try:
-            handle = save_file_async({"x": tensor}, tmp_path / "a", stage="lazy")
-            handle.before_step()
+            save_file_async({"x": tensor}, tmp_path / "a", stage="lazy").before_step()
             while len(calls) < number:
                 time.sleep(0.001)
         except kind:
             raised += 1
-        assert handle.exception() is None
+        handle = running.last_of_thread()
+        assert handle is not None
+        error = handle.exception()
+        # On a busy machine the check is over before the call returns, which is cancelled then.
+        assert error is None or was_cancelled(error)
         assert raised == len(calls) == number
     assert here == [False] * 5
 
