@@ -20,14 +20,12 @@ fst_status fsti_save_describes_model(const char *path, bool *describes, fst_erro
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) return FST_OK;
     // A link is followed to look at the content; the link itself is what a save deletes.
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    ssize_t got = -1;
-    if (fd >= 0) do
-            got = read(fd, start, sizeof start);
-        while (got < 0 && errno == EINTR);
+    ssize_t got = fd < 0 ? -1 : read(fd, start, sizeof start);
+    while (fd >= 0 && got < 0 && errno == EINTR) got = read(fd, start, sizeof start);
     int failure = got < 0 ? errno : 0;
     if (fd >= 0) close(fd);
-    bool is_none = failure == ENOENT || failure == ENOTDIR || failure == ELOOP ||
-                   failure == ENXIO || failure == ENAMETOOLONG || failure == EISDIR;
+    bool is_none = fd < 0 && (failure == ENOENT || failure == ENOTDIR || failure == ELOOP ||
+                              failure == ENXIO || failure == ENAMETOOLONG);
     if (failure != 0 && !is_none)
         return fsti_error_errno(error, failure, path,
                                 "examining a file that may describe the old model");
