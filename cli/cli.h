@@ -51,6 +51,8 @@ void cli_say_unconverted(fst_dtype dtype);
 int cli_no_memory(void);
 /// A failed system call on `path`, by errno: EXIT_UNREADABLE.
 int cli_fail_errno(const char *what, const char *path);
+/// Prints the error "PATH: MESSAGE" of a file. Returns the exit code of the status.
+int cli_fail_file(fst_status status, const char *path, const char *message);
 /// Wrong usage: prints the message and a hint at --help; returns EXIT_USAGE.
 __attribute__((format(printf, 2, 3))) int cli_usage(const char *command, const char *format, ...);
 /// {"kind": ..., "message": ..., "file": ..., "tensor": ..., "byte": ...}

@@ -60,15 +60,6 @@ char *digest_file_settle(const char *path) {
     return settled != NULL ? settled : strdup(path);
 }
 
-static int refuse_target(const char *target, const char *what) {
-    fst_error error = {.status = FST_E_ARGUMENT, .byte_offset = FST_NO_OFFSET};
-    snprintf(error.message, sizeof error.message,
-             "%.400s: this would overwrite %s. Move it away first", target, what);
-    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
-    snprintf(error.file, sizeof error.file, "%s", target);
-    return cli_fail(&error);
-}
-
 /// Refuses a file that no `hash --write` wrote, of whatever version. An empty file and a link are
 /// replaced.
 static int check_replaced(const char *target) {
@@ -82,7 +73,9 @@ static int check_replaced(const char *target) {
         errno = EISDIR;
         return cli_fail_errno("writing", target);
     }
-    if (!S_ISREG(info.st_mode)) return refuse_target(target, "a pipe or device");
+    if (!S_ISREG(info.st_mode))
+        return cli_fail_file(FST_E_ARGUMENT, target,
+                             "this would overwrite a pipe or device. Move it away first");
     if (info.st_size == 0) return EXIT_OK;
     int fd = open(target, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     ssize_t got = fd < 0 ? -1 : pread(fd, first, sizeof first, 0);
@@ -91,7 +84,9 @@ static int check_replaced(const char *target) {
     errno = failure;
     if (got < 0) return cli_fail_errno("reading", target);
     if (got == (ssize_t)sizeof first && memcmp(first, word, sizeof first) == 0) return EXIT_OK;
-    return refuse_target(target, "a file that 'hash --write' did not write");
+    return cli_fail_file(FST_E_ARGUMENT, target,
+                         "this would overwrite a file that 'hash --write' did not write. Move it "
+                         "away first");
 }
 
 int digest_file_check(const char *path) {
@@ -223,12 +218,7 @@ static bool is_digest_text(const char *text, size_t size) {
 }
 
 static int refuse_text(const char *name) {
-    fst_error error = {.status = FST_E_MANIFEST, .byte_offset = FST_NO_OFFSET};
-    snprintf(error.message, sizeof error.message, "%.400s: not a file that 'hash --write' wrote",
-             name);
-    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
-    snprintf(error.file, sizeof error.file, "%s", name);
-    return cli_fail(&error);
+    return cli_fail_file(FST_E_MANIFEST, name, "not a file that 'hash --write' wrote");
 }
 
 /// Reads an open file, which is `name` in messages.

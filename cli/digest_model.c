@@ -198,18 +198,12 @@ static bool is_utf8(const char *name) {
 
 int cli_digest_check_names(const fst_model *model, const char *path) {
     fst_file_info info = FST_STRUCT_INIT(fst_file_info);
-    fst_error error = {.status = FST_E_ARGUMENT, .byte_offset = FST_NO_OFFSET};
     for (size_t f = 0; f < fst_model_file_count(model); f++) {
-        if (fst_model_file_info(model, f, &info, NULL) != FST_OK ||
-            is_utf8(name_below(path, info.path)))
-            continue;
-        snprintf(
-            error.message, sizeof error.message,
-            "%.400s: a .digest file cannot have this name, which is not UTF-8. Use hash --sums",
-            info.path);
-        error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
-        snprintf(error.file, sizeof error.file, "%s", info.path);
-        return cli_fail(&error);
+        if (fst_model_file_info(model, f, &info, NULL) != FST_OK) continue;
+        if (!is_utf8(name_below(path, info.path)))
+            return cli_fail_file(FST_E_ARGUMENT, info.path,
+                                 "a .digest file cannot have this name, which is not UTF-8. Use "
+                                 "hash --sums");
     }
     return EXIT_OK;
 }

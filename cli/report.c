@@ -141,6 +141,14 @@ int cli_fail_errno(const char *what, const char *path) {
     return cli_fail(&error);
 }
 
+int cli_fail_file(fst_status status, const char *path, const char *message) {
+    fst_error error = {.status = status, .byte_offset = FST_NO_OFFSET};
+    snprintf(error.file, sizeof error.file, "%s", path);
+    snprintf(error.message, sizeof error.message, "%.400s: %s", path, message);
+    error.message[cli_make_printable(error.message, strlen(error.message))] = '\0';
+    return cli_fail(&error);
+}
+
 int cli_usage(const char *command, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

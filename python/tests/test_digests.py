@@ -209,7 +209,7 @@ def test_only_digest_files_are_overwritten(run, tmp_path, torch, found):  # noqa
 
 
 def test_a_pipe_is_not_overwritten(run, tmp_path, torch):  # noqa: F811
-    """Nor does a dry run promise it, which names the file as it is for every spelling."""
+    """A dry run refuses it as well. It prints the same path for each way to write the folder."""
     folder = tmp_path / "models"
     folder.mkdir()
     save_file({"a": torch.ones(4)}, folder / "m.safetensors")

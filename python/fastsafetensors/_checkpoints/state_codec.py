@@ -15,9 +15,9 @@ from .._torch.torch_installed import torch
 
 # The tensor that holds the description, as JSON in bytes.
 DESCRIPTION = "fastsafetensors.state"
-# In the description: {number of a dict in the state, in depth-first order: its _metadata}, by which
-# torch.nn.Module.state_dict() tells the versions of modules. Versions of this package that don't
-# know it take it for a state.
+# In the description: {number of a dict in the state, in depth-first order: its _metadata}.
+# torch.nn.Module.state_dict() stores the versions of modules there. Older versions of this package
+# read it as one more name of the state.
 _METADATA = "fastsafetensors.metadata"
 _PLAIN = (str, int, float, bool, type(None))
 

@@ -542,7 +542,7 @@ def start_rows(
     handle = hooks.make_handle(_core.AsyncSave(), path, staging.at_exit)
     try:
         handle._core.start(staging.settings(hooks), path, rows, metadata, **options)
-        # At the end of the interpreter, nobody could be asked later whether tensors were changed.
+        # While the interpreter ends, is_unchanged() cannot be called later.
         if staging.stage == "copy" or running.is_over:
             handle.before_step()  # an error is the handle's
     except BaseException as error:
