@@ -90,13 +90,9 @@ static int check_replaced(const char *target) {
 }
 
 int digest_file_check(const char *path) {
-    // Checks a name that does not exist, because an existing .digest file is replaced even if it is
-    // read-only.
-    char *unused_name = sidecar_path(path, ".digest.0");
-    int code = unused_name == NULL ? cli_no_memory() : cli_check_file_target(unused_name, false);
-    free(unused_name);
-    char *target = code == EXIT_OK ? digest_file_name(path) : NULL;
-    if (code == EXIT_OK) code = target == NULL ? cli_no_memory() : check_replaced(target);
+    char *target = digest_file_name(path);
+    int code = target == NULL ? cli_no_memory() : cli_check_file_folder(target);
+    if (code == EXIT_OK) code = check_replaced(target);
     free(target);
     return code;
 }

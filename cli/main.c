@@ -154,10 +154,17 @@ static void raise_file_limit(void) {
     (void)setrlimit(RLIMIT_NOFILE, &limit); // failure shows when files are opened
 }
 
+/// Prints a warning of the library, also from other threads.
+static void print_warning(void *context, fst_log_level level, const char *text) {
+    (void)context, (void)level;
+    cli_print_note("warning: %s", text);
+}
+
 int main(int argc, char **argv) {
     // A closed pipe ends the command quietly, also if the parent ignores SIGPIPE.
     signal(SIGPIPE, SIG_DFL);
     raise_file_limit();
+    fst_log_set(print_warning, NULL, FST_LOG_WARNING);
     cli_set_json(false);
     cli_set_progress(true);
     int code = finish_output(run(argc, argv));

@@ -60,6 +60,8 @@ int cli_rewrite(fst_model *model, const rewrite_plan *plan);
 /// be written, something other than a file, or a URL. is_copy: of an edited file, which takes no
 /// URL.
 int cli_check_file_target(const char *target, bool is_copy);
+/// Refuses a path at which no file can be created: its folder is missing or may not be written.
+int cli_check_file_folder(const char *target);
 /// Whether the result is several files, or one in a folder.
 bool cli_is_split(const rewrite_plan *plan);
 /// For split: refuses a target that is a file, or a folder that would have two indexes afterwards.

@@ -59,15 +59,9 @@ static int refuse_kind(const char *target, mode_t mode) {
     return cli_fail(&error);
 }
 
-int cli_check_file_target(const char *target, bool is_copy) {
+int cli_check_file_folder(const char *target) {
     struct stat info;
-    int refused = check_url(target, is_copy);
-    if (refused != EXIT_OK || cli_is_output(target) || cli_is_address(target)) return refused;
-    bool is_there = stat(target, &info) == 0;
-    if (is_there && !S_ISREG(info.st_mode)) return refuse_kind(target, info.st_mode);
-    if (is_there && !can_write(target)) return cli_fail_errno("writing the file", target);
-    char *real = realpath(target, NULL); // links are followed
-    char *folder = folder_of(real == NULL ? target : real);
+    char *folder = folder_of(target);
     int code = EXIT_OK;
     if (folder == NULL)
         code = cli_no_memory();
@@ -77,6 +71,18 @@ int cli_check_file_target(const char *target, bool is_copy) {
     else if (!can_write(folder))
         code = cli_fail_errno("creating the temporary file", target);
     free(folder);
+    return code;
+}
+
+int cli_check_file_target(const char *target, bool is_copy) {
+    struct stat info;
+    int refused = check_url(target, is_copy);
+    if (refused != EXIT_OK || cli_is_output(target) || cli_is_address(target)) return refused;
+    bool is_there = stat(target, &info) == 0;
+    if (is_there && !S_ISREG(info.st_mode)) return refuse_kind(target, info.st_mode);
+    if (is_there && !can_write(target)) return cli_fail_errno("writing the file", target);
+    char *real = realpath(target, NULL); // links are followed
+    int code = cli_check_file_folder(real == NULL ? target : real);
     free(real);
     return code;
 }

@@ -341,3 +341,14 @@ def test_unfinished_digests_and_manifests_are_cleaned_up(run, tmp_path):
             one.touch()
         assert run(*words)[0] == 0
         assert not any(one.exists() for one in left) and other.exists()
+
+
+def test_warnings_of_the_library_are_printed(path, run, tmp_path):
+    """A folder has the name of an old shard, which the save cannot delete."""
+    (tmp_path / "out" / "model-00009-of-00009.safetensors").mkdir(parents=True)
+    code, said, errors = run("split", "--count", 2, "--manifest", path, "out")
+    assert code == 0 and "2 tensors" in said
+    assert errors.startswith("fastsafetensors: warning: the save succeeded, with a problem: ")
+    assert "model-00009-of-00009.safetensors: removing failed: Is a directory" in errors
+    code, said, errors = run("split", "--count", 2, "--json", path, "out")
+    assert code == 0 and json.loads(said) and "with a problem" in errors

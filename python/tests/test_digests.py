@@ -203,6 +203,7 @@ def test_only_digest_files_are_overwritten(run, tmp_path, torch, found):  # noqa
     (tmp_path / "own").write_bytes(before)
     place.symlink_to("own")
     run("hash", "--write", path)
+    (tmp_path / "m.safetensors.digest.0").mkdir()  # a name like that of the file, and not its name
     run("hash", "--write", path)
     run("verify", "--hash", path)
     assert (tmp_path / "own").read_bytes() == before
