@@ -2,13 +2,15 @@
 """Compares processes of one machine that load the same model at the same time.
 
     python benchmarks/node_loads.py [--mib 512] [--runs 3] [--processes 1,2,4,8]
-                                    [--only disk,files-5ms,files-50ms,http,slow] [--folder DIR]
+                                    [--only disk,files-5ms,files-50ms,http,slow]
+                                    [--contenders mapped,sharded] [--folder DIR]
 
 The model has eight files of F32. Sources: the disk, with an empty page cache; a file system that
 answers each read after 5 or 50 ms (slow_files.c; needs root and /dev/fuse), likewise; nginx; and
 nginx behind a relay with 60 MB/s per connection after a delay of 30 ms ("slow"). Each contender is
 one function of FUNCTIONS, which every process calls after a common start; it touches every page
-that it got. Contenders are interleaved, and every run is a group of new processes.
+that it got. "sharded": every process loads its part of each tensor, in turns of the rows and of the
+columns, as tensor-parallel ranks do. Contenders are interleaved, and every run is a group of new processes.
 
 time     seconds until the last process has its weights
 read     bytes that came from the disk (/proc/PID/io), from the slow file system by its own count,
@@ -79,6 +81,31 @@ def prefetched():
         list(pool.map(read, paths[number % len(paths)::max(1, COUNT)]))
     return safetensors_mapped()
 
+def cuts():
+    # Of each tensor: the dimension to divide.
+    return {f"t{file}.{i}": i % 2 for file in range(len(paths)) for i in range(8)}
+
+def sharded():
+    from fastsafetensors.distributed import load_sharded
+    return load_sharded(paths, cuts(), torch.distributed.group.WORLD)
+
+def safetensors_sharded():
+    from safetensors import safe_open
+    found = {}
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for key in file.keys():
+                part = file.get_slice(key)
+                dim = cuts()[key]
+                size = part.get_shape()[dim] // COUNT
+                own = slice(number * size, (number + 1) * size)
+                found[key] = part[own] if dim == 0 else part[:, own].contiguous()
+    return found
+
+def prefetched_sharded():
+    prefetched()
+    return safetensors_sharded()
+
 def number_in(path, key):
     return next(int(row.split()[1]) for row in open(path) if row.startswith(key))
 
@@ -87,6 +114,9 @@ def memory():
 
 COUNT = int(os.environ["NODE_PROCESSES"])
 torch.ones(1)
+if name == "sharded":
+    torch.distributed.init_process_group("gloo", init_method=os.environ["NODE_STORE"],
+                                         rank=number, world_size=COUNT)
 before = memory()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -107,9 +137,9 @@ sys.stdin.readline()
 # Of each source: the contenders, ours first.
 FUNCTIONS = {
     "disk": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
-             "safetensors_converted"],
+             "safetensors_converted", "sharded", "safetensors_sharded", "prefetched_sharded"],
     "files": ["mapped", "safetensors_mapped", "prefetched", "converted_shared", "converted",
-              "safetensors_converted"],
+              "safetensors_converted", "sharded", "safetensors_sharded", "prefetched_sharded"],
     "http": ["owned_shared", "owned"],
     "slow": ["owned_shared", "owned"],
 }
@@ -176,9 +206,11 @@ def bytes_carried(source: str, paths: list[str]) -> int:
     return loopback_bytes() // (2 if source == "slow" else 1)  # to the relay, and on
 
 
-def run_group(source: str, name: str, count: int, paths: list[str]) -> dict[str, float]:
-    """Load in some processes at once; return what was measured."""
-    environment = {**os.environ, "NODE_PROCESSES": str(count), "OMP_NUM_THREADS": "1"}
+def run_group(source: str, name: str, count: int, paths: list[str],
+              folder: str) -> dict[str, float]:
+    """Load in some processes at once; return what was measured. `folder` is empty."""
+    environment = {**os.environ, "NODE_PROCESSES": str(count), "OMP_NUM_THREADS": "1",
+                   "NODE_STORE": f"file://{folder}/store"}
     group = [subprocess.Popen([sys.executable, "-c", CHILD, name, str(number), *paths],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                               env=environment) for number in range(count)]
@@ -206,7 +238,8 @@ def run_group(source: str, name: str, count: int, paths: list[str]) -> dict[str,
         tell_all()
         for process in group:
             process.wait()
-    assert len({row["sum"] for row in rows}) == 1, f"{name}: the processes got different bytes"
+    sums = {row["sum"] for row in rows}
+    assert "sharded" in name or len(sums) == 1, f"{name}: the processes got different bytes"
     return {"time": max(row["end"] for row in rows) - min(row["begin"] for row in rows),
             "read": sum(row["read"] for row in rows) if source == "disk" else carried,
             "pss": sum(row["pss"] for row in rows), "cpu": sum(row["cpu"] for row in rows)}
@@ -219,12 +252,16 @@ def measure(source: str, paths: list[str], counts: list[int], options: Any) -> N
     size, found = options.mib << 20, {}
     for _ in range(options.runs):
         for name in FUNCTIONS[source.partition("-")[0]]:
+            if options.contenders and name not in options.contenders.split(","):
+                continue
             for count in counts:
                 if not paths[0].startswith("http"):
                     for path in paths:
                         evict(path)
                 forget_shared()
-                found.setdefault((name, count), []).append(run_group(source, name, count, paths))
+                with tempfile.TemporaryDirectory() as empty:
+                    figures = run_group(source, name, count, paths, empty)
+                found.setdefault((name, count), []).append(figures)
                 time.sleep(0.2)
     print(f"\n| {source} | processes | time | read | memory | cpu |\n|---|---|---|---|---|---|")
     for (name, count), rows in found.items():
@@ -232,8 +269,8 @@ def measure(source: str, paths: list[str], counts: list[int], options: Any) -> N
         middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
         held = size / (2 if "converted" in name else 1)
         spread = f"{statistics.median(times):.2f} [{times[0]:.2f}-{times[-1]:.2f}]"
-        figures = (middle["read"] / size, middle["pss"] / held, middle["cpu"])
-        print(f"| {name} | {count} | {spread} |", " | ".join(f"{x:.2f}" for x in figures), "|",
+        ratios = (middle["read"] / size, middle["pss"] / held, middle["cpu"])
+        print(f"| {name} | {count} | {spread} |", " | ".join(f"{x:.2f}" for x in ratios), "|",
               flush=True)
 
 
@@ -248,6 +285,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--processes", default="1,2,4,8")
     parser.add_argument("--only", default="disk,files-5ms,files-50ms,http,slow")
+    parser.add_argument("--contenders", help="only these functions, with commas")
     parser.add_argument("--folder", default=str(ROOT / "build"))
     options = parser.parse_args()
     counts = [int(word) for word in options.processes.split(",")]

@@ -16,6 +16,10 @@ A part along dimension 0 is one range of the file, so a slice reads nothing else
 dimensions consist of many pieces, and a slice reads over the gaps. "auto" compares those bytes with
 sending, using the speed of storage and link, which is measured once per group; all ranks use the
 same results.
+
+If all ranks run on one host, "auto" maps local files instead: the page cache reads each byte once
+for all ranks, and nothing is sent. Parts along dimension 0 are then views of the file, as those of
+load_file(); other parts are copied out of the mapping.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ from ._torch.torch_tensors import export, make_item
 from .v05.common import device_of
 from .v05.file_buffer import STRATEGIES
 from .v05.frameworks import get_framework_op
+from .v05.frameworks._peers import IDENTITY_BYTES, own_host
 from .v05.frameworks._torch import TorchTensor, fst_dtype
 from .v05.st_types import Device
 
@@ -230,8 +235,58 @@ class _Load:
             methods[name] = choose_method(size, over, parts[0] == parts[-1], speeds, self.ranks)
         return methods
 
+    def _maps(self) -> bool:
+        """Whether "auto" maps the files: all ranks run on one host and can map them."""
+        if self.strategy != "auto" or len(self.readers) < self.ranks or not self.parts:
+            return False
+        host = b""
+        # The load itself reports errors: the other ranks wait for this answer.
+        with contextlib.suppress(Exception):
+            loader = self.model.load([next(iter(self.parts))], mode="auto")
+            if loader.stats()["mode"] == "map":
+                host = own_host()
+            loader.close()
+        if self.ranks == 1:
+            return bool(host)
+        said = self.pg.exchange(host.ljust(IDENTITY_BYTES), "who can map the files")
+        return bool(host) and all(other == said[0] for other in said)
+
+    def _read_mapped(self) -> None:
+        """Map all tensors, as every rank of the host does: together they read each byte once. Then
+        copy the parts along inner dimensions, and map the others once more, without the rest of
+        their tensors.
+        """
+        failure: Exception | None = None
+        try:
+            whole = load_from(self.model, export, list(self.parts), watch=self._count, mode="auto")
+            rows = []
+            for name, parts in self.parts.items():
+                part, (dtype, shape, _) = parts[self.rank], self.info(name)
+                if part.shape[1:] != list(shape[1:]):
+                    self.result[name] = self._cut(whole[name], part).clone(
+                        memory_format=torch.contiguous_format)
+                elif part.shape != list(shape):
+                    rows.append((name, *format_box(dtype, part.begin, part.end)))
+                else:
+                    self.result[name] = whole[name]
+            self.result.update(load_from(self.model, export, rows, mode="auto"))
+        except Exception as error:
+            failure = error
+        self.agreement.agree("mapping the files", error=failure)
+        self.result.stats["slice"] = len(self.result)
+        self._sort()
+
+    def _sort(self) -> None:
+        """Put the result into the order of the request."""
+        ordered = {name: self.result[name] for name in self.parts}
+        self.result.clear()
+        self.result.update(ordered)
+
     def run(self) -> ShardedTensors:
         """Read the slices and exchange the rest."""
+        if self._maps():
+            self._read_mapped()
+            return self.result
         methods = self.methods()
         for method in methods.values():
             self.result.stats[method] += 1
@@ -243,9 +298,7 @@ class _Load:
             current = ahead
             ahead = self._start(groups[number + 1]) if number + 1 < len(groups) else None
             self._exchange(group, current, methods)
-        ordered = {name: self.result[name] for name in self.parts}
-        self.result.clear()
-        self.result.update(ordered)
+        self._sort()
         return self.result
 
     def _count(self, loader: Any) -> None:
@@ -415,7 +468,8 @@ def load_sharded(
             Ranks notice its end one by one: one rank may have its tensors while another raises.
 
     Returns:
-        {name: tensor}, with statistics in `.stats`.
+        {name: tensor}, with statistics in `.stats`. With "auto" on one host, whole tensors and
+        parts along dimension 0 are views of the file, as those of load_file().
 
     Raises:
         KeyError: a name that the model lacks.
@@ -476,7 +530,7 @@ def load_model_sharded(
             Ranks notice its end one by one: one rank may have its tensors while another raises.
 
     Returns:
-        {name: DTensor}.
+        {name: DTensor}, of parts as load_sharded() gives them.
 
     Raises:
         KeyError: names that the files lack.

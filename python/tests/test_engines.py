@@ -9,6 +9,7 @@ ours; every parameter must have the same bits, and a rank needs its parameters' 
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,6 +97,20 @@ def models(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Folders of models of 160 MB, whose tensors have many pages."""
+    folder = tmp_path_factory.mktemp("wide")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"LAYERS": 8, "HIDDEN": 1024, "HEADS": 32, "KV_HEADS": 8,
+                            "INNER": 2048, "VOCABULARY": 4096}.items():
+            patch.setattr(tiny_models, name, value)
+        llamas = [tiny_models.llama(folder / f"llama{number}") for number in range(2)]
+        patch.setattr(tiny_models, "INNER", 256)
+        yield {"llamas": llamas, "moe": tiny_models.qwen3_moe(folder / "moe")}
+    shutil.rmtree(folder)
+
+
 def run_ranks(engine, scenarios, around, folder):
     """Run scenarios on two ranks; return the list of results of each."""
     code = _once(engine, _unpack(WHEELS[engine]))
@@ -129,6 +144,20 @@ def run_ranks(engine, scenarios, around, folder):
     return answers
 
 
+def check_disk(answers, scenarios):
+    """Check what the kernel read from the disk: each byte once for both ranks, and with direct
+    reads of whole tensors each rank's own bytes."""
+    for number, scenario in enumerate(scenarios):
+        rows = [of_rank[number] for of_rank in answers]
+        if not scenario.get("cold"):
+            continue
+        size = sum(path.stat().st_size
+                   for path in pathlib.Path(scenario["folder"]).glob("*.safetensors"))
+        assert sum(row["disk_bytes"] for row in rows) <= 1.05 * size, rows
+        if scenario.get("extra", {}).get("mode") == "load":
+            assert all(row["disk_bytes"] <= 1.05 * row["bytes"] for row in rows), rows
+
+
 def check(answers, scenarios):
     """Check that every parameter equals the engine's own load, and that only parameters' bytes were
     read."""
@@ -148,7 +177,7 @@ def check(answers, scenarios):
                 assert f"rank {rank} of 2" in answer["refusal"]
 
 
-def test_vllm(around, models, tmp_path):
+def test_vllm(around, models, wide, tmp_path):
     llama, moe = models["llama"], models["moe"]
     load = {"mode": "load"}
     scenarios = [
@@ -171,8 +200,14 @@ def test_vllm(around, models, tmp_path):
          "extra": load},
         {"name": "llama reload", "folder": llama, "tp": 2, "reload": models["llama2"]},
         {"name": "moe reload", "folder": moe, "tp": 2, "ep": True, "reload": models["moe2"]},
+        {"name": "llama tp from disk", "folder": wide["llamas"][0], "tp": 2, "cold": True},
+        {"name": "llama pp from disk", "folder": wide["llamas"][1], "pp": 2, "cold": True,
+         "extra": load},
+        {"name": "moe ep from disk", "folder": wide["moe"], "tp": 2, "ep": True, "cold": True},
     ]
-    check(run_ranks("vllm", scenarios, around, tmp_path), scenarios)
+    answers = run_ranks("vllm", scenarios, around, tmp_path)
+    check(answers, scenarios)
+    check_disk(answers, scenarios)
 
 
 def test_vllm_with_other_files(around, models, tmp_path):

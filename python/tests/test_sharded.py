@@ -39,6 +39,26 @@ for strategy in ("slice", "broadcast", "scatter", "auto"):
         assert ways[0] == len(dims) and got.stats["bytes_sent"] == 0
     if strategy == "scatter":
         assert ways[0] == 0 and ways[2] > 0
+    if strategy == "auto":  # all ranks are on one host: its page cache is shared, nothing is sent
+        assert ways[0] == len(dims) and got.stats["bytes_sent"] == 0
+        assert all(part.is_contiguous() for part in got.values())
+
+# A rank that cannot map the files, or runs on another host.
+host = sharded.own_host
+sharded.own_host = lambda: b"other" if rank == 1 else host()
+got = load_sharded(path, dims, WORLD)
+sharded.own_host = host
+assert size == 1 or got.stats["slice"] < len(dims)
+assert all(same(got[name], block(expected[name], dim)) for name, dim in dims.items())
+# What one rank writes is seen by no other rank, and not in the file.
+for part in got.values():
+    part.zero_()
+got = load_sharded(path, dims, WORLD)
+for part in got.values():
+    part.zero_()
+dist.barrier()
+got = load_sharded(path, dims, WORLD)
+assert all(same(got[name], block(expected[name], dim)) for name, dim in dims.items())
 
 # Rows only: what all ranks read together is the model.
 rows = {name: 0 for name, tensor in expected.items() if tensor.dim() and tensor.numel() > 1000}
@@ -83,6 +103,14 @@ fails(lambda: load_sharded(path, {"big": 1 if mine else 0}, WORLD),
 fails(lambda: load_sharded(path, {"big": 7 if mine else 0}, WORLD), "dimension 7", own=ValueError)
 fails(lambda: load_sharded(path, rows, WORLD, strategy="slice" if mine else "scatter"),
       "strategy slice", "strategy scatter")
+load_from = sharded.load_from
+if rank == 1:
+    def fail(*args, **options):
+        raise OSError(5, "no bytes")
+    sharded.load_from = fail
+fails(lambda: load_sharded(path, dims, WORLD), "no bytes", own=OSError)
+sharded.load_from = load_from
+again()
 cut = f"{folder}/cut.safetensors"
 for strategy in ("slice", "scatter"):
     import shutil

@@ -72,6 +72,23 @@ def refused(scenario: dict[str, Any], reload: Callable[[str], Any]) -> str | Non
     return str(answer[1])
 
 
+def disk_bytes() -> int:
+    """Return what this process has read from disks, as the kernel counts it."""
+    rows = Path("/proc/self/io").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("read_bytes:"))
+
+
+def start_cold(scenario: dict[str, Any]) -> None:
+    """Remove the files from the page cache, and count from here on what is read from the disk."""
+    if not scenario.get("cold"):
+        return
+    for path in Path(scenario["folder"]).glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    torch.distributed.barrier()
+    scenario["read before"] = disk_bytes()
+
+
 def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
     """Return the rank, the number of ranks, the URL of the process group, and the scenarios."""
     rank, world, url, path = sys.argv[1:5]
@@ -80,6 +97,8 @@ def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
 
 def compare(scenario: dict[str, Any], theirs: Any, ours: Any, **more: Any) -> dict[str, Any]:
     """Return the differences between two models. Ours was loaded last."""
+    if scenario.get("cold"):
+        more["disk_bytes"] = disk_bytes() - scenario["read before"]
     expected, found = dict(theirs.named_parameters()), dict(ours.named_parameters())
     different = [name for name in expected
                  if name not in found or not torch.equal(expected[name], found[name])]

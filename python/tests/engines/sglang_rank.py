@@ -9,7 +9,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rank_program import addresses, arguments, compare, refused, run_all, watch_stats
+from rank_program import (
+    addresses,
+    arguments,
+    compare,
+    refused,
+    run_all,
+    start_cold,
+    watch_stats,
+)
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
@@ -76,6 +84,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         return reload(scenario)
     plain = scenario.get("plain", scenario["folder"])
     theirs = load({**scenario, "folder": plain}, "safetensors", {})[1]
+    start_cold(scenario)
     return compare(scenario, theirs,
                    load(scenario, "fastsafetensors", scenario.get("extra", {}))[1])
 

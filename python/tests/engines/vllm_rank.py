@@ -29,6 +29,7 @@ from rank_program import (
     compare,
     refused,
     run_all,
+    start_cold,
     watch_stats,
 )
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader
@@ -123,6 +124,7 @@ def both(scenario: dict[str, Any]) -> dict[str, Any]:
     """Load both ways."""
     theirs = load({**scenario, "folder": scenario.get("plain", scenario["folder"])},
                   "safetensors", {})
+    start_cold(scenario)
     return compare(scenario, theirs, load(scenario, "fastsafetensors", scenario.get("extra", {})))
 
 

@@ -29,16 +29,20 @@ def _stat_of(pid: int) -> tuple[str, int] | None:
         return None
 
 
-def own_identity() -> bytes:
-    """Return the identity of this process and host: IDENTITY_BYTES bytes."""
+def own_host() -> bytes:
+    """Return the identity of this host, in which containers count as hosts; b"" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}".encode()
     except OSError:
-        host = ""
+        return b""
+
+
+def own_identity() -> bytes:
+    """Return the identity of this process and host: IDENTITY_BYTES bytes."""
     stat = _stat_of(os.getpid())
-    text = f"{host} {os.getpid()} {stat[1] if stat else 0}"
-    return text.encode()[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b" ")
+    text = own_host() + f" {os.getpid()} {stat[1] if stat else 0}".encode()
+    return text[:IDENTITY_BYTES].ljust(IDENTITY_BYTES, b" ")
 
 
 def _state_of(identity: bytes, host: bytes) -> str:
