@@ -243,7 +243,8 @@ class _Load:
         # The load itself reports errors: the other ranks wait for this answer.
         with contextlib.suppress(Exception):
             loader = self.model.load([next(iter(self.parts))], mode="auto")
-            if loader.stats()["mode"] == "map":
+            # Of a compressed model each rank would decode every tensor.
+            if loader.stats()["mode"] == "map" and not self.model.is_compressed:
                 host = own_host()
             loader.close()
         if self.ranks == 1:
