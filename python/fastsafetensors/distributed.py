@@ -25,7 +25,6 @@ load_file(); other parts are copied out of the mapping.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -34,10 +33,10 @@ from typing import Any
 
 from ._base.options import check_timeout
 from ._core import Model
-from ._loading.load import close_load, load_from
+from ._loading.load import OpenLoad, close_load, load_from
 from ._loading.module_weights import ModuleState
-from ._loading.verified_open import open_files
 from ._ranks.agreement import Agreement, named
+from ._ranks.rank_files import open_or_receive
 from ._ranks.rank_parts import (
     Part,
     Speeds,
@@ -94,62 +93,6 @@ class ShardedTensors(dict[str, Any]):
 
 
 _measured: dict[int, Speeds] = {}
-
-
-class _Described:
-    """A model that this rank cannot open, as described by another rank."""
-
-    def __init__(self, rows: list[list[Any]]) -> None:
-        self._rows = [(dtype, tuple(shape), size) for _, dtype, shape, size in rows]
-        self._names = [name for name, *_ in rows]
-        self._indices = {name: index for index, name in enumerate(self._names)}
-
-    def names(self) -> list[str]:
-        return self._names
-
-    def find(self, name: str) -> int:
-        return self._indices.get(name, -1)
-
-    def info(self, index: int) -> tuple[Any, ...]:
-        return self._rows[index]
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def _open_or_receive(files: Any, pg: Any, failure: Exception | None) -> tuple[Any, list[int]]:
-    """(model, ranks that have the files). If only some hosts have them, one rank describes the
-    model.
-
-    Raises the error of the missing file if no rank has it, and an earlier failure of this rank.
-    """
-    model: Any = None
-    is_missing = False
-    try:
-        if failure is not None:
-            raise failure
-        model = open_files(files)
-    except Exception as error:
-        is_missing = failure is None and isinstance(error, FileNotFoundError)
-        failure = error
-    state = 1 if model is not None else 0 if is_missing else 2
-    has = [bytes([state])]
-    if pg.size() > 1:
-        has = pg.exchange(bytes([state]), "which ranks have the files")
-    readers = [rank for rank, said in enumerate(has) if said[0] == 1]
-    has_failed = any(said[0] == 2 for said in has)
-    if failure is not None and (not readers or has_failed):
-        raise failure
-    if has_failed:  # another rank, which reports it in the next round: nothing is described
-        return model, list(range(pg.size()))
-    if len(readers) < pg.size():
-        rows = []
-        if model is not None and pg.rank() == readers[0]:
-            rows = [[name, *model.info(at)[:3]] for at, name in enumerate(model.names())]
-        texts = pg.exchange_texts(json.dumps(rows), "the tensors of the files")
-        if model is None:
-            model = _Described(json.loads(texts[readers[0]]))
-    return model, readers
 
 
 class _Load:
@@ -258,18 +201,21 @@ class _Load:
         their tensors.
         """
         failure: Exception | None = None
+        rows = []
         try:
-            whole = load_from(self.model, export, list(self.parts), watch=self._count, mode="auto")
-            rows = []
-            for name, parts in self.parts.items():
-                part, (dtype, shape, _) = parts[self.rank], self.info(name)
-                if part.shape[1:] != list(shape[1:]):
-                    self.result[name] = self._cut(whole[name], part).clone(
-                        memory_format=torch.contiguous_format)
-                elif part.shape != list(shape):
-                    rows.append((name, *format_box(dtype, part.begin, part.end)))
-                else:
-                    self.result[name] = whole[name]
+            with OpenLoad(self.model, list(self.parts), mode="auto") as loader:
+                for at, (name, parts) in enumerate(self.parts.items()):
+                    part, (dtype, shape, _) = parts[self.rank], self.info(name)
+                    whole = make_item(loader, at)
+                    if part.shape[1:] != list(shape[1:]):
+                        self.result[name] = self._cut(whole, part).clone(
+                            memory_format=torch.contiguous_format)
+                    elif part.shape != list(shape):
+                        rows.append((name, *format_box(dtype, part.begin, part.end)))
+                    else:
+                        self.result[name] = whole
+                loader.wait()
+                self._count(loader)
             self.result.update(load_from(self.model, export, rows, mode="auto"))
         except Exception as error:
             failure = error
@@ -423,7 +369,7 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str, timeout:
     model = None
     try:
         try:
-            model, readers = _open_or_receive(files, pg, failure)
+            model, readers = open_or_receive(files, pg, failure)
             if strategy == "slice" and len(readers) < pg.size():
                 raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
             load = _Load(model, make_parts(model, pg), pg, strategy, agreement, readers)
