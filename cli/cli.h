@@ -122,6 +122,8 @@ fst_progress_callback cli_save_begin(void);
 int cli_caught_signal(void);
 /// Ends the bar: complete on success, otherwise erased.
 void cli_progress_end(bool good);
+/// Clears the line of a shown bar, which is drawn again with its next progress. From any thread.
+void cli_progress_hide(void);
 void cli_set_progress(bool wanted);
 
 #endif

@@ -16,6 +16,9 @@
 #include "digest_model.h"
 #include "rewrite.h"
 
+/// Limit of the library's readers.
+#define DIGEST_FILE_BYTES_MAX ((off_t)1 << 30)
+
 /// Digests lie next to a file under the name that was given, and next to the folder that a name
 /// leads to: fsti_file_digests_find() looks there, and saves delete them there.
 static char *sidecar_path(const char *path, const char *suffix) {
@@ -144,6 +147,10 @@ int digest_file_open(const char *path, const char *text, digest_file *out) {
     struct stat info;
     *out = (digest_file){.target = digest_file_name(path), .fd = -1};
     if (out->target == NULL) return cli_no_memory();
+    if ((off_t)strlen(text) > DIGEST_FILE_BYTES_MAX)
+        return cli_fail_file(FST_E_UNSUPPORTED, out->target,
+                             "it would have more than 1 GiB, which readers refuse. Use hash "
+                             "--manifest");
     out->fd = create_temporary(out->target, &out->temporary);
     if (out->fd < 0 || !write_all(out->fd, text) || fstat(out->fd, &info) != 0)
         return cli_fail_errno("writing", out->target);
@@ -224,7 +231,7 @@ static int read_text(int fd, const char *name, char **text) {
     if (fstat(fd, &info) != 0) return cli_fail_errno("reading", name);
     if (!S_ISREG(info.st_mode)) return EXIT_OK; // something else has the name
     if (pread(fd, first, sizeof first, 0) != (ssize_t)sizeof first ||
-        memcmp(first, DIGEST_FILE_WORDS, sizeof first) != 0 || info.st_size >= (off_t)1 << 31)
+        memcmp(first, DIGEST_FILE_WORDS, sizeof first) != 0 || info.st_size > DIGEST_FILE_BYTES_MAX)
         return refuse_text(name); // before all of it is read
     *text = calloc((size_t)info.st_size + 1, 1);
     if (*text == NULL) return cli_no_memory();

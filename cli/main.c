@@ -157,6 +157,7 @@ static void raise_file_limit(void) {
 /// Prints a warning of the library, also from other threads.
 static void print_warning(void *context, fst_log_level level, const char *text) {
     (void)context, (void)level;
+    cli_progress_hide();
     cli_print_note("warning: %s", text);
 }
 

@@ -2,6 +2,7 @@
 /// The progress bar: bytes done, speed, time left.
 #include <inttypes.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 
 /// One bar at a time.
 static struct {
-    bool is_off, is_shown, draws;
+    bool is_off, draws;
+    atomic_bool is_shown; ///< read by cli_progress_hide() in other threads
     int columns;
     double begun, drawn;
     uint64_t done, total;
@@ -110,6 +112,10 @@ fst_progress_callback cli_save_begin(void) {
             (void)sigaction(numbers[i], &action, NULL);
     (void)cli_progress_begin();
     return save_progress;
+}
+
+void cli_progress_hide(void) {
+    if (bar.is_shown) fprintf(stderr, "\r\x1b[K");
 }
 
 void cli_progress_end(bool good) {

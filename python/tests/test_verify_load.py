@@ -275,3 +275,27 @@ def test_hooks_keep_verification(model: pathlib.Path) -> None:
         os.remove(f"{model}.manifest")
         with pytest.raises((OSError, SafetensorError)):
             reference.load_file(model)
+
+
+def test_a_compressed_file_without_digests(tmp_path: pathlib.Path) -> None:
+    fast_torch.save_file({"a": torch.zeros(1 << 16)}, tmp_path / "c.safetensors", compress="all")
+    with pytest.raises(FileNotFoundError, match="no digests to verify against"):
+        fast_torch.load_file(tmp_path / "c.safetensors", verify=True)
+
+
+@pytest.mark.parametrize("name", ["m.safetensors.digest", "m.safetensors.manifest"])
+def test_a_list_beyond_the_limit(tmp_path: pathlib.Path, name: str) -> None:
+    fast_torch.save_file({"a": torch.zeros(4)}, tmp_path / "m.safetensors")
+    with (tmp_path / name).open("wb") as file:
+        file.write(b"fastsafetensors-digest 1 xxh3\n")
+        file.truncate((1 << 30) + 1)
+    with pytest.raises(Exception, match="larger than 1 GiB, the limit of indexes, manifests"):
+        fast_torch.load_file(tmp_path / "m.safetensors", verify=True)
+
+
+def test_an_index_of_more_than_100_mb(tmp_path: pathlib.Path) -> None:
+    """As many names need; the limit of headers is not that of an index."""
+    fast_torch.save_file({"a": torch.zeros(4)}, tmp_path / "m.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(
+        {"metadata": {"padding": "x" * 100_000_001}, "weight_map": {"a": "m.safetensors"}}))
+    assert list(fast_torch.load_file(tmp_path / "model.safetensors.index.json")) == ["a"]

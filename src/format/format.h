@@ -22,6 +22,8 @@
 #define FSTI_FORMAT_LENGTH_BYTES 8u
 /// The format's limit for the JSON header.
 #define FSTI_FORMAT_HEADER_BYTES_MAX 100000000u
+/// Limit of an index, a manifest or a list of digests: ours, for readers and writers.
+#define FSTI_FORMAT_TEXT_BYTES_MAX ((uint64_t)1 << 30)
 /// Maximum rank of a tensor. The reference has no limit; torch and numpy allow 64.
 #define FSTI_FORMAT_RANK_MAX 4096u
 /// Maximum of metadata entries, including repeated keys.
@@ -232,7 +234,8 @@ typedef struct fsti_manifest_draft {
     const fsti_manifest_file *files;
     size_t file_count;
 } fsti_manifest_draft;
-/// Writes a manifest. *out is from fsti_alloc().
+/// Writes a manifest. *out is from fsti_alloc(). FST_E_UNSUPPORTED beyond
+/// FSTI_FORMAT_TEXT_BYTES_MAX.
 fst_status fsti_manifest_write(const fsti_manifest_draft *draft, char **out, size_t *size_bytes,
                                fst_error *error);
 /// Appends the line of a tensor's digest to *out (from fsti_alloc()), in the format of

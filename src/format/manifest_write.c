@@ -53,9 +53,27 @@ static bool put_seal(text_out *text, const fsti_digest_kind *kind) {
     return !text->failed;
 }
 
+/// Bytes of the lines of chunks, which are nearly all of a large manifest.
+static uint64_t chunk_lines_bytes(const fsti_manifest_draft *draft) {
+    uint64_t count = 0;
+    for (size_t i = 0; i < draft->file_count; i++)
+        count += fsti_digest_chunk_count(draft->files[i].size_bytes, draft->chunk_bytes);
+    return count * (sizeof "chunk \n" - 1 + 2 * draft->kind->digest_bytes);
+}
+
+static fst_status refuse_size(uint64_t size_bytes, fst_error *error) {
+    return fsti_error_set(
+        error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+        "the manifest would have %llu bytes, more than readers accept, 1 GiB. Use "
+        "larger chunks or shorter digests",
+        (unsigned long long)size_bytes);
+}
+
 fst_status fsti_manifest_write(const fsti_manifest_draft *draft, char **out, size_t *size_bytes,
                                fst_error *error) {
     text_out text = {0};
+    uint64_t lines_bytes = chunk_lines_bytes(draft);
+    if (lines_bytes > FSTI_FORMAT_TEXT_BYTES_MAX) return refuse_size(lines_bytes, error);
     fsti_text_puts(&text, "fastsafetensors-manifest 1 ");
     fsti_text_puts(&text, draft->kind->name);
     fsti_text_puts(&text, " ");
@@ -65,6 +83,10 @@ fst_status fsti_manifest_write(const fsti_manifest_draft *draft, char **out, siz
     if (!put_seal(&text, draft->kind)) {
         fsti_free(text.bytes);
         return fsti_error_memory(error, text.size);
+    }
+    if (text.size > FSTI_FORMAT_TEXT_BYTES_MAX) {
+        fsti_free(text.bytes);
+        return refuse_size(text.size, error);
     }
     *out = text.bytes;
     *size_bytes = text.size;

@@ -51,9 +51,10 @@ static void log_retries(const char *url, const fsti_retries *retries) {
     add_cause(text, sizeof text, retries->counts[FSTI_RETRY_STATUS], status);
     name_host(url, host, sizeof host);
     fsti_log(FST_LOG_WARNING,
-             "%.*s: %" PRIu64 " requests to %s were retried (%s) after %.3f s of waiting, "
+             "%.*s: %" PRIu64 " request%s to %s retried (%s) after %.3f s of waiting, "
              "summed over requests",
-             PATH_BYTES_MAX, url, total, host, text, (double)retries->wait_ns / 1e9);
+             PATH_BYTES_MAX, url, total, total == 1 ? "" : "s", host, text,
+             (double)retries->wait_ns / 1e9);
 }
 
 /// Logs one line about retries for all files, which share their host.

@@ -86,13 +86,13 @@ static fst_status read_header(scan_pass *pass, fst_error *error) {
 /// Parses the header that has the tensors' expected digests.
 static fst_status begin_tensors(scan_pass *pass, fst_error *error) {
     FST_TRY(read_header(pass, error));
-    if (fsti_packed_is(pass->header))
+    const char *algorithm = find_metadata(pass->header, ALGORITHM_KEY, "");
+    if (algorithm != NULL && fsti_packed_is(pass->header))
         return refuse(
             pass, FST_E_UNSUPPORTED,
             "the digests of a compressed file describe the original tensors. Verify it with "
             "a manifest ('hash --manifest' makes one) or with 'verify --hash'",
             error);
-    const char *algorithm = find_metadata(pass->header, ALGORITHM_KEY, "");
     if (algorithm == NULL)
         return refuse(pass, FST_E_NOT_FOUND,
                       "no digests to verify against. Create a manifest with 'fastsafetensors hash "

@@ -168,8 +168,15 @@ static fst_status open_path(const char *path, const model_request *request, unsi
         status = open_files(&files, request->flags, out, error);
     else
         fsti_verification_close(files.verification);
-    *same = !files.is_of_two_saves && fsti_model_paths_same(&paths) &&
-            is_verified_set(status, *out, tries);
+    bool is_listed;
+    fst_status listing = fsti_model_paths_same(&paths, &is_listed, status == FST_OK ? error : NULL);
+    if (status == FST_OK && listing != FST_OK) {
+        fsti_model_unref(*out);
+        *out = NULL;
+        status = listing;
+    }
+    *same = listing != FST_OK ||
+            (!files.is_of_two_saves && is_listed && is_verified_set(status, *out, tries));
     if (files.is_unfinished) wait_for_save(tries);
     if (status == FST_E_NOT_FOUND && *same && paths.has_index) {
         status = fsti_model_name_missing(&paths, status, error);

@@ -107,16 +107,17 @@ static fst_status open_index(const char *path, uint64_t hash_key,
 }
 
 /// Whether a folder still has no index, and the same files.
-static bool is_same_list(const char *folder, const model_paths *before) {
+static fst_status compare_list(const char *folder, const model_paths *before, bool *same,
+                               fst_error *error) {
     model_paths indices = {.index_fd = -1}, files = {.index_fd = -1};
-    bool same = list_folder(folder, ".safetensors", &files, NULL) == FST_OK &&
-                list_folder(folder, INDEX_ENDING, &indices, NULL) == FST_OK && indices.count == 0 &&
-                files.count == before->count;
-    for (size_t i = 0; same && i < files.count; i++)
-        same = strcmp(files.paths[i], before->paths[i]) == 0;
+    fst_status status = list_folder(folder, ".safetensors", &files, error);
+    if (status == FST_OK) status = list_folder(folder, INDEX_ENDING, &indices, error);
+    *same = status == FST_OK && indices.count == 0 && files.count == before->count;
+    for (size_t i = 0; *same && i < files.count; i++)
+        *same = strcmp(files.paths[i], before->paths[i]) == 0;
     fsti_model_paths_clear(&indices);
     fsti_model_paths_clear(&files);
-    return same;
+    return status == FST_E_NOT_FOUND ? FST_OK : status; // the folder is gone
 }
 
 static fst_status open_without_index(const char *folder, const model_verification *verification,
@@ -311,10 +312,12 @@ fst_status fsti_model_paths(const char *path, uint64_t hash_key,
     return status;
 }
 
-bool fsti_model_paths_same(const model_paths *paths) {
+fst_status fsti_model_paths_same(const model_paths *paths, bool *same, fst_error *error) {
     struct stat opened, there;
-    if (paths->index_path == NULL) return true;
-    if (!paths->has_index) return is_same_list(paths->index_path, paths);
-    return fstat(paths->index_fd, &opened) == 0 && stat(paths->index_path, &there) == 0 &&
-           opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
+    *same = true;
+    if (paths->index_path == NULL) return FST_OK;
+    if (!paths->has_index) return compare_list(paths->index_path, paths, same, error);
+    *same = fstat(paths->index_fd, &opened) == 0 && stat(paths->index_path, &there) == 0 &&
+            opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
+    return FST_OK;
 }

@@ -197,9 +197,9 @@ bool fsti_model_files_same(const fst_model *model);
 /// killed. own_index: the path of the index that they were opened by, or NULL.
 fst_status fsti_models_check_save(const fst_model *const *models, size_t model_count,
                                   const char *own_index, bool *is_unfinished, fst_error *error);
-/// Whether the index that `paths` came from (or its absence) is unchanged. Otherwise a save has
-/// replaced the model meanwhile, and the open files may be mixed.
-bool fsti_model_paths_same(const model_paths *paths);
+/// *same: whether the index that `paths` came from (or its absence) is unchanged. Otherwise a save
+/// has replaced the model meanwhile, and the open files may be mixed. An error: it is unknown.
+fst_status fsti_model_paths_same(const model_paths *paths, bool *same, fst_error *error);
 
 /// Reads a small file completely, followed by FSTI_FORMAT_PADDING_BYTES zero bytes.
 fst_status fsti_model_read_text(const char *path, char **bytes, size_t *byte_count,

@@ -2,16 +2,14 @@
 /// Reads indexes, manifests and lists completely.
 #include "open_model.h"
 
-/// The same limit as for headers.
-#define TEXT_BYTES_MAX ((uint64_t)FSTI_FORMAT_HEADER_BYTES_MAX)
-
 /// Reads an open file completely, if it is not too large.
 static fst_status read_whole(fsti_file *file, char **bytes, size_t *byte_count, fst_error *error) {
     uint64_t size = fsti_file_size(file);
     fsti_error_location location = FSTI_NO_LOCATION;
     location.file = fsti_file_path(file);
-    if (size > TEXT_BYTES_MAX)
-        return fsti_error_set(error, FST_E_INDEX_JSON, location, "index file too large");
+    if (size > FSTI_FORMAT_TEXT_BYTES_MAX)
+        return fsti_error_set(error, FST_E_UNSUPPORTED, location,
+                              "larger than 1 GiB, the limit of indexes, manifests and lists");
     char *text = fsti_alloc_zeroed(1, (size_t)size + FSTI_FORMAT_PADDING_BYTES);
     if (text == NULL) return fsti_error_memory(error, size);
     fst_status status = fsti_file_read(file, text, (size_t)size, 0, byte_count, error);

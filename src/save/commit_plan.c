@@ -39,7 +39,10 @@ static fst_status make_index_text(const fst_writer *writer, bool hidden, char **
     if (status == FST_OK) status = fsti_index_write(rows, count, total_bytes, text, size, error);
     free_names(names, writer->contents.file_count);
     fsti_free(rows);
-    return status;
+    if (status != FST_OK || *size <= FSTI_FORMAT_TEXT_BYTES_MAX) return status;
+    fsti_free(*text);
+    return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
+                          "the index would have %zu bytes, more than readers accept, 1 GiB", *size);
 }
 
 /// Writes an index and syncs it if durable, before any name changes, so that a full disk is noticed

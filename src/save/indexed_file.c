@@ -29,15 +29,14 @@ bool fsti_save_is_same_file(const char *one, const char *other) {
 
 // ---- reading an index ----
 
-#define INDEX_BYTES_MAX ((uint64_t)1 << 30)
-
 static fst_status read_text(const char *path, char **bytes, size_t *byte_count, fst_error *error) {
     fsti_file *file;
     FST_TRY(fsti_file_open(path, &file, error));
     uint64_t size = fsti_file_size(file);
     fst_status status = FST_OK;
     *bytes = NULL;
-    if (size > INDEX_BYTES_MAX) status = fsti_error_errno(error, EFBIG, path, "reading the index");
+    if (size > FSTI_FORMAT_TEXT_BYTES_MAX)
+        status = fsti_error_errno(error, EFBIG, path, "reading the index");
     if (status == FST_OK) *bytes = fsti_alloc_zeroed(1, size + FSTI_FORMAT_PADDING_BYTES);
     if (status == FST_OK && *bytes == NULL) status = fsti_error_memory(error, size);
     if (status == FST_OK) status = fsti_file_read(file, *bytes, size, 0, byte_count, error);

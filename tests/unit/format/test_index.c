@@ -28,6 +28,21 @@ TEST(files_are_unique_and_in_order)
     fsti_index_clear(&index);
 }
 
+TEST(manifest_beyond_the_limit_is_refused)
+{
+    const fsti_digest_kind *kind = fsti_digest_of_stored_name("blake3", 6);
+    fsti_manifest_file file = {.name = "m.safetensors", .name_size = 13};
+    fsti_manifest_draft draft = {
+        .kind = kind, .chunk_bytes = 64 << 10, .files = &file, .file_count = 1};
+    char *text = NULL;
+    size_t size;
+    fst_error error = {0};
+    file.size_bytes = (uint64_t)1 << 40; // its digests are not read
+    CHECK_INT(fsti_manifest_write(&draft, &text, &size, &error), FST_E_UNSUPPORTED);
+    CHECK(strstr(error.message, "more than readers accept, 1 GiB") != NULL);
+    CHECK(text == NULL);
+}
+
 TEST(paths_outside_the_folder_are_refused)
 {
     static const char *const bad[] = {"/etc/passwd", "../x", "a/../../x", "..",
