@@ -10,7 +10,8 @@ answers each read after 5 or 50 ms (slow_files.c; needs root and /dev/fuse), lik
 nginx behind a relay with 60 MB/s per connection after a delay of 30 ms ("slow"). Each contender is
 one function of FUNCTIONS, which every process calls after a common start; it touches every page
 that it got. "sharded": every process loads its part of each tensor, in turns of the rows and of the
-columns, as tensor-parallel ranks do. Contenders are interleaved, and every run is a group of new processes.
+columns, as tensor-parallel ranks do. Contenders are interleaved, and every run is a group of new
+processes.
 
 time     seconds until the last process has its weights
 read     bytes that came from the disk (/proc/PID/io), from the slow file system by its own count,

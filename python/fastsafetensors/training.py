@@ -276,22 +276,22 @@ class CheckpointManager:
 
     def _begin(self, key: tuple[int, int], start: Callable[[], SaveHandle]) -> SaveHandle:
         """Start a save, and watch it, also if Ctrl-C ends the call meanwhile."""
-        before = running.last_of_thread()
-        try:
-            self._saving.add(key)
-            with self._lock:
-                pass  # the thread of an earlier save may be deleting its empty folder
-            if self._ranks.rank == 0:
-                self._old.note_begin(key)
-            handle = start()
-            self._watch(handle, key)
-        except BaseException:
-            begun = running.last_of_thread()
-            if begun is None or begun is before or not begun.is_started():
-                self._saving.discard(key)
-            elif not self._watchers.start(begun):
-                self._watch(begun, key)
-            raise
+        with running.begun() as begun:
+            try:
+                self._saving.add(key)
+                with self._lock:
+                    pass  # the thread of an earlier save may be deleting its empty folder
+                if self._ranks.rank == 0:
+                    self._old.note_begin(key)
+                handle = start()
+                self._watch(handle, key)
+            except BaseException:
+                own = [one for one in begun if one.is_of(self._place_of(key[0]))]
+                if not own or not own[-1].is_started():
+                    self._saving.discard(key)
+                elif not self._watchers.start(own[-1]):
+                    self._watch(own[-1], key)
+                raise
         return handle
 
     def _watch(self, handle: SaveHandle, key: tuple[int, int]) -> None:
@@ -395,7 +395,7 @@ class CheckpointManager:
     # ---- what is there ----
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the complete checkpoints, the oldest first."""
+        """Return the complete checkpoints, the oldest first. A warning names unreadable ones."""
         return read_all(self.folder)
 
     def latest(self, *, verify: bool = False) -> Checkpoint | None:
@@ -442,7 +442,7 @@ class CheckpointManager:
         self._passed_over.add(step)
 
     def best(self) -> Checkpoint | None:
-        """Return the complete checkpoint with the best metric, or None."""
+        """Return the one of checkpoints() with the best metric, or None."""
         rated = by_metric(self.checkpoints(), self._best)
         return rated[0] if rated else None
 

@@ -193,3 +193,12 @@ def test_a_save_while_the_source_is_opened_is_an_error(tmp_path, monkeypatch):
     assert caught.value.tag == "FileChanged"
     consolidate(source.parent, tmp_path / "one")
     assert load_file(tmp_path / "one/model.safetensors")["a"].shape == (1000,)
+
+
+def test_keys_that_are_no_text(tmp_path):
+    """A tensor below such a key is written once, under its own name."""
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"model": {("layer", 0): torch.ones(2), b"k": torch.zeros(2),
+                                   3: {True: torch.ones(1)}}})
+    consolidate(tmp_path / "run/step-1", tmp_path / "out", prefix="model.")
+    assert sorted(load_file(tmp_path / "out")) == ["('layer', 0)", "3.True", "b'k'"]

@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from fastsafetensors._ranks.rank_files import DescribedModel
 from fastsafetensors.sharded import load_model_sharded, load_sharded
 from fastsafetensors.torch import load_model, save_file, save_model
 
@@ -312,7 +313,7 @@ def test_measured_speeds_are_agreed_on(monkeypatch, torch):
     monkeypatch.setattr(sharded._Load, "_measure_storage", lambda self: 2.0)
     monkeypatch.setattr(sharded._Load, "_measure_link", lambda self: 3.0)
     monkeypatch.setitem(sharded._measured, id(group), sharded.Speeds(1.0, 1.0))
-    with contextlib.closing(sharded._Described([])) as model:
+    with contextlib.closing(DescribedModel([])) as model:
         load = sharded._Load(model, {}, group, "auto", None, [0, 1])
         assert load.speeds() == sharded.Speeds(2.0, 3.0)
     assert group.rounds == ["who has measured the speeds", "the speeds measured"]

@@ -10,6 +10,7 @@ import textwrap
 from types import MappingProxyType
 from typing import Any
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -333,3 +334,14 @@ def test_a_step_that_is_a_bool(tmp_path: pathlib.Path, step: bool) -> None:
                      lambda: manager.resume({"x": 1}, step=step)):
             with pytest.raises(TypeError, match="step must be an integer"):
                 call()
+
+
+def test_lazy_saves_in_inference_mode(tmp_path: pathlib.Path) -> None:
+    """The save's own tensors have version counters there, too."""
+    model, array = torch.nn.Linear(3, 3), numpy.ones(3)
+    with CheckpointManager(tmp_path, stage="lazy") as manager, torch.inference_mode():
+        manager.save(1, {"model": model, "array": array})
+    state = {"model": torch.nn.Linear(3, 3), "array": numpy.zeros(3)}
+    assert CheckpointManager(tmp_path).resume(state) == 1
+    assert numpy.array_equal(state["array"], array)
+    assert torch.equal(state["model"].weight, model.weight)

@@ -260,6 +260,8 @@ def read_all(folder: Path) -> list[Checkpoint]:
             except Exception as error:
                 if meaning_of(error) == UNRELATED:
                     raise
+                if meaning_of(error) == UNREADABLE and path.is_dir():
+                    _log.warning("%s is left out: %s", path, error)
                 is_gone |= not path.is_dir()
         if not is_gone:
             break

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
 from collections import OrderedDict
@@ -31,6 +32,13 @@ def _plain_text(text: str) -> str:
 _INT_BITS_MAX = 14_000
 
 
+def _is_unicode(text: str) -> bool:
+    with contextlib.suppress(UnicodeEncodeError):
+        text.encode()
+        return True
+    return False
+
+
 class _Encoder:
     """Turns nested values into JSON, and puts their tensors aside."""
 
@@ -45,6 +53,8 @@ class _Encoder:
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{path}: the parameter of a lazy module has no values yet. Call the "
                              "module with a batch before its state is saved")
+        if not _is_unicode(path):
+            raise TypeError(f"{path!r}: a name that is not Unicode can't be saved")
         if tensor.is_nested:
             raise TypeError(f"{path}: a nested tensor can't be saved: the format has only tensors "
                             "of one shape. Save its parts, unbind()")
@@ -117,6 +127,11 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: a value that can't be saved, with its path; a name that is not a str.
         ValueError: a name that is reserved.
     """
+    with torch.inference_mode(False):  # its tensors have no version counters, which lazy saves need
+        return _encode_all(state)
+
+
+def _encode_all(state: Mapping[str, Any]) -> dict[str, Any]:
     encoder = _Encoder()
     described = {}
     for name, value in state.items():
@@ -126,8 +141,12 @@ def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:
         if plain == _METADATA:
             raise ValueError(f"the state can't have the name {plain!r}: it is reserved")
         described[plain] = _encode_named(encoder, plain, value)
-    if encoder.metadata:  # a copy: they may have such metadata themselves, which is left out
-        described[_METADATA] = _encode_named(encoder, _METADATA, dict(encoder.metadata))
+    metadata = []
+    for number, value in list(encoder.metadata.items()):  # they may have such metadata, left out
+        with contextlib.suppress(TypeError, ValueError):  # an object of a hook: left out as well
+            metadata.append([number, _encode_named(encoder, _METADATA, value)])
+    if metadata:
+        described[_METADATA] = {"dict": metadata}
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -175,7 +194,7 @@ def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, item
     elif kind == "dict":
         for key, entry in item:
-            yield from _places(entry, f"{path}.{key}")
+            yield from _places(entry, f"{path}.{_Decoder({}, {}).decode(key)}")
     elif kind in ("list", "tuple"):
         for at, entry in enumerate(item):
             yield from _places(entry, f"{path}.{at}")

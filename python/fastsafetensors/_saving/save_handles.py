@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import atexit
+import collections
+import contextlib
 import os
+import sys
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -166,6 +168,10 @@ class SaveHandle(ABC):
         """Return path and state."""
         state = "of the parent process" if self._is_of_parent() else self.progress.state
         return f"<SaveHandle {self._name}: {state}>"
+
+    def is_of(self, path: Path) -> bool:
+        """Whether the save was started with this path."""
+        return self._name == os.fsdecode(path)
 
     def _is_of_parent(self) -> bool:
         """Whether the save was started before a fork(): only the parent can wait for it."""
@@ -486,26 +492,50 @@ class _Running:
     def __init__(self) -> None:
         self._handles: set[SaveHandle] = set()
         self._of_thread = threading.local()
+        self._is_watching = False
         self.is_over = False  # the interpreter's exit no longer waits for a save
 
     def add(self, handle: SaveHandle) -> None:
         """Add a save; those that have ended go."""
-        self._of_thread.last = weakref.ref(handle)
+        begun = getattr(self._of_thread, "begun", None)
+        if begun is not None:
+            begun.append(handle)
         self._handles.add(handle)
+        self._watch_child()
         ended = [other for other in list(self._handles) if other is not handle and other.done()]
         self._handles.difference_update(ended)
 
-    def last_of_thread(self) -> SaveHandle | None:
-        """Return what this thread has added last, if it is in use.
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[Iterable[SaveHandle]]:
+        """The saves that this thread adds in the context.
 
-        A caller that Ctrl-C has interrupted finds the save that it has started.
+        A caller that Ctrl-C has interrupted finds in it the save that it has started. If a signal
+        handler enters the context once more, its saves are not among them.
         """
-        find = getattr(self._of_thread, "last", None)
-        return None if find is None else find()
+        outer = getattr(self._of_thread, "begun", None)
+        # Few, because a handler's exception may prevent that the list is taken away again.
+        self._of_thread.begun = handles = collections.deque(maxlen=8)
+        try:
+            yield handles
+        finally:
+            self._of_thread.begun = outer
+
+    def _watch_child(self) -> None:
+        """In a process of multiprocessing: end the saves when it ends, for which no atexit handler
+        is called if it was forked.
+        """
+        process = sys.modules.get("multiprocessing.process")
+        if self._is_watching or process is None or process.parent_process() is None:
+            return
+        from multiprocessing.util import Finalize
+
+        self._is_watching = True
+        Finalize(None, _end_all, exitpriority=0)
 
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
         self._handles = set()
+        self._is_watching = False
 
     def end(self) -> None:
         """At the interpreter's exit."""
@@ -522,8 +552,12 @@ class _Running:
 running = _Running()
 
 
-atexit.register(running.end)
-atexit.register(wait_at_exit)  # is called first
+def _end_all() -> None:
+    wait_at_exit()
+    running.end()
+
+
+atexit.register(_end_all)
 os.register_at_fork(after_in_child=running.forget)
 
 

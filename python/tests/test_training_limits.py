@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: processes of multiprocessing, few descriptors, rights, handlers that save and raise,
+state that cannot be saved as it is."""
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from fastsafetensors.torch import load_file  # noqa: E402
+from fastsafetensors.training import CheckpointManager  # noqa: E402
+
+
+CHILD_OF_MULTIPROCESSING = """
+import multiprocessing, sys, torch
+from fastsafetensors.torch import save_file_async
+from fastsafetensors.training import CheckpointManager
+
+def work(ends):
+    save_file_async({"w": torch.ones(3_000_000)}, "out.safetensors", durable=True)
+    save_file_async({"w": torch.ones(9)}, "lazy.safetensors", stage="lazy", durable=True)
+    manager = CheckpointManager("run", keep_last=1)
+    for step in (1, 2):
+        manager.save(step, {"model": {"w": torch.ones(3_000_000)}})
+    if ends:
+        sys.exit(3)
+
+if __name__ == "__main__":
+    for ends in (False, True):
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(ends,))
+        child.start()
+        child.join()
+        print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_of_multiprocessing_wait_for_their_saves(method, tmp_path):
+    (tmp_path / "program.py").write_text(CHILD_OF_MULTIPROCESSING)
+    done = subprocess.run([sys.executable, "program.py", method], cwd=tmp_path, text=True,
+                          capture_output=True, timeout=300)
+    assert done.stdout.split() == ["0", "3"], done.stderr
+    assert load_file(tmp_path / "out.safetensors")["w"].eq(1).all()
+    assert load_file(tmp_path / "lazy.safetensors")["w"].eq(1).all()
+    assert os.listdir(tmp_path / "run") == ["step-2"]
+
+
+@contextlib.contextmanager
+def free_descriptors(count):
+    """So many descriptors can be opened."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_few_descriptors_hide_no_checkpoint(free, tmp_path):
+    """With one, the files can be opened, and the folder cannot be listed again."""
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a": torch.ones(3)}).wait()
+        with free_descriptors(free):
+            for read in (manager.latest, lambda: manager.resume({"a": None})):
+                with pytest.raises(OSError, match="Too many open files"):
+                    read()
+        assert manager.latest().step == 1
+
+
+def test_unreadable_checkpoints_are_named(tmp_path, monkeypatch, caplog):
+    with CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, {"a": torch.ones(3)}, metric=step).wait()
+        from fastsafetensors._checkpoints import checkpoint_folders as folders
+
+        read = folders.read_checkpoint
+
+        def refuse(path, step):
+            if step == 2:
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path, step)
+
+        monkeypatch.setattr(folders, "read_checkpoint", refuse)
+        with caplog.at_level(logging.WARNING, "fastsafetensors"):
+            assert [one.step for one in manager.checkpoints()] == [1]
+    assert "step-2 is left out: [Errno 13] Permission denied" in caplog.text
+
+
+class Preempted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypatch):
+    """The interrupted save is told from the handler's, whether it has begun or not."""
+    from fastsafetensors import training
+
+    start = training.save_safetensors_sharded_async
+
+    def interrupted(*arguments, **options):
+        monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+        if moment == "after":
+            start(*arguments, **options)
+        signal.raise_signal(signal.SIGUSR1)
+        return start(*arguments, **options)
+
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        def handler(*_):
+            manager.save(1, {"n": 1})
+            raise Preempted
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            monkeypatch.setattr(training, "save_safetensors_sharded_async", interrupted)
+            with pytest.raises(Preempted):
+                manager.save(2, {"x": torch.zeros(1000)})
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        for step in range(3, 6):
+            manager.save(step, {"n": step}).wait()
+    assert os.listdir(tmp_path) == ["step-5"]
+
+
+def test_metadata_that_cannot_be_saved_is_left_out(tmp_path):
+    model = torch.nn.Linear(2, 2)
+
+    def add(module, state, prefix, local):
+        state._metadata["dtype"] = torch.float32
+
+    model._register_state_dict_hook(add)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"model": model}).wait()
+        other = torch.nn.Linear(2, 2)
+        assert manager.resume({"model": other}) == 1
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_a_name_that_is_not_unicode(tmp_path):
+    with CheckpointManager(tmp_path) as manager, pytest.raises(TypeError, match="not Unicode"):
+        manager.save(1, {"a": {"\udc80": torch.ones(1)}})
