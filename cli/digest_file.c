@@ -147,10 +147,6 @@ int digest_file_open(const char *path, const char *text, digest_file *out) {
     struct stat info;
     *out = (digest_file){.target = digest_file_name(path), .fd = -1};
     if (out->target == NULL) return cli_no_memory();
-    if ((off_t)strlen(text) > DIGEST_FILE_BYTES_MAX)
-        return cli_fail_file(FST_E_UNSUPPORTED, out->target,
-                             "it would have more than 1 GiB, which readers refuse. Use hash "
-                             "--manifest");
     out->fd = create_temporary(out->target, &out->temporary);
     if (out->fd < 0 || !write_all(out->fd, text) || fstat(out->fd, &info) != 0)
         return cli_fail_errno("writing", out->target);

@@ -135,20 +135,6 @@ def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypa
     assert os.listdir(tmp_path) == ["step-5"]
 
 
-def test_metadata_that_cannot_be_saved_is_left_out(tmp_path):
-    model = torch.nn.Linear(2, 2)
-
-    def add(module, state, prefix, local):
-        state._metadata["dtype"] = torch.float32
-
-    model._register_state_dict_hook(add)
-    with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"model": model}).wait()
-        other = torch.nn.Linear(2, 2)
-        assert manager.resume({"model": other}) == 1
-    assert torch.equal(other.weight, model.weight)
-
-
 def test_a_name_that_is_not_unicode(tmp_path):
     with CheckpointManager(tmp_path) as manager, pytest.raises(TypeError, match="not Unicode"):
         manager.save(1, {"a": {"\udc80": torch.ones(1)}})

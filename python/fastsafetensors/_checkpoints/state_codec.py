@@ -141,12 +141,8 @@ def _encode_all(state: Mapping[str, Any]) -> dict[str, Any]:
         if plain == _METADATA:
             raise ValueError(f"the state can't have the name {plain!r}: it is reserved")
         described[plain] = _encode_named(encoder, plain, value)
-    metadata = []
-    for number, value in list(encoder.metadata.items()):  # they may have such metadata, left out
-        with contextlib.suppress(TypeError, ValueError):  # an object of a hook: left out as well
-            metadata.append([number, _encode_named(encoder, _METADATA, value)])
-    if metadata:
-        described[_METADATA] = {"dict": metadata}
+    if encoder.metadata:  # a copy: they may have such metadata themselves, which is left out
+        described[_METADATA] = _encode_named(encoder, _METADATA, dict(encoder.metadata))
     text = json.dumps(described).encode()
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -497,6 +498,7 @@ class _Running:
 
     def add(self, handle: SaveHandle) -> None:
         """Add a save; those that have ended go."""
+        self._of_thread.last = weakref.ref(handle)
         begun = getattr(self._of_thread, "begun", None)
         if begun is not None:
             begun.append(handle)
@@ -504,6 +506,11 @@ class _Running:
         self._watch_child()
         ended = [other for other in list(self._handles) if other is not handle and other.done()]
         self._handles.difference_update(ended)
+
+    def last_of_thread(self) -> SaveHandle | None:
+        """Return what this thread has added last, if it is in use."""
+        find = getattr(self._of_thread, "last", None)
+        return None if find is None else find()
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[Iterable[SaveHandle]]:
@@ -513,8 +520,9 @@ class _Running:
         handler enters the context once more, its saves are not among them.
         """
         outer = getattr(self._of_thread, "begun", None)
-        # Few, because a handler's exception may prevent that the list is taken away again.
-        self._of_thread.begun = handles = collections.deque(maxlen=8)
+        # Not endless, because a handler's exception may prevent that the list is taken away again.
+        handles: collections.deque[SaveHandle] = collections.deque(maxlen=256)
+        self._of_thread.begun = handles
         try:
             yield handles
         finally:
@@ -553,11 +561,14 @@ running = _Running()
 
 
 def _end_all() -> None:
-    wait_at_exit()
-    running.end()
+    try:
+        wait_at_exit()
+    finally:
+        running.end()
 
 
-atexit.register(_end_all)
+atexit.register(running.end)
+atexit.register(wait_at_exit)  # is called first
 os.register_at_fork(after_in_child=running.forget)
 
 
