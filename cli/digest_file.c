@@ -94,7 +94,8 @@ static int check_replaced(const char *target) {
 
 int digest_file_check(const char *path) {
     char *target = digest_file_name(path);
-    int code = target == NULL ? cli_no_memory() : cli_check_file_folder(target);
+    if (target == NULL) return cli_no_memory();
+    int code = cli_check_file_folder(target);
     if (code == EXIT_OK) code = check_replaced(target);
     free(target);
     return code;

@@ -529,9 +529,7 @@ class _Running:
             self._of_thread.begun = outer
 
     def _watch_child(self) -> None:
-        """In a process of multiprocessing: end the saves when it ends, for which no atexit handler
-        is called if it was forked.
-        """
+        """End the saves of a forked process of multiprocessing: it calls no atexit handler."""
         process = sys.modules.get("multiprocessing.process")
         if self._is_watching or process is None or process.parent_process() is None:
             return
