@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: processes of multiprocessing, few descriptors, rights, handlers that save and raise,
-state that cannot be saved as it is."""
+"""Checkpoints and saves under unusual conditions: multiprocessing, few file descriptors, unreadable
+folders, signal handlers that save and raise."""
 
 import contextlib
 import logging
@@ -106,7 +106,7 @@ class Preempted(Exception):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypatch):
-    """The interrupted save is told from the handler's, whether it has begun or not."""
+    """Old checkpoints are still deleted afterwards, whether the save had started or not."""
     from fastsafetensors import training
 
     start = training.save_safetensors_sharded_async

@@ -520,7 +520,7 @@ class _Running:
         handler enters the context once more, its saves are not among them.
         """
         outer = getattr(self._of_thread, "begun", None)
-        # Not endless, because a handler's exception may prevent that the list is taken away again.
+        # Limited, because an exception of a handler may skip the reset below.
         handles: collections.deque[SaveHandle] = collections.deque(maxlen=256)
         self._of_thread.begun = handles
         try:
