@@ -264,6 +264,13 @@ finish()
 """
 
 SUPERSEDED = RUN + """
+if sys.argv[5] == "slow calls":
+    from fastsafetensors._ranks.ranks_async import JointSave
+    set_target = JointSave.set_target
+    def set_target_later(*arguments):
+        time.sleep(0.02)
+        set_target(*arguments)
+    JointSave.set_target = set_target_later
 with CheckpointManager(run, overlap="supersede", **options) as manager:
     big = torch.zeros(3_000_000)
     for step in range(1, 40):
@@ -450,9 +457,10 @@ def test_calls_after_a_refused_save(folder):
     run_ranks(REFUSED, folder, 2)
 
 
-def test_superseded_saves_leave_no_folders(folder):
-    """Nothing is left of a save that was cancelled while it wrote."""
-    run_ranks(SUPERSEDED, folder, 2)
+@pytest.mark.parametrize("calls", ["quick calls", "slow calls"])
+def test_superseded_saves_leave_no_folders(folder, calls):
+    """Nothing is left of a save that was cancelled while it wrote, or while another was called."""
+    run_ranks(SUPERSEDED, folder, 2, calls)
 
 
 def test_a_late_rank_ends_the_saves_of_its_group(folder):

@@ -178,12 +178,14 @@ class JointSave:
 
         step: ranks that come to different steps fail, and those of the earlier one catch up.
         """
-        self._step = step
+        self._step, self.lines, self.timeout = step, lines, timeout
+        # Set before the look at `removal`: a thread that removes folders from now on keeps this one
+        # (see _has_next_save_there()), and one that has begun before is waited for.
+        self.place = place
         removal = _saves_of(self.group).removal
         if removal is not None:
             removal.wait()
         self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
-        self.place, self.lines, self.timeout = place, lines, timeout
 
     @property
     def is_started(self) -> bool:
@@ -327,14 +329,18 @@ class JointSave:
                 os.unlink(path)
 
     def _has_next_save_there(self) -> bool:
-        """Tell whether another save of this rank may go to a folder that this one made."""
+        """Tell whether another save of this rank goes to a folder that this one made.
+
+        A save without a place has made none yet, and will wait until the folder is removed.
+        """
         if self.place is None:
             return False
         folder = Path(self.place.folder)
         mine = (folder, *folder.parents)[:max(self._missing, 1)][-1]
         others = [one() for one in list(_saves_of(self.group).queue)]
-        return any(one.place is None or Path(one.place.folder).is_relative_to(mine)
-                   for one in others if one is not None and one is not self)
+        return any(Path(one.place.folder).is_relative_to(mine)
+                   for one in others
+                   if one is not None and one is not self and one.place is not None)
 
     def _meet(self, pg: Any, mark: bool = False) -> bool:
         """Wait for the other ranks, if none is lost. Tell whether one of those met had a mark."""
