@@ -60,7 +60,8 @@ from ._checkpoints.training_state import (
     step_number,
 )
 from ._checkpoints.watcher import Watcher, Watchers
-from ._saving.save_handles import SaveHandle, StagingPool, running, was_cancelled
+from ._saving.running_saves import running
+from ._saving.save_handles import SaveHandle, StagingPool, was_cancelled
 from .fast_loading import save_safetensors_sharded_async
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
@@ -346,8 +347,7 @@ class CheckpointManager:
         if self._pid != os.getpid():
             self._check_usable()
         self._check_saves()
-        refusal = self._errors.pop("refusal", None)
-        if refusal is not None:
+        if (refusal := self._errors.pop("refusal", None)) is not None:
             raise refusal
 
     def _check_saves(self) -> None:
@@ -357,8 +357,7 @@ class CheckpointManager:
         the next one in turn, and so on.
         """
         self._watchers.note_ends()
-        failure = self._errors.pop("failure", None)
-        if failure is not None:
+        if (failure := self._errors.pop("failure", None)) is not None:
             raise failure
 
     def wait(self) -> None:

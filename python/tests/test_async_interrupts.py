@@ -19,7 +19,8 @@ from fastsafetensors._ranks.publish import SetTarget  # noqa: E402
 from fastsafetensors._ranks.ranks_async import JointSave  # noqa: E402
 from fastsafetensors._saving import save_handles  # noqa: E402
 from fastsafetensors._saving.background import Background  # noqa: E402
-from fastsafetensors._saving.save_handles import ThreadSave, running, was_cancelled  # noqa: E402
+from fastsafetensors._saving.running_saves import running  # noqa: E402
+from fastsafetensors._saving.save_handles import ThreadSave, was_cancelled  # noqa: E402
 from fastsafetensors.torch import load_file, save_file_async  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
@@ -88,11 +89,12 @@ def test_a_save_that_is_interrupted_at_its_start_has_ended(
 ) -> None:
     """When KeyboardInterrupt is raised, no thread writes any more."""
     path = tmp_path / "a"
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with (monkeypatch.context() as patched, running.begun() as begun,
+          pytest.raises(KeyboardInterrupt)):
         patched.setattr(save_handles, "_core", InterruptedCore())
         save_file_async({"x": torch.ones(COUNT)}, path, stage=stage)
-    handle = running.last_of_thread()
-    assert handle is not None and handle.done()
+    handle = begun[-1]
+    assert handle.done()
     error = handle.exception()
     assert was_cancelled(error) or (error is None and load_file(path)["x"].eq(1).all())
     assert [one for one in tmp_path.iterdir() if one != path] == []
@@ -100,10 +102,10 @@ def test_a_save_that_is_interrupted_at_its_start_has_ended(
 
 def test_a_save_that_could_not_start_has_ended(tmp_path: Path) -> None:
     """The exit of the interpreter does not wait for it."""
-    with pytest.raises(ValueError, match="null byte"):
+    with running.begun() as begun, pytest.raises(ValueError, match="null byte"):
         save_file_async({"x": torch.ones(3)}, tmp_path / "\0")
-    handle = running.last_of_thread()
-    assert handle is not None and handle.done() and not handle.is_started()
+    handle = begun[-1]
+    assert handle.done() and not handle.is_started()
     core = _core.AsyncSave()
     assert not core.is_started()
     for call in (core.stats, core.cancel, lambda: core.wait(0), lambda: core.stage(0)):
@@ -119,11 +121,12 @@ def test_a_thread_that_was_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_thread: Background) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with (monkeypatch.context() as patched, running.begun() as begun,
+          pytest.raises(KeyboardInterrupt)):
         patched.setattr(Background, "start", interrupt)
         ThreadSave(lambda: None, "a")
-    handle = running.last_of_thread()
-    assert handle is not None and not handle.is_started()
+    handle = begun[-1]
+    assert not handle.is_started()
     handle._end()
     running._handles.discard(handle)
 

@@ -24,7 +24,8 @@ from fastsafetensors import _core  # noqa: E402
 from fastsafetensors._ranks import ranks_async  # noqa: E402
 from fastsafetensors._saving import save_handles  # noqa: E402
 from fastsafetensors._saving.save_handles import SaveHandle, ThreadSave  # noqa: E402
-from fastsafetensors._saving.save_handles import running, was_cancelled  # noqa: E402
+from fastsafetensors._saving.running_saves import running  # noqa: E402
+from fastsafetensors._saving.save_handles import was_cancelled  # noqa: E402
 from fastsafetensors.distributed import save_on_ranks_async  # noqa: E402
 from fastsafetensors.torch import load_file, save_file_async  # noqa: E402
 
@@ -118,15 +119,14 @@ def test_a_signal_while_tensors_are_checked(
     _raise_at_signal(calls, kind)
     here, tensor, raised = _send_in_checks(monkeypatch), torch.ones(COUNT), 0
     for number in range(1, 6):  # this thread or another one copies the last bytes, and checks
-        try:
-            save_file_async({"x": tensor}, tmp_path / "a", stage="lazy").before_step()
-            while len(calls) < number:
-                time.sleep(0.001)
-        except kind:
-            raised += 1
-        handle = running.last_of_thread()
-        assert handle is not None
-        error = handle.exception()
+        with running.begun() as begun:
+            try:
+                save_file_async({"x": tensor}, tmp_path / "a", stage="lazy").before_step()
+                while len(calls) < number:
+                    time.sleep(0.001)
+            except kind:
+                raised += 1
+        error = begun[-1].exception()
         # On a busy machine the check is over before the call returns, which is cancelled then.
         assert error is None or was_cancelled(error)
         assert raised == len(calls) == number
@@ -196,15 +196,14 @@ def test_a_signal_at_the_start(
 ) -> None:
     """The call raises the exception, and its save is cancelled or has ended."""
     _raise_at_signal(calls, kind)
-    with monkeypatch.context() as patched, pytest.raises(kind, match="^of the handler$"):
+    with (monkeypatch.context() as patched, running.begun() as begun,
+          pytest.raises(kind, match="^of the handler$")):
         patched.setattr(save_handles, "_core", _patched_core("start"))
         if save == "file":
             save_file_async({"x": torch.ones(3)}, tmp_path / "a")
         else:
             save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "a")
-    handle = running.last_of_thread()
-    assert handle is not None
-    error = handle.exception()
+    error = begun[-1].exception()
     assert error is None or was_cancelled(error)
     save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "b").wait(60)
     assert load_file(tmp_path / "b" / "model.safetensors")["x"].tolist() == [1, 1, 1]

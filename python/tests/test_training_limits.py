@@ -18,8 +18,9 @@ from fastsafetensors.training import CheckpointManager  # noqa: E402
 
 
 CHILD_OF_MULTIPROCESSING = """
-import multiprocessing, sys, torch
+import multiprocessing, os, sys, threading, time, torch
 from fastsafetensors.torch import save_file_async
+from fastsafetensors._saving.save_handles import ThreadSave
 from fastsafetensors.training import CheckpointManager
 
 def work(ends):
@@ -28,15 +29,26 @@ def work(ends):
     manager = CheckpointManager("run", keep_last=1)
     for step in (1, 2):
         manager.save(step, {"model": {"w": torch.ones(3_000_000)}})
+    threading.Thread(target=save_later).start()
     if ends:
         sys.exit(3)
 
+def save_later():
+    while not multiprocessing.util.is_exiting():
+        time.sleep(0.001)
+    time.sleep(0.2)
+    save_file_async({"w": torch.ones(3_000_000)}, "late.safetensors", durable=True)
+    ThreadSave(lambda: (time.sleep(0.2), open("thread", "w").close()), "thread")
+
 if __name__ == "__main__":
     for ends in (False, True):
+        for name in ("late.safetensors", "thread"):
+            if os.path.exists(name):
+                os.unlink(name)
         child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(ends,))
         child.start()
         child.join()
-        print(child.exitcode)
+        print(child.exitcode, os.path.exists("late.safetensors"), os.path.exists("thread"))
 """
 
 
@@ -45,7 +57,7 @@ def test_processes_of_multiprocessing_wait_for_their_saves(method, tmp_path):
     (tmp_path / "program.py").write_text(CHILD_OF_MULTIPROCESSING)
     done = subprocess.run([sys.executable, "program.py", method], cwd=tmp_path, text=True,
                           capture_output=True, timeout=300)
-    assert done.stdout.split() == ["0", "3"], done.stderr
+    assert done.stdout.splitlines() == ["0 True True", "3 True True"], done.stderr
     assert load_file(tmp_path / "out.safetensors")["w"].eq(1).all()
     assert load_file(tmp_path / "lazy.safetensors")["w"].eq(1).all()
     assert os.listdir(tmp_path / "run") == ["step-2"]

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import atexit
 import collections
-import contextlib
 import os
-import sys
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +20,8 @@ from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
 from .._base.representation import shown_as, with_plain_hints
 from .._core import log_drain
-from .background import Background, wait_at_exit
+from .background import Background
+from .running_saves import running
 
 _STAGES = ("copy", "lazy", "none")
 _OVERLAPS = ("order", "supersede")
@@ -398,6 +395,7 @@ class ThreadSave(SaveHandle):
         self._thread = Background(self._run)
         running.add(self)
         self._thread.start()
+        running.note_start(self)
 
     def _run(self) -> None:
         try:
@@ -483,93 +481,6 @@ class Hooks:
     make_handle: Callable[[_core.AsyncSave, Path, str], FileSave] = FileSave
 
 
-class _Running:
-    """Saves that have not ended: their handles live, and the interpreter's exit ends them.
-
-    There is no lock, because a signal handler that saves would wait for it for ever: each access is
-    one operation of the set.
-    """
-
-    def __init__(self) -> None:
-        self._handles: set[SaveHandle] = set()
-        self._of_thread = threading.local()
-        self._is_watching = False
-        self.is_over = False  # the interpreter's exit no longer waits for a save
-
-    def add(self, handle: SaveHandle) -> None:
-        """Add a save; those that have ended go."""
-        self._of_thread.last = weakref.ref(handle)
-        begun = getattr(self._of_thread, "begun", None)
-        if begun is not None:
-            begun.append(handle)
-        self._handles.add(handle)
-        self._watch_child()
-        ended = [other for other in list(self._handles) if other is not handle and other.done()]
-        self._handles.difference_update(ended)
-
-    def last_of_thread(self) -> SaveHandle | None:
-        """Return what this thread has added last, if it is in use."""
-        find = getattr(self._of_thread, "last", None)
-        return None if find is None else find()
-
-    @contextlib.contextmanager
-    def begun(self) -> Iterator[Iterable[SaveHandle]]:
-        """The saves that this thread adds in the context.
-
-        A caller that Ctrl-C has interrupted finds in it the save that it has started. If a signal
-        handler enters the context once more, its saves are not among them.
-        """
-        outer = getattr(self._of_thread, "begun", None)
-        # Limited, because an exception of a handler may skip the reset below.
-        handles: collections.deque[SaveHandle] = collections.deque(maxlen=256)
-        self._of_thread.begun = handles
-        try:
-            yield handles
-        finally:
-            self._of_thread.begun = outer
-
-    def _watch_child(self) -> None:
-        """End the saves of a forked process of multiprocessing: it calls no atexit handler."""
-        process = sys.modules.get("multiprocessing.process")
-        if self._is_watching or process is None or process.parent_process() is None:
-            return
-        from multiprocessing.util import Finalize
-
-        self._is_watching = True
-        Finalize(None, _end_all, exitpriority=0)
-
-    def forget(self) -> None:
-        """In a fork's child: they are the parent's."""
-        self._handles = set()
-        self._is_watching = False
-
-    def end(self) -> None:
-        """At the interpreter's exit."""
-        self.is_over = True
-        handles, self._handles = self._handles, set()
-        for handle in handles:
-            if handle.at_exit == "cancel":
-                handle._stop()
-        for handle in handles:
-            handle._end()
-        log_drain()
-
-
-running = _Running()
-
-
-def _end_all() -> None:
-    try:
-        wait_at_exit()
-    finally:
-        running.end()
-
-
-atexit.register(running.end)
-atexit.register(wait_at_exit)  # is called first
-os.register_at_fork(after_in_child=running.forget)
-
-
 def start_rows(
     path: Path,
     rows: list[Any],
@@ -596,4 +507,5 @@ def start_rows(
             raise
         handle._interrupt()  # a signal handler has raised it
         raise
+    running.note_start(handle)
     return handle

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The saves of this process that have not ended, and its exit, which waits for them."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .._core import log_drain
+from .background import wait_at_exit
+
+if TYPE_CHECKING:
+    from .save_handles import SaveHandle
+
+
+class _Running:
+    """Saves that have not ended: their handles live, and the interpreter's exit ends them.
+
+    There is no lock, because a signal handler that saves would wait for it for ever: each access is
+    one operation of the set.
+    """
+
+    def __init__(self) -> None:
+        self._handles: set[SaveHandle] = set()
+        self._of_thread = threading.local()
+        self._is_watching = False
+        self.is_over = False  # the interpreter's exit no longer waits for a save
+
+    def add(self, handle: SaveHandle) -> None:
+        """Add a save that is about to start; those that have ended go."""
+        begun = getattr(self._of_thread, "begun", None)
+        if begun is not None:
+            begun.append(handle)
+        self._handles.add(handle)
+        self._watch_child()
+        ended = [other for other in list(self._handles) if other is not handle and other.done()]
+        self._handles.difference_update(ended)
+
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[collections.deque[SaveHandle]]:
+        """The saves that this thread adds in the context.
+
+        A caller that Ctrl-C has interrupted finds in it the save that it has started. If a signal
+        handler enters the context once more, its saves are not among them.
+        """
+        outer = getattr(self._of_thread, "begun", None)
+        # Limited, because an exception of a handler may skip the reset below.
+        handles: collections.deque[SaveHandle] = collections.deque(maxlen=256)
+        self._of_thread.begun = handles
+        try:
+            yield handles
+        finally:
+            self._of_thread.begun = outer
+
+    def note_start(self, handle: SaveHandle) -> None:
+        """Wait for the end of a save that has just started, if the process would not.
+
+        A process of multiprocessing ends without atexit handlers, as soon as its threads have
+        returned. What ends saves there (_watch_child()) was called before it waits for the threads,
+        which may still save.
+        """
+        if not _is_child():
+            return
+        from multiprocessing.util import is_exiting
+
+        while (self.is_over or is_exiting()) and not handle.done():
+            time.sleep(0.005)
+
+    def _watch_child(self) -> None:
+        """End the saves of a forked process of multiprocessing: it calls no atexit handler."""
+        if self._is_watching or not _is_child():
+            return
+        from multiprocessing.util import Finalize
+
+        self._is_watching = True
+        Finalize(None, _end_all, exitpriority=0)
+
+    def forget(self) -> None:
+        """In a fork's child: they are the parent's."""
+        self._handles = set()
+        self._is_watching = False
+
+    def end(self) -> None:
+        """At the interpreter's exit."""
+        self.is_over = True
+        handles, self._handles = self._handles, set()
+        for handle in handles:
+            if handle.at_exit == "cancel":
+                handle._stop()
+        for handle in handles:
+            handle._end()
+        log_drain()
+
+
+running = _Running()
+
+
+def _is_child() -> bool:
+    """Whether multiprocessing has made this process."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _end_all() -> None:
+    try:
+        wait_at_exit()
+    finally:
+        running.end()
+
+
+atexit.register(running.end)
+atexit.register(wait_at_exit)  # is called first
+os.register_at_fork(after_in_child=running.forget)
