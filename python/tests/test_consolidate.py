@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets that ranks have written become ordinary folders, with little memory."""
 
+import collections
+import enum
 import json
 import subprocess
 import sys
@@ -195,10 +197,23 @@ def test_a_save_while_the_source_is_opened_is_an_error(tmp_path, monkeypatch):
     assert load_file(tmp_path / "one/model.safetensors")["a"].shape == (1000,)
 
 
+class Kind(enum.IntEnum):
+    """Keys of a dict."""
+
+    BIG = 8
+
+
+Pair = collections.namedtuple("Pair", "low high")
+
+
 def test_keys_that_are_no_text(tmp_path):
     """A tensor below such a key is written once, under its own name."""
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, {"model": {("layer", 0): torch.ones(2), b"k": torch.zeros(2),
-                                   3: {True: torch.ones(1)}}})
+                                   3: {True: torch.ones(1)}, Kind.BIG: torch.ones(3),
+                                   Pair(1, 2): torch.ones(4), torch.Size([5]): torch.ones(5),
+                                   torch.zeros(7): torch.ones(6)}})
     consolidate(tmp_path / "run/step-1", tmp_path / "out", prefix="model.")
-    assert sorted(load_file(tmp_path / "out")) == ["('layer', 0)", "3.True", "b'k'"]
+    sizes = {name: len(tensor) for name, tensor in load_file(tmp_path / "out").items()}
+    assert sizes == {"('layer', 0)": 2, "b'k'": 2, "3.True": 1, "8": 3, "(1, 2)": 4, "(5,)": 5,
+                     "model": 6}

@@ -89,7 +89,8 @@ class _Encoder:
             if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
                 self.metadata[self._dict_count] = getattr(value, "_metadata", None)
             self._dict_count += 1
-            return {"dict": [[self.encode(key, path), self.encode(item, f"{path}.{key}")]
+            return {"dict": [[plain := self.encode(key, path),
+                              self.encode(item, _path_below(path, plain))]
                              for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
             items = [self.encode(item, f"{path}.{at}") for at, item in enumerate(value)]
@@ -111,6 +112,18 @@ class _Encoder:
                 return self.encode(plain, path)
         raise TypeError(f"{path}: a {kind.__qualname__} can't be saved; tensors, NumPy arrays, "
                         "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
+
+
+def _path_below(path: str, key: Any) -> str:
+    """The path of a dict's value. key: as JSON stands for it."""
+    return f"{path}.{_Decoder(_Names(), {}).decode(key)}"
+
+
+class _Names(dict[str, str]):
+    """Stands for the tensors in keys: each is its name."""
+
+    def __missing__(self, name: str) -> str:
+        return name
 
 
 def _encode_named(encoder: _Encoder, name: str, value: Any) -> Any:
@@ -190,7 +203,7 @@ def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, item
     elif kind == "dict":
         for key, entry in item:
-            yield from _places(entry, f"{path}.{_Decoder({}, {}).decode(key)}")
+            yield from _places(entry, _path_below(path, key))
     elif kind in ("list", "tuple"):
         for at, entry in enumerate(item):
             yield from _places(entry, f"{path}.{at}")
