@@ -29,6 +29,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ._base.options import check_timeout
@@ -38,6 +39,7 @@ from ._loading.module_weights import ModuleState
 from ._ranks.agreement import Agreement, named
 from ._ranks.rank_files import open_or_receive
 from ._ranks.rank_parts import (
+    Cut,
     Part,
     Speeds,
     choose_method,
@@ -98,9 +100,9 @@ _measured: dict[int, Speeds] = {}
 class _Load:
     """A call of load_sharded on one rank."""
 
-    def __init__(self, model: Any, parts: Mapping[str, list[Part]], pg: Any, strategy: str,
+    def __init__(self, model: Any, cuts: Mapping[str, Cut], pg: Any, strategy: str,
                  agreement: Agreement, readers: list[int]) -> None:
-        self.model, self.parts, self.pg, self.strategy = model, parts, pg, strategy
+        self.model, self.cuts, self.pg, self.strategy = model, cuts, pg, strategy
         self.readers = readers
         self.agreement = agreement
         self.rank, self.ranks = pg.rank(), pg.size()
@@ -114,9 +116,9 @@ class _Load:
     def describe(self) -> list[str]:
         """Properties on which all ranks must agree."""
         lines = [f"strategy {self.strategy}"]
-        for name, parts in self.parts.items():
+        for name, cut in self.cuts.items():
             dtype, shape, size = self.info(name)
-            lines.append(f"{name!r} {dtype} {list(shape)} {size} bytes in {parts}")
+            lines.append(f"{name!r} {dtype} {list(shape)} {size} bytes, {cut.description}")
         return lines
 
     def speeds(self) -> Speeds:
@@ -161,31 +163,31 @@ class _Load:
     def methods(self) -> dict[str, str]:
         """Choose the method of every tensor."""
         if self.ranks == 1:
-            return dict.fromkeys(self.parts, "slice")
+            return dict.fromkeys(self.cuts, "slice")
         if len(self.readers) < self.ranks:
-            return {name: "broadcast" if parts[0] == parts[-1] or self.strategy == "broadcast"
-                    else "scatter" for name, parts in self.parts.items()}
+            return {name: "broadcast" if cut.is_whole(self.ranks) or self.strategy == "broadcast"
+                    else "scatter" for name, cut in self.cuts.items()}
         if self.strategy != "auto":
             whole = "broadcast" if self.strategy == "scatter" else self.strategy
-            return {name: whole if parts[0] == parts[-1] else self.strategy
-                    for name, parts in self.parts.items()}
+            return {name: whole if cut.is_whole(self.ranks) else self.strategy
+                    for name, cut in self.cuts.items()}
         speeds = self.speeds()
         methods = {}
-        for name, parts in self.parts.items():
+        for name, cut in self.cuts.items():
             dtype, shape, size = self.info(name)
             item = size / max(math.prod(shape), 1)
-            over = max(over_read(shape, part, item) for part in parts)
-            methods[name] = choose_method(size, over, parts[0] == parts[-1], speeds, self.ranks)
+            over = max(over_read(shape, part, item) for part in cut.parts(self.ranks))
+            methods[name] = choose_method(size, over, cut.is_whole(self.ranks), speeds, self.ranks)
         return methods
 
     def _maps(self) -> bool:
         """Whether "auto" maps the files: all ranks run on one host and can map them."""
-        if self.strategy != "auto" or len(self.readers) < self.ranks or not self.parts:
+        if self.strategy != "auto" or len(self.readers) < self.ranks or not self.cuts:
             return False
         host = b""
         # The load itself reports errors: the other ranks wait for this answer.
         with contextlib.suppress(Exception):
-            loader = self.model.load([next(iter(self.parts))], mode="auto")
+            loader = self.model.load([next(iter(self.cuts))], mode="auto")
             # Of a compressed model each rank would decode every tensor.
             if loader.stats()["mode"] == "map" and not self.model.is_compressed:
                 host = own_host()
@@ -203,9 +205,9 @@ class _Load:
         failure: Exception | None = None
         rows = []
         try:
-            with OpenLoad(self.model, list(self.parts), mode="auto") as loader:
-                for at, (name, parts) in enumerate(self.parts.items()):
-                    part, (dtype, shape, _) = parts[self.rank], self.info(name)
+            with OpenLoad(self.model, list(self.cuts), mode="auto") as loader:
+                for at, (name, cut) in enumerate(self.cuts.items()):
+                    part, (dtype, shape, _) = cut.own, self.info(name)
                     whole = make_item(loader, at)
                     if part.shape[1:] != list(shape[1:]):
                         self.result[name] = self._cut(whole, part).clone(
@@ -225,7 +227,7 @@ class _Load:
 
     def _sort(self) -> None:
         """Put the result into the order of the request."""
-        ordered = {name: self.result[name] for name in self.parts}
+        ordered = {name: self.result[name] for name in self.cuts}
         self.result.clear()
         self.result.update(ordered)
 
@@ -254,7 +256,7 @@ class _Load:
     def _read_slices(self, names: list[str]) -> None:
         if not names:
             return
-        mine = [(name, self.parts[name][self.rank]) for name in names]
+        mine = [(name, self.cuts[name].own) for name in names]
         items = [(name, *format_box(self.info(name)[0], part.begin, part.end))
                  for name, part in mine]
         failure: Exception | None = None
@@ -329,19 +331,18 @@ class _Load:
             self.pg.broadcast(self._wrap(whole), owner)
             if self.rank == owner:
                 self.result.stats["bytes_sent"] += whole.nbytes
-        part = self.parts[name][self.rank]
-        cut = self._cut(whole, part)
+        cut = self._cut(whole, self.cuts[name].own)
         return whole if cut.shape == whole.shape else cut.clone()
 
     def _scatter(self, name: str, owner: int, whole: Any) -> Any:
         """Send each rank its part of the owner's tensor."""
-        part = self.parts[name][self.rank]
+        part = self.cuts[name].own
         if self.rank != owner:
             mine = self._empty(name, part.shape)
             if mine.numel():
                 self.pg.recv(self._wrap(mine), owner, 0)
             return mine
-        for rank, other in enumerate(self.parts[name]):
+        for rank, other in enumerate(self.cuts[name].parts(self.ranks)):
             cut = self._cut(whole, other)
             if rank != owner and cut.numel():
                 cut = cut.contiguous()
@@ -350,7 +351,7 @@ class _Load:
         return self._cut(whole, part).clone()
 
 
-def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str, timeout: float | None,
+def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: float | None,
                 failure: Exception | None) -> ShardedTensors:
     """Open the model, agree on the request, and load.
 
@@ -372,7 +373,7 @@ def _load_parts(files: Any, make_parts: Any, group: Any, strategy: str, timeout:
             model, readers = open_or_receive(files, pg, failure)
             if strategy == "slice" and len(readers) < pg.size():
                 raise ValueError(f"strategy slice needs the files on all ranks, not on {readers}")
-            load = _Load(model, make_parts(model, pg), pg, strategy, agreement, readers)
+            load = _Load(model, make_cuts(model, pg), pg, strategy, agreement, readers)
             lines = load.describe()
         except Exception as error:
             agreement.agree("the sharded load", error=error)
@@ -424,10 +425,10 @@ def load_sharded(
         TypeError: an argument of another type.
     """
 
-    def make_parts(model: Model, pg: Any) -> dict[str, list[Part]]:
+    def make_cuts(model: Model, pg: Any) -> dict[str, Cut]:
         if not isinstance(dims, Mapping):
             raise TypeError(f"dims must be {{name: dimension or None}}, not {type(dims).__name__}")
-        parts = {}
+        cuts = {}
         for name, dim in dims.items():
             if dim is not None and not isinstance(dim, int):
                 raise TypeError(f"{name}: a dimension must be an int or None, not {dim!r}")
@@ -436,15 +437,18 @@ def load_sharded(
                 raise KeyError(f"{name!r} is not in the model")
             shape = _shape_of(model, name, pg.size())
             with tensor_named(name):
-                parts[name] = [part_of(shape, dim, rank, pg.size()) for rank in range(pg.size())]
-        return parts
+                part = partial(part_of, shape, dim, ranks=pg.size())
+                own = part(pg.rank())
+            how = "whole" if dim is None else f"divided along {dim % len(shape)}"
+            cuts[name] = Cut(how, own, part)
+        return cuts
 
     where, failure = device_of("cpu"), None
     try:
         where = device_of(device)
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
-    result = _load_parts(filename, make_parts, group, strategy, timeout, failure)
+    result = _load_parts(filename, make_cuts, group, strategy, timeout, failure)
     if not where.is_cpu:
         for name in result:
             result[name] = result[name].to(where.as_str())
@@ -504,9 +508,9 @@ def load_model_sharded(
     chosen: dict[str, list[Any]] = {}
     whole: dict[str, tuple[int, ...]] = {}
 
-    def make_parts(opened: Model, pg: Any) -> dict[str, list[Part]]:
+    def make_cuts(opened: Model, pg: Any) -> dict[str, Cut]:
         names = opened.names() if wanted is None else _names_for(opened, wanted)
-        parts = {}
+        cuts, on_mesh = {}, f"on {mesh.mesh.tolist()}"
         for name in names:
             shape = _shape_of(opened, name, pg.size())
             described = placements
@@ -517,12 +521,13 @@ def load_model_sharded(
             chosen[name] = find_placements(name, described, len(mesh_sizes))
             whole[name] = shape
             with tensor_named(name):
-                parts[name] = [part_on_mesh(shape, chosen[name], mesh_sizes, at) for at in places]
-        return parts
+                part = partial(_part_at, shape, chosen[name], mesh_sizes, places)
+                cuts[name] = Cut(f"{chosen[name]} {on_mesh}", part(pg.rank()), part)
+        return cuts
 
     group = mesh.get_group() if len(mesh_sizes) == 1 else torch.distributed.group.WORLD
     source = filename if module is not None else model
-    local = _load_parts(source, make_parts, group, strategy, timeout, failure)
+    local = _load_parts(source, make_cuts, group, strategy, timeout, failure)
     state: dict[str, Any] = {}
     for name, tensor in local.items():
         moved = tensor.to(mesh.device_type)
@@ -532,6 +537,12 @@ def load_model_sharded(
     if wanted is not None:
         wanted.assign(state)
     return state
+
+
+def _part_at(shape: Sequence[int], placements: Sequence[Any], sizes: Sequence[int],
+             places: Sequence[Sequence[int]], rank: int) -> Part:
+    """Return the part of a rank, whose coordinate on the mesh is places[rank]."""
+    return part_on_mesh(shape, placements, sizes, places[rank])
 
 
 def _names_for(opened: Any, wanted: ModuleState) -> list[str]:

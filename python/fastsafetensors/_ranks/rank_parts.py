@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,23 @@ class Part:
     def shape(self) -> list[int]:
         """Elements in each dimension."""
         return [e - b for b, e in zip(self.begin, self.end, strict=True)]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the ranks of a group divide a tensor."""
+
+    description: str  # equal on all ranks
+    own: Part  # this rank's
+    part_of_rank: Callable[[int], Part]
+
+    def parts(self, ranks: int) -> list[Part]:
+        """Return the parts of all ranks."""
+        return [self.part_of_rank(rank) for rank in range(ranks)]
+
+    def is_whole(self, ranks: int) -> bool:
+        """Whether every rank gets the same part."""
+        return self.part_of_rank(0) == self.part_of_rank(ranks - 1)
 
 
 @dataclass
