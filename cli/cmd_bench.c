@@ -16,7 +16,7 @@
 #include "commands.h"
 
 #define RUNS_MAX 101
-#define BALLAST_BYTES_MIN ((size_t)1 << 30)
+#define BUFFER_BYTES ((size_t)128 << 20) // more than the buffers of a load
 #define READ_BYTES ((size_t)8 << 20)
 
 #ifndef MADV_POPULATE_WRITE
@@ -137,7 +137,7 @@ static double cpu_seconds(const struct rusage *usage) {
 /// Runs one measurement, in the child process.
 static bench_run time_method(const bench_method *method, const char *path, size_t size, bool cold) {
     struct rusage before, after;
-    warm_memory(size * 2 > BALLAST_BYTES_MIN ? size * 2 : BALLAST_BYTES_MIN);
+    warm_memory(size * 2 + BUFFER_BYTES);
     set_state(path, size, cold);
     getrusage(RUSAGE_SELF, &before);
     double start = cli_seconds_now();

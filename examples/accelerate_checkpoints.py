@@ -48,6 +48,7 @@ def main():
         manager.wait()
         accelerator.print(f"steps {begin + 1} to {steps}, loss {loss.item():.4f}, checkpoints "
                           f"{[checkpoint.step for checkpoint in manager.checkpoints()]}")
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

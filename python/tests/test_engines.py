@@ -151,11 +151,13 @@ def check_disk(answers, scenarios):
         rows = [of_rank[number] for of_rank in answers]
         if not scenario.get("cold"):
             continue
-        size = sum(path.stat().st_size
-                   for path in pathlib.Path(scenario["folder"]).glob("*.safetensors"))
-        assert sum(row["disk_bytes"] for row in rows) <= 1.05 * size, rows
         if scenario.get("extra", {}).get("mode") == "load":
             assert all(row["disk_bytes"] <= 1.05 * row["bytes"] for row in rows), rows
+            continue
+        size = sum(path.stat().st_size
+                   for path in pathlib.Path(scenario.get("reload", scenario["folder"])).glob(
+                       "*.safetensors"))
+        assert sum(row["disk_bytes"] for row in rows) <= 1.05 * size, rows
 
 
 def check(answers, scenarios):
@@ -204,6 +206,8 @@ def test_vllm(around, models, wide, tmp_path):
         {"name": "llama pp from disk", "folder": wide["llamas"][1], "pp": 2, "cold": True,
          "extra": load},
         {"name": "moe ep from disk", "folder": wide["moe"], "tp": 2, "ep": True, "cold": True},
+        {"name": "llama reload from disk", "folder": wide["llamas"][0], "tp": 2, "cold": True,
+         "reload": wide["llamas"][1]},
     ]
     answers = run_ranks("vllm", scenarios, around, tmp_path)
     check(answers, scenarios)
@@ -230,7 +234,7 @@ def test_vllm_with_other_files(around, models, tmp_path):
 
 
 @pytest.mark.parametrize("widths", [{"tp": 2}, {"tp": 2, "ep": 2}, {"pp": 2}], ids=str)
-def test_sglang(around, models, tmp_path, widths):
+def test_sglang(around, models, wide, tmp_path, widths):
     scenarios = [
         {"name": "llama", "folder": models["llama"], **widths, "extra": {"mode": "load"}},
         {"name": "tied", "folder": models["tied"], **widths, "stored": 2},
@@ -255,4 +259,15 @@ def test_sglang(around, models, tmp_path, widths):
             {"name": "reload by name", "folder": models["llama"], **widths, "only": "layernorm",
              "reload": models["llama2"]},
         ]
-    check(run_ranks("sglang", scenarios, around, tmp_path), scenarios)
+    if "ep" in widths:
+        scenarios.append({"name": "moe from disk", "folder": wide["moe"], **widths, "cold": True})
+    else:
+        own = {"mode": "load"} if "pp" in widths else {}
+        scenarios.append({"name": "llama from disk", "folder": wide["llamas"][0], **widths,
+                          "cold": True, "extra": own})
+    if widths == {"tp": 2}:
+        scenarios.append({"name": "llama reload from disk", "folder": wide["llamas"][0], **widths,
+                          "cold": True, "reload": wide["llamas"][1]})
+    answers = run_ranks("sglang", scenarios, around, tmp_path)
+    check(answers, scenarios)
+    check_disk(answers, scenarios)

@@ -54,14 +54,16 @@ def begin_held():
     return held, load
 
 def in_thread(call, *arguments):
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
     def run():
+        begun.set()
         try:
             call(*arguments)
         except Exception:
             pass
         ended.set()
     threading.Thread(target=run, daemon=True).start()
+    begun.wait()
     return ended
 
 def check_freed():

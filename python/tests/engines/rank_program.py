@@ -9,12 +9,13 @@ bytes of both.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,19 @@ def disk_bytes() -> int:
     return next(int(row.split()[1]) for row in rows if row.startswith("read_bytes:"))
 
 
-def start_cold(scenario: dict[str, Any]) -> None:
-    """Remove the files from the page cache, and count from here on what is read from the disk."""
+@contextlib.contextmanager
+def disk_reads(scenario: dict[str, Any], folder: str) -> Iterator[None]:
+    """Remove a folder's files from the page cache, and count what is read from the disk."""
     if not scenario.get("cold"):
+        yield
         return
-    for path in Path(scenario["folder"]).glob("*.safetensors"):
+    for path in Path(folder).glob("*.safetensors"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     torch.distributed.barrier()
-    scenario["read before"] = disk_bytes()
+    before = disk_bytes()
+    yield
+    scenario["disk bytes"] = disk_bytes() - before
 
 
 def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
@@ -98,7 +103,7 @@ def arguments() -> tuple[int, int, str, list[dict[str, Any]]]:
 def compare(scenario: dict[str, Any], theirs: Any, ours: Any, **more: Any) -> dict[str, Any]:
     """Return the differences between two models. Ours was loaded last."""
     if scenario.get("cold"):
-        more["disk_bytes"] = disk_bytes() - scenario["read before"]
+        more["disk_bytes"] = scenario["disk bytes"]
     expected, found = dict(theirs.named_parameters()), dict(ours.named_parameters())
     different = [name for name in expected
                  if name not in found or not torch.equal(expected[name], found[name])]

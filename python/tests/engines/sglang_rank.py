@@ -13,9 +13,9 @@ from rank_program import (
     addresses,
     arguments,
     compare,
+    disk_reads,
     refused,
     run_all,
-    start_cold,
     watch_stats,
 )
 from sglang.srt.configs.device_config import DeviceConfig
@@ -61,7 +61,8 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
         theirs = load(scenario, "safetensors", {})[1]
         return compare(scenario, theirs, model, same_addresses=before == addresses(model),
                        refusal=refusal)
-    done, message = update(scenario["reload"])
+    with disk_reads(scenario, scenario["reload"]):
+        done, message = update(scenario["reload"])
     assert done, message
     plain = scenario.get("plain", scenario["reload"])
     other = load({**scenario, "folder": plain}, "safetensors", {})[1]
@@ -84,9 +85,9 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         return reload(scenario)
     plain = scenario.get("plain", scenario["folder"])
     theirs = load({**scenario, "folder": plain}, "safetensors", {})[1]
-    start_cold(scenario)
-    return compare(scenario, theirs,
-                   load(scenario, "fastsafetensors", scenario.get("extra", {}))[1])
+    with disk_reads(scenario, scenario["folder"]):
+        ours = load(scenario, "fastsafetensors", scenario.get("extra", {}))[1]
+    return compare(scenario, theirs, ours)
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ from rank_program import (
     addresses,
     arguments,
     compare,
+    disk_reads,
     refused,
     run_all,
-    start_cold,
     watch_stats,
 )
 from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader
@@ -97,7 +97,8 @@ def reload(scenario: dict[str, Any]) -> dict[str, Any]:
             return compare(scenario, theirs, model, same_addresses=before == addresses(model),
                            refusal=refusal)
         STATS.clear()
-        reload_weights(config, model, None, scenario["reload"], True)
+        with disk_reads(scenario, scenario["reload"]):
+            reload_weights(config, model, None, scenario["reload"], True)
     plain = scenario.get("plain", scenario["reload"])
     _, other = build({**scenario, "folder": plain}, "safetensors", {})
     # Parameters that vLLM had begun to reload have other addresses after the next reload.
@@ -124,8 +125,9 @@ def both(scenario: dict[str, Any]) -> dict[str, Any]:
     """Load both ways."""
     theirs = load({**scenario, "folder": scenario.get("plain", scenario["folder"])},
                   "safetensors", {})
-    start_cold(scenario)
-    return compare(scenario, theirs, load(scenario, "fastsafetensors", scenario.get("extra", {})))
+    with disk_reads(scenario, scenario["folder"]):
+        ours = load(scenario, "fastsafetensors", scenario.get("extra", {}))
+    return compare(scenario, theirs, ours)
 
 
 def run(scenario: dict[str, Any]) -> dict[str, Any]:
