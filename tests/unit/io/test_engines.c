@@ -180,7 +180,8 @@ TEST(streams_fill_the_page_cache)
         fsti_io_hide(0);
         if (result < 0) SKIP("this file system does not evict on request");
         CHECK_INT(result, 1);
-        CHECK_INT(read_count, STREAM_BYTES >> 18);
+        // The kernel may return less than was asked for.
+        CHECK(read_count >= STREAM_BYTES >> 18 && read_count <= (STREAM_BYTES >> 18) + 4);
         // Without readahead the kernel is advised of the whole half before it is read.
         if (hidden[i] == FSTI_IO_HIDE_AHEAD) CHECK_INT(resident_ahead, 1 << 20);
     }
