@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fails on one rank between two messages of its group reaches the other ranks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,55 @@ def test_one_rank_fails_between_two_messages(tmp_path: Path, program: str) -> No
         save_file({f"t{number}.a": torch.full((4,), float(number))},
                   tmp_path / f"{number}.safetensors")
     run_ranks(program, tmp_path, 2)
+
+
+LOST_BEFORE = """
+import datetime, os, signal, sys, time
+import torch
+import torch.distributed as dist
+from fastsafetensors import RankError
+from fastsafetensors.distributed import load_sharded, save_on_ranks, save_on_ranks_async
+from fastsafetensors.training import CheckpointManager
+
+folder, store, rank, size, way = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]), sys.argv[5]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size,
+                        timeout=datetime.timedelta(seconds=6))
+group, tensors = dist.group.WORLD, {f"t{rank}": torch.ones(3)}
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+calls = {
+    "load": lambda: load_sharded(f"{folder}/none", {"a": 0}, group),
+    "save": lambda: save_on_ranks(tensors, f"{folder}/out", group),
+    "save later": lambda: save_on_ranks_async(tensors, f"{folder}/out", group).wait(),
+    "checkpoints": lambda: CheckpointManager(f"{folder}/run", group=group),
+}
+for call in (calls[way], calls["save"]):  # the second one fails at once, and names it as well
+    try:
+        call()
+    except RankError as error:
+        open(f"{folder}/said.{rank}", "a").write(f"{error}\\n")
+open(f"{folder}/end.{rank}", "w").close()
+while len([name for name in os.listdir(folder) if name.startswith("end.")]) < size - 1:
+    time.sleep(0.05)  # a rank that ended now would be named as well
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("way", ["load", "save", "save later", "checkpoints"])
+def test_a_rank_that_was_lost_before_is_named(tmp_path, way):
+    """Also where the group's first message meets the loss."""
+    ranks = [subprocess.Popen([sys.executable, "-c", LOST_BEFORE, tmp_path, tmp_path / "store",
+                               str(rank), "4", way], stderr=subprocess.DEVNULL)
+             for rank in range(4)]
+    try:
+        assert [ranks[rank].wait(120) for rank in (0, 2, 3)] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for rank in (0, 2, 3):
+        lines = (tmp_path / f"said.{rank}").read_text().splitlines()
+        assert len(lines) == 2, lines
+        for line in lines:
+            assert "nothing was heard from" in line and "1" in line.split("heard from")[1], line

@@ -63,3 +63,11 @@ def describe_lost(identities: list[bytes]) -> str:
     found = [f"rank {rank} {state} (process {int(identity.split()[1])})"
              for rank, identity in enumerate(identities) if (state := _state_of(identity, host))]
     return ", ".join(found)
+
+
+def describe_unheard(identities: list[bytes]) -> str:
+    """Name the ranks whose identity is b""; "" if there are none."""
+    ranks = [str(rank) for rank, identity in enumerate(identities) if not identity]
+    if not ranks:
+        return ""
+    return f"nothing was heard from {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"

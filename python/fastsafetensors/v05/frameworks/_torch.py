@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
@@ -21,7 +22,7 @@ from ..._torch.torch_tensors import wrap as wrap_core
 from ..common import SingleGroup
 from ..st_types import Device, DType
 from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
-from ._peers import describe_lost, own_identity
+from ._peers import describe_lost, describe_unheard, own_identity
 
 # torch's dtype for each DType that this torch has.
 dtype_convert: dict[DType, torch.dtype] = {
@@ -115,15 +116,16 @@ class TorchTensor(TensorBase):
 
 
 # torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
+_STORE_KEY = "fastsafetensors/process of rank {}"
 _WAIT_SECONDS_MIN = 0.001
 _WAIT_SECONDS_MAX = 1e8  # three years
 
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
 
-# Groups in which a wait has failed. A late rank's messages are still on their way there, and gloo
-# ends the process if the next collective of the group receives them.
-_broken: weakref.WeakSet[Any] = weakref.WeakSet()
+# Groups in which a wait has failed, and which ranks were missing. A late rank's messages are still
+# on their way there, and gloo ends the process if the next collective of the group receives them.
+_broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class TorchProcessGroup(ProcessGroupBase):
@@ -192,8 +194,9 @@ class TorchProcessGroup(ProcessGroupBase):
     def _explain(self, error: Exception, what: str) -> Exception:
         from ..._ranks.agreement import RankError
 
-        _broken.add(self.real_pg)
-        lost = describe_lost(_identities.get(self.real_pg, []))
+        known = _identities.get(self.real_pg) or self._published_identities()
+        lost = describe_lost(known) or _broken.get(self.real_pg, "") or describe_unheard(known)
+        _broken.setdefault(self.real_pg, lost)
         reason = str(error).splitlines()[0]
         return RankError(
             f"rank {self._number} of {self._count} waited for {what}: "
@@ -207,7 +210,24 @@ class TorchProcessGroup(ProcessGroupBase):
         if self._count == 1 or self.real_pg in _identities:
             return
         _identities[self.real_pg] = []
+        with contextlib.suppress(Exception):  # if a rank is lost before all have exchanged them
+            self._store().set(_STORE_KEY.format(self._number), own_identity())
         _identities[self.real_pg] = self._gather(own_identity(), "the ranks to begin")
+
+    def _store(self) -> Any:
+        """The group's key-value store. torch has no public function for it."""
+        import torch.distributed.distributed_c10d as c10d
+
+        return c10d._world.pg_map[self.real_pg][1]
+
+    def _published_identities(self) -> list[bytes]:
+        """The identities that ranks have put into the store, b"" of others; [] if it can't be read.
+        """
+        try:
+            store, keys = self._store(), [_STORE_KEY.format(rank) for rank in range(self._count)]
+            return [bytes(store.get(key)) if store.check([key]) else b"" for key in keys]
+        except Exception:  # of the store, which a lost rank may have held
+            return []
 
     def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
         """Start a collective; the returned function waits for it."""
