@@ -47,6 +47,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from ._base.errors import printable
 from ._base.options import check_count, check_no_empty_path, parse_size
 from ._base.paths import absolute_path, fixed_location
 from ._base.representation import format_paths
@@ -95,7 +96,7 @@ def _part_of(stored: dict[str, list[StoredPart]], item: Any) -> StoredPart:
     for part in parts:
         if offset is not None and _elements(part.dtype, part.offsets) == torch.Size(offset):
             return part
-    raise ValueError(f"{name}: the files do not have the part at {list(offset or ())}")
+    raise ValueError(f"{printable(name)}: the files do not have the part at {list(offset or ())}")
 
 
 def _add_stats(sums: dict[str, Any], stats: dict[str, Any]) -> None:
@@ -142,7 +143,8 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
             for name, parts in stored.items():
                 known = torch_dtype(parts[0].dtype)
                 if known is None:
-                    raise ValueError(f"{name}: this torch has no dtype for {parts[0].dtype}")
+                    raise ValueError(
+                        f"{printable(name)}: this torch has no dtype for {parts[0].dtype}")
                 chunks = [ChunkStorageMetadata(_elements(part.dtype, part.offsets),
                                                _elements(part.dtype, part.shape)) for part in parts]
                 size = _elements(parts[0].dtype, size_of(parts))

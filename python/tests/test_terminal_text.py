@@ -14,6 +14,7 @@ import pathlib
 import struct
 import subprocess
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 
@@ -172,6 +173,51 @@ def test_wide_characters_keep_the_columns(command: str, tmp_path: pathlib.Path) 
 
     begins = {width(line[:line.index(" U8 ")]) for line in lines if " U8 " in line and "[" in line}
     assert len(begins) == 1, lines
+
+
+def calls_of_the_package(path: pathlib.Path) -> list[Callable[[], object]]:
+    """Calls that fail because of what two files contain: the file, and other names in it."""
+    import torch
+
+    import fastsafetensors
+    from fastsafetensors import checkpoint, lazy
+    from fastsafetensors.distributed import load_sharded
+    from fastsafetensors.torch import load_file, load_model, open_stream
+
+    name, model = IN_FILES + "a", torch.nn.Linear(1, 1)
+    near = name + "z"  # names of the file are close
+    opened = fastsafetensors.safe_open(path, "pt")
+    loader = fastsafetensors.SafeTensorsFileLoader(fastsafetensors.SingleGroup(), "cpu")
+    loader.add_filenames({0: sorted(map(str, path.parent.glob("parts/*")))})
+    return [
+        lambda: opened.get_tensor(near), lambda: opened.get_slice(near), lambda: opened[near],
+        lambda: lazy.LazyModel(path)[near], lambda: load_file(path, names=[near]),
+        lambda: load_model(model, path), lambda: load_model(model, path, strict=True, assign=True),
+        lambda: list(open_stream(path, names=[near])), loader.copy_files_to_device,
+        lambda: load_sharded(path, {near: 0}), lambda: load_sharded(path, {name: 7}),
+        lambda: checkpoint.consolidate(path.parent / "parts", path.parent / "out"),
+    ]
+
+
+def test_exceptions_of_the_package_are_filtered(tmp_path: pathlib.Path) -> None:
+    """Of every call that a name of a file can make fail."""
+    pytest.importorskip("torch.distributed.checkpoint")
+    path = tmp_path / "m.safetensors"
+    write_model(os.fspath(path), {IN_FILES + "a": ("F32", [2], b"abcdefgh"),
+                                  IN_FILES + "b": ("F32", [2], b"abcdefgX")})
+    (tmp_path / "parts").mkdir()
+    for number in range(2):  # parts that overlap
+        write_model(os.fspath(tmp_path / f"parts/model-{number + 1:05}-of-00002.safetensors"),
+                    {IN_FILES + "a": ("F32", [2], b"abcdefgh")}, {"DCP_SHARDING_INFO": json.dumps(
+                        {IN_FILES + "a": {"saved_offsets": [0]}})})
+    texts = []
+    for number, call in enumerate(calls_of_the_package(path)):
+        with pytest.raises(Exception) as caught:
+            call()
+        texts.append(str(caught.value).replace("\n", " ").encode(errors="replace").decode())
+        bad = [one for one in texts[-1] if is_hidden(one)]
+        assert not bad, (number, type(caught.value), texts[-1])
+    assert sum("?" in text for text in texts) > len(texts) // 2, texts  # they name the tensor
 
 
 def test_messages_of_the_library_are_filtered(tmp_path: pathlib.Path) -> None:

@@ -84,7 +84,7 @@ def _describe_unknown(error: Any) -> str:
     """
     close = _close_matches(str(error.tensor), list(error._names))
     hint = f" (close matches: {', '.join(close)})" if close else ""
-    return f"{error.args[0]}{hint}"
+    return printable(f"{error.args[0]}{hint}")
 
 
 @functools.cache

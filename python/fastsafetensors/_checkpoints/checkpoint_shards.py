@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+from .._base.errors import printable
 from .._core import Model, check_save, error_class
 from .._loading.verified_open import open_files
 
@@ -90,13 +91,13 @@ def _are_disjoint(parts: list[StoredPart]) -> bool:
 def _check(name: str, parts: list[StoredPart]) -> None:
     """Refuse parts that do not form one tensor: different dtypes, gaps or overlaps."""
     if len({(part.dtype, len(part.shape)) for part in parts}) > 1:
-        raise ValueError(f"{name}: its parts have different dtypes or ranks")
+        raise ValueError(f"{printable(name)}: its parts have different dtypes or ranks")
     size = size_of(parts)
     filled = [part for part in parts if prod(part.shape) > 0]
     # Parts that are disjoint and together as large as the tensor have no gaps.
     if len({part.offsets for part in parts}) < len(parts) or prod(size) != sum(
             prod(part.shape) for part in parts) or (len(filled) > 1 and not _are_disjoint(filled)):
-        raise ValueError(f"{name}: its {len(parts)} parts do not make up a tensor of "
+        raise ValueError(f"{printable(name)}: its {len(parts)} parts do not make up a tensor of "
                          f"{list(size)}: is a file missing?")
 
 

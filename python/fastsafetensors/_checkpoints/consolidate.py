@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import refuse
+from .._base.errors import printable, refuse
 from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
 from .._core import Model, Writer, assign_shards
 from .._loading.load import OpenLoad
@@ -71,7 +71,7 @@ class _Target:
         dtype, shape, size, _, begin = self.model.info(self.model.find(name))
         known = torch_dtype(dtype)
         if known is None:
-            raise ValueError(f"{name}: this torch has no dtype for {dtype}")
+            raise ValueError(f"{printable(name)}: this torch has no dtype for {dtype}")
         data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=size, offset=begin)
         return data.view(known).view(torch_shape(dtype, shape))
 
@@ -183,7 +183,7 @@ class _Copier:
                 view.copy_(wrap(next(iter(loader))))
             return
         if dtype == "F4":
-            raise ValueError(f"{name}: 4-bit floats in parts can't be put together")
+            raise ValueError(f"{printable(name)}: 4-bit floats in parts can't be put together")
         rows = _rows_at_a_time(shape, size_bytes, self._memory)
         for first in range(0, shape[0], rows):
             last = min(first + rows, shape[0])

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._base.dtypes import WORDS
+from .._base.errors import printable
 from .._core import Model
 from .._ranks.rank_parts import part_on_mesh
 from .._torch.gpu import load_options, stream_of
@@ -157,7 +158,7 @@ def raise_faults(module: Any, missing: set[str], unexpected: list[str], faults: 
         lines.insert(0, f"Missing key(s) in state_dict: {names}")
     if lines:
         title = f"Error(s) in loading state_dict for {type(module).__name__}:"
-        raise RuntimeError("\n    ".join([title, *lines]))
+        raise RuntimeError("\n    ".join(map(printable, [title, *lines])))
 
 
 # ---- parts of distributed tensors ----

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._base.errors import printable
+
 # Closer pieces of a slice are read together (the loader's rule).
 _GAP_BYTES = 64 << 10
 # Smaller whole tensors are read by every rank, because a message would take longer.
@@ -70,7 +72,7 @@ def tensor_named(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{printable(name)}: {error}") from error
 
 
 def check_dim(shape: Sequence[int], dim: int) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._base.errors import printable
+
 _logger = logging.getLogger(__name__)
 
 # A larger gap between two tensors starts a new batch.
@@ -65,8 +67,8 @@ def cut_runs(metadata: Any, names: list[str], limit: int | None) -> list[list[st
         first, last = metadata.tensors[name].data_offsets
         if last - first > limit:
             raise ValueError(
-                f"max_batch_bytes={limit} is smaller than tensor '{name}' ({last - first} bytes); "
-                "a tensor is never split"
+                f"max_batch_bytes={limit} is smaller than tensor '{printable(name)}' "
+                f"({last - first} bytes); a tensor is never split"
             )
         if runs and first - end <= MERGE_GAP and last - begin <= limit:
             runs[-1].append(name)

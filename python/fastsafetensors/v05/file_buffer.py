@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .._base.errors import unknown_tensor
+from .._base.errors import printable, unknown_tensor
 from .._core import error_class
 from .._loading.load import OpenLoad, close_load
 from .._ranks.agreement import Agreement, named
@@ -173,7 +173,8 @@ class FilesBufferOnDevice:
     def _check_unique(self, names: list[str]) -> None:
         for name in names:
             if name in self.key_to_rank_lidx:
-                raise ValueError(f"FilesBufferOnDevice: key {name} must be unique among files")
+                raise ValueError(
+                    f"FilesBufferOnDevice: key {printable(name)} must be unique among files")
 
     def _file(self, name: str) -> tuple[int, LoadedFile]:
         if self._closed:
@@ -347,7 +348,7 @@ class FilesBufferOnDevice:
         """
         shape = self._file(name)[1].metadata.tensors[name].shape
         if not 0 <= dim < len(shape):
-            raise ValueError(f"get_sharded: {name} has no dimension {dim}")
+            raise ValueError(f"get_sharded: {printable(name)} has no dimension {dim}")
         return (slice(None),) * dim + (slice(*block_of(shape[dim], rank, self.pg.size())),)
 
     def _slice(self, name: str, dim: int) -> TensorBase:
