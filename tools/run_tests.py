@@ -8,6 +8,7 @@ Results go to build/test-counts.json, so that several runs can be summed (--sum)
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -178,6 +179,20 @@ def c_suite(kind: str) -> Counter[str]:
     return counts
 
 
+def processes_of(session: int) -> list[str]:
+    """Describe the processes of a session: number, state, where the kernel waits, command."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+            if int(fields[3]) == session:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                waits = (folder / "wchan").read_text()
+                found.append(f"{folder.name:>8} {fields[0]} {waits:24} "
+                             f"{command[:200].decode(errors='replace')}")
+    return found
+
+
 def run_within(limit_s: int, command: list[str]) -> int:
     """Run a command; after `limit_s` seconds print which of its processes are alive and end them.
 
@@ -190,10 +205,11 @@ def run_within(limit_s: int, command: list[str]) -> int:
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            print(f"not at its end after {limit_s} s: {' '.join(command)}", flush=True)
-            subprocess.run(["ps", "-o", "pid,ppid,stat,wchan:20,args", "-g", str(process.pid)],
-                           check=False)
-            os.killpg(process.pid, signal.SIGKILL)
+            try:
+                print(f"not at its end after {limit_s} s: {' '.join(command)}", flush=True)
+                print(*processes_of(process.pid), sep="\n", flush=True)
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
             return 124
         except KeyboardInterrupt:
             os.killpg(process.pid, signal.SIGINT)

@@ -3,9 +3,9 @@
 """Run `make demo` and `make test` in a minimal Debian that has only what the README asks for.
 
 The system is made by debootstrap in build/minimal/RELEASE and entered by chroot, so this needs
-root and debootstrap; without them it is skipped (exit status 77). Mounts are made in a separate
-namespace and end with the program. With --quick only the tests that depend most on the system are
-run.
+root and debootstrap; without them it is skipped (exit status 77). Processes and mounts are in
+namespaces of their own and end with the program. With --quick `make demo` and the tests that depend
+most on the system are run.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def shared_folders() -> list[str]:
 
 def script(system: pathlib.Path, targets: str) -> str:
     """Return the shell commands to run in a separate mount namespace."""
-    binds = [("/proc", False), ("/dev", False), *((name, True) for name in shared_folders())]
-    lines = ["set -e"]
+    binds = [("/dev", False), *((name, True) for name in shared_folders())]
+    lines = ["set -e", f"mount -t proc proc {system}/proc"]
     for name, is_read_only in binds:
         lines.append(f"mkdir -p {system}{name}")
         option = " -o ro" if is_read_only else ""
@@ -96,10 +96,12 @@ def main() -> int:
     tests = " ".join(f"python/tests/{name}" for name in QUICK_TESTS)
     targets = "make demo && make test"
     if arguments.quick:
-        targets = ("make -s all .venv/.test-ready .venv/.package-ready && "
-                   f".venv/bin/python -m pytest -q -p no:cacheprovider {tests}")
-    done = subprocess.run(["unshare", "--mount", "--propagation", "private", "sh", "-c",
-                           script(system, targets)], timeout=LIMIT_S, check=False)
+        targets = ("make demo && make -s all .venv/.test-ready .venv/.package-ready && "
+                   f".venv/bin/python -m pytest -q -p no:cacheprovider --timeout=300 {tests}")
+    # All processes of the namespace end with unshare.
+    done = subprocess.run(["unshare", "--mount", "--propagation", "private", "--pid", "--fork",
+                           "--kill-child", "sh", "-c", script(system, targets)],
+                          timeout=LIMIT_S, check=False)
     return done.returncode
 
 
