@@ -66,3 +66,21 @@ def test_warnings_of_clang_are_found(tmp_path):
         done = subprocess.run([sys.executable, ROOT / "tools/check_clang.py", tmp_path],
                               capture_output=True, text=True)
         assert done.returncode == code, done.stdout + done.stderr
+
+
+HANGS = """
+import sys
+sys.path.insert(0, {tools!r})
+import run_tests
+print(run_tests.run_within(1, ["sh", "-c", "sleep 1000 & sleep 1001"]))
+"""
+
+
+def test_a_run_that_hangs_is_ended_and_shown():
+    """Also where there is no ps."""
+    done = subprocess.run([sys.executable, "-c", HANGS.format(tools=str(ROOT / "tools"))],
+                          capture_output=True, text=True, timeout=60, env={"PATH": "/nothing:/bin"})
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("not at its end after 1 s") and lines[-1] == "124", done
+    assert [line.split(maxsplit=3)[3].strip() for line in lines[1:-1] if "sh -c" not in line] == [
+        "sleep 1000", "sleep 1001"]
