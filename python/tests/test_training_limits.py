@@ -30,8 +30,18 @@ def work(ends):
     for step in (1, 2):
         manager.save(step, {"model": {"w": torch.ones(3_000_000)}})
     threading.Thread(target=save_later).start()
+    threading.Thread(target=train).start()
     if ends:
         sys.exit(3)
+
+def train():
+    with CheckpointManager("trained", keep_last=2) as manager:
+        for step in range(1, 31):
+            handle = manager.save(step, {"model": {"w": torch.full((300_000,), float(step))}})
+            time.sleep(0.02)
+        handle.wait()
+        assert handle.done() and handle.stats["state"] == "done", repr(handle)
+    open("thread ended", "w").close()
 
 def save_later():
     while not multiprocessing.util.is_exiting():
@@ -42,13 +52,14 @@ def save_later():
 
 if __name__ == "__main__":
     for ends in (False, True):
-        for name in ("late.safetensors", "thread"):
+        for name in ("late.safetensors", "thread", "thread ended"):
             if os.path.exists(name):
                 os.unlink(name)
         child = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(ends,))
         child.start()
         child.join()
-        print(child.exitcode, os.path.exists("late.safetensors"), os.path.exists("thread"))
+        print(child.exitcode, os.path.exists("late.safetensors"), os.path.exists("thread"),
+              os.path.exists("thread ended"), *sorted(os.listdir("trained")))
 """
 
 
@@ -57,7 +68,8 @@ def test_processes_of_multiprocessing_wait_for_their_saves(method, tmp_path):
     (tmp_path / "program.py").write_text(CHILD_OF_MULTIPROCESSING)
     done = subprocess.run([sys.executable, "program.py", method], cwd=tmp_path, text=True,
                           capture_output=True, timeout=300)
-    assert done.stdout.splitlines() == ["0 True True", "3 True True"], done.stderr
+    assert done.stdout.splitlines() == [
+        f"{code} True True True step-29 step-30" for code in (0, 3)], done.stderr
     assert load_file(tmp_path / "out.safetensors")["w"].eq(1).all()
     assert load_file(tmp_path / "lazy.safetensors")["w"].eq(1).all()
     assert os.listdir(tmp_path / "run") == ["step-2"]

@@ -63,15 +63,14 @@ class _Running:
         """Wait for the end of a save that has just started, if the process would not.
 
         A process of multiprocessing ends without atexit handlers, as soon as its threads have
-        returned. What ends saves there (_watch_child()) was called before it waits for the threads,
-        which may still save.
+        returned. end_in_child() was called before it waits for the threads, which may still save.
         """
         if not _is_child():
             return
         from multiprocessing.util import is_exiting
 
-        while (self.is_over or is_exiting()) and not handle.done():
-            time.sleep(0.005)
+        if self.is_over or is_exiting():
+            _await(handle)
 
     def _watch_child(self) -> None:
         """End the saves of a forked process of multiprocessing: it calls no atexit handler."""
@@ -80,15 +79,28 @@ class _Running:
         from multiprocessing.util import Finalize
 
         self._is_watching = True
-        Finalize(None, _end_all, exitpriority=0)
+        Finalize(None, self.end_in_child, exitpriority=0)
 
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
         self._handles = set()
         self._is_watching = False
 
+    def end_in_child(self) -> None:
+        """At the end of a process of multiprocessing: its threads may still use their handles."""
+        self.is_over = True
+        try:
+            wait_at_exit()
+        finally:
+            handles = list(self._handles)
+            for handle in handles:
+                if handle.at_exit == "cancel":
+                    handle._stop()
+            for handle in handles:
+                _await(handle)
+
     def end(self) -> None:
-        """At the interpreter's exit."""
+        """At the interpreter's exit, when no other thread runs."""
         self.is_over = True
         handles, self._handles = self._handles, set()
         for handle in handles:
@@ -108,11 +120,9 @@ def _is_child() -> bool:
     return process is not None and process.parent_process() is not None
 
 
-def _end_all() -> None:
-    try:
-        wait_at_exit()
-    finally:
-        running.end()
+def _await(handle: SaveHandle) -> None:
+    while handle.is_started() and not handle.done():
+        time.sleep(0.005)
 
 
 atexit.register(running.end)
