@@ -43,6 +43,17 @@ dl_device fstpy_dlpack_device(const fst_tensor_view *view) {
     return (dl_device){DL_CPU, 0};
 }
 
+/// Whether dimensions, and the strides that consumers compute of them, fit into int64_t. Torch frees
+/// a tensor twice if they do not. Only tensors without elements can be so large.
+static int has_strides(const fst_tensor_view *view) {
+    int64_t stride = 1;
+    for (uint32_t i = view->rank; i-- > 0;) {
+        if (view->shape[i] > INT64_MAX) return 0;
+        if (i > 0 && __builtin_mul_overflow(stride, (int64_t)view->shape[i], &stride)) return 0;
+    }
+    return 1;
+}
+
 /// Fills `out`; `shape` has space for the rank, at least 1. False if a dimension does not fit.
 static int describe(const fst_tensor_view *view, int64_t *shape, int as_bytes, dl_tensor *out) {
     *out = (dl_tensor){.data = view->data,
@@ -56,10 +67,8 @@ static int describe(const fst_tensor_view *view, int64_t *shape, int as_bytes, d
         shape[0] = (int64_t)view->size_bytes;
         return 1;
     }
-    for (uint32_t i = 0; i < view->rank; i++) {
-        if (view->shape[i] > INT64_MAX) return 0;
-        shape[i] = (int64_t)view->shape[i];
-    }
+    if (!has_strides(view)) return 0;
+    for (uint32_t i = 0; i < view->rank; i++) shape[i] = (int64_t)view->shape[i];
     return 1;
 }
 
@@ -96,7 +105,7 @@ static void *alloc_managed(fst_tensor *tensor, size_t size, size_t tensor_at, in
         PyErr_NoMemory();
     } else if (!describe(&view, (int64_t *)(void *)(block + size), as_bytes,
                          (dl_tensor *)(void *)(block + tensor_at))) {
-        PyErr_SetString(PyExc_BufferError, "a dimension exceeds the limit of DLPack");
+        PyErr_SetString(PyExc_BufferError, "dimensions or strides exceed the limit of DLPack");
         free(block);
         block = NULL;
     }
