@@ -264,6 +264,7 @@ finish()
 """
 
 SUPERSEDED = RUN + """
+from fastsafetensors.distributed import save_on_ranks_async
 if sys.argv[5] == "slow calls":
     from fastsafetensors._ranks.ranks_async import JointSave
     set_target = JointSave.set_target
@@ -279,6 +280,17 @@ with CheckpointManager(run, overlap="supersede", **options) as manager:
     dist.barrier()
     assert len(steps()) <= 2, steps()
     assert not [name for name in os.listdir(run) if not os.listdir(f"{run}/{name}")]
+# The folder of the first save, whose parent the second one needs as well.
+for number in range(6):
+    first, second = (save_on_ranks_async({f"x{rank}": big}, f"{folder}/new{number}/{name}", side,
+                                         overlap="supersede") for name in "ab")
+    second.wait()
+    first.exception()
+    dist.barrier()
+    assert sorted(os.listdir(f"{folder}/new{number}")) in (["b"], ["a", "b"])
+    assert all(os.listdir(f"{folder}/new{number}/{name}")
+               for name in os.listdir(f"{folder}/new{number}"))
+    dist.barrier()
 finish()
 """
 

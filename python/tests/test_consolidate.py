@@ -197,6 +197,15 @@ def test_a_save_while_the_source_is_opened_is_an_error(tmp_path, monkeypatch):
     assert load_file(tmp_path / "one/model.safetensors")["a"].shape == (1000,)
 
 
+def test_tied_names_that_look_numbered(tmp_path):
+    """A tensor of several names is written under each, also where one is another with "#1"."""
+    tied = torch.ones(3)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"model": {"a#1": tied, "a": tied, "b": torch.zeros(2)}})
+    consolidate(tmp_path / "run/step-1", tmp_path / "out", prefix="model.")
+    assert sorted(load_file(tmp_path / "out")) == ["a", "a#1", "b"]
+
+
 class Kind(enum.IntEnum):
     """Keys of a dict."""
 

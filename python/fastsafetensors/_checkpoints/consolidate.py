@@ -229,7 +229,7 @@ def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[
     with OpenLoad(stored[described][0].model, [described], mode="load") as loader:
         description = bytes(wrap(next(iter(loader))).numpy())
     for path, name in described_tensors(description):
-        if (rank + path).startswith(prefix) and not name.startswith(f"{path}#"):
+        if (rank + path).startswith(prefix):
             chosen.setdefault((rank + path)[len(prefix):], stored[rank + name])
     return chosen
 

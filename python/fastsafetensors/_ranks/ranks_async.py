@@ -67,6 +67,7 @@ class _State(NamedTuple):
 
 _STATE = struct.Struct("<BB?q?")
 _STEP_MAX = 2**63 - 1
+_FOLDERS_MAX = 255  # of a count in a byte
 
 _LOOK_SECONDS = 1.0  # how often a save that waits looks whether those before it still exist
 
@@ -180,12 +181,12 @@ class JointSave:
         """
         self._step, self.lines, self.timeout = step, lines, timeout
         # Set before the look at `removal`: a thread that removes folders from now on keeps this one
-        # (see _has_next_save_there()), and one that has begun before is waited for.
+        # (see _unused_folders()), and one that has begun before is waited for.
         self.place = place
         removal = _saves_of(self.group).removal
         if removal is not None:
             removal.wait()
-        self._missing = self._missing_here = min(missing_count(Path(place.folder)), 255)
+        self._missing = self._missing_here = min(missing_count(Path(place.folder)), _FOLDERS_MAX)
 
     @property
     def is_started(self) -> bool:
@@ -311,12 +312,13 @@ class JointSave:
         saves = _saves_of(self.group)
         removal = saves.removal = threading.Event()
         try:
-            if self._meet(pg, self._has_next_save_there()):
+            unused = self._meet(pg, self._unused_folders())
+            if unused == 0:
                 return
             if self.place is not None:
                 is_first = pg.rank() == 0 or pg.has_lost_ranks
-                remove_folders(Path(self.place.folder),
-                               self._missing if is_first else self._missing_here)
+                made = self._missing if is_first else self._missing_here
+                remove_folders(Path(self.place.folder), min(made, unused))
             self._meet(pg)
         finally:
             saves.removal = None
@@ -328,26 +330,29 @@ class JointSave:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def _has_next_save_there(self) -> bool:
-        """Tell whether another save of this rank goes to a folder that this one made.
+    def _unused_folders(self) -> int:
+        """Count the folders, from the innermost one, that no other save of this rank writes to.
 
-        A save without a place has made none yet, and will wait until the folder is removed.
+        A save without a place has made none yet, and will wait until the folders are removed.
         """
         if self.place is None:
-            return False
+            return _FOLDERS_MAX
         folder = Path(self.place.folder)
-        mine = (folder, *folder.parents)[:max(self._missing, 1)][-1]
         others = [one() for one in list(_saves_of(self.group).queue)]
-        return any(Path(one.place.folder).is_relative_to(mine)
-                   for one in others
-                   if one is not None and one is not self and one.place is not None)
+        used = [Path(one.place.folder) for one in others
+                if one is not None and one is not self and one.place is not None]
+        for count, mine in enumerate((folder, *folder.parents)[:_FOLDERS_MAX]):
+            if any(other.is_relative_to(mine) for other in used):
+                return count
+        return _FOLDERS_MAX
 
-    def _meet(self, pg: Any, mark: bool = False) -> bool:
-        """Wait for the other ranks, if none is lost. Tell whether one of those met had a mark."""
+    def _meet(self, pg: Any, number: int = 0) -> int:
+        """Wait for the other ranks, if none is lost. Return the lowest number of those met."""
         if pg.size() > 1 and not pg.has_lost_ranks:
             with contextlib.suppress(RankError):
-                return any(map(any, pg.exchange(bytes([mark]), "the end of the save")))
-        return mark
+                messages = pg.exchange(bytes([number]), "the end of the save")
+                return min(message[0] for message in messages)
+        return number
 
     def _exchange_states(self, pg: Any, agreement: Agreement, state: int) -> list[int]:
         """Wait until all ranks have come to the end of writing this save; return their states.
