@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save checkpoints of an accelerate training in the background.
 
-    pip install torch accelerate fastsafetensors
+    make install; pip install torch accelerate
     python accelerate_checkpoints.py FOLDER [STEPS]     # or: accelerate launch ...
 
 Run it again, even after a kill: it continues from the newest complete checkpoint.

@@ -208,8 +208,9 @@ class CheckpointManager:
         Raises:
             SafetensorError: the checkpoint before this one failed; this one was not begun.
             TypeError: state that is not a mapping or can't be saved; a wrong step or metric.
-            ValueError: a negative step; the name "fastsafetensors.metadata"; the manager is closed.
-            RuntimeError: the manager was made before a fork().
+            ValueError: a negative step; the name "fastsafetensors.metadata"; the manager is closed;
+                a sparse, quantized or complex128 tensor.
+            NotImplementedError, RuntimeError: a meta tensor, a DTensor; a manager from before fork.
         """
         if self._ranks.group is not None:
             return self._save_together(step, state, metric, force)

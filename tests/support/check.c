@@ -16,8 +16,8 @@ void check_register(check_test *test) {
 
 unsigned check_share(void) {
     const char *wanted = getenv("FASTSAFETENSORS_TESTS");
-    if (CHECK_SANITIZED) return 20;
-    return wanted != NULL && strcmp(wanted, "all") == 0 ? 1 : 5;
+    if (wanted != NULL && strcmp(wanted, "all") == 0) return 1;
+    return CHECK_SANITIZED ? 20 : 5;
 }
 
 long check_next(long n) { return CHECK_SANITIZED_THREADS ? n + 1 + n / 2 : n + 1; }

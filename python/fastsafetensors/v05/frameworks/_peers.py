@@ -66,7 +66,7 @@ def describe_lost(identities: list[bytes]) -> str:
 
 
 def describe_unheard(identities: list[bytes]) -> str:
-    """Name the ranks whose identity is b""; "" if there are none."""
+    """Name the ranks whose identity is empty; "" if all have one."""
     ranks = [str(rank) for rank, identity in enumerate(identities) if not identity]
     if not ranks:
         return ""
