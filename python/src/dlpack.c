@@ -43,8 +43,8 @@ dl_device fstpy_dlpack_device(const fst_tensor_view *view) {
     return (dl_device){DL_CPU, 0};
 }
 
-/// Whether dimensions, and the strides that consumers compute of them, fit into int64_t. Torch frees
-/// a tensor twice if they do not. Only tensors without elements can be so large.
+/// Whether dimensions, and the strides that consumers compute of them, fit into int64_t. Torch
+/// frees a tensor twice if they do not. Only tensors without elements can be so large.
 static int has_strides(const fst_tensor_view *view) {
     int64_t stride = 1;
     for (uint32_t i = view->rank; i-- > 0;) {

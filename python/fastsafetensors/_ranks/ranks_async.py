@@ -351,7 +351,7 @@ class JointSave:
         if pg.size() > 1 and not pg.has_lost_ranks:
             with contextlib.suppress(RankError):
                 messages = pg.exchange(bytes([number]), "the end of the save")
-                return min(message[0] for message in messages)
+                return int(min(message[0] for message in messages))
         return number
 
     def _exchange_states(self, pg: Any, agreement: Agreement, state: int) -> list[int]:
