@@ -76,7 +76,7 @@ def test_repr_of_a_list_has_first_file_and_count(path: Path) -> None:
 def test_repr_of_a_slice_names_its_tensor(path: Path) -> None:
     with safe_open(path, "pt") as file:
         text = repr(file.get_slice("a"))
-    assert "'a'" in text and "[2, 3]" in text and "F32" in text
+    assert f"'a' of {str(path)!r}" in text and "[2, 3]" in text and "F32" in text
 
 
 def test_repr_of_a_stream_counts_what_is_left(path: Path) -> None:

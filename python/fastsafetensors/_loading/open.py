@@ -426,8 +426,9 @@ class TensorSlice:
         self._dtype, self._shape, *_ = self._model.info(index)
 
     def __repr__(self) -> str:
-        """Return the tensor's name, shape and dtype."""
-        return f"<{type(self).__name__} {self._name!r}: shape {self.get_shape()}, {self._dtype}>"
+        """Return the tensor's name, the path, shape and dtype."""
+        where = f"{self._name!r} of {format_paths(self._file._opened[0])}"
+        return f"<{type(self).__name__} {where}: shape {self.get_shape()}, {self._dtype}>"
 
     def __reduce__(self) -> Any:
         """Pickle as a part of the same file, to be opened again."""
