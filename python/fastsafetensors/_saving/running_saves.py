@@ -84,7 +84,7 @@ class _Running:
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
         self._handles = set()
-        self._is_watching = False
+        self._is_watching = self.is_over = False
 
     def end_in_child(self) -> None:
         """At the end of a process of multiprocessing: its threads may still use their handles."""
