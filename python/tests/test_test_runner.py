@@ -84,3 +84,14 @@ def test_a_run_that_hangs_is_ended_and_shown():
     assert lines[0].startswith("not at its end after 1 s") and lines[-1] == "124", done
     assert [line.split(maxsplit=3)[3].strip() for line in lines[1:-1] if "sh -c" not in line] == [
         "sleep 1000", "sleep 1001"]
+
+
+def test_the_minimal_system_has_what_the_readme_names():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from test_minimal_system import PACKAGES
+    finally:
+        sys.path.pop(0)
+    line, = (line for line in (ROOT / "README.md").read_text().splitlines()
+             if "apt-get install" in line)
+    assert set(line.partition("#")[0].split()[3:]) == set(PACKAGES)
