@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ._base.errors import printable
 from ._base.options import check_timeout
 from ._core import Model
 from ._loading.load import OpenLoad, close_load, load_from
@@ -431,7 +432,8 @@ def load_sharded(
         cuts = {}
         for name, dim in dims.items():
             if dim is not None and not isinstance(dim, int):
-                raise TypeError(f"{name}: a dimension must be an int or None, not {dim!r}")
+                raise TypeError(
+                    f"{printable(str(name))}: a dimension must be an int or None, not {dim!r}")
             index = model.find(name)
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")

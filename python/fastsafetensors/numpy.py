@@ -9,6 +9,7 @@ from typing import Any
 
 from ._base.argument_types import Path, Paths
 from ._base.dtypes import WORDS, dtype_word
+from ._base.errors import printable
 from ._base.numpy_installed import numpy as _np
 from ._base.options import check_location
 from ._base.progress import Progress
@@ -252,7 +253,7 @@ def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
     rows, owners = [], []
     for name, given in tensor_dict.items():
         if not isinstance(given, (_np.ndarray, _np.generic)):
-            raise TypeError(f"`{name}` must be a numpy array, not {type(given)}")
+            raise TypeError(f"`{printable(str(name))}` must be a numpy array, not {type(given)}")
         array = _np.asarray(given)
         dtype = _FORMAT_NAMES.get(array.dtype.name)
         if dtype is None:

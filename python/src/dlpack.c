@@ -44,12 +44,14 @@ dl_device fstpy_dlpack_device(const fst_tensor_view *view) {
 }
 
 /// Whether dimensions, and the strides that consumers compute of them, fit into int64_t. Torch
-/// frees a tensor twice if they do not. Only tensors without elements can be so large.
+/// frees a tensor twice if they do not, and counts a dimension of 0 as 1. Only tensors without
+/// elements can be so large.
 static int has_strides(const fst_tensor_view *view) {
     int64_t stride = 1;
     for (uint32_t i = view->rank; i-- > 0;) {
         if (view->shape[i] > INT64_MAX) return 0;
-        if (i > 0 && __builtin_mul_overflow(stride, (int64_t)view->shape[i], &stride)) return 0;
+        int64_t size = view->shape[i] > 0 ? (int64_t)view->shape[i] : 1;
+        if (i > 0 && __builtin_mul_overflow(stride, size, &stride)) return 0;
     }
     return 1;
 }

@@ -38,7 +38,9 @@ for number, call in enumerate(calls):
 
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 8], [0, 2**32, 2**32], [0, 2**63 - 1, 2],
-                                   [0, 2, 2**63 - 1], [3, 0, 2**62, 4], [0, 2**62]], ids=str)
+                                   [0, 2, 2**63 - 1], [3, 0, 2**62, 4], [2, 2**32, 0, 2**32],
+                                   [3, 2**31, 0, 2**32, 7], [0, 2**63 - 1, 0, 2], [0, 2**62]],
+                         ids=str)
 def test_strides_that_are_too_large(shape, tmp_path):
     """An error or a tensor, never the end of the process."""
     header = json.dumps({"w": {"dtype": "F16", "shape": shape, "data_offsets": [0, 0]}}).encode()

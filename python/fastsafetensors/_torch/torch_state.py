@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._base.dtypes import WORDS
+from .._base.errors import printable
 from .tensor_memory import PLAIN, address_of, check_memory, find_shared, settle, settled
 from .torch_installed import torch as _torch
 
@@ -78,7 +79,8 @@ def check_dense(name: str, tensor: Any) -> None:
             f"`{name}` is quantized: save `.int_repr()` and the scales, or `.dequantize()` it."
         )
     if tensor.dtype not in _FORMAT_NAMES:
-        raise ValueError(f"`{name}` has dtype {tensor.dtype}, which the format does not have.")
+        raise ValueError(f"`{printable(name)}` has dtype {tensor.dtype}, "
+                         "which the format does not have.")
     check_memory(name, tensor)
 
 
@@ -162,7 +164,8 @@ def check_kinds(tensors: Any) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, _torch.Tensor):
             raise ValueError(
-                f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}"
+                f"Key `{printable(str(name))}` is invalid, "
+                f"expected torch.Tensor but received {type(tensor)}"
             )
         check_nested(name, tensor)
 

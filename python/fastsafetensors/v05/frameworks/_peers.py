@@ -70,4 +70,4 @@ def describe_unheard(identities: list[bytes]) -> str:
     ranks = [str(rank) for rank, identity in enumerate(identities) if not identity]
     if not ranks:
         return ""
-    return f"nothing was heard from {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
+    return f"nothing was heard yet from {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"

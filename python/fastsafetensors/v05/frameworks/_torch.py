@@ -195,8 +195,9 @@ class TorchProcessGroup(ProcessGroupBase):
         from ..._ranks.agreement import RankError
 
         known = _identities.get(self.real_pg) or self._published_identities()
-        lost = describe_lost(known) or _broken.get(self.real_pg, "") or describe_unheard(known)
-        _broken.setdefault(self.real_pg, lost)
+        missing = filter(None, (describe_lost(known), describe_unheard(known)))
+        lost = _broken.get(self.real_pg) or ", ".join(missing)
+        _broken[self.real_pg] = lost
         reason = str(error).splitlines()[0]
         return RankError(
             f"rank {self._number} of {self._count} waited for {what}: "
