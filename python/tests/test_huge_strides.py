@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-# In a process of its own: what torch does with such tensors has ended the process.
+# Runs in a subprocess, because torch has aborted the process for such tensors.
 PROGRAM = """
 import pathlib, sys
 import fastsafetensors

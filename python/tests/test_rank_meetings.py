@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What fails on one rank between two messages of its group reaches the other ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from test_rank_faults import COMMON, run_ranks
+from test_rank_faults import COMMON, run_ranks, run_without_rank_1
 
 torch = pytest.importorskip("torch")
 from fastsafetensors.torch import save_file  # noqa: E402
@@ -134,15 +132,7 @@ os._exit(0)
 @pytest.mark.parametrize("way", ["load", "save", "save later", "checkpoints"])
 def test_a_rank_that_was_lost_before_is_named(tmp_path, way):
     """Also where the group's first message meets the loss."""
-    ranks = [subprocess.Popen([sys.executable, "-c", LOST_BEFORE, tmp_path, tmp_path / "store",
-                               str(rank), "4", way], stderr=subprocess.DEVNULL)
-             for rank in range(4)]
-    try:
-        assert [ranks[rank].wait(120) for rank in (0, 2, 3)] == [0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_without_rank_1(LOST_BEFORE, tmp_path, way)
     for rank in (0, 2, 3):
         lines = (tmp_path / f"said.{rank}").read_text().splitlines()
         assert len(lines) == 2, lines
