@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import shutil
 import time
 
 import pytest
@@ -411,3 +412,37 @@ def test_ranks_that_exit(tmp_path, way, at_exit):
     if at_exit == "wait" or (tmp_path / "saved").exists():
         found = load_file(tmp_path / "saved")
         assert found.keys() == {"r0", "r1"} and found["r1"].eq(7).all()
+
+
+def test_a_failed_save_keeps_the_folder_of_the_next(tmp_path, monkeypatch):
+    """Its ranks are in different calls, and the next one relies on the folder already."""
+    from fastsafetensors._ranks import ranks_async
+
+    class Group:
+        """What the saves of a group are kept for."""
+
+        def limit_waits(self):
+            """Nothing waits here."""
+
+        def size(self):
+            """Two, so that there is somebody to disagree with."""
+            return 2
+
+        def get_process_group(self, group, timeout):
+            """It is its own wrapper."""
+            return group
+
+    def disagree(*arguments):
+        raise ranks_async.RankError("ranks differ")
+
+    group = Group()
+    monkeypatch.setattr(ranks_async, "get_framework_op", lambda name: group)
+    monkeypatch.setattr(ranks_async.Agreement, "agree", disagree)
+    saves = [ranks_async.JointSave(group) for _ in range(2)]
+    for save, name in zip(saves, ("run/step-1", "run/step-2"), strict=True):
+        save.enter()
+        save.set_target(ranks_async.SetTarget(str(tmp_path / name), "model", False), [], None)
+        (tmp_path / name).mkdir(parents=True)
+    shutil.rmtree(tmp_path / "run/step-2")  # called, and has not made it yet
+    assert "ranks differ" in saves[0].publish([], None)
+    assert os.listdir(tmp_path / "run") == []

@@ -21,7 +21,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,8 +278,8 @@ class JointSave:
             states = self._exchange_states(pg, agreement, state)
         except Exception:
             self._delete(paths)
-            if self.place is not None:
-                remove_folders(Path(self.place.folder), self._missing_here)
+            with self._keep_calls_waiting():
+                self._remove_folders(min(self._missing_here, self._unused_folders()))
             raise
         try:
             if _CANCELLED in states:
@@ -309,20 +309,28 @@ class JointSave:
         some rank writes to already are kept.
         """
         self._delete(paths)
-        saves = _saves_of(self.group)
-        removal = saves.removal = threading.Event()
-        try:
+        with self._keep_calls_waiting():
             unused = self._meet(pg, self._unused_folders())
             if unused == 0:
                 return
-            if self.place is not None:
-                is_first = pg.rank() == 0 or pg.has_lost_ranks
-                made = self._missing if is_first else self._missing_here
-                remove_folders(Path(self.place.folder), min(made, unused))
+            is_first = pg.rank() == 0 or pg.has_lost_ranks
+            self._remove_folders(min(self._missing if is_first else self._missing_here, unused))
             self._meet(pg)
+
+    @contextlib.contextmanager
+    def _keep_calls_waiting(self) -> Iterator[None]:
+        """Remove folders inside of this: a save that is called meanwhile waits for its end."""
+        saves = _saves_of(self.group)
+        removal = saves.removal = threading.Event()
+        try:
+            yield
         finally:
             saves.removal = None
             removal.set()
+
+    def _remove_folders(self, count: int) -> None:
+        if self.place is not None:
+            remove_folders(Path(self.place.folder), count)
 
     @staticmethod
     def _delete(paths: list[str]) -> None:
