@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a training loop: how long a save blocks it, and what it costs in all.
 
-    benchmarks/async_saves.py [--saves N] [--rounds N] [--only WORD] [--results FILE]
+    benchmarks/async_saves.py [--lora] [--saves N] [--rounds N] [--only WORD] [--results FILE]
 
-Trains linear layers with AdamW in one thread of torch, and saves parameters and moments. Each
+Trains linear layers with AdamW in one thread of torch, and saves parameters and moments. With
+--lora, trains an adapter of a Llama as examples/lora_trainer does, and saves the adapter. Each
 method of saving runs in a separate process, with one save to warm up. The methods are interleaved
 over several rounds. Columns, medians [min-max] over all saves:
 
@@ -20,6 +21,7 @@ peak     MB of anonymous and shared memory of the process and its children above
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -79,18 +81,29 @@ class Loop:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.torch = torch
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self.model = self.make_model(layers, width)
+        self.learned = {name: parameter for name, parameter in self.model.named_parameters()
+                        if parameter.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.learned.values(), lr=1e-5, fused=True)
         self.data = torch.randn(32, width)
         self.before_step: Callable[[], None] = lambda: None
         self.barrier_s = 0.0
         self.step()
 
+    def make_model(self, layers: int, width: int) -> Any:
+        """Linear layers."""
+        linear = self.torch.nn.Linear
+        return self.torch.nn.Sequential(*(linear(width, width) for _ in range(layers)))
+
+    def loss(self) -> Any:
+        """A pass."""
+        return self.model(self.data).pow(2).mean()
+
     def step(self) -> None:
         """Two passes and a step of the optimizer."""
         self.optimizer.zero_grad(set_to_none=False)
         for _ in range(2):
-            self.model(self.data).pow(2).mean().backward()
+            self.loss().backward()
         begin = time.perf_counter()
         self.before_step()
         self.barrier_s += time.perf_counter() - begin
@@ -98,10 +111,31 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """Parameters and moments by name."""
-        state = {name: value.detach() for name, value in self.model.named_parameters()}
+        state = {name: value.detach() for name, value in self.learned.items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             state.update({f"{index}.{name}": value for name, value in moments.items()})
         return state
+
+
+class LoraLoop(Loop):
+    """A loop that trains an adapter of a Llama."""
+
+    def make_model(self, layers: int, width: int) -> Any:
+        """The base model and its adapter, by transformers and peft."""
+        from peft import LoraConfig, get_peft_model
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        base = LlamaForCausalLM(LlamaConfig(
+            vocab_size=256, hidden_size=width, intermediate_size=2 * width,
+            num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8))
+        self.labels = self.torch.randint(256, (1, 32))
+        return get_peft_model(base, LoraConfig(
+            r=64, lora_alpha=128, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+            task_type="CAUSAL_LM"))
+
+    def loss(self) -> Any:
+        """A pass over embeddings."""
+        return self.model(inputs_embeds=self.data[None], labels=self.labels).loss
 
 
 Way = Callable[[dict[str, Any], pathlib.Path], "Callable[[], bool] | None"]
@@ -169,6 +203,22 @@ def make_ours(stage: str, **options: Any) -> Callable[[Loop], Way]:
     return make
 
 
+def make_manager(loop: Loop) -> Way:
+    """Checkpoints as the LoRA trainer saves them, with checksums."""
+    from fastsafetensors.training import CheckpointManager
+
+    managers: list[CheckpointManager] = []
+    steps = itertools.count()
+
+    def run(state: dict[str, Any], path: pathlib.Path) -> Callable[[], bool]:
+        if not managers:  # in the save that warms up
+            managers.append(CheckpointManager(path.parent, keep_last=2, stage="lazy"))
+        handle = managers[0].save(next(steps), {"state": state})
+        loop.before_step = managers[0].before_step
+        return lambda: handle.done() and handle.wait() is None
+    return run
+
+
 def make_dcp(loop: Loop) -> Way:
     """dcp.save."""
     import torch.distributed.checkpoint as dcp
@@ -221,6 +271,7 @@ WAYS: dict[str, Callable[[Loop], Way]] = {
     "fastsafetensors async, lazy": make_ours("lazy"),
     "fastsafetensors async, lazy, 256 MiB": make_ours("lazy", memory=256 << 20),
     "fastsafetensors async, lazy, nice 10": make_ours("lazy", nice=10),
+    "CheckpointManager, lazy": make_manager,
 }
 
 
@@ -325,10 +376,11 @@ def check_file(loop: Loop, way: Way, path: pathlib.Path) -> None:
 
 def run_way(name: str, arguments: argparse.Namespace) -> None:
     """Run one measurement in a separate process; print a line of JSON."""
-    loop = Loop(arguments.layers, arguments.width)
+    loop = (LoraLoop if arguments.lora else Loop)(arguments.layers, arguments.width)
     base = memory_of(os.getpid())
     way = WAYS[name](loop)
-    path = pathlib.Path(arguments.folder) / "checkpoint"
+    path = pathlib.Path(arguments.folder) / "saves" / "checkpoint"
+    path.parent.mkdir()
     saves: list[dict[str, float]] = []
     peak = Peak()
     for number in range(arguments.saves + 1):
@@ -344,7 +396,7 @@ def run_way(name: str, arguments: argparse.Namespace) -> None:
     remove(path)
     loop.before_step = lambda: None
     check_file(loop, way, path)
-    remove(path)
+    remove(path.parent)
     result: dict[str, Any] = {"saves": saves, "peak": (most - base) / 1e6, "state": size / 1e6}
     if disturbed is not None:
         result.update(stop=disturbed[0] * 1e3, slowed=disturbed[1] * 100)
@@ -370,7 +422,7 @@ def measure(arguments: argparse.Namespace) -> None:
         for name in names:
             command = [sys.executable, __file__, "--way", name, "--saves", str(arguments.saves),
                        "--layers", str(arguments.layers), "--width", str(arguments.width),
-                       "--folder", arguments.folder]
+                       "--folder", arguments.folder, *(["--lora"] if arguments.lora else [])]
             done = subprocess.run(command, capture_output=True, text=True)
             lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             if lines:
@@ -409,6 +461,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--width", type=int, default=1536)
+    parser.add_argument("--lora", action="store_true", help="train an adapter of a Llama")
     parser.add_argument("--only", default="", help="a regular expression of ways")
     parser.add_argument("--folder", default="build/bench")
     parser.add_argument("--results", help="a file that results are added to; the table has all")

@@ -224,9 +224,9 @@ def python_suite(everything: bool) -> Counter[str]:
     print("Python" + (" with every integration" if everything else ""), flush=True)
     report = ROOT / "build/pytest.xml"
     report.unlink(missing_ok=True)
-    # One process more than CPUs, because many tests wait. conftest.py decides which may run in
+    # Two processes more than CPUs, because many tests wait. conftest.py decides which may run in
     # parallel.
-    workers = min(len(os.sched_getaffinity(0)) + 1, 4)
+    workers = min(len(os.sched_getaffinity(0)) + 2, 6)
     parallel = importlib.util.find_spec("xdist") is not None
     # A test that hangs prints the stack of each thread and fails; so does the run as a whole.
     limits = [f"--timeout={TEST_LIMIT_S}", "--timeout-method=thread"] \
@@ -269,20 +269,19 @@ def run_checks(checks: list[tuple[str, list[str]]]) -> Counter[str]:
     return counts
 
 
-def system_suite() -> Counter[str]:
-    """Run the tests that depend most on the system in one that has only the prerequisites."""
-    print("in a minimal system", flush=True)
-    return run_checks([("a minimal Debian",
-                        [sys.executable, "tools/test_minimal_system.py", "--quick"])])
+# The tests that depend most on the system, in one that has only the prerequisites.
+MINIMAL_SYSTEM = ("a minimal Debian", [sys.executable, "tools/test_minimal_system.py", "--quick"])
 
 
-def lint_suite(everything: bool) -> Counter[str]:
+def lint_suite(everything: bool, with_system: bool = False) -> Counter[str]:
     """Run each check of style and structure; a tool that is missing is a skip with its name.
 
-    Those that compile or check everything once more are left to `make test ALL=1`.
+    Those that compile or check everything once more are left to `make test ALL=1`. The minimal
+    system, which mostly waits for the disk and the network, is tested beside them.
     """
-    print("lint", flush=True)
+    print("lint, and a minimal system" if with_system else "lint", flush=True)
     checks: list[tuple[str, list[str]]] = [
+        *([MINIMAL_SYSTEM] if with_system else []),
         ("layers", [sys.executable, "tools/check_layers.py"]),
         ("style", [sys.executable, "tools/check_style.py"]),
         ("words", [sys.executable, "tools/check_words.py"]),
@@ -338,9 +337,8 @@ def main() -> int:
     if arguments.only in (None, "python") and not kinds:
         suites.append(partial(python_suite, arguments.all))
     if arguments.only in (None, "lint") and not kinds:
-        suites.append(partial(lint_suite, arguments.all))
-    if arguments.only is None and arguments.all and not kinds:
-        suites.append(system_suite)
+        suites.append(partial(lint_suite, arguments.all,
+                              with_system=arguments.all and arguments.only is None))
     for suite in suites:
         start = time.monotonic()
         counts += suite()

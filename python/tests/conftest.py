@@ -57,10 +57,11 @@ HEAVY = (
 
 # The files that take longest start first, so that parallel workers end at about the same time.
 SLOWEST = (
-    "test_gpu_check.py", "test_install.py", "test_crash.py", "test_waiting.py", "test_save.py",
-    "test_examples.py", "test_python_versions.py", "test_typing.py", "test_rank_faults.py",
-    "test_sign.py", "test_api_surface.py", "test_documents.py", "test_gpu_failures.py",
-    "test_sharded.py",
+    "test_engines.py", "test_examples.py", "test_lists_during_saves.py", "test_gpu_check.py",
+    "test_documents.py", "test_gpu_software.py", "test_async_save.py", "test_gpu_failures.py",
+    "test_checkpoint_ranks.py", "test_python_versions.py", "test_async_ranks.py",
+    "test_install.py", "test_rank_faults.py", "test_checkpoint.py", "test_rank_meetings.py",
+    "test_compat_install.py", "test_sign.py", "test_checkpoint_rank_order.py",
 )
 # Tests that may run in parallel with others of their file.
 APART = (

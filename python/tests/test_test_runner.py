@@ -18,7 +18,7 @@ run_tests.COUNTS = pathlib.Path({counts!r})
 xml = pathlib.Path({counts!r}).with_suffix(".xml")
 xml.write_text({report!r})
 run_tests.c_suite = lambda kind: run_tests.count_junit(xml)
-run_tests.python_suite = run_tests.lint_suite = lambda everything: Counter(passed=1)
+run_tests.python_suite = run_tests.lint_suite = lambda *_, **__: Counter(passed=1)
 sys.argv[1:] = {arguments!r}
 sys.exit(run_tests.main())
 """

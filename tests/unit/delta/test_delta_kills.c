@@ -123,7 +123,7 @@ static fst_status recover(bool backward, fst_delta_stats *stats) {
 /// Kills before every second call (all of them where everything is tested, few under a sanitizer);
 /// by turns the work is undone and finished. Returns how many kills there were, or -1.
 static long kill_everywhere(fst_delta_encoding encoding) {
-    long number = 1, recovered = 0, count = 0, step = check_share() == 1 ? 1 : 2;
+    long number = 1, recovered = 0, count = 0, step = check_share() == 1 ? 1 : 4;
     if (CHECK_SANITIZED) step = 13;
     for (; !apply_killed(encoding, number); number += step) {
         fst_delta_stats stats;
