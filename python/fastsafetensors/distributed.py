@@ -38,8 +38,10 @@ from ._core import Model
 from ._loading.load import OpenLoad, close_load, load_from
 from ._loading.module_weights import ModuleState
 from ._ranks.agreement import Agreement, named
+from ._ranks.peers import IDENTITY_BYTES, own_host
 from ._ranks.rank_files import open_or_receive
 from ._ranks.rank_parts import (
+    STRATEGIES,
     Cut,
     Part,
     Speeds,
@@ -52,15 +54,11 @@ from ._ranks.rank_parts import (
 )
 from ._ranks.ranks_async import save_on_ranks_async
 from ._ranks.ranks_save import save_on_ranks
+from ._ranks.torch_group import open_group
+from ._torch.gpu import check_present
 from ._torch.torch_installed import torch
 from ._torch.torch_state import format_box, torch_dtype, torch_shape
 from ._torch.torch_tensors import export, make_item
-from .v05.common import device_of
-from .v05.file_buffer import STRATEGIES
-from .v05.frameworks import get_framework_op
-from .v05.frameworks._peers import IDENTITY_BYTES, own_host
-from .v05.frameworks._torch import TorchTensor, fst_dtype
-from .v05.st_types import Device
 
 __all__ = [
     "Part",
@@ -154,8 +152,7 @@ class _Load:
                 os.close(fd)
 
     def _measure_link(self) -> float:
-        data = TorchTensor(Device.from_str("cpu"), fst_dtype(torch.uint8),
-                           torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
+        data = torch.zeros(_PROBE_BYTES, dtype=torch.uint8)
         self.pg.broadcast(data, 0)  # the first one sets up connections
         start = time.perf_counter()
         self.pg.broadcast(data, 0)
@@ -314,9 +311,6 @@ class _Load:
                 else:
                     self.result[name] = self._scatter(name, owner, whole)
 
-    def _wrap(self, tensor: Any) -> TorchTensor:
-        return TorchTensor(Device.from_str("cpu"), fst_dtype(tensor.dtype), tensor)
-
     def _empty(self, name: str, shape: Sequence[int]) -> Any:
         return torch.empty(list(shape), dtype=torch_dtype(self.info(name)[0]))
 
@@ -329,7 +323,7 @@ class _Load:
         if whole is None:
             whole = self._empty(name, self.info(name)[1])
         if whole.numel():
-            self.pg.broadcast(self._wrap(whole), owner)
+            self.pg.broadcast(whole, owner)
             if self.rank == owner:
                 self.result.stats["bytes_sent"] += whole.nbytes
         cut = self._cut(whole, self.cuts[name].own)
@@ -341,13 +335,13 @@ class _Load:
         if self.rank != owner:
             mine = self._empty(name, part.shape)
             if mine.numel():
-                self.pg.recv(self._wrap(mine), owner, 0)
+                self.pg.recv(mine, owner, 0)
             return mine
         for rank, other in enumerate(self.cuts[name].parts(self.ranks)):
             cut = self._cut(whole, other)
             if rank != owner and cut.numel():
                 cut = cut.contiguous()
-                self.pg.send(self._wrap(cut), rank, 0)
+                self.pg.send(cut, rank, 0)
                 self.result.stats["bytes_sent"] += cut.nbytes
         return self._cut(whole, part).clone()
 
@@ -365,7 +359,7 @@ def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: 
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     except Exception as error:  # the other ranks wait to hear of it
         failure = failure or error
-    pg = get_framework_op("pytorch").get_process_group(group, limit)
+    pg = open_group(group, limit)
     pg.limit_waits()
     agreement = Agreement(pg)
     model = None
@@ -445,15 +439,14 @@ def load_sharded(
             cuts[name] = Cut(how, own, part)
         return cuts
 
-    where, failure = device_of("cpu"), None
+    failure: Exception | None = None
     try:
-        where = device_of(device)
+        check_present(device)
     except Exception as error:  # the other ranks wait to hear of it
         failure = error
     result = _load_parts(filename, make_cuts, group, strategy, timeout, failure)
-    if not where.is_cpu:
-        for name in result:
-            result[name] = result[name].to(where.as_str())
+    for name in result:
+        result[name] = result[name].to(device)
     return result
 
 

@@ -428,15 +428,11 @@ def test_a_failed_save_keeps_the_folder_of_the_next(tmp_path, monkeypatch):
             """Two, so that there is somebody to disagree with."""
             return 2
 
-        def get_process_group(self, group, timeout):
-            """It is its own wrapper."""
-            return group
-
     def disagree(*arguments):
         raise ranks_async.RankError("ranks differ")
 
     group = Group()
-    monkeypatch.setattr(ranks_async, "get_framework_op", lambda name: group)
+    monkeypatch.setattr(ranks_async, "open_group", lambda group, timeout: group)
     monkeypatch.setattr(ranks_async.Agreement, "agree", disagree)
     saves = [ranks_async.JointSave(group) for _ in range(2)]
     for save, name in zip(saves, ("run/step-1", "run/step-2"), strict=True):

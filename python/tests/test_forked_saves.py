@@ -90,7 +90,7 @@ def test_the_timeout_of_ranks_is_for_all_waits_together(torch, monkeypatch):
     import time
 
     from fastsafetensors import RankError
-    from fastsafetensors.v05.frameworks import _torch
+    from fastsafetensors._ranks import torch_group
 
     class Group:
         def size(self):
@@ -107,7 +107,7 @@ def test_the_timeout_of_ranks_is_for_all_waits_together(torch, monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
     for is_total, waits in ((False, 6), (True, 2)):
-        group = _torch.TorchProcessGroup(Group(), 0.5)
+        group = torch_group.TorchProcessGroup(Group(), 0.5)
         if is_total:
             group.limit_waits()
         done = 0
@@ -120,4 +120,4 @@ def test_the_timeout_of_ranks_is_for_all_waits_together(torch, monkeypatch):
         assert done == waits
     for timeout in ("1", -1):
         with pytest.raises((TypeError, ValueError), match="^timeout must be"):
-            _torch.TorchProcessGroup(Group(), timeout)
+            torch_group.TorchProcessGroup(Group(), timeout)

@@ -175,7 +175,7 @@ def test_misspelt_algorithms_are_no_paths(word, path, torch, monkeypatch):
 def test_a_failed_wait_is_not_repeated(torch, monkeypatch):
     """The steps that report a missing rank begin no further collective."""
     from fastsafetensors import RankError
-    from fastsafetensors.v05.frameworks import _torch
+    from fastsafetensors._ranks import torch_group
 
     class Group:
         def size(self):
@@ -190,7 +190,7 @@ def test_a_failed_wait_is_not_repeated(torch, monkeypatch):
 
     begun = []
     monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
-    group = _torch.TorchProcessGroup(Group(), 5)
+    group = torch_group.TorchProcessGroup(Group(), 5)
     for _ in range(2):
         with pytest.raises(RankError, match="waited for the next step: not all ranks arrived"):
             group._wait(lambda: begun.append(1) or Work(), "the next step")
@@ -265,7 +265,7 @@ def test_arguments_of_the_old_classes(path, torch):
 
 def test_limits_of_groups_may_be_of_any_size(torch, monkeypatch):
     """A timedelta holds fewer seconds than a float."""
-    from fastsafetensors.v05.frameworks import _torch
+    from fastsafetensors._ranks import torch_group
 
     class Group:
         size = staticmethod(lambda: 2)
@@ -273,7 +273,7 @@ def test_limits_of_groups_may_be_of_any_size(torch, monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "gloo")
     for seconds in (1e300, 10**400):
-        group = _torch.TorchProcessGroup(Group(), seconds)
+        group = torch_group.TorchProcessGroup(Group(), seconds)
         group.limit_waits()
         assert group._limit() is None or group._limit().total_seconds() >= 1e8
 

@@ -387,7 +387,7 @@ LOST = textwrap.dedent("""
     import torch.distributed as dist
     from fastsafetensors import RankError
     from fastsafetensors._ranks.agreement import Agreement
-    from fastsafetensors.v05.frameworks._torch import TorchProcessGroup
+    from fastsafetensors._ranks.torch_group import TorchProcessGroup
 
     folder, store, rank, size, way = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]), sys.argv[5]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size,
@@ -429,7 +429,7 @@ def test_every_rank_names_the_lost_rank(tmp_path, way, words):
 
 KILLED = textwrap.dedent("""
     import os, signal, socket
-    from fastsafetensors.v05.frameworks._peers import IDENTITY_BYTES, describe_lost, own_identity
+    from fastsafetensors._ranks.peers import IDENTITY_BYTES, describe_lost, own_identity
 
     missed = 0
     for _ in range(200):

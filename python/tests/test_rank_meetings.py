@@ -69,11 +69,11 @@ finish()
 
 TEXTLESS = COMMON + """
 from fastsafetensors._ranks.agreement import Agreement
-from fastsafetensors.v05.frameworks import get_framework_op
+from fastsafetensors._ranks.torch_group import open_group
 class Textless(Exception):
     def __str__(self):
         raise KeyError
-agreement = Agreement(get_framework_op("pytorch").get_process_group(WORLD))
+agreement = Agreement(open_group(WORLD))
 try:
     agreement.agree("it", error=Textless() if rank == 1 else None)
 except (Textless if rank == 1 else RankError) as error:

@@ -21,10 +21,10 @@ from .._ranks.ranks_async import (
     wait_for_saves,
 )
 from .._ranks.shard_rows import plan_shards
+from .._ranks.torch_group import open_group
 from .._saving.save_handles import SaveHandle, Staging, StagingPool
 from .._saving.save_options import manifest_options, with_ties
 from .._torch.tensor_memory import watch_changes
-from ..v05.frameworks import get_framework_op
 from .checkpoint_folders import DAMAGED, GONE, STEM, Checkpoint, meaning_of, rank_prefix
 from .state_codec import encode_state
 
@@ -65,7 +65,7 @@ class Ranks:
         """Begin a step in which the ranks exchange messages, when no save does so any more."""
         wait_for_saves(self.group)
         forget_steps(self.group)
-        self._pg = get_framework_op("pytorch").get_process_group(self.group, self._timeout)
+        self._pg = open_group(self.group, self._timeout)
         self._pg.limit_waits()
         self.rank, self.size = self._pg.rank(), self._pg.size()
         return Agreement(self._pg)

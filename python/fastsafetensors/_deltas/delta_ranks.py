@@ -33,9 +33,9 @@ def _default_group() -> Any:
 
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return None
-    from ..v05.frameworks import get_framework_op
+    from .._ranks.torch_group import open_group
 
-    return get_framework_op("pytorch").get_process_group(dist.group.WORLD, _WAIT_SECONDS)
+    return open_group(dist.group.WORLD, _WAIT_SECONDS)
 
 
 def _reachable(folder: str, source: str) -> list[str]:

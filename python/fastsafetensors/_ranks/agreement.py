@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .._base.representation import shown_as
-from ..v05.frameworks import ProcessGroupBase
+from .process_group import ProcessGroupBase
 
 
 @shown_as("RankError", "fastsafetensors")

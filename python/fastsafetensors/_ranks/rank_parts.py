@@ -12,6 +12,8 @@ from typing import Any
 
 from .._base.errors import printable
 
+# How parts of tensors get to their ranks.
+STRATEGIES = ("auto", "slice", "broadcast", "scatter")
 # Closer pieces of a slice are read together (the loader's rule).
 _GAP_BYTES = 64 << 10
 # Smaller whole tensors are read by every rank, because a message would take longer.

@@ -44,11 +44,11 @@ from .._saving.save_handles import (
 from .._saving.save_options import promise_word
 from .._torch.tensor_memory import watch_changes
 from .._torch.torch_state import check_tensors, make_rows
-from ..v05.frameworks import get_framework_op
 from .agreement import Agreement, RankError
 from .publish import SetTarget, publish_hidden
 from .ranks_save import check_unique, make_request, missing_count, remove_folders
 from .shard_rows import stem_of
+from .torch_group import open_group
 
 __all__ = ["save_on_ranks_async"]
 
@@ -267,7 +267,7 @@ class JointSave:
         handle.exception()
 
     def _publish(self, paths: list[str], error: Exception | None) -> str:
-        pg = get_framework_op("pytorch").get_process_group(self.group, self.timeout)
+        pg = open_group(self.group, self.timeout)
         pg.limit_waits()
         agreement = Agreement(pg)
         state = _FAILED if error is not None else _WRITTEN

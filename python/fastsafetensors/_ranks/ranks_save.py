@@ -23,10 +23,10 @@ from .._base.paths import absolute_path
 from .._core import Writer
 from .._saving.save_options import fixed_manifest, manifest_options, promise_word, refuse_address
 from .._torch.torch_state import check_tensors, make_rows
-from ..v05.frameworks import get_framework_op
 from .agreement import Agreement
 from .publish import SetTarget, publish_together
 from .shard_rows import stem_of
+from .torch_group import open_group
 
 __all__ = ["save_on_ranks"]
 
@@ -143,7 +143,7 @@ def _save(
 
     failure: an earlier error of this rank, which all ranks raise. Only then may request be None.
     """
-    pg = get_framework_op("pytorch").get_process_group(group, request and request.timeout)
+    pg = open_group(group, request and request.timeout)
     pg.limit_waits()
     agreement = Agreement(pg)
     rank, ranks = pg.rank(), pg.size()

@@ -15,6 +15,7 @@ from typing import Any
 from .._core import Model, check_save, engines, error_class
 from .._loading.memory_models import model_of_bytes
 from .._loading.verified_open import open_files
+from .._ranks.process_group import SingleGroup
 from .st_types import Device, DType, converted
 
 __all__ = [
@@ -60,21 +61,6 @@ def resolve_runtime_lib_name(framework: Any = None) -> str:
 def init_logger(name: str) -> logging.Logger:
     """Return the logger of a module; nothing is printed unless a program asks logging to."""
     return logging.getLogger(name)
-
-
-class SingleGroup:
-    """The process group of a single process.
-
-    For programs written for fastsafetensors 0.5.
-    """
-
-    def size(self) -> int:
-        """Return the number of ranks: 1."""
-        return 1
-
-    def rank(self) -> int:
-        """Return the rank: 0."""
-        return 0
 
 
 def is_gpu_found() -> bool:

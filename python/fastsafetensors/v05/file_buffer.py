@@ -19,8 +19,6 @@ from .._ranks.rank_parts import block_of
 from .frameworks import FrameworkOpBase, ProcessGroupBase, TensorBase
 from .st_types import Device, DType, converted
 
-STRATEGIES = ("auto", "slice", "broadcast", "scatter")
-
 # Tensors up to this size are sent whole to all ranks, which keep their part.
 _SMALL_BYTES = 1 << 20
 

@@ -22,9 +22,10 @@ from .._core import Model, error_class
 from .._loading.load import load_from, open_load
 from .._loading.verified_open import open_files
 from .._ranks.agreement import Agreement
+from .._ranks.rank_parts import STRATEGIES
 from .common import LoaderFrames, SafeTensorsMetadata, SingleGroup, check_one_save, device_of
 from .copier.registry import create_copier_constructor, get_copier_class, is_built_in
-from .file_buffer import STRATEGIES, FilesBufferOnDevice, LoadedFile
+from .file_buffer import FilesBufferOnDevice, LoadedFile
 from .frameworks import get_framework_op
 from .st_types import Device, DType
 

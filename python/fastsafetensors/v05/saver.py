@@ -26,8 +26,9 @@ from .._base.dtypes import NAMES
 from .._base.options import check_count, check_switch, check_timeout
 from .._core import Writer
 from .._ranks.agreement import Agreement, RankError
+from .._ranks.process_group import ProcessGroupBase, SingleProcessGroup
 from .._ranks.publish import SetTarget, outcome_known, publish_together
-from .frameworks import ProcessGroupBase, SingleProcessGroup, get_framework_op
+from .frameworks import get_framework_op
 from .shard_plan import (
     KEY_SHARD_COUNT,
     KEY_SHARD_INDEX,

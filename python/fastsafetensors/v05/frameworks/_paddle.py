@@ -11,9 +11,9 @@ import numpy as np
 from ..._base.dtypes import WORDS
 from ..._base.options import check_timeout
 from ..._core import live_buffers
-from ..common import SingleGroup
+from ..._ranks.process_group import ProcessGroupBase, SingleGroup, SingleProcessGroup
 from ..st_types import Device, DeviceType, DType
-from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
+from . import FrameworkOpBase, TensorBase
 
 paddle: Any = importlib.import_module("paddle")
 

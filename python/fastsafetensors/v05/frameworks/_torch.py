@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import os
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..._base.dtypes import WORDS
-from ..._base.options import check_timeout
 from ..._core import live_buffers
+from ..._ranks.process_group import ProcessGroupBase
+from ..._ranks.torch_group import TorchProcessGroup as TorchProcessGroup
+from ..._ranks.torch_group import bytes_of, open_group
 from ..._torch.gpu import load_options
 from ..._torch.torch_installed import torch
 from ..._torch.torch_state import torch_shape
 from ..._torch.torch_tensors import make_item
 from ..._torch.torch_tensors import wrap as wrap_core
-from ..common import SingleGroup
 from ..st_types import Device, DType
-from . import FrameworkOpBase, ProcessGroupBase, SingleProcessGroup, TensorBase
-from ._peers import describe_lost, describe_unheard, own_identity
+from . import FrameworkOpBase, TensorBase
 
 # torch's dtype for each DType that this torch has.
 dtype_convert: dict[DType, torch.dtype] = {
@@ -31,8 +27,6 @@ dtype_convert: dict[DType, torch.dtype] = {
     if hasattr(torch, torch_name)
 }
 _CPU = Device.from_str("cpu")
-# Descriptions of models with a million tensors are far smaller.
-_TEXT_BYTES_MAX = 1 << 30
 _HOST = torch.device("cpu")
 _FST_DTYPES = {dtype: ours for ours, dtype in dtype_convert.items()}
 
@@ -115,229 +109,6 @@ class TorchTensor(TensorBase):
         torch.frombuffer(buf, dtype=torch.uint8).copy_(flat)
 
 
-# torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
-_STORE_KEY = "fastsafetensors/process of rank {}"
-_WAIT_SECONDS_MIN = 0.001
-_WAIT_SECONDS_MAX = 1e8  # three years
-
-# The identities of a group's processes, by group.
-_identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
-
-# Groups in which a wait has failed, and which ranks were missing. A late rank's messages are still
-# on their way there, and gloo ends the process if the next collective of the group receives them.
-_broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-class TorchProcessGroup(ProcessGroupBase):
-    """A torch.distributed group; ranks count within the group.
-
-    Waits end with a RankError that says what was awaited, after `timeout` seconds (None: the
-    group's own timeout). After a failed wait later ones fail at once, so that the steps that report
-    it do not wait again.
-    """
-
-    def __init__(self, pg: Any, timeout: float | None = None) -> None:
-        """Wrap a group."""
-        import torch.distributed as dist
-
-        self.real_pg = pg
-        seconds = check_timeout(timeout)
-        self._timeout = (None if seconds is None else
-                         datetime.timedelta(seconds=min(seconds, _WAIT_SECONDS_MAX)))
-        self._seconds_left: float | None = None  # of limit_waits()
-        self._is_unlimited = False  # by wait_for_outcome()
-        self._count, self._number = int(pg.size()), int(pg.rank())
-        nccl = "nccl" in str(dist.get_backend(pg))
-        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else _HOST
-
-    @property
-    def bytes_device(self) -> torch.device:
-        """The device of the backend's messages: a GPU for NCCL, else the CPU."""
-        return self._device
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self._count
-
-    def rank(self) -> int:
-        """Return this process's rank."""
-        return self._number
-
-    def limit_waits(self) -> None:
-        """From now on the timeout is for all waits together, not for each."""
-        self._seconds_left = None if self._timeout is None else self._timeout.total_seconds()
-        self._is_unlimited = False
-
-    def wait_for_outcome(self) -> None:
-        """Let rank 0 wait for its timeout once more, and the others for the group's own."""
-        self.limit_waits()
-        self._is_unlimited = self._number != 0
-
-    @property
-    def has_lost_ranks(self) -> bool:
-        """Whether a wait for other ranks has failed."""
-        return self.real_pg in _broken
-
-    def _limit(self) -> datetime.timedelta | None:
-        """Return how long the next wait may take."""
-        if self._is_unlimited:
-            return None
-        if self._seconds_left is None:
-            return self._timeout
-        return datetime.timedelta(seconds=max(self._seconds_left, _WAIT_SECONDS_MIN))
-
-    def _global(self, rank: int) -> int:
-        import torch.distributed as dist
-
-        return int(dist.get_global_rank(self.real_pg, rank))
-
-    def _explain(self, error: Exception, what: str) -> Exception:
-        from ..._ranks.agreement import RankError
-
-        known = _identities.get(self.real_pg) or self._published_identities()
-        missing = filter(None, (describe_lost(known), describe_unheard(known)))
-        lost = _broken.get(self.real_pg) or ", ".join(missing)
-        _broken[self.real_pg] = lost
-        reason = str(error).splitlines()[0]
-        return RankError(
-            f"rank {self._number} of {self._count} waited for {what}: "
-            f"{lost or 'not all ranks arrived'}: {reason}"
-        )
-
-    def _introduce(self) -> None:
-        """Exchange the processes' identities once per group, so that errors can name ranks that
-        died.
-        """
-        if self._count == 1 or self.real_pg in _identities:
-            return
-        _identities[self.real_pg] = []
-        with contextlib.suppress(Exception):  # if a rank is lost before all have exchanged them
-            self._store().set(_STORE_KEY.format(self._number), own_identity())
-        _identities[self.real_pg] = self._gather(own_identity(), "the ranks to begin")
-
-    def _store(self) -> Any:
-        """The group's key-value store. torch has no public function for it."""
-        import torch.distributed.distributed_c10d as c10d
-
-        return c10d._world.pg_map[self.real_pg][1]
-
-    def _published_identities(self) -> list[bytes]:
-        """The identities that ranks have put into the store, b"" of others; [] if it can't be read.
-        """
-        try:
-            store, keys = self._store(), [_STORE_KEY.format(rank) for rank in range(self._count)]
-            return [bytes(store.get(key)) if store.check([key]) else b"" for key in keys]
-        except Exception:  # of the store, which a lost rank may have held
-            return []
-
-    def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
-        """Start a collective; the returned function waits for it."""
-        if self.real_pg in _broken:
-            raise self._explain(RuntimeError("an earlier wait has failed: make a new group"), what)
-        try:
-            work = begin()
-        # the group was destroyed, or lost its connections
-        except (RuntimeError, ValueError) as error:
-            raise self._explain(error, what) from error
-
-        def finish() -> None:
-            start = time.monotonic()
-            try:
-                limit = self._limit()
-                if limit is None:
-                    work.wait()
-                else:
-                    work.wait(limit)
-            except RuntimeError as error:
-                raise self._explain(error, what) from error
-            finally:
-                if self._seconds_left is not None:
-                    self._seconds_left -= time.monotonic() - start
-
-        return finish
-
-    def _wait(self, begin: Callable[[], Any], what: str) -> None:
-        """Run a collective and wait for it."""
-        self._begin(begin, what)()
-
-    def exchange(self, message: bytes, what: str) -> list[bytes]:
-        """Return every rank's message."""
-        self._introduce()
-        return self._gather(message, f"the ranks to agree on {what}")
-
-    def _gather(self, message: bytes, what: str) -> list[bytes]:
-        import torch.distributed as dist
-
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
-        every = [torch.empty_like(mine) for _ in range(self.size())]
-        self._wait(lambda: dist.all_gather(every, mine, group=self.real_pg, async_op=True), what)
-        return [bytes(one.cpu().numpy()) for one in every]
-
-    def exchange_texts(self, text: str, what: str) -> list[str]:
-        """Return every rank's text: sizes first, then all of the largest size."""
-        data = text.encode(errors="surrogatepass")
-        sizes = [int.from_bytes(m, "little")
-                 for m in self.exchange(len(data).to_bytes(8, "little"), what)]
-        if max(sizes) > _TEXT_BYTES_MAX:
-            from ..._ranks.agreement import RankError
-
-            raise RankError(f"too much data for {what} on one rank: {max(sizes)} bytes")
-        padded = self.exchange(data.ljust(max(sizes), b"\0"), what)
-        return [message[:size].decode(errors="surrogatepass")
-                for message, size in zip(padded, sizes, strict=True)]
-
-    def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Broadcast rank's dst to all, as bytes, because backends lack some dtypes."""
-        self.begin_broadcast(dst, rank)()
-
-    def begin_broadcast(self, dst: TensorBase, rank: int) -> Callable[[], None]:
-        """Start broadcasting rank's dst; the returned function waits for it."""
-        import torch.distributed as dist
-
-        flat = _bytes(dst)
-        carrier = flat.to(self._device)
-        wait = self._begin(
-            lambda: dist.broadcast(carrier, self._global(rank), group=self.real_pg, async_op=True),
-            f"{flat.numel()} bytes from rank {rank}",
-        )
-
-        def finish() -> None:
-            wait()
-            if carrier is not flat and self._number != rank:
-                flat.copy_(carrier)
-
-        return finish
-
-    def send(self, t: TensorBase, dst_rank: int, tag: int) -> None:
-        """Send a tensor's bytes to a rank."""
-        import torch.distributed as dist
-
-        data = _bytes(t).to(self._device)
-        self._wait(
-            lambda: dist.isend(data, self._global(dst_rank), group=self.real_pg, tag=tag),
-            f"rank {dst_rank} to take {data.numel()} bytes",
-        )
-
-    def recv(self, t: TensorBase, src_rank: int, tag: int) -> None:
-        """Receive a tensor's bytes from a rank."""
-        import torch.distributed as dist
-
-        flat = _bytes(t)
-        carrier = torch.empty_like(flat, device=self._device) if self._device != _HOST else flat
-        self._wait(
-            lambda: dist.irecv(carrier, self._global(src_rank), group=self.real_pg, tag=tag),
-            f"{flat.numel()} bytes from rank {src_rank}",
-        )
-        if carrier is not flat:
-            flat.copy_(carrier)
-
-
-def _bytes(tensor: TensorBase) -> torch.Tensor:
-    raw = tensor.get_raw()
-    flat: torch.Tensor = raw.view(-1) if raw.dim() else raw.reshape(1)
-    return flat.view(torch.uint8)
-
-
 def _frame_bytes(frame: Any) -> int:
     begin, end = frame.data_offsets
     return int(end - begin)
@@ -374,14 +145,7 @@ class TorchOp(FrameworkOpBase):
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a torch group."""
-        check_timeout(timeout)
-        if pg is None or isinstance(pg, SingleGroup):
-            return SingleProcessGroup()
-        import torch.distributed as dist
-
-        if dist.is_available() and isinstance(pg, dist.ProcessGroup):
-            return TorchProcessGroup(pg, timeout)
-        raise TypeError("pg must be an instance of torch.disributed.ProcessGroup")
+        return open_group(pg, timeout)
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
         """Return an uninitialised tensor."""
@@ -443,7 +207,7 @@ class TorchOp(FrameworkOpBase):
         buffer = torch.empty(total, dtype=torch.uint8, device=device)
         for begin, tensor in zip(begins, owned or [], strict=False):
             if tensor.get_nbytes():
-                buffer[begin : begin + tensor.get_nbytes()] = _bytes(tensor.contiguous())
+                buffer[begin : begin + tensor.get_nbytes()] = bytes_of(tensor.contiguous())
         where = Device.of(buffer.device)
         wait = pg.begin_broadcast(TorchTensor(where, DType.U8, buffer), src) if total else None
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks of a group on this host have exited or are stopped.
-
-For programs written for fastsafetensors 0.5.
-"""
+"""Which ranks of a group on this host have exited or are stopped."""
 
 from __future__ import annotations
 
