@@ -30,7 +30,8 @@ calls = [
 for number, call in enumerate(calls):
     try:
         call()
-    except (BufferError, ValueError, RuntimeError, TypeError) as error:
+    except (BufferError, ValueError, RuntimeError) as error:
+        assert len(str(error)) < 200, error
         print(number, type(error).__name__, flush=True)
     else:
         print(number, "loaded", flush=True)
@@ -52,4 +53,4 @@ def test_strides_that_are_too_large(shape, tmp_path):
     said = dict(line.split() for line in done.stdout.splitlines())
     assert len(said) == 11, done.stdout
     large = shape != [0, 2**62]
-    assert all((said[number] == "BufferError") == large for number in "01345"), said
+    assert all((said[number] == "BufferError") == large for number in "013459"), said

@@ -115,10 +115,16 @@ def make_lazy(reads: Reads, stored: Stored) -> LazyTensor:
 
 
 def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
-    made: LazyTensor = _make(
-        LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
-        dtype=stored.dtype, device=reads.device,
-    )
+    try:
+        made: LazyTensor = _make(
+            LazyTensor, view.sizes, strides=view.strides, storage_offset=view.offset,
+            dtype=stored.dtype, device=reads.device,
+        )
+    except TypeError:
+        if max(view.strides, default=0) < 1 << 63:
+            raise
+        # Of a tensor without elements; torch's message has the stack of its own functions.
+        raise BufferError("the strides do not fit into 64 bits") from None
     # One assignment instead of four, because there are tens of thousands of tensors.
     made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
         "_reads": reads, "_stored": stored, "_view": view, "_cell": [None, False],
