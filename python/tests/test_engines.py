@@ -94,6 +94,8 @@ def models(tmp_path_factory):
         "granite": tiny_models.granite_moe(folder / "granite"),
         "packed": tiny_models.compressed(folder / "packed", llama2),
         "packed moe": tiny_models.compressed(folder / "packed-moe", moe),
+        "sealed": tiny_models.sealed(tiny_models.llama(folder / "sealed")),
+        "sealed2": tiny_models.sealed(tiny_models.llama(folder / "sealed2", seed=2)),
     }
 
 
@@ -229,6 +231,9 @@ def test_vllm_with_other_files(around, models, tmp_path):
          "breaks": 0, "second": True},
         {"name": "cut off meanwhile", "folder": llama, "tp": 2, "reload": models["llama2"],
          "breaks": 9},
+        # A byte that differs is found before the first parameter is replaced.
+        {"name": "damaged", "folder": models["sealed"], "tp": 2, "reload": models["sealed2"],
+         "breaks": 0, "damage": True, "extra": {"verify": True}},
     ]
     check(run_ranks("vllm", scenarios, around, tmp_path), scenarios)
 
@@ -268,6 +273,9 @@ def test_sglang(around, models, wide, tmp_path, widths):
     if widths == {"tp": 2}:
         scenarios.append({"name": "llama reload from disk", "folder": wide["llamas"][0], **widths,
                           "cold": True, "reload": wide["llamas"][1]})
+        # The last one, because the process keeps its option.
+        scenarios.append({"name": "damaged", "folder": models["sealed"], **widths, "breaks": 0,
+                          "damage": True, "reload": models["sealed2"], "extra": {"verify": True}})
     answers = run_ranks("sglang", scenarios, around, tmp_path)
     check(answers, scenarios)
     check_disk(answers, scenarios)

@@ -46,13 +46,17 @@ def refused(scenario: dict[str, Any], reload: Callable[[str], Any]) -> str | Non
     """Reload from a copy whose last file is cut off: what the engine says to that.
 
     breaks: how many tensors are handed out before that; none: it is so before the reload.
+    damage: the last byte of the file differs instead.
     """
     if "breaks" not in scenario:
         return None
     folder = tempfile.mkdtemp(dir=str(Path(scenario["reload"]).parent))
     shutil.copytree(scenario["reload"], folder, dirs_exist_ok=True)
     last = max(Path(folder).glob("*.safetensors"))
-    if not scenario["breaks"]:
+    if scenario.get("damage"):
+        content = last.read_bytes()
+        last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif not scenario["breaks"]:
         os.truncate(last, last.stat().st_size - 4096)
     iterate = lazy.LazyModel.__iter__
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fastsafetensors import write_manifest
 from fastsafetensors.torch import load_file, save_file
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER, VOCABULARY, EXPERTS = 4, 128, 4, 2, 32, 256, 256, 8
@@ -124,3 +125,9 @@ def compressed(folder: Path, plain: str) -> str:
         else:
             (folder / path.name).write_bytes(path.read_bytes())
     return str(folder)
+
+
+def sealed(folder: str) -> str:
+    """The same folder with a manifest."""
+    write_manifest(folder)
+    return folder
