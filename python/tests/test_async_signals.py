@@ -303,6 +303,47 @@ from fastsafetensors.torch import save_file_async
     assert bool((load_file(path)["x"] == 7).all())
 
 
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_late_save_is_written_before_its_call_returns(tmp_path: Path, attempt: int) -> None:
+    """With numpy the interpreter ends sooner than with torch."""
+    program = """
+import atexit, sys
+atexit.register(lambda: save_file_async(
+    {"x": np.full(40 << 20, 7, np.uint8)}, sys.argv[1], durable=True))
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+"""
+    path = tmp_path / "a"
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=100)
+    assert path.stat().st_size > 40 << 20
+
+
+def test_saves_of_a_daemon_thread_while_the_interpreter_ends(tmp_path: Path) -> None:
+    """Those whose call has returned are written, and no call finds its handle closed."""
+    program = """
+import atexit, itertools, os, sys, threading, time
+atexit.register(time.sleep, 0.2)
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+def save():
+    for number in itertools.count():
+        save_file_async({"x": np.full(8 << 20, 1, np.uint8)}, f"{sys.argv[1]}/{number}",
+                        durable=True).before_step()
+        os.write(1, f"{number} ".encode())
+        time.sleep(0.005)
+threading.Thread(target=save, daemon=True).start()
+time.sleep(0.1)
+"""
+    for attempt in range(8):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", program, folder], timeout=100, text=True,
+                              capture_output=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        missing = [number for number in done.stdout.split() if not (folder / number).exists()]
+        assert not missing, (attempt, done.stdout)
+
+
 @pytest.mark.parametrize("stage", ["copy", "lazy", "none"])
 def test_tensors_of_a_save_that_has_failed(tmp_path: Path, stage: str) -> None:
     """before_step() lets go of them when the save has ended."""

@@ -62,14 +62,11 @@ class _Running:
     def note_start(self, handle: SaveHandle) -> None:
         """Wait for the end of a save that has just started, if the process would not.
 
-        A process of multiprocessing ends without atexit handlers, as soon as its threads have
-        returned. end_in_child() was called before it waits for the threads, which may still save.
+        The exit has waited for the saves that it found. Later ones are those of atexit handlers
+        that were registered earlier, and of threads: the interpreter does not wait for daemon ones,
+        and a process of multiprocessing waits for its threads only after end_in_child().
         """
-        if not _is_child():
-            return
-        from multiprocessing.util import is_exiting
-
-        if self.is_over or is_exiting():
+        if self.is_over or _is_exiting():
             _await(handle)
 
     def _watch_child(self) -> None:
@@ -100,7 +97,7 @@ class _Running:
                 _await(handle)
 
     def end(self) -> None:
-        """At the interpreter's exit, when no other thread runs."""
+        """At the interpreter's exit, when only daemon threads run, which may use their handles."""
         self.is_over = True
         handles, self._handles = self._handles, set()
         for handle in handles:
@@ -118,6 +115,15 @@ def _is_child() -> bool:
     """Whether multiprocessing has made this process."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
+
+
+def _is_exiting() -> bool:
+    """Whether a process of multiprocessing has come to its end."""
+    if not _is_child():
+        return False
+    from multiprocessing.util import is_exiting
+
+    return bool(is_exiting())
 
 
 def _await(handle: SaveHandle) -> None:

@@ -297,6 +297,13 @@ def _shown_error(error: Exception) -> Exception:
     return shown
 
 
+def _log_unheard(error: BaseException) -> None:
+    import logging
+
+    logging.getLogger("fastsafetensors").warning(
+        "an asynchronous save failed, and its result was never requested: %s", error)
+
+
 @shown_as("SaveHandle")
 class FileSave(SaveHandle):
     """A save by the C library's own threads."""
@@ -305,7 +312,7 @@ class FileSave(SaveHandle):
         """Keep a save that start_rows() starts afterwards."""
         self._core = core
         self._name, self._pid = os.fsdecode(path), os.getpid()
-        self._is_counted = self._is_withdrawn = False
+        self._is_counted = self._is_withdrawn = self._is_told = False
         self.at_exit = at_exit
         running.add(self)
 
@@ -318,6 +325,7 @@ class FileSave(SaveHandle):
         if ended is False:
             raise TimeoutError(f"{self._name}: the save is not done yet")
         if ended is not True:
+            self._is_told = True
             return _shown_error(ended)
         if counters.is_on and not self._is_counted:
             counters.add_save(self._core.writer_stats())
@@ -373,10 +381,16 @@ class FileSave(SaveHandle):
         return stats
 
     def _end(self) -> None:
-        """Wait for the end at the interpreter's exit; an unheard error is logged."""
+        """Wait for the end at the interpreter's exit; an unheard error is logged.
+
+        The handle stays open, because a daemon thread may be in a call of it.
+        """
         while self.is_started() and not self.done():
             time.sleep(0.005)
-        self._core.close()
+        was_told = self._is_told
+        error = self._result(0) if self.is_started() else None
+        if error is not None and not was_told and not was_cancelled(error):
+            _log_unheard(error)
 
 
 @shown_as("SaveHandle")
@@ -450,10 +464,7 @@ class ThreadSave(SaveHandle):
     def __del__(self) -> None:
         """Log an error that wait() has not raised."""
         if self._error is not None and not self._is_told:
-            import logging
-
-            logging.getLogger("fastsafetensors").warning(
-                "an asynchronous save failed, and its result was never requested: %s", self._error)
+            _log_unheard(self._error)
             self._is_told = True
 
     @property
