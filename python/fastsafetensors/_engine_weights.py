@@ -218,7 +218,7 @@ def _pull_together(
             stats = ranks.pull(options.threads)
             if stats is not None:
                 logger.info("fastsafetensors: applied deltas to %s in %.2f s: now version %s",
-                            folder, stats["seconds"],
+                            printable(folder), stats["seconds"],
                             printable(str(deltas.version_of(folder).version)))
             ranks.check(lock.enter_context(deltas.reading(folder)))
         yield

@@ -384,7 +384,8 @@ def _shape_of(model: Any, name: str, ranks: int) -> tuple[int, ...]:
     """torch's shape of a tensor to cut or send; ValueError if torch lacks the dtype."""
     dtype, shape, *_ = model.info(model.find(name))
     if ranks > 1 and torch_dtype(dtype) is None:
-        raise ValueError(f"{name}: this torch has no dtype for {dtype}, so ranks can't send it")
+        raise ValueError(f"{printable(name)}: this torch has no dtype for {dtype}, so ranks "
+                         "can't send it")
     return torch_shape(dtype, shape)
 
 

@@ -259,7 +259,8 @@ def _make_rows(tensor_dict: Any, metadata: Any) -> tuple[list[Any], list[Any]]:
         if dtype is None:
             known = ", ".join(_FORMAT_NAMES)
             raise error_class()(
-                f'Unknown dtype "{array.dtype.name}". Supported dtypes: {known} (`{name}`)'
+                f'Unknown dtype "{array.dtype.name}". Supported dtypes: {known} '
+                f'(`{printable(name)}`)'
             )
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))

@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from ._base.errors import printable
+
 __all__ = ["register"]
 
 _ENGINE_KEYS = ("enable_multithread_load", "num_threads", "enable_weights_track")
@@ -95,7 +97,7 @@ def _make_loaders() -> dict[str, type]:
                 yield from DefaultModelLoader._get_weights_iterator(self, source)
                 return
             if not files:
-                raise RuntimeError(f"no safetensors files in {folder}")
+                raise RuntimeError(f"no safetensors files in {printable(folder)}")
             unused = source.is_unused_weight
             weights = iterate(
                 files, self._options, logger, expects=self._expects,

@@ -127,6 +127,34 @@ static PyObject *module_error_class(PyObject *module, PyObject *none) {
     return Py_NewRef(fstpy_error_class(PyModule_GetState(module)));
 }
 
+/// As in the messages of the library.
+static PyObject *module_printable_text(PyObject *module, PyObject *text) {
+    char *bytes;
+    Py_ssize_t left;
+    int columns;
+    (void)module;
+    // The copy has '?' for surrogates, which UTF-8 does not have.
+    PyObject *copy = PyUnicode_AsEncodedString(text, "utf-8", "replace");
+    if (copy == NULL || PyBytes_AsStringAndSize(copy, &bytes, &left) != 0) {
+        Py_XDECREF(copy);
+        return NULL;
+    }
+    const char *begin = bytes;
+    char *out = bytes;
+    for (size_t step; (step = fst_text_step(bytes, (size_t)left, NULL, &columns)) > 0;
+         bytes += step, left -= (Py_ssize_t)step) {
+        if (columns < 0) {
+            *out++ = '?';
+            continue;
+        }
+        memmove(out, bytes, step);
+        out += step;
+    }
+    PyObject *result = PyUnicode_FromStringAndSize(begin, out - begin);
+    Py_DECREF(copy);
+    return result;
+}
+
 int fstpy_is_ending(void) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -141,6 +169,8 @@ int fstpy_is_ending(void) {
 static PyMethodDef module_methods[] = {
     {"error_class", module_error_class, METH_NOARGS,
      "SafetensorError, or the subclass for the safetensors package's users."},
+    {"printable_text", module_printable_text, METH_O,
+     "printable_text(text): the text with '?' for what a terminal must not get."},
     {"dlpack_probe", fstpy_dlpack_probe, METH_O,
      "A capsule with one zero of that dtype, to test an importer."},
     {"dlpack_at", fstpy_dlpack_at, METH_VARARGS,

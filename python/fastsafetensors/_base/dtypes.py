@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._core import DTYPES
+from .errors import printable
 
 # {the format's name: torch's, which numpy, ml_dtypes, jax and paddle also use}. 6-bit floats have
 # no such name. An element of float4_e2m1fn_x2 is a pair.
@@ -84,7 +85,7 @@ def check_dtype(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
             continue
         if source != wanted and converted_dtype(source, wanted) == source:
             raise ValueError(
-                f"dtype={wanted}: {name} is {source}, which can't become that: "
+                f"dtype={wanted}: {printable(name)} is {source}, which can't become that: "
                 f"{_conversion_targets(source)}; load it by itself (names=, filter=)"
             )
 

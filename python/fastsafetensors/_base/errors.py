@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from .._core import error_class
+from .._core import error_class, printable_text
 
 # With more names than this, only names with the same ending are searched for close matches.
 _MANY_NAMES = 500
@@ -25,9 +25,10 @@ _CLASSES: dict[str, type[Exception]] = {
 }
 
 
-def printable(text: str) -> str:
-    """Return a text from a file for a terminal or a log: control characters become "?"."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+def printable(shown: object) -> str:
+    """Return a name, a path or an error for a message: what a terminal must not get becomes "?"."""
+    text = str(shown)
+    return text if text.isascii() and text.isprintable() else printable_text(text)
 
 
 def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:

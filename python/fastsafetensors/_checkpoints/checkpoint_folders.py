@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._base.errors import printable
 from .._base.options import check_switch
 from .._base.representation import shown_as
 from .._core import Model, error_class
@@ -78,7 +79,8 @@ class Checkpoint:
         if self.ranks == 1 and rank in (None, 0):
             return _decode(self.path, load_file(self.path, device, **how))
         if rank is None or not 0 <= rank < self.ranks:
-            raise ValueError(f"{self.path} has the states of {self.ranks} ranks: rank must be "
+            raise ValueError(f"{printable(self.path)} has the states of {self.ranks} ranks: rank "
+                             "must be "
                              f"0 to {self.ranks - 1}, not {rank}")
         prefix = rank_prefix(rank)
         found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
@@ -136,7 +138,7 @@ def _as_damage(path: Path) -> Iterator[None]:
             raise
         raise error_class()(f"{error.filename or path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise error_class()(f"{path}: {error}") from error
+        raise error_class()(f"{printable(path)}: {printable(error)}") from error
 
 
 def by_metric(found: list[Checkpoint], best: str) -> list[Checkpoint]:
@@ -288,7 +290,8 @@ def find_newest(folder: Path) -> list[tuple[int, Path]]:
 
 def deleted_too_fast(folder: Path, more: str = "") -> Exception:
     """Return the error of a folder from which no checkpoint could be read for that reason."""
-    return error_class()(f"{folder}: other processes delete checkpoints faster than they can be "
+    return error_class()(f"{printable(folder)}: other processes delete checkpoints faster than "
+                         "they can be "
                          f"read{more}")
 
 

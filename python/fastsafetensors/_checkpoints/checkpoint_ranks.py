@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._base.errors import printable
 from .._base.options import check_timeout
 from .._ranks.agreement import Agreement
 from .._ranks.publish import SetTarget
@@ -134,7 +135,7 @@ class Ranks:
         if checkpoint.ranks not in (1, self.size):
             here = "this is one process" if self.group is None else f"this group has {self.size}"
             raise OtherGroupSizeError(
-                f"{checkpoint.path} was saved by {checkpoint.ranks} ranks, and {here}: "
+                f"{printable(checkpoint.path)} was saved by {checkpoint.ranks} ranks, and {here}: "
                 "read it with Checkpoint.load(rank=...)", checkpoint.ranks)
         rank = self.rank if checkpoint.ranks > 1 else None
         return checkpoint.load(rank=rank, verify=verify)

@@ -67,8 +67,9 @@ def _offsets_of(model: Model, name: str, index: int) -> tuple[int, ...]:
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False
     if not good:
-        raise ValueError(f"{model.file(file)[0]}: {_OFFSETS_KEY} in the metadata has no offsets "
-                         f"for {name}, whose shape is {list(shape)}")
+        raise ValueError(f"{printable(model.file(file)[0])}: {_OFFSETS_KEY} in the metadata has "
+                         "no offsets "
+                         f"for {printable(name)}, whose shape is {list(shape)}")
     return tuple(offsets)
 
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .._base.errors import printable
 from .._torch.tensor_memory import storage_ptr
 from .._torch.torch_installed import torch
 
@@ -51,12 +52,14 @@ class _Encoder:
     def _tensor(self, tensor: Any, path: str) -> str:
         """The name of a tensor; one that comes twice is kept once."""
         if torch.nn.parameter.is_lazy(tensor):
-            raise ValueError(f"{path}: the parameter of a lazy module has no values yet. Call the "
+            raise ValueError(f"{printable(path)}: the parameter of a lazy module has no values "
+                             "yet. Call the "
                              "module with a batch before its state is saved")
         if not _is_unicode(path):
             raise TypeError(f"{path!r}: a name that is not Unicode can't be saved")
         if tensor.is_nested:
-            raise TypeError(f"{path}: a nested tensor can't be saved: the format has only tensors "
+            raise TypeError(f"{printable(path)}: a nested tensor can't be saved: the format has "
+                            "only tensors "
                             "of one shape. Save its parts, unbind()")
         key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
                tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
@@ -79,7 +82,8 @@ class _Encoder:
             if isinstance(value, str):
                 return _plain_text(value)
             if isinstance(value, int) and value.bit_length() > _INT_BITS_MAX:
-                raise TypeError(f"{path}: an int of {value.bit_length()} bits can't be saved")
+                raise TypeError(f"{printable(path)}: an int of {value.bit_length()} bits can't "
+                                "be saved")
             if type(value) not in _PLAIN:
                 value = next(kind(value) for kind in (bool, int, float) if isinstance(value, kind))
             return value
@@ -104,13 +108,15 @@ class _Encoder:
             try:
                 tensor = torch.from_numpy(native)
             except TypeError:
-                raise TypeError(f"{path}: an array of {value.dtype} can't be saved") from None
+                words = f"{printable(path)}: an array of {value.dtype} can't be saved"
+                raise TypeError(words) from None
             return {"array": self._tensor(tensor, path)}
         if numpy is not None and isinstance(value, numpy.generic):
             plain = value.item()
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
-        raise TypeError(f"{path}: a {kind.__qualname__} can't be saved; tensors, NumPy arrays, "
+        raise TypeError(f"{printable(path)}: a {kind.__qualname__} can't be saved; tensors, "
+                        "NumPy arrays, "
                         "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
 
 
@@ -130,7 +136,7 @@ def _encode_named(encoder: _Encoder, name: str, value: Any) -> Any:
     try:
         return encoder.encode(value, name)
     except RecursionError:
-        raise TypeError(f"{name}: contains itself, or is nested too deeply") from None
+        raise TypeError(f"{printable(name)}: contains itself, or is nested too deeply") from None
 
 
 def encode_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
+from .._base.errors import printable
 from .._loading.module_weights import is_dtensor
 from .._torch.torch_installed import torch
 
@@ -119,18 +120,20 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
     """Raise KeyError, TypeError or ValueError if what was loaded does not fit the state."""
     missing = sorted(map(str, state.keys() - loaded.keys()))
     if missing:
-        raise KeyError(f"{path} has no state of {', '.join(missing)}")
+        raise KeyError(f"{printable(path)} has no state of {', '.join(missing)}")
     for name, target in state.items():
         value = loaded[name]
         method = getattr(type(target), "load_state_dict", None)
         if method in _DICT_LOADERS and not isinstance(value, dict):
-            raise TypeError(f"{path}: the state of {name!r} is a {type(value).__name__}, "
+            raise TypeError(f"{printable(path)}: the state of {name!r} is a "
+                            f"{type(value).__name__}, "
                             f"and a {type(target).__name__} loads a dict")
         if _are(torch.Tensor, target, value):
-            _check_tensor(f"{path}: the tensor {name!r}", target, value)
+            _check_tensor(f"{printable(path)}: the tensor {name!r}", target, value)
         elif not _loads(target) and not _is_filled_in_place(target, value) and not isinstance(
                 state, MutableMapping):
-            raise TypeError(f"{path}: {name!r} is a {type(value).__name__}, which can't replace a "
+            raise TypeError(f"{printable(path)}: {name!r} is a {type(value).__name__}, which "
+                            "can't replace a "
                             f"{type(target).__name__} in a {type(state).__name__}: use a dict")
 
 

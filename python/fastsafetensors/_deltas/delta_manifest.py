@@ -23,7 +23,7 @@ from typing import Any
 from .. import _core
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
-from .._base.errors import refuse
+from .._base.errors import refuse, printable
 from .._verify.manifests import check_manifest
 from .delta_source import find_version, plain_version, read_file
 
@@ -287,7 +287,7 @@ def _install(waiting: str, target: str) -> None:
             raise
         _logger.warning("%s: the files match the manifest of their version, but it cannot be put "
                         "here: %s. Verified loads will compare them with the old manifest, if "
-                        "there is one", target, error.strerror)
+                        "there is one", printable(target), error.strerror)
         _remove(waiting)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from .._base.argument_types import Path
-from .._base.errors import refuse
+from .._base.errors import printable, refuse
 
 
 def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
@@ -50,9 +50,10 @@ def _settled(name: str, tensor: Any) -> Any:
     plain = settle(tensor).detach()
     if plain.is_nested or plain.layout is not torch.strided:
         kind = "nested" if plain.is_nested else "sparse"
-        raise TypeError(f"{name}: a dense tensor is needed, not a {kind} one")
+        raise TypeError(f"{printable(name)}: a dense tensor is needed, not a {kind} one")
     if plain.device.type == "meta":
-        raise NotImplementedError(f"{name}: a tensor with values is needed, not one on the meta "
+        raise NotImplementedError(f"{printable(name)}: a tensor with values is needed, not one "
+                                  "on the meta "
                                   "device")
     return plain
 
@@ -63,7 +64,7 @@ def _packed_array(name: str, tensor: Any) -> Any:
 
     array = numpy.asarray(tensor)
     if array.dtype.kind not in "biufcV":
-        raise TypeError(f"{name}: a torch tensor or numpy array is needed, not "
+        raise TypeError(f"{printable(name)}: a torch tensor or numpy array is needed, not "
                         f"{type(tensor).__name__} of {array.dtype}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -107,14 +108,15 @@ class Place:
             self.address = address_of(name, self._memory)
         elif hasattr(tensor, "__array_interface__") and hasattr(tensor, "flags"):
             if not (tensor.flags.c_contiguous and tensor.flags.writeable):
-                raise ValueError(f"{name}: the array must be contiguous and writable")
+                raise ValueError(f"{printable(name)}: the array must be contiguous and writable")
             if not tensor.dtype.isnative:
-                raise ValueError(f"{name}: the array must have the machine's byte order, not "
+                raise ValueError(f"{printable(name)}: the array must have the machine's byte "
+                                 "order, not "
                                  f"{tensor.dtype.str}")
             self._memory = tensor
             self.address = tensor.__array_interface__["data"][0]
         else:
-            raise TypeError(f"{name}: a torch tensor or numpy array is needed, not "
+            raise TypeError(f"{printable(name)}: a torch tensor or numpy array is needed, not "
                             f"{type(tensor).__name__}")
         self.nbytes: int = self._memory.nbytes
 
@@ -124,7 +126,8 @@ class Place:
         from .._torch.torch_state import plain
 
         if elements_overlap(tensor):
-            raise ValueError(f"{name}: several elements of the tensor have the same memory, so "
+            raise ValueError(f"{printable(name)}: several elements of the tensor have the same "
+                             "memory, so "
                              "that it cannot be written: pass a `.clone()`, or its base")
         memory = plain(tensor)
         if memory is tensor:

@@ -92,7 +92,8 @@ class VersionAgreement:
                 return str(version)
         known = "; ".join(f"rank {rank}: {_describe(versions)}"
                           for rank, versions in enumerate(every[:_RANKS_SHOWN]))
-        raise RankError(f"{self._folder}: no version of the weights can be loaded by all ranks "
+        raise RankError(f"{self._folder}: no version of the weights can be loaded by "
+                        "all ranks "
                         f"({known})")
 
     @contextlib.contextmanager
@@ -122,5 +123,6 @@ class VersionAgreement:
         if self._target is None or note.version is None:
             return
         if plain_version(note.version) != self._target:
-            refuse(f"{self._folder}: another engine has applied version {note.version} while the "
+            refuse(f"{self._folder}: another engine has applied version "
+                   f"{note.version} while the "
                    f"ranks of this one agreed on {self._target}. Load again", "VersionMismatch")

@@ -11,7 +11,7 @@ import stat
 from typing import Any, NamedTuple, NoReturn
 
 from .._base.argument_types import Path
-from .._base.errors import refuse
+from .._base.errors import printable, refuse
 
 _INDEX_BYTES_MAX = 100_000_000  # as in the library
 
@@ -36,7 +36,7 @@ def read_file(path: str, bytes_max: int = -1) -> bytes:
     with open(_regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path),
               "rb") as file:
         if -1 < bytes_max < os.fstat(file.fileno()).st_size:
-            raise OSError(f"{path}: larger than {bytes_max} bytes")
+            raise OSError(f"{printable(path)}: larger than {bytes_max} bytes")
         return file.read(bytes_max)
 
 
@@ -139,4 +139,4 @@ def _regular(file: int, path: str) -> int:
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
-    refuse(f"{path}: not a regular file", "NotRegularFile")
+    refuse(f"{printable(path)}: not a regular file", "NotRegularFile")

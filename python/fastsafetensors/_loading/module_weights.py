@@ -178,7 +178,7 @@ def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
     try:
         part = part_on_mesh(tensor.shape, tensor.placements, mesh.mesh.shape, coordinate)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{printable(name)}: {printable(error)}") from None
     return list(part.begin), list(part.end)
 
 

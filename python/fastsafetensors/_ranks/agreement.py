@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._base.errors import printable
 from .._base.representation import shown_as
 from .process_group import ProcessGroupBase
 
@@ -21,6 +22,10 @@ from .process_group import ProcessGroupBase
 @shown_as("RankError", "fastsafetensors")
 class RankError(RuntimeError):
     """Another rank failed or exited, ranks requested different things, or a rank never joined."""
+
+    def __init__(self, message: object = "") -> None:
+        """Keep the message, which may have names and paths of other ranks."""
+        super().__init__(printable(message))
 
 
 @contextlib.contextmanager

@@ -170,7 +170,8 @@ def find_placements(name: str, described: Any, mesh_dims: int) -> list[Any]:
     if found is None:
         found = [Replicate()] * mesh_dims
     if len(found) != mesh_dims:
-        raise ValueError(f"{name}: {len(found)} placements for a mesh of {mesh_dims} dimensions")
+        raise ValueError(f"{printable(name)}: {len(found)} placements for a mesh of {mesh_dims} "
+                         "dimensions")
     return list(found)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .. import _core
 from .._base import counters
 from .._base.argument_types import Path
-from .._base.errors import serialization_error
+from .._base.errors import printable, serialization_error
 from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
 from .._base.representation import shown_as, with_plain_hints
@@ -164,7 +164,7 @@ class SaveHandle(ABC):
     def __repr__(self) -> str:
         """Return path and state."""
         state = "of the parent process" if self._is_of_parent() else self.progress.state
-        return f"<SaveHandle {self._name}: {state}>"
+        return f"<SaveHandle {printable(self._name)}: {state}>"
 
     def is_of(self, path: Path) -> bool:
         """Whether the save was started with this path."""
@@ -323,7 +323,7 @@ class FileSave(SaveHandle):
         finally:
             log_drain()
         if ended is False:
-            raise TimeoutError(f"{self._name}: the save is not done yet")
+            raise TimeoutError(f"{printable(self._name)}: the save is not done yet")
         if ended is not True:
             self._is_told = True
             return _shown_error(ended)
@@ -360,7 +360,7 @@ class FileSave(SaveHandle):
         """Wait until no tensor is read any more; return the save's error."""
         staged = self._core.stage(_milliseconds(timeout))
         if staged is False:
-            raise TimeoutError(f"{self._name}: the tensors are not staged yet")
+            raise TimeoutError(f"{printable(self._name)}: the tensors are not staged yet")
         if staged is True:
             return None
         self.done()  # lets go of the tensors of a save that has ended
@@ -424,7 +424,7 @@ class ThreadSave(SaveHandle):
         self._check_process()
         if not self._thread.wait(
                 None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
-            raise TimeoutError(f"{self._name}: the save is not done yet")
+            raise TimeoutError(f"{printable(self._name)}: the save is not done yet")
         self._is_told = True
         if self._error is None or isinstance(self._error, Exception):
             return self._error

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .._base.errors import printable
 from .torch_installed import torch as _torch
 
 # Classes whose methods are torch's own.
@@ -47,7 +48,8 @@ def storage_size(tensor: Any) -> int:
 
 def _no_memory(name: str, tensor: Any) -> RuntimeError:
     kind = type(tensor).__name__
-    text = f"`{name}` is a {kind} without memory of its own for its {tensor.nbytes} bytes"
+    text = (f"`{printable(name)}` is a {kind} without memory of its own for its {tensor.nbytes} "
+            "bytes")
     if hasattr(tensor, "full_tensor"):
         advice = (
             "save `.full_tensor()`, or the whole state with "
@@ -280,7 +282,8 @@ def _version_of(name: str, tensor: Any) -> int:
         return int(tensor._version)
     except RuntimeError as error:  # "Inference tensors do not track version counter"
         raise RuntimeError(
-            f"`{name}` has no version counter, so changes during the save would go unnoticed: "
+            f"`{printable(name)}` has no version counter, so changes during the save would go "
+            "unnoticed: "
             'use stage="copy"'
         ) from error
 

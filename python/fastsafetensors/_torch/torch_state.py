@@ -57,7 +57,8 @@ def check_nested(name: str, tensor: Any) -> None:
     if tensor.is_nested:
         kind = ValueError if tensor.layout is not _torch.strided else RuntimeError
         raise kind(
-            f"`{name}` is a nested tensor, and the format has only tensors of one shape: save its "
+            f"`{printable(name)}` is a nested tensor, and the format has only tensors of one "
+            "shape: save its "
             "`.values()` and `.offsets()`, or `.to_padded_tensor(0.0)`."
         )
 
@@ -71,12 +72,14 @@ def check_dense(name: str, tensor: Any) -> None:
         )
     if tensor.device.type == "meta":
         raise NotImplementedError(
-            f"Cannot copy out of meta tensor; no data! `{name}` is on the meta device: load or "
+            f"Cannot copy out of meta tensor; no data! `{printable(name)}` is on the meta "
+            "device: load or "
             "make its values first."
         )
     if tensor.is_quantized:
         raise ValueError(
-            f"`{name}` is quantized: save `.int_repr()` and the scales, or `.dequantize()` it."
+            f"`{printable(name)}` is quantized: save `.int_repr()` and the scales, or "
+            "`.dequantize()` it."
         )
     if tensor.dtype not in _FORMAT_NAMES:
         raise ValueError(f"`{printable(name)}` has dtype {tensor.dtype}, "
@@ -197,6 +200,7 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
             raise ValueError(
-                f"You are trying to save a non contiguous tensor: `{name}` which is not allowed: "
+                f"You are trying to save a non contiguous tensor: `{printable(name)}` which is "
+                "not allowed: "
                 "pack it with `.contiguous()`, or save the tensor that it is a view of."
             )

@@ -151,7 +151,8 @@ class Planner:
                 worst = (needed, path, resident, largest)
         needed, path, resident, largest = worst
         return BudgetInfeasibleError(
-            f"Model does not fit device_memory_budget: loading '{path}' needs >= {needed} bytes "
+            f"Model does not fit device_memory_budget: loading '{printable(path)}' needs >= "
+            f"{needed} bytes "
             f"({resident} resident + {depth} x {int(rules.multiplier * largest)} transient + "
             f"{depth * rules.chunk_overhead + rules.fixed_overhead} chunk overhead), budget is "
             f"{rules.budget}. Raise the budget, or copy the tensors out as they come and set "

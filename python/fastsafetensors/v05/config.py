@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .._base.errors import printable
+
 CONFIG_ENV_VAR = "FASTSAFETENSORS_CONFIG"
 DEFAULT_CONFIG_PATH = "./fastsafetensors.json"
 
@@ -78,7 +80,7 @@ class LoaderConfig:
             except ValueError as error:
                 raise ValueError(f"{os.fspath(path)}: {error}") from None
         config = cls.from_dict(values)
-        _logger.info("Loaded config from JSON: %s", os.fspath(path))
+        _logger.info("Loaded config from JSON: %s", printable(os.fspath(path)))
         return config
 
     @property

@@ -14,6 +14,8 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from .._base.errors import printable
+
 _logger = logging.getLogger("fastsafetensors.cpp")
 
 # Block size for distributing a read over threads.
@@ -195,7 +197,7 @@ class gds_file_handle:  # noqa: N801
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise RuntimeError(
-                f"gds_file_handle: open {path} returned an error = {error.errno}"
+                f"gds_file_handle: open {printable(path)} returned an error = {error.errno}"
             ) from error
 
     def fileno(self) -> int:

@@ -106,7 +106,7 @@ class LoadedFile:
         with contextlib.suppress(error_class(), RuntimeError):
             if self.loader is not None and _logger.isEnabledFor(self.log_level):
                 stats = _summary(self.loader.stats())
-                _logger.log(self.log_level, "%s: %s", self.metadata.src, stats)
+                _logger.log(self.log_level, "%s: %s", printable(self.metadata.src), stats)
             self._report_gds()
         if self.loader is not None:
             close_load(self.loader)
@@ -179,7 +179,7 @@ class FilesBufferOnDevice:
             raise error_class()("FilesBufferOnDevice is closed")
         found = self.key_to_rank_lidx.get(name)
         if found is None:
-            message = f"_get_rank: key {name} was not found in files"
+            message = f"_get_rank: key {printable(name)} was not found in files"
             raise unknown_tensor(name, message, self.key_to_rank_lidx)
         return found[0], self.rank_loaders[found[0]][found[1]]
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from .._base.argument_types import Paths
+from .._base.errors import printable
 from .._base.options import check_count, check_switches
 from .._base.representation import format_contents, format_model, format_paths, shown_as
 from .._core import Model, error_class
@@ -46,7 +47,7 @@ def _warn_of_rejection() -> None:
 def _warn_once(path: str, error: Exception) -> None:
     if not _warn_of_rejection.cache_info().currsize:
         _warn_of_rejection()
-        _logger.warning("filesystem rejected O_DIRECT for %s: %s", path, error)
+        _logger.warning("filesystem rejected O_DIRECT for %s: %s", printable(path), error)
 
 
 @shown_as("SafeTensorsFileLoader")
@@ -240,7 +241,7 @@ class BaseSafeTensorsFileLoader:
         """Return a tensor's shape. KeyError for an unknown name, ValueError for a filtered one."""
         frame = self.frames[tensor_name]
         if not self._keeps(tensor_name):
-            raise ValueError(f"get_shape: key {tensor_name} is filtered out")
+            raise ValueError(f"get_shape: key {printable(tensor_name)} is filtered out")
         return list(frame.shape)
 
     def _make_files(self) -> dict[int, list[LoadedFile]]:

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .._base.dtypes import NAMES
+from .._base.errors import printable
 from .._base.options import check_count, check_switch, check_timeout
 from .._core import Writer
 from .._ranks.agreement import Agreement, RankError
@@ -78,7 +79,8 @@ def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
         free = shutil.disk_usage(there).free
         if size + min_free_bytes > free:
             raise OSError(
-                f"not enough space in {folder}: {(size + min_free_bytes) / 2**30:.1f} GiB needed, "
+                f"not enough space in {printable(folder)}: {(size + min_free_bytes) / 2**30:.1f} "
+                "GiB needed, "
                 f"{free / 2**30:.1f} GiB free"
             )
 
@@ -143,7 +145,7 @@ def _fill_in_place(plans: Sequence[ShardPlan], writers: list[Writer], fill: Fill
             _held.append(list(writers))
             writers.clear()
     if kept is not None:
-        raise ValueError(f"fill kept a view of {kept.name}. It must release all buffers")
+        raise ValueError(f"fill kept a view of {printable(kept.name)}. It must release all buffers")
 
 
 # Writers whose memory a fill has kept, so their mappings must stay.
@@ -486,10 +488,10 @@ def _source_addresses(entries: Sequence[WriteEntry], owners: list[Any]) -> dict[
     addresses = {}
     for entry in entries:
         if entry.source is None:
-            raise ValueError(f"{entry.name}: an entry without a source needs a fill")
+            raise ValueError(f"{printable(entry.name)}: an entry without a source needs a fill")
         tensor = plain(entry.source)
         if tensor.nbytes != entry.nbytes:
-            raise ValueError(f"{entry.name}: the source has {tensor.nbytes} bytes")
+            raise ValueError(f"{printable(entry.name)}: the source has {tensor.nbytes} bytes")
         owners.append(tensor)
         addresses[entry.name] = address_of(entry.name, tensor)
     return addresses

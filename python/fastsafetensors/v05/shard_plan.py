@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._base.errors import printable
 from .._core import layout
 from .st_types import DTYPE_SIZES, DType
 
@@ -70,21 +71,21 @@ def shard_paths(base: str | os.PathLike[str], num_shards: int) -> list[str]:
 
 def _check_entry(entry: WriteEntry, seen: set[str]) -> None:
     if entry.name in seen or entry.name == "__metadata__":
-        raise ValueError(f"duplicate or reserved tensor name: {entry.name}")
+        raise ValueError(f"duplicate or reserved tensor name: {printable(entry.name)}")
     seen.add(entry.name)
     if entry.dtype is DType.AUTO:
-        raise ValueError(f"{entry.name}: AUTO is not an on-disk dtype")
+        raise ValueError(f"{printable(entry.name)}: AUTO is not an on-disk dtype")
     if any(size < 0 for size in entry.shape):
-        raise ValueError(f"{entry.name}: shape must be nonnegative: {entry.shape}")
+        raise ValueError(f"{printable(entry.name)}: shape must be nonnegative: {entry.shape}")
     if entry.dtype is DType.F4 and (not entry.shape or entry.shape[-1] % 2):
-        raise ValueError(f"{entry.name}: F4 requires an even last dimension")
+        raise ValueError(f"{printable(entry.name)}: F4 requires an even last dimension")
     count = 1
     for size in entry.shape:
         count *= size
     nbytes = count * DTYPE_SIZES[entry.dtype]
     if nbytes != entry.nbytes:
         raise ValueError(
-            f"{entry.name}: {entry.dtype.value}{entry.shape} is {nbytes:g} bytes, "
+            f"{printable(entry.name)}: {entry.dtype.value}{entry.shape} is {nbytes:g} bytes, "
             f"not {entry.nbytes}"
         )
 
@@ -95,7 +96,7 @@ def _check_metadata(*maps: Mapping[str, str] | None) -> None:
             if not isinstance(key, str) or not isinstance(value, str):
                 raise ValueError(f"__metadata__ entries must be strings: {key!r}")
             if key in _RESERVED_KEYS:
-                raise ValueError(f"shard metadata key is reserved: {key}")
+                raise ValueError(f"shard metadata key is reserved: {printable(key)}")
 
 
 def _balance(entries: Iterable[WriteEntry], count: int) -> list[list[WriteEntry]]:

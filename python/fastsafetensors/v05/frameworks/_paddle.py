@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..._base.dtypes import WORDS
+from ..._base.errors import printable
 from ..._base.options import check_timeout
 from ..._core import live_buffers
 from ..._ranks.process_group import ProcessGroupBase, SingleGroup, SingleProcessGroup
@@ -152,7 +153,7 @@ class PaddleOp(FrameworkOpBase):
 
         dtype = DType(tensor.dtype)
         if dtype not in dtype_convert:
-            raise ValueError(f"{tensor.name}: paddle has no dtype for {dtype.value}")
+            raise ValueError(f"{printable(tensor.name)}: paddle has no dtype for {dtype.value}")
         array = fst_numpy.wrap(tensor)
         if dtype in (DType.BF16, DType.U16):
             array = array.view(np.uint16)  # paddle's form of bfloat16

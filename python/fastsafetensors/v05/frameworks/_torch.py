@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._base.dtypes import WORDS
+from ..._base.errors import printable
 from ..._core import live_buffers
 from ..._ranks.process_group import ProcessGroupBase
 from ..._ranks.torch_group import TorchProcessGroup as TorchProcessGroup
@@ -187,7 +188,8 @@ class TorchOp(FrameworkOpBase):
             while done < length:
                 count = file.readinto(view[done:])
                 if not count:
-                    raise OSError(f"{filename}: the file lacks {length} bytes at offset {offset}")
+                    raise OSError(f"{printable(filename)}: the file lacks {length} bytes at "
+                                  f"offset {offset}")
                 done += count
         return self.wrap_tensor(real)
 
