@@ -395,14 +395,25 @@ LOST = textwrap.dedent("""
     agreement = Agreement(TorchProcessGroup(dist.group.WORLD))
     agreement.agree("the first step")
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL if way == "killed" else signal.SIGSTOP)
-    try:
-        agreement.agree("the second step")
-    except RankError as error:
-        open(f"{folder}/said.{rank}", "w").write(str(error))
-    while len([name for name in os.listdir(folder) if name.startswith("said.")]) < size - 1:
-        time.sleep(0.05)  # a rank that ended now would be named as well
-    os._exit(0)
+        if way == "ValueError":
+            raise ValueError("of the program")
+        if way == "exit":
+            dist.destroy_process_group()
+            sys.exit()
+        if way == "sleeping":
+            time.sleep(100)
+        if way == "OSError":
+            def refuse(*arguments, **options):
+                raise OSError("refused")
+            dist.all_gather = refuse
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+    for step in ("second", "third"):
+        try:
+            agreement.agree(f"the {step} step")
+        except (RankError, OSError) as error:
+            open(f"{folder}/said.{rank}", "a").write(str(error) + "\\n")
+    os._exit(0)  # the others do not take this for the reason
 """)
 
 
@@ -418,13 +429,20 @@ def run_without_rank_1(code, folder, way):
             rank.wait()
 
 
-@pytest.mark.parametrize("way, words", [("killed", "rank 1 has ended"),
-                                        ("stopped", "rank 1 is stopped")])
+@pytest.mark.parametrize("way, words", [
+    ("killed", "rank 1 has ended"), ("stopped", "rank 1 is stopped"),
+    ("ValueError", "rank 1 has ended"), ("exit", "rank 1 has ended"),
+    ("sleeping", "rank 1 did not come in time"), ("OSError", "")])
 def test_every_rank_names_the_lost_rank(tmp_path, way, words):
+    """Only this one, in the first error and in later ones, which keep its reason."""
     run_without_rank_1(LOST, tmp_path, way)
     for rank in (0, 2, 3):
-        said = (tmp_path / f"said.{rank}").read_text()
-        assert words in said and said.count(" has ended") + said.count(" is stopped") == 1, said
+        first, second = (tmp_path / f"said.{rank}").read_text().splitlines()
+        assert words in first and (words or way == "OSError"), first
+        named = [first.count(f"rank {other} ") for other in {0, 1, 2, 3} - {rank}]
+        assert sum(named) == bool(words), first
+        reason = first.partition("second step: ")[2]
+        assert f"an earlier wait has failed ({reason}): make a new group" in second
 
 
 KILLED = textwrap.dedent("""

@@ -249,8 +249,10 @@ def consolidate(
     """Make an ordinary Hugging Face folder of what several ranks have written.
 
     The bytes go from file to file: blocks are shared where the file system does that (XFS, btrfs),
-    else the kernel copies them. The model is never in memory. As with every save, the folder has
-    the old model or the new one at every instant.
+    else the kernel copies them. Tensors that are compressed, or cut along another dimension than
+    the first, go through buffers and a mapping of the new file, whose pages the kernel writes out
+    when it needs the memory. As with every save, the folder has the old model or the new one at
+    every instant.
 
     Args:
         source: what FastSafetensorsReader reads: a folder of save_on_ranks(), of

@@ -5,29 +5,37 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from .._base.options import check_timeout
 from .._torch.torch_installed import torch
 from .peers import describe_lost, describe_unheard, own_identity
 from .process_group import ProcessGroupBase, SingleGroup, SingleProcessGroup
 
+_T = TypeVar("_T")
 _HOST = torch.device("cpu")
 # Descriptions of models with a million tensors are far smaller.
 _TEXT_BYTES_MAX = 1 << 30
+# Keys of the group's store: a rank's identity, and that it knows of a failed wait.
+_IDENTITY_KEY = "fastsafetensors/process of rank {}"
+_FAILED_KEY = "fastsafetensors/failed wait of rank {}"
+# A process that ends closes its connections up to this long before the kernel shows its end.
+_LOOK_SECONDS = 3.0
+_STORE_SECONDS = 2.0  # the store may be that of a rank that is stopped
 # torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
-_STORE_KEY = "fastsafetensors/process of rank {}"
 _WAIT_SECONDS_MIN = 0.001
 _WAIT_SECONDS_MAX = 1e8  # three years
 
 # The identities of a group's processes, by group.
 _identities: weakref.WeakKeyDictionary[Any, list[bytes]] = weakref.WeakKeyDictionary()
 
-# Groups in which a wait has failed, and which ranks were missing. A late rank's messages are still
-# on their way there, and gloo ends the process if the next collective of the group receives them.
+# Groups in which a wait has failed: which ranks were missing, and why. A late rank's messages are
+# still on their way there, and gloo ends the process if the next collective of the group receives
+# them.
 _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -97,15 +105,33 @@ class TorchProcessGroup(ProcessGroupBase):
     def _explain(self, error: Exception, what: str) -> Exception:
         from .agreement import RankError
 
-        known = _identities.get(self.real_pg) or self._published_identities()
-        missing = filter(None, (describe_lost(known), describe_unheard(known)))
-        lost = _broken.get(self.real_pg) or ", ".join(missing)
-        _broken[self.real_pg] = lost
-        reason = str(error).splitlines()[0]
-        return RankError(
-            f"rank {self._number} of {self._count} waited for {what}: "
-            f"{lost or 'not all ranks arrived'}: {reason}"
-        )
+        reason = _broken.get(self.real_pg)
+        if reason is None:
+            lost = self._find_lost() or "not all ranks arrived"
+            reason = f"{lost}: {str(error).splitlines()[0]}"
+            _broken[self.real_pg] = reason
+        else:
+            reason = f"an earlier wait has failed ({reason}): make a new group"
+        return RankError(f"rank {self._number} of {self._count} waited for {what}: {reason}")
+
+    def _find_lost(self) -> str:
+        """Name the ranks that are the reason of a failed wait; "" if none is known.
+
+        Ranks that have ended since their own wait failed are not: they say so in the store.
+        """
+        _within(_STORE_SECONDS, lambda: self._store().set(_FAILED_KEY.format(self._number), b"1"))
+        end = time.monotonic() + _LOOK_SECONDS
+        known = _identities.get(self.real_pg)
+        failed: list[bytes] = []
+        while True:
+            known = known or self._published(_IDENTITY_KEY)
+            failed = self._published(_FAILED_KEY) or failed  # the store may end with its rank
+            others = [b"-" if known and at < len(failed) and failed[at] else one
+                      for at, one in enumerate(known)]
+            found = ", ".join(filter(None, (describe_lost(others), describe_unheard(others))))
+            if found or not known or time.monotonic() > end:
+                return found or _describe_silent(failed)
+            time.sleep(0.05)
 
     def _introduce(self) -> None:
         """Exchange the processes' identities once per group, so that errors can name ranks that
@@ -115,7 +141,7 @@ class TorchProcessGroup(ProcessGroupBase):
             return
         _identities[self.real_pg] = []
         with contextlib.suppress(Exception):  # if a rank is lost before all have exchanged them
-            self._store().set(_STORE_KEY.format(self._number), own_identity())
+            self._store().set(_IDENTITY_KEY.format(self._number), own_identity())
         _identities[self.real_pg] = self._gather(own_identity(), "the ranks to begin")
 
     def _store(self) -> Any:
@@ -124,23 +150,24 @@ class TorchProcessGroup(ProcessGroupBase):
 
         return c10d._world.pg_map[self.real_pg][1]
 
-    def _published_identities(self) -> list[bytes]:
-        """The identities that ranks have put into the store, b"" of others; [] if it can't be read.
+    def _published(self, key: str) -> list[bytes]:
+        """What each rank has put into the store under a key, b"" of others; [] if it can't be read.
         """
-        try:
-            store, keys = self._store(), [_STORE_KEY.format(rank) for rank in range(self._count)]
-            return [bytes(store.get(key)) if store.check([key]) else b"" for key in keys]
-        except Exception:  # of the store, which a lost rank may have held
-            return []
+        def read() -> list[bytes]:
+            store, keys = self._store(), [key.format(rank) for rank in range(self._count)]
+            return [bytes(store.get(one)) if store.check([one]) else b"" for one in keys]
+
+        return _within(_STORE_SECONDS, read) or []
 
     def _begin(self, begin: Callable[[], Any], what: str) -> Callable[[], None]:
         """Start a collective; the returned function waits for it."""
         if self.real_pg in _broken:
-            raise self._explain(RuntimeError("an earlier wait has failed: make a new group"), what)
+            raise self._explain(RuntimeError(), what)
         try:
             work = begin()
-        # the group was destroyed, or lost its connections
-        except (RuntimeError, ValueError) as error:
+        # The group was destroyed, or lost its connections. After any other error, too, the ranks
+        # are no longer at the same step.
+        except Exception as error:
             raise self._explain(error, what) from error
 
         def finish() -> None:
@@ -171,9 +198,14 @@ class TorchProcessGroup(ProcessGroupBase):
     def _gather(self, message: bytes, what: str) -> list[bytes]:
         import torch.distributed as dist
 
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
-        every = [torch.empty_like(mine) for _ in range(self.size())]
-        self._wait(lambda: dist.all_gather(every, mine, group=self.real_pg, async_op=True), what)
+        every: list[torch.Tensor] = []
+
+        def begin() -> Any:
+            mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
+            every.extend(torch.empty_like(mine) for _ in range(self.size()))
+            return dist.all_gather(every, mine, group=self.real_pg, async_op=True)
+
+        self._wait(begin, what)
         return [bytes(one.cpu().numpy()) for one in every]
 
     def exchange_texts(self, text: str, what: str) -> list[str]:
@@ -233,6 +265,28 @@ class TorchProcessGroup(ProcessGroupBase):
         )
         if carrier is not flat:
             flat.copy_(carrier)
+
+
+def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
+    """Return a call's result; None if it fails or takes longer."""
+    results: list[_T] = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            results.append(call())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
+
+
+def _describe_silent(failed: list[bytes]) -> str:
+    """Name the ranks that do not know of a failed wait, if others do."""
+    silent = [str(rank) for rank, is_failed in enumerate(failed) if not is_failed]
+    if not silent or len(silent) > len(failed) // 2:
+        return ""
+    return f"{'ranks' if len(silent) > 1 else 'rank'} {', '.join(silent)} did not come in time"
 
 
 def bytes_of(tensor: Any) -> torch.Tensor:
