@@ -23,7 +23,7 @@ from typing import Any
 from .. import _core
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
-from .._base.errors import refuse, printable
+from .._base.errors import printable, refuse
 from .._verify.manifests import check_manifest
 from .delta_source import find_version, plain_version, read_file
 
