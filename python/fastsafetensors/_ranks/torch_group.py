@@ -126,8 +126,8 @@ class TorchProcessGroup(ProcessGroupBase):
         while True:
             known = known or self._published(_IDENTITY_KEY)
             failed = self._published(_FAILED_KEY) or failed  # the store may end with its rank
-            others = [b"-" if known and at < len(failed) and failed[at] else one
-                      for at, one in enumerate(known)]
+            others = [b"-" if any(failed[rank : rank + 1]) else one
+                      for rank, one in enumerate(known)]
             found = ", ".join(filter(None, (describe_lost(others), describe_unheard(others))))
             if found or not known or time.monotonic() > end:
                 return found or _describe_silent(failed)
