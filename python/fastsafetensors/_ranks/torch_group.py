@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._base.options import check_timeout
+from .._saving.background import Background
 from .._torch.torch_installed import torch
 from .peers import describe_lost, describe_unheard, own_identity
 from .process_group import ProcessGroupBase, SingleGroup, SingleProcessGroup
@@ -275,9 +275,7 @@ def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
         with contextlib.suppress(Exception):
             results.append(call())
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    Background(run, at_exit="cancel").wait(seconds)
     return results[0] if results else None
 
 
