@@ -133,25 +133,29 @@ static PyObject *module_printable_text(PyObject *module, PyObject *text) {
     Py_ssize_t left;
     int columns;
     (void)module;
-    // The copy has '?' for surrogates, which UTF-8 does not have.
-    PyObject *copy = PyUnicode_AsEncodedString(text, "utf-8", "replace");
-    if (copy == NULL || PyBytes_AsStringAndSize(copy, &bytes, &left) != 0) {
-        Py_XDECREF(copy);
+    // It has '?' for surrogates, which UTF-8 does not have. It may be an object that Python shares.
+    PyObject *encoded = PyUnicode_AsEncodedString(text, "utf-8", "replace");
+    if (encoded == NULL || PyBytes_AsStringAndSize(encoded, &bytes, &left) != 0) {
+        Py_XDECREF(encoded);
         return NULL;
     }
-    const char *begin = bytes;
-    char *out = bytes;
+    char *begin = PyMem_Malloc((size_t)left + 1), *out = begin;
+    if (begin == NULL) {
+        Py_DECREF(encoded);
+        return PyErr_NoMemory();
+    }
     for (size_t step; (step = fst_text_step(bytes, (size_t)left, NULL, &columns)) > 0;
          bytes += step, left -= (Py_ssize_t)step) {
         if (columns < 0) {
             *out++ = '?';
             continue;
         }
-        memmove(out, bytes, step);
+        memcpy(out, bytes, step);
         out += step;
     }
     PyObject *result = PyUnicode_FromStringAndSize(begin, out - begin);
-    Py_DECREF(copy);
+    PyMem_Free(begin);
+    Py_DECREF(encoded);
     return result;
 }
 

@@ -318,6 +318,51 @@ from fastsafetensors.numpy import save_file_async
     assert path.stat().st_size > 40 << 20
 
 
+LATE = {
+    "early handler": """
+import atexit, sys
+atexit.register(lambda: save_file_async({"x": np.zeros(9)}, sys.argv[1]))
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+""",
+    "handles that are kept": """
+import sys, time
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+keep = [save_file_async({"x": np.zeros(9)}, sys.argv[1])]
+while not keep[0].done():
+    time.sleep(0.01)
+keep.append(save_file_async({"x": np.zeros(9)}, sys.argv[2]))
+""",
+}
+
+
+@pytest.mark.parametrize("when", LATE)
+def test_a_failure_that_nobody_heard_is_logged_once(tmp_path: Path, when: str) -> None:
+    program = LATE[when]
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "none/a", tmp_path / "b"],
+                          timeout=100, text=True, capture_output=True)
+    assert done.returncode == 0
+    assert done.stderr.count("its result was never requested") == 1, done.stderr
+
+
+def test_no_save_begins_in_a_finalizer_at_the_end(tmp_path: Path) -> None:
+    """Of objects that the interpreter frees last, when no other thread can go on."""
+    program = """
+import sys, torch
+from fastsafetensors.distributed import save_on_ranks_async
+class Trainer:
+    def __init__(self):
+        self.state, self.save, self.place = {"x": torch.zeros(9)}, save_on_ranks_async, sys.argv[1]
+    def __del__(self):
+        self.save(self.state, self.place)
+trainer = Trainer()
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "m"], timeout=100, text=True,
+                          capture_output=True)
+    assert done.returncode == 0 and "no asynchronous save can begin" in done.stderr, done.stderr
+
+
 def test_saves_of_a_daemon_thread_while_the_interpreter_ends(tmp_path: Path) -> None:
     """Those whose call has returned are written, and no call finds its handle closed."""
     program = """

@@ -40,7 +40,8 @@ for number, call in enumerate(calls):
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 8], [0, 2**32, 2**32], [0, 2**63 - 1, 2],
                                    [0, 2, 2**63 - 1], [3, 0, 2**62, 4], [2, 2**32, 0, 2**32],
-                                   [3, 2**31, 0, 2**32, 7], [0, 2**63 - 1, 0, 2], [0, 2**62]],
+                                   [3, 2**31, 0, 2**32, 7], [0, 2**63 - 1, 0, 2], [2**63, 0],
+                                   [0, 2**62]],
                          ids=str)
 def test_strides_that_are_too_large(shape, tmp_path):
     """An error or a tensor, never the end of the process."""
@@ -53,4 +54,5 @@ def test_strides_that_are_too_large(shape, tmp_path):
     said = dict(line.split() for line in done.stdout.splitlines())
     assert len(said) == 11, done.stdout
     large = shape != [0, 2**62]
-    assert all((said[number] == "BufferError") == large for number in "013459"), said
+    numbers = "01349" if shape[0] == 2**63 else "013459"  # its slice is an ordinary tensor
+    assert all((said[number] == "BufferError") == large for number in numbers), said

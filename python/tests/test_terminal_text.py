@@ -302,6 +302,23 @@ def test_exceptions_wrap_names_and_paths() -> None:
     assert not bad, bad
 
 
+@pytest.mark.parametrize("text", [chr(code) for code in (*range(32), 127)], ids=ascii)
+def test_the_filter_changes_no_other_bytes(text: str) -> None:
+    """Python shares the objects of single bytes."""
+    from fastsafetensors._base.errors import printable
+
+    assert printable(text) == "?"
+    assert text.encode() == bytes(bytearray([ord(text)])) == bytearray([ord(text)])
+
+
+def test_the_filter_leaves_names_as_they_are() -> None:
+    from fastsafetensors._base.errors import printable
+
+    for name in ("model.layers.0.weight", "权重.0", "e\u0301", "😀", "größe", "מודל"):
+        assert printable(name) == name
+    assert printable("a\ud800b\0") == "a?b?"
+
+
 def test_messages_of_the_library_are_filtered(tmp_path: pathlib.Path) -> None:
     """Exceptions escape names of files and tensors."""
     import fastsafetensors

@@ -31,10 +31,11 @@ def follow_logging() -> None:
     global _level
     if os.getpid() != _process:
         return  # a forked child logs nothing
-    logging = sys.modules.get("logging")
+    # It is incomplete in a signal handler that has interrupted its import.
+    find_logger = getattr(sys.modules.get("logging"), "getLogger", None)
     level = 0
-    if logging is not None:
-        logger = logging.getLogger(_LOGGER)
+    if find_logger is not None:
+        logger = find_logger(_LOGGER)
         level = 2 if logger.isEnabledFor(10) else 1 if logger.isEnabledFor(20) else 0
     if level != _level:
         log_start(_emit, level)

@@ -121,10 +121,10 @@ def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
             dtype=stored.dtype, device=reads.device,
         )
     except TypeError:
-        if max(view.strides, default=0) < 1 << 63:
+        if max(*view.sizes, *view.strides, 0) < 1 << 63:
             raise
         # Of a tensor without elements; torch's message has the stack of its own functions.
-        raise BufferError("the strides do not fit into 64 bits") from None
+        raise BufferError("dimensions or strides do not fit into 64 bits") from None
     # One assignment instead of four, because there are tens of thousands of tensors.
     made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]
         "_reads": reads, "_stored": stored, "_view": view, "_cell": [None, False],

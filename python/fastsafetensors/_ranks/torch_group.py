@@ -280,11 +280,12 @@ def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
 
 
 def _describe_silent(failed: list[bytes]) -> str:
-    """Name the ranks that do not know of a failed wait, if others do."""
-    silent = [str(rank) for rank, is_failed in enumerate(failed) if not is_failed]
-    if not silent or len(silent) > len(failed) // 2:
-        return ""
-    return f"{'ranks' if len(silent) > 1 else 'rank'} {', '.join(silent)} did not come in time"
+    """Name the rank that all others have waited for in vain; "" if there may be several.
+
+    Of two ranks without a failed wait one may wait still, because it came later.
+    """
+    silent = [rank for rank, is_failed in enumerate(failed) if not is_failed]
+    return f"rank {silent[0]} did not come in time" if len(silent) == 1 else ""
 
 
 def bytes_of(tensor: Any) -> torch.Tensor:

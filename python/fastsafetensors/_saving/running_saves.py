@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,20 @@ class _Running:
 
     def __init__(self) -> None:
         self._handles: set[SaveHandle] = set()
+        # Saves that have failed. The exit logs the errors of those whose handles the program keeps.
+        self._failed: list[weakref.ref[SaveHandle]] = []
         self._of_thread = threading.local()
         self._is_watching = False
         self.is_over = False  # the interpreter's exit no longer waits for a save
 
     def add(self, handle: SaveHandle) -> None:
-        """Add a save that is about to start; those that have ended go."""
+        """Add a save that is about to start; those that have ended go.
+
+        Raises:
+            RuntimeError: the interpreter ends, and no other thread can go on.
+        """
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter ends: no asynchronous save can begin any more")
         begun = getattr(self._of_thread, "begun", None)
         if begun is not None:
             begun.append(handle)
@@ -42,6 +51,8 @@ class _Running:
         self._watch_child()
         ended = [other for other in list(self._handles) if other is not handle and other.done()]
         self._handles.difference_update(ended)
+        self._failed += [weakref.ref(other) for other in ended
+                         if other.is_started() and other.progress.state == "failed"]
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[collections.deque[SaveHandle]]:
@@ -60,14 +71,14 @@ class _Running:
             self._of_thread.begun = outer
 
     def note_start(self, handle: SaveHandle) -> None:
-        """Wait for the end of a save that has just started, if the process would not.
+        """Wait for the end of a save that has just started, and log its error, if the exit would not.
 
         The exit has waited for the saves that it found. Later ones are those of atexit handlers
         that were registered earlier, and of threads: the interpreter does not wait for daemon ones,
         and a process of multiprocessing waits for its threads only after end_in_child().
         """
         if self.is_over or _is_exiting():
-            _await(handle)
+            handle._end()
 
     def _watch_child(self) -> None:
         """End the saves of a forked process of multiprocessing: it calls no atexit handler."""
@@ -80,7 +91,7 @@ class _Running:
 
     def forget(self) -> None:
         """In a fork's child: they are the parent's."""
-        self._handles = set()
+        self._handles, self._failed = set(), []
         self._is_watching = self.is_over = False
 
     def end_in_child(self) -> None:
@@ -103,7 +114,8 @@ class _Running:
         for handle in handles:
             if handle.at_exit == "cancel":
                 handle._stop()
-        for handle in handles:
+        kept = [failed() for failed in self._failed]
+        for handle in (*handles, *filter(None, kept)):
             handle._end()
         log_drain()
 

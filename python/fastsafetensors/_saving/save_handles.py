@@ -390,7 +390,7 @@ class FileSave(SaveHandle):
         was_told = self._is_told
         error = self._result(0) if self.is_started() else None
         if error is not None and not was_told and not was_cancelled(error):
-            _log_unheard(error)
+            _log_unheard(error.__cause__ or error)
 
 
 @shown_as("SaveHandle")

@@ -156,6 +156,8 @@ def meta_tensors(
         check_dtype([(name, own)], dtype)
         made = converted_dtype(own, dtype)
         known = torch_dtype(made)
+        if max(shape, default=0) >= 1 << 63:
+            raise BufferError("dimensions or strides do not fit into 64 bits")
         result[name] = _torch.empty(
             (size,) if known is None else torch_shape(made, shape),
             dtype=known or _torch.uint8, device="meta",
