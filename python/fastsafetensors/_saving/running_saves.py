@@ -71,7 +71,7 @@ class _Running:
             self._of_thread.begun = outer
 
     def note_start(self, handle: SaveHandle) -> None:
-        """Wait for the end of a save that has just started, and log its error, if the exit would not.
+        """Wait for the end of a new save, and log its error, if the exit would not.
 
         The exit has waited for the saves that it found. Later ones are those of atexit handlers
         that were registered earlier, and of threads: the interpreter does not wait for daemon ones,
