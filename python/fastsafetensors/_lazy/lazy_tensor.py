@@ -121,7 +121,7 @@ def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
             dtype=stored.dtype, device=reads.device,
         )
     except TypeError:
-        if max(*view.sizes, *view.strides, 0) < 1 << 63:
+        if max((*view.sizes, *view.strides), default=0) < 1 << 63:
             raise
         # Of a tensor without elements; torch's message has the stack of its own functions.
         raise BufferError("dimensions or strides do not fit into 64 bits") from None

@@ -280,12 +280,12 @@ def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
 
 
 def _describe_silent(failed: list[bytes]) -> str:
-    """Name the rank that all others have waited for in vain; "" if there may be several.
+    """Name the only rank without a failed wait; "" if there are several.
 
-    Of two ranks without a failed wait one may wait still, because it came later.
+    It is late or stuck, unless it waits still for a rank that has given up.
     """
     silent = [rank for rank, is_failed in enumerate(failed) if not is_failed]
-    return f"rank {silent[0]} did not come in time" if len(silent) == 1 else ""
+    return f"only rank {silent[0]} has reported no failed wait" if len(silent) == 1 else ""
 
 
 def bytes_of(tensor: Any) -> torch.Tensor:

@@ -51,8 +51,10 @@ class _Running:
         self._watch_child()
         ended = [other for other in list(self._handles) if other is not handle and other.done()]
         self._handles.difference_update(ended)
-        self._failed += [weakref.ref(other) for other in ended
-                         if other.is_started() and other.progress.state == "failed"]
+        failed = [weakref.ref(other) for other in ended
+                  if other.is_started() and other.progress.state == "failed"]
+        if failed:
+            self._failed = [one for one in self._failed if one() is not None] + failed
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[collections.deque[SaveHandle]]:
