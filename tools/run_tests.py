@@ -276,8 +276,8 @@ MINIMAL_SYSTEM = ("a minimal Debian", [sys.executable, "tools/test_minimal_syste
 def lint_suite(everything: bool, with_system: bool = False) -> Counter[str]:
     """Run each check of style and structure; a tool that is missing is a skip with its name.
 
-    Those that compile or check everything once more are left to `make test ALL=1`. The minimal
-    system, which mostly waits for the disk and the network, is tested beside them.
+    Those that compile or check everything once more are left to `make test ALL=1`. The test in a
+    minimal system runs at the same time, because it mostly waits for the disk and the network.
     """
     print("lint, and a minimal system" if with_system else "lint", flush=True)
     checks: list[tuple[str, list[str]]] = [

@@ -419,13 +419,13 @@ def test_a_failed_save_keeps_the_folder_of_the_next(tmp_path, monkeypatch):
     from fastsafetensors._ranks import ranks_async
 
     class Group:
-        """What the saves of a group are kept for."""
+        """Stands in for a process group and its wrapper."""
 
         def limit_waits(self):
-            """Nothing waits here."""
+            """Do nothing."""
 
         def size(self):
-            """Two, so that there is somebody to disagree with."""
+            """Return 2: a group of one rank exchanges no messages."""
             return 2
 
     def disagree(*arguments):

@@ -26,7 +26,7 @@ _CLASSES: dict[str, type[Exception]] = {
 
 
 def printable(shown: object) -> str:
-    """Return a name, a path or an error for a message: what a terminal must not get becomes "?"."""
+    """Return a text for a message. Characters that are unsafe on a terminal become "?"."""
     text = str(shown)
     return text if text.isascii() and text.isprintable() else printable_text(text)
 

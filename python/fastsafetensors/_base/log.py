@@ -31,7 +31,7 @@ def follow_logging() -> None:
     global _level
     if os.getpid() != _process:
         return  # a forked child logs nothing
-    # It is incomplete in a signal handler that has interrupted its import.
+    # A signal handler that interrupts the import of logging finds an incomplete module.
     find_logger = getattr(sys.modules.get("logging"), "getLogger", None)
     level = 0
     if find_logger is not None:

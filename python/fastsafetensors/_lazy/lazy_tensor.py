@@ -123,7 +123,7 @@ def _new_lazy(reads: Reads, stored: Stored, view: View) -> LazyTensor:
     except TypeError:
         if max((*view.sizes, *view.strides), default=0) < 1 << 63:
             raise
-        # Of a tensor without elements; torch's message has the stack of its own functions.
+        # Only tensors without elements have such shapes. Torch's message has a C++ stack.
         raise BufferError("dimensions or strides do not fit into 64 bits") from None
     # One assignment instead of four, because there are tens of thousands of tensors.
     made.__dict__ = {  # pyright: ignore[reportAttributeAccessIssue]

@@ -319,7 +319,7 @@ class JointSave:
 
     @contextlib.contextmanager
     def _keep_calls_waiting(self) -> Iterator[None]:
-        """Remove folders inside of this: a save that is called meanwhile waits for its end."""
+        """Context in which folders are removed: calls of new saves wait until it ends."""
         saves = _saves_of(self.group)
         removal = saves.removal = threading.Event()
         try:

@@ -23,7 +23,7 @@ _TEXT_BYTES_MAX = 1 << 30
 # Keys of the group's store: a rank's identity, and that it knows of a failed wait.
 _IDENTITY_KEY = "fastsafetensors/process of rank {}"
 _FAILED_KEY = "fastsafetensors/failed wait of rank {}"
-# A process that ends closes its connections up to this long before the kernel shows its end.
+# How long to look for ended processes: they close their connections before the kernel shows it.
 _LOOK_SECONDS = 3.0
 _STORE_SECONDS = 2.0  # the store may be that of a rank that is stopped
 # torch takes 0 for the group's own timeout, and has an error for more than a timedelta holds.
@@ -115,9 +115,9 @@ class TorchProcessGroup(ProcessGroupBase):
         return RankError(f"rank {self._number} of {self._count} waited for {what}: {reason}")
 
     def _find_lost(self) -> str:
-        """Name the ranks that are the reason of a failed wait; "" if none is known.
+        """Name the ranks that made a wait fail; "" if none is known.
 
-        Ranks that have ended since their own wait failed are not: they say so in the store.
+        A rank whose own wait has failed notes that in the store, and is not named if it then ends.
         """
         _within(_STORE_SECONDS, lambda: self._store().set(_FAILED_KEY.format(self._number), b"1"))
         end = time.monotonic() + _LOOK_SECONDS

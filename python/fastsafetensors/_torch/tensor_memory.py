@@ -48,8 +48,7 @@ def storage_size(tensor: Any) -> int:
 
 def _no_memory(name: str, tensor: Any) -> RuntimeError:
     kind = type(tensor).__name__
-    text = (f"`{printable(name)}` is a {kind} without memory of its own for its {tensor.nbytes} "
-            "bytes")
+    text = f"`{printable(name)}` is a {kind} that has no memory for its {tensor.nbytes} bytes"
     if hasattr(tensor, "full_tensor"):
         advice = (
             "save `.full_tensor()`, or the whole state with "
