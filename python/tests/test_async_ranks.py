@@ -2,6 +2,7 @@
 """Asynchronous saves of several ranks, and by torch.distributed.checkpoint."""
 
 import ctypes
+import gc
 import os
 import shutil
 import time
@@ -442,3 +443,20 @@ def test_a_failed_save_keeps_the_folder_of_the_next(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "run/step-2")  # called, and has not made it yet
     assert "ranks differ" in saves[0].publish([], None)
     assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_failure_that_nobody_heard_is_logged_by_the_next_save(tmp_path, caplog):
+    """Also if Python's collector of cycles does not run."""
+    from fastsafetensors.distributed import save_on_ranks_async
+
+    (tmp_path / "a" / "model.safetensors").mkdir(parents=True)
+    gc.disable()
+    try:
+        handle = save_on_ranks_async({"x": torch.zeros(9)}, tmp_path / "a")
+        while not handle.done():
+            time.sleep(0.01)
+        del handle
+        save_on_ranks_async({"x": torch.zeros(9)}, tmp_path / "b").wait()
+        assert [line for line in caplog.messages if "its result was never requested" in line]
+    finally:
+        gc.enable()

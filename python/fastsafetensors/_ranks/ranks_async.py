@@ -159,7 +159,10 @@ class JointSave:
 
     def __post_init__(self) -> None:
         """Take no place yet."""
-        self.core: _core.AsyncSave | None = None  # calls publish() if it was started
+        # It calls publish() if it was started, and keeps this object until then. Not kept longer:
+        # the error of a save whose handle is dropped is logged when its core is freed.
+        self.core: _core.AsyncSave | None = None
+        self._was_started = False
         # Taken once: by publish(), or by leave() of a call that was interrupted.
         self._use = threading.Lock()
         self._missing = 0  # folders to make, by what this rank or another has found
@@ -191,7 +194,8 @@ class JointSave:
     @property
     def is_started(self) -> bool:
         """Whether a thread of the library will call publish()."""
-        return self.core is not None and self.core.is_started()
+        core = self.core
+        return self._was_started or (core is not None and core.is_started())
 
     def enter(self) -> None:
         """Take the place behind the saves of earlier calls, once."""
@@ -249,6 +253,7 @@ class JointSave:
             self.error = _as_ours(failure)
             return str(failure) or type(failure).__name__
         finally:
+            self._was_started, self.core = self.is_started, None
             self._give_up_place()
 
     def fail(self, error: Exception | None) -> None:
