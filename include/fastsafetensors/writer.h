@@ -112,7 +112,8 @@ typedef struct fst_save_options {
     /// tensors when it opens a file; other readers show them.
     uint64_t alignment_bytes;
     /// The data section begins at a multiple of this: a multiple of 8 and of alignment_bytes, at
-    /// most 1 MiB; 0: alignment_bytes, at least 8.
+    /// most 1 MiB; 0: alignment_bytes, at least 8. With the reference order and an alignment_bytes
+    /// of 0 or 1, tensors whose size is a multiple come first: they begin at multiples as well.
     uint64_t header_alignment_bytes;
     int has_metadata;  ///< 1: write __metadata__ even without entries
     int metadata_last; ///< 1: __metadata__ is at the end of the header; 0: at the beginning

@@ -58,6 +58,7 @@ from ._core import Model, Writer, assign_shards
 from ._loading.load import OpenLoad
 from ._loading.open import check_path
 from ._saving.save_options import (
+    WITH_WHOLE_BLOCKS,
     check_names,
     fixed_manifest,
     manifest_options,
@@ -387,7 +388,7 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
                            for name, (dtype, shape, size) in tensors.items()]
         writer = Writer(self._save.path or self._path, rows, self._metadata, promise=self._promise,
                         file_of=file_of, file_count=max(count, 1), others_write=True,
-                        **self._manifest)
+                        **WITH_WHOLE_BLOCKS, **self._manifest)
         self._save.writer = writer
         hidden = writer.hand_over()
         return {name: hidden[file] for name, file in zip(tensors, file_of, strict=True)}

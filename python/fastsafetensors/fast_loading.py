@@ -255,26 +255,21 @@ def save_safetensors_sharded_async(
         ValueError: an invalid size or pattern, and tensors that save_file can't save.
         TypeError: an argument of another type.
     """
-    from ._ranks.shard_rows import plan_shards
-    from ._saving.save_handles import Hooks, Staging, start_rows
-    from ._torch.tensor_memory import watch_changes
-    from ._torch.torch_state import check_kinds
+    from ._ranks.shard_rows import start_shards
+    from ._saving.save_handles import Staging
 
     how = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("output_dir", output_dir)
-    check_kinds(state_dict)
-    is_unchanged = None if how.stage == "copy" else watch_changes(state_dict)
-    rows, options, tied = plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
-    return start_rows(
+    return start_shards(
         output_dir,
-        rows,
-        with_ties({"format": "pt"} if metadata is None else metadata, tied),
+        state_dict,
+        {"format": "pt"} if metadata is None else metadata,
         how,
-        Hooks(is_unchanged),
+        max_shard_size,
+        filename_pattern,
         promise=promise_word(durable),
         threads=threads,
         compress=compress_word(compress),
-        **options,
         **manifest_options(manifest),
     )
 

@@ -44,7 +44,7 @@ from ._checkpoints.checkpoint_folders import (
     read_checkpoint,
     verify_checkpoint,
 )
-from ._checkpoints.checkpoint_ranks import Ranks
+from ._checkpoints.checkpoint_ranks import Ranks, start_alone
 from ._checkpoints.manager_options import check_manager_options
 from ._checkpoints.old_checkpoints import OldCheckpoints
 from ._checkpoints.state_codec import encode_state
@@ -62,7 +62,6 @@ from ._checkpoints.training_state import (
 from ._checkpoints.watcher import Watcher, Watchers
 from ._saving.running_saves import running
 from ._saving.save_handles import SaveHandle, StagingPool, was_cancelled
-from .fast_loading import save_safetensors_sharded_async
 
 __all__ = ["RNG", "Checkpoint", "CheckpointManager", "trainer_callback"]
 
@@ -222,9 +221,8 @@ class CheckpointManager:
         self._check_usable()
         self.check()
         tensors = encode_state(states_of(state))
-        return self._begin((step, next(self._numbers)), lambda: save_safetensors_sharded_async(
-            tensors, self._place_of(step), metadata=metadata_of(step, metric), pool=self._pool,
-            **self._options))
+        return self._begin((step, next(self._numbers)), lambda: start_alone(
+            self._place_of(step), tensors, metadata_of(step, metric), self._pool, self._options))
 
     def _save_together(
         self, step: Any, state: Mapping[str, Any], metric: float | None, force: bool

@@ -4,6 +4,7 @@
 import collections
 import enum
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,11 @@ import pytest
 from test_rank_faults import COMMON, run_ranks
 
 torch = pytest.importorskip("torch")
-from fastsafetensors.checkpoint import consolidate  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from fastsafetensors._checkpoints.consolidate import copy_range  # noqa: E402
+from fastsafetensors.checkpoint import FastSafetensorsWriter, consolidate  # noqa: E402
+from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async  # noqa: E402
 from fastsafetensors.torch import load_file, save_file  # noqa: E402
 from fastsafetensors.training import CheckpointManager  # noqa: E402
 
@@ -144,6 +149,46 @@ def test_the_model_is_never_in_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     found = load_file(json.loads(done.stdout))
     assert all(bool(found[f"w{i}"].eq(i).all()) for i in range(4))
+
+
+@pytest.mark.parametrize("writer", ["ranks", "ranks, asynchronously", "dcp", "manager"])
+def test_whole_blocks_are_copied_to_whole_blocks(tmp_path, monkeypatch, writer):
+    """A file system shares blocks only if both places are multiples of a block."""
+    tensors = {f"w{i}": torch.full((64, 1024), float(i)) for i in range(4)} | {"n": torch.ones(3)}
+    prefix = ""
+    if writer == "ranks":
+        save_on_ranks(tensors, tmp_path / "a")
+    elif writer == "ranks, asynchronously":
+        save_on_ranks_async(tensors, tmp_path / "a").wait()
+    elif writer == "dcp":
+        dcp.save(tensors, storage_writer=FastSafetensorsWriter(tmp_path / "a"), no_dist=True)
+    else:
+        with CheckpointManager(tmp_path) as manager:
+            manager.save(1, {"model": tensors, "more": {"x": torch.ones(3)}})
+        (tmp_path / "step-1").rename(tmp_path / "a")
+        prefix = "model."
+    calls, copy = [], os.copy_file_range
+
+    def record(source, target, size, begin, place):
+        calls.append((size, begin % 4096, place % 4096))
+        return copy(source, target, size, begin, place)
+
+    monkeypatch.setattr(os, "copy_file_range", record)
+    found = load_file(consolidate(tmp_path / "a", tmp_path / "b", prefix=prefix))
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert sorted(call for call in calls if call[0] > 12) == [(1 << 18, 0, 0)] * 4, calls
+
+
+@pytest.mark.parametrize("shift", [(8, 8), (8, 16), (0, 8), (4088, 4088)])
+def test_copies_of_other_places(tmp_path, shift):
+    """Copies of ranges that begin within a block."""
+    data = os.urandom(20000)
+    (tmp_path / "a").write_bytes(data)
+    begin, place = shift
+    with open(tmp_path / "a", "rb") as source, open(tmp_path / "b", "w+b") as target:
+        copy_range(source.fileno(), target.fileno(), 15000, begin, place)
+        target.seek(place)
+        assert target.read() == data[begin : begin + 15000]
 
 
 @pytest.mark.parametrize("call", ["open", "stat"])

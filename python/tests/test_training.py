@@ -272,12 +272,12 @@ def test_a_failed_save_leaves_the_folder_to_another_save_of_its_step(
     """The empty folder of a failed save is deleted only if no other save is about to use it."""
     held: list[HeldSave] = []
 
-    def start(_tensors: Any, folder: pathlib.Path, **_options: Any) -> HeldSave:
+    def start(folder: pathlib.Path, *_arguments: Any) -> HeldSave:
         folder.mkdir(exist_ok=True)
         held.append(HeldSave())
         return held[-1]
 
-    monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+    monkeypatch.setattr(training, "start_alone", start)
     manager = CheckpointManager(tmp_path)
     for _ in range(2):
         manager.save(3, {"a": 1})

@@ -108,7 +108,7 @@ def test_each_save_is_followed_as_if_alone(
     steps: list[int], left: list[int]
 ) -> None:
     """The same stays, whenever the ends of saves are noted, and in whatever order."""
-    save = training.save_safetensors_sharded_async
+    save = training.start_alone
     for order in (0, 1, -1):
         folder = tmp_path / str(order)
         save_steps(folder, *earlier)
@@ -119,7 +119,7 @@ def test_each_save_is_followed_as_if_alone(
             held.append(Held())
             return held[-1]
 
-        monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+        monkeypatch.setattr(training, "start_alone", start)
         with CheckpointManager(folder, keep_last=keep_last, durable=False) as manager:
             for step in steps:
                 manager.save(step, {"x": step})

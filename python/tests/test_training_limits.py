@@ -133,10 +133,10 @@ def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypa
     """Old checkpoints are still deleted afterwards, whether the save had started or not."""
     from fastsafetensors import training
 
-    start = training.save_safetensors_sharded_async
+    start = training.start_alone
 
     def interrupted(*arguments, **options):
-        monkeypatch.setattr(training, "save_safetensors_sharded_async", start)
+        monkeypatch.setattr(training, "start_alone", start)
         if moment == "after":
             start(*arguments, **options)
         signal.raise_signal(signal.SIGUSR1)
@@ -149,7 +149,7 @@ def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypa
 
         before = signal.signal(signal.SIGUSR1, handler)
         try:
-            monkeypatch.setattr(training, "save_safetensors_sharded_async", interrupted)
+            monkeypatch.setattr(training, "start_alone", interrupted)
             with pytest.raises(Preempted):
                 manager.save(2, {"x": torch.zeros(1000)})
         finally:

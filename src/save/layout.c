@@ -76,6 +76,8 @@ static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
     sort_key *keys = fsti_alloc((count + 1) * sizeof *keys);
     if (keys == NULL) return false;
     bool sorted = true;
+    uint64_t multiple = options->alignment_bytes > 1 ? options->alignment_bytes
+                                                     : options->header_alignment_bytes;
     for (size_t i = 0; i < count; i++) {
         const fsti_header_entry *entry = &layout->entries[i];
         bool reference = options->order == FST_SAVE_ORDER_REFERENCE;
@@ -84,10 +86,9 @@ static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
                        .name_size = (uint32_t)entry->name_size,
                        .index = (uint32_t)i,
                        .group = reference ? RANK_END - fsti_dtype_sort_rank(entry->dtype) : 0};
-        // Tensors whose size is a multiple of the alignment come first, which needs less padding.
-        if (reference && options->alignment_bytes > 1)
-            keys[i].group +=
-                (entry->end - entry->begin) % options->alignment_bytes == 0 ? 0 : RANK_END;
+        // Those whose size is a multiple come first: they are then aligned without padding.
+        if (reference && multiple > 1)
+            keys[i].group += (entry->end - entry->begin) % multiple == 0 ? 0 : RANK_END;
         if (i > 0 && compare_keys(&keys[i - 1], &keys[i]) > 0) sorted = false;
     }
     if (!sorted) qsort(keys, count, sizeof *keys, compare_keys);

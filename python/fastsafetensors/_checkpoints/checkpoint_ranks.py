@@ -21,13 +21,27 @@ from .._ranks.ranks_async import (
     start_joint,
     wait_for_saves,
 )
-from .._ranks.shard_rows import plan_shards
+from .._ranks.shard_rows import plan_shards, start_shards
 from .._ranks.torch_group import open_group
 from .._saving.save_handles import SaveHandle, Staging, StagingPool
-from .._saving.save_options import manifest_options, with_ties
+from .._saving.save_options import WITH_WHOLE_BLOCKS, manifest_options, promise_word, with_ties
 from .._torch.tensor_memory import watch_changes
 from .checkpoint_folders import DAMAGED, GONE, STEM, Checkpoint, meaning_of, rank_prefix
 from .state_codec import encode_state
+
+
+def _staging(options: Mapping[str, Any], pool: StagingPool) -> Staging:
+    return Staging(options["stage"], pool=pool, overlap=options["overlap"],
+                   at_exit=options["at_exit"])
+
+
+def start_alone(place: Path, tensors: dict[str, Any], metadata: dict[str, str], pool: StagingPool,
+                options: Mapping[str, Any]) -> SaveHandle:
+    """Start the save of a process without a group."""
+    return start_shards(place, tensors, metadata, _staging(options, pool),
+                        options["max_shard_size"], options["filename_pattern"],
+                        promise=promise_word(options["durable"]), **WITH_WHOLE_BLOCKS,
+                        **manifest_options(options["manifest"]))
 
 
 class OtherGroupSizeError(ValueError):
@@ -124,9 +138,9 @@ class Ranks:
         is_unchanged = None if stage == "copy" else watch_changes(tensors)
         rows, more, tied = plan_shards(tensors, options["max_shard_size"],
                                        options["filename_pattern"], metadata)
-        data = Rows(rows, with_ties({**metadata, **self.metadata()}, tied), more, is_unchanged)
-        staging = Staging(stage, pool=pool, overlap=options["overlap"], at_exit=options["at_exit"])
-        return start_joint(joint, data, staging)
+        data = Rows(rows, with_ties({**metadata, **self.metadata()}, tied),
+                    {**more, **WITH_WHOLE_BLOCKS}, is_unchanged)
+        return start_joint(joint, data, _staging(options, pool))
 
     # ---- resuming ----
 

@@ -16,7 +16,12 @@ from .._base.errors import printable, refuse
 from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
 from .._core import Model, Writer, assign_shards
 from .._loading.load import OpenLoad
-from .._saving.save_options import check_names, manifest_options, refuse_address
+from .._saving.save_options import (
+    WITH_WHOLE_BLOCKS,
+    check_names,
+    manifest_options,
+    refuse_address,
+)
 from .._torch.torch_installed import torch
 from .._torch.torch_state import torch_dtype, torch_shape
 from .._torch.torch_tensors import wrap
@@ -27,6 +32,7 @@ from .state_codec import DESCRIPTION, described_tensors
 # The bytes that the kernel copies per call, and the buffer size if it cannot copy.
 _KERNEL_BYTES = 64 << 20
 _MEMORY_BYTES = 8 << 20
+_BLOCK_BYTES = 4096  # of a file system: both places of shared blocks are multiples
 # The names of a rank's tensors in a checkpoint of several ranks begin so.
 _RANK = re.compile(r"rank-[0-9]+\.")
 # The files of a checkpoint of CheckpointManager.
@@ -36,14 +42,16 @@ _CHECKPOINT = re.compile(re.escape(STEM) + r"(-[0-9]+-of-[0-9]+\.safetensors|\.s
 _REFUSALS = {errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF}
 
 
-def _copy_range(source: int, target: int, size: int, begin: int, place: int) -> None:
+def copy_range(source: int, target: int, size: int, begin: int, place: int) -> None:
     """Copy bytes between files: shared blocks, else by the kernel, else through a little memory."""
     in_kernel = True
     while size > 0:
         done = 0
+        # The first call ends at a block, so that the next ones can share blocks.
+        most = -begin % _BLOCK_BYTES or _KERNEL_BYTES
         if in_kernel:
             try:
-                done = os.copy_file_range(source, target, min(size, _KERNEL_BYTES), begin, place)
+                done = os.copy_file_range(source, target, min(size, most), begin, place)
             except OSError as error:
                 if error.errno not in _REFUSALS:
                     raise
@@ -171,7 +179,7 @@ class _Copier:
             place = target.model.info(target.model.find(name))[4]
             rows = part.offsets[0] if size else 0
             place += rows * (size_bytes // max(1, shape[0] if shape else 1))
-            _copy_range(self._source(path), target.fd, size_bytes, begin, place)
+            copy_range(self._source(path), target.fd, size_bytes, begin, place)
             return
         self._put_pieces(part.model.names()[part.number], part, target.view(name))
 
@@ -264,8 +272,9 @@ def consolidate(
         prefix: only tensors whose names begin so, without it ("model." of a checkpoint of
             CheckpointManager, "rank-0.model." if each rank has saved its state). A tensor of
             several names is written under each of them.
-        alignment: as in save_file. Blocks are shared only where tensors begin at multiples of 4096
-            bytes, in the source as well.
+        alignment: as in save_file. 0: tensors of whole blocks of 4096 bytes come first, and begin
+            at multiples of 4096. Blocks are shared of tensors that do so in the source as well: in
+            files of save_on_ranks(), FastSafetensorsWriter and CheckpointManager.
         memory: most bytes of memory for tensors that are cut along other dimensions than the first
             and for compressed files; one row at least.
         durable: wait until files and folder are on the device.
@@ -288,7 +297,7 @@ def consolidate(
         raise TypeError(f"prefix must be text, not {prefix!r}")
     _check_target(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
-    layout = check_save_options({"alignment": alignment})
+    layout = check_save_options({"alignment": alignment}) if alignment else WITH_WHOLE_BLOCKS
     with _open_steady(source) as (stored, identities), contextlib.closing(
             _Copier(budget, identities)) as copier:
         chosen = _chosen(stored, prefix)

@@ -41,7 +41,7 @@ from .._saving.save_handles import (
     start_rows,
     was_cancelled,
 )
-from .._saving.save_options import promise_word
+from .._saving.save_options import WITH_WHOLE_BLOCKS, promise_word
 from .._torch.tensor_memory import watch_changes
 from .._torch.torch_state import check_tensors, make_rows
 from .agreement import Agreement, RankError
@@ -592,7 +592,7 @@ def save_on_ranks_async(
             return EmptySave(joint, place.folder, error)
         data = Rows(rows, {"format": "pt"} if metadata is None else metadata,
                     {"file_of": [0] * len(rows), "file_count": 1, "stem": place.stem,
-                     "owners": owners}, is_unchanged)
+                     "owners": owners, **WITH_WHOLE_BLOCKS}, is_unchanged)
         return start_joint(joint, data, staging)
     except BaseException:
         (joint or JointSave(group)).leave()  # nothing if the other ranks have heard of the error

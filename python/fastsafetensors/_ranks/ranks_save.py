@@ -21,7 +21,13 @@ from .._base.argument_types import Path
 from .._base.options import check_no_empty_path, check_switch, check_timeout
 from .._base.paths import absolute_path
 from .._core import Writer
-from .._saving.save_options import fixed_manifest, manifest_options, promise_word, refuse_address
+from .._saving.save_options import (
+    WITH_WHOLE_BLOCKS,
+    fixed_manifest,
+    manifest_options,
+    promise_word,
+    refuse_address,
+)
 from .._torch.torch_state import check_tensors, make_rows
 from .agreement import Agreement
 from .publish import SetTarget, publish_together
@@ -181,7 +187,8 @@ def _save(
             writers[rank] = Writer(
                 request.folder / f"{name}.safetensors", rows,
                 {"format": "pt"} if request.metadata is None else request.metadata,
-                promise=promise_word(request.durable), owners=owners, replace_link=True)
+                promise=promise_word(request.durable), owners=owners, replace_link=True,
+                **WITH_WHOLE_BLOCKS)
         except Exception as error:
             failure = error
         publish_together(pg, agreement, writers, made, failure)

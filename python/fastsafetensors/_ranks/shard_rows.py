@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._base.argument_types import Path
 from .._base.options import parse_size
 from .._core import assign_shards
-from .._saving.save_options import check_names
-from .._torch.tensor_memory import find_same, settled, storage_ptr
+from .._saving.save_handles import FileSave, Hooks, Staging, start_rows
+from .._saving.save_options import check_names, with_ties
+from .._torch.tensor_memory import find_same, settled, storage_ptr, watch_changes
 from .._torch.torch_state import check_kinds, make_rows
 
 
@@ -58,3 +60,20 @@ def plan_shards(
     options = {"file_of": file_of, "file_count": max(file_count, 1), "stem": stem,
                "owners": owners}
     return rows, options, tied
+
+
+def start_shards(
+    output_dir: Path,
+    state_dict: dict[str, Any],
+    metadata: dict[str, str],
+    staging: Staging,
+    max_shard_size: int | str,
+    filename_pattern: str,
+    **options: Any,
+) -> FileSave:
+    """Start a sharded save; return its handle. The options are start_rows()'s."""
+    check_kinds(state_dict)
+    is_unchanged = None if staging.stage == "copy" else watch_changes(state_dict)
+    rows, more, tied = plan_shards(state_dict, max_shard_size, filename_pattern, metadata)
+    return start_rows(output_dir, rows, with_ties(metadata, tied), staging, Hooks(is_unchanged),
+                      **more, **options)

@@ -17,6 +17,10 @@ from .._base.options import check_save_options, check_switch
 from .._base.paths import absolute_path
 from .._core import Writer, log_drain
 
+# Options of a file whose tensors may become those of another one: if their sizes are multiples of a
+# block of the file system, they begin at multiples, as the file system requires of shared blocks.
+WITH_WHOLE_BLOCKS: dict[str, Any] = {"header_alignment": 4096}
+
 
 def check_names(names: Any, metadata: Any) -> None:
     """Raise TypeError for names or metadata that are not text."""
