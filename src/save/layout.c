@@ -76,8 +76,8 @@ static bool sort_entries(fst_layout *layout, const fst_save_options *options) {
     sort_key *keys = fsti_alloc((count + 1) * sizeof *keys);
     if (keys == NULL) return false;
     bool sorted = true;
-    uint64_t multiple = options->alignment_bytes > 1 ? options->alignment_bytes
-                                                     : options->header_alignment_bytes;
+    uint64_t multiple =
+        options->alignment_bytes > 1 ? options->alignment_bytes : options->header_alignment_bytes;
     for (size_t i = 0; i < count; i++) {
         const fsti_header_entry *entry = &layout->entries[i];
         bool reference = options->order == FST_SAVE_ORDER_REFERENCE;
