@@ -3,12 +3,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import pytest
 from delta_folders import make_states, read_checkpoint, same, write_chain, write_checkpoint
+from torch_processes import run_together
 
 from fastsafetensors import deltas
 
@@ -56,12 +55,10 @@ def load_on_ranks(tmp_path, places, rounds=1):
     """Load in one process for each place; return the lines that each printed."""
     (tmp_path / "ranks").unlink(missing_ok=True)
     (tmp_path / "places").write_text(json.dumps([[str(one) for one in pair] for pair in places]))
-    running = [subprocess.Popen([sys.executable, "-c", CODE, str(tmp_path), str(rank),
-                                 str(len(places)), str(rounds)], stdout=subprocess.PIPE, text=True)
-               for rank in range(len(places))]
-    outputs = [process.communicate(timeout=240)[0].splitlines() for process in running]
-    assert all(process.returncode == 0 for process in running), outputs
-    return outputs
+    ended = run_together(CODE, [[tmp_path, rank, len(places), rounds]
+                                for rank in range(len(places))], 240)
+    assert all(one.status == 0 for one in ended), ended
+    return [one.stdout.splitlines() for one in ended]
 
 
 def test_hosts_that_see_different_versions_load_the_same(tmp_path, hosts):

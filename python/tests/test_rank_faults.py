@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from torch_processes import run_together
 
 COMMON = textwrap.dedent("""
     import datetime, os, sys, time
@@ -217,15 +218,9 @@ atexit.register(leave)
 def run_ranks(code, folder, size, *words):
     """Run a program on every rank; all must end well, in time."""
     code = LEAVE_BEFORE_SHUTDOWN + code
-    ranks = [subprocess.Popen([sys.executable, "-c", code, folder, folder / "store", str(rank),
-                               str(size), *words], stderr=subprocess.PIPE, text=True)
-             for rank in range(size)]
-    try:
-        said = [rank.communicate(timeout=600)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+    ended = run_together(code, [[folder, folder / "store", rank, size, *words]
+                                for rank in range(size)], 600)
+    assert [one.status for one in ended] == [0] * size, "\n".join(one.stderr for one in ended)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -419,14 +414,9 @@ LOST = textwrap.dedent("""
 
 def run_without_rank_1(code, folder, way):
     """Run a program on 4 ranks, of which rank 1 is lost; the others must end well."""
-    ranks = [subprocess.Popen([sys.executable, "-c", code, folder, folder / "store", str(rank),
-                               "4", way], stderr=subprocess.DEVNULL) for rank in range(4)]
-    try:
-        assert [ranks[rank].wait(120) for rank in (0, 2, 3)] == [0, 0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    ended = run_together(code, [[folder, folder / "store", rank, 4, way] for rank in range(4)], 120,
+                         lost=1)
+    assert [ended[rank].status for rank in (0, 2, 3)] == [0, 0, 0], ended
 
 
 @pytest.mark.parametrize("way, words", [

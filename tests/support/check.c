@@ -20,7 +20,10 @@ unsigned check_share(void) {
     return CHECK_SANITIZED ? 20 : 5;
 }
 
-long check_next(long n) { return CHECK_SANITIZED_THREADS ? n + 1 + n / 2 : n + 1; }
+long check_next(long n) {
+    if (check_share() == 1) return n + 1;
+    return n + 1 + (CHECK_SANITIZED_THREADS ? n / 2 : CHECK_SANITIZED ? n / 8 : 0);
+}
 
 void check_fail(const char *file, int line, const char *format, ...) {
     va_list arguments;

@@ -39,8 +39,8 @@ void check_fail(const char *file, int line, const char *format, ...)
 /// FASTSAFETENSORS_TESTS=all (`make test LONG=1`), else every fifth; every twentieth under a
 /// sanitizer, which slows everything down.
 unsigned check_share(void);
-/// The case after `n` in a test that lets each call fail in turn: `n` + 1. The thread sanitizer
-/// finds the same races in most of these cases, so under it the distance grows with `n`.
+/// The case after `n` in a test that lets each call fail in turn: `n` + 1. A sanitizer finds the
+/// same in most of these cases, so under it the distance grows with `n`, unless all are tried.
 long check_next(long n);
 /// How often to repeat such a case.
 #define CHECK_ROUNDS(count) ((count) / check_share())

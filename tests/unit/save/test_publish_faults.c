@@ -360,7 +360,7 @@ static void try_kind(fault_kind how, const save_kind *kind, size_t system,
     fault_report report = {0};
     // A share of the calls, different ones for each kind and file system, unless all are tested.
     // A sanitizer sees nothing of a killed process.
-    long stride = CHECK_SANITIZED ? (how == FAULT_KILL ? 300 : 80) : check_share() > 1 ? 10 : 1;
+    long stride = CHECK_SANITIZED ? (how == FAULT_KILL ? 300 : 160) : check_share() > 1 ? 16 : 1;
     long first = kind - kinds + (long)system + (long)promise;
     for (fault.plan.nth = 1 + first % stride;; fault.plan.nth += stride) {
         fault.plan.errno_index = 0;
