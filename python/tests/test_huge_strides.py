@@ -3,10 +3,9 @@
 
 import json
 import struct
-import subprocess
-import sys
 
 import pytest
+from torch_processes import run_together
 
 pytest.importorskip("torch")
 
@@ -48,9 +47,8 @@ def test_strides_that_are_too_large(shape, tmp_path):
     header = json.dumps({"w": {"dtype": "F16", "shape": shape, "data_offsets": [0, 0]}}).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True,
-                          timeout=300)
-    assert done.returncode == 0, (done.stdout, done.stderr)
+    (done,) = run_together(PROGRAM, [[path]], 300)
+    assert done.status == 0, done
     said = dict(line.split() for line in done.stdout.splitlines())
     assert len(said) == 11, done.stdout
     large = shape != [0, 2**62]
