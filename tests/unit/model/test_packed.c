@@ -353,7 +353,7 @@ TEST(a_wrong_crc_names_tensor_file_and_byte)
 TEST(flipped_bits_are_detected_or_harmless)
 {
     uint64_t state = 3;
-    unsigned errors = 0, rounds = CHECK_ROUNDS(10000);
+    unsigned errors = 0, rounds = CHECK_ROUNDS(CHECK_SANITIZED_THREADS ? 3000 : 10000);
     fst_load_options options = FST_STRUCT_INIT(fst_load_options);
     options.thread_count = 1;
     if (make_packed() == NULL) return;

@@ -551,7 +551,7 @@ TEST(no_memory_at_any_allocation)
     async_fill('o');
     CHECK_INT(async_save_sync(fixture_path("poor")), FST_OK);
     long live = fsti_alloc_live();
-    for (long n = 0;; n += check_share() > 1 ? 3 : 1) {
+    for (long n = 0;; n += check_share() == 1 ? 1 : CHECK_SANITIZED_THREADS ? 7 : 3) {
         fst_async_save *save;
         async_fill('n');
         fsti_alloc_fail_after(n);
