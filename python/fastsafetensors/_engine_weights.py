@@ -211,7 +211,8 @@ def _pull_together(
     """
     source = str(options.deltas)
     if not os.path.isdir(source):
-        logger.warning("fastsafetensors: the folder of deltas %s does not exist yet", source)
+        logger.warning("fastsafetensors: the folder of deltas %s does not exist yet",
+                       printable(source))
     ranks = VersionAgreement(folder, source)
     with contextlib.ExitStack() as lock:
         with ranks.step("applying deltas"):

@@ -169,8 +169,8 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
         """Read this rank's parts, in file order, to their destinations."""
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                raise ValueError(f"{item.storage_index.fqn} is not a tensor, and the files only "
-                                 f"contain tensors")
+                raise ValueError(f"{printable(item.storage_index.fqn)} is not a tensor, and the "
+                                 "files only contain tensors")
         self.stats = {}
         with open_parts(self._source) as stored:
             wanted = [(_part_of(stored, item), item) for item in plan.items]
@@ -203,8 +203,8 @@ class FastSafetensorsReader(StorageReader):  # type: ignore[misc,unused-ignore]
                 target = planner.resolve_tensor(item).detach()
                 source = wrap(tensor)
                 if target.shape != source.shape:
-                    raise ValueError(f"{item.storage_index.fqn}: {list(source.shape)} elements of "
-                                     f"the file for a place of {list(target.shape)}")
+                    raise ValueError(f"{printable(item.storage_index.fqn)}: {list(source.shape)} "
+                                     f"elements of the file for a place of {list(target.shape)}")
                 target.copy_(source)
                 planner.commit_tensor(item, target)
             _add_stats(self.stats, loader.stats())
@@ -334,7 +334,12 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         """Do nothing: stage() has copied everything when it returns."""
 
     def close(self) -> None:
-        """Give the copies' memory back, when they are written."""
+        """Give the copies' memory back, when they are written, and delete temporary files.
+
+        Those of a save in this thread that another rank's failure has ended: until then, or until
+        the next save, the coordinator keeps them.
+        """
+        self._save.drop()
         self._copies.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -355,8 +360,8 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         """Refuse state other than tensors."""
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
-                raise ValueError(f"{item.index.fqn} is not a tensor, and the files only contain "
-                                 f"tensors")
+                raise ValueError(f"{printable(item.index.fqn)} is not a tensor, and the files only "
+                                 "contain tensors")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -369,9 +374,11 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
                 size = math.prod(shape) * dtype.itemsize
                 name = dtype_name(dtype)
                 if name is None:
-                    raise ValueError(f"{item.index.fqn}: the format has no dtype for {dtype}")
+                    raise ValueError(f"{printable(item.index.fqn)}: the format has no dtype for "
+                                     f"{dtype}")
                 if name == "F4":
-                    raise ValueError(f"{item.index.fqn}: 4-bit floats can't be saved in parts")
+                    raise ValueError(f"{printable(item.index.fqn)}: 4-bit floats can't be saved in "
+                                     "parts")
                 tensors[item.index.fqn] = (name, shape, size)
         places = self._make_files(tensors)
         return [
@@ -395,6 +402,13 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's parts."""
+        try:
+            return _done(self._write(plan, planner))
+        except BaseException:
+            self._save.drop()  # of the coordinator
+            raise
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         results = []
         parts: dict[str, _Part] = {}
         with contextlib.ExitStack() as stack:
@@ -412,14 +426,16 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
                 results.append(WriteResult(item.index, tensor.nbytes, None))
             for part in parts.values():
                 part.finish()
-        return _done(results)
+        return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, when all ranks have written: publish the files."""
         if self._save.writer is None:
             raise RuntimeError("finish() was called in a thread without a plan")
-        self._save.writer.commit()
-        self._save.drop()
+        try:
+            self._save.writer.commit()
+        finally:
+            self._save.drop()
 
     def storage_meta(self) -> StorageMeta | None:
         """Return the checkpoint's identifier."""

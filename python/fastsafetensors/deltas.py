@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._base.argument_types import Path
-from ._base.errors import refuse
+from ._base.errors import printable, refuse
 from ._base.options import (
     check_count,
     check_no_empty_path,
@@ -580,7 +580,8 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
         note = version_of(checkpoint)
         if note.interrupted:
             raise RuntimeError(
-                f"{os.fsdecode(checkpoint)}: a weight delta was applied in part, so the files are "
+                f"{printable(os.fsdecode(checkpoint))}: a weight delta was applied in part, so "
+                "the files are "
                 "of two versions; run 'fastsafetensors delta recover'")
         finish_waiting(checkpoint, False)
         yield note

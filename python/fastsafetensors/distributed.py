@@ -546,7 +546,7 @@ def _names_for(opened: Any, wanted: ModuleState) -> list[str]:
     names = [name for name in opened.names() if name in wanted.tensors]
     lacking = sorted(wanted.missing(names, is_assigned=True) | wanted.cut_views(names))
     if lacking:
-        raise KeyError(f"missing in the files: {', '.join(lacking[:5])}")
+        raise KeyError(f"missing in the files: {printable(', '.join(lacking[:5]))}")
     faults = wanted.shape_faults(opened, names)
     if faults:
         raise RuntimeError("\n".join(faults))

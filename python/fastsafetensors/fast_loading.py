@@ -22,6 +22,7 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 from ._base.argument_types import Path
+from ._base.errors import printable
 from ._base.options import check_count, check_location, name_list
 from ._base.progress import Progress
 from ._core import Model, SafetensorError
@@ -135,7 +136,7 @@ def load_safetensors_mmap(
     with contextlib.closing(open_files(path)) as model:
         for name in names or ():
             if model.find(name) < 0:
-                raise KeyError(f"{name!r} is not in {os.fsdecode(path)}")
+                raise KeyError(f"{name!r} is not in {printable(os.fsdecode(path))}")
         if is_meta(device):
             return meta_tensors(model, names)
         device = check_device(device)
@@ -390,7 +391,8 @@ class _Flattener:
         if type(value) in (dict, OrderedDict):
             for key in value:
                 if not isinstance(key, str):
-                    raise TypeError(f"a key must be str, not {key!r}, at {place or 'the top'}")
+                    raise TypeError(f"a key must be str, not {key!r}, at "
+                                    f"{printable(place or 'the top')}")
             kind = "dict" if type(value) is dict else "ordered"
             return {kind: [[k, self.describe(v, f"{join}{k}")] for k, v in value.items()]}
         if type(value) in (list, tuple):
@@ -399,7 +401,8 @@ class _Flattener:
         # A file must not name a class, because loading it would import what the file says.
         raise TypeError(
             f"embeddings are tensors, Parameters, torch.Size, None, and list, tuple, dict and "
-            f"OrderedDict of them, not {type(value).__name__}, at {place or 'the top'}. Convert it "
+            f"OrderedDict of them, not {type(value).__name__}, at "
+            f"{printable(place or 'the top')}. Convert it "
             "first, e.g. a namedtuple by tuple(), a defaultdict by dict()"
         )
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from ._base.argument_types import Paths
-from ._base.errors import add_location
+from ._base.errors import add_location, printable
 from ._base.options import check_callable, check_load_options, check_switch, parse_limit
 from ._base.representation import format_contents, format_paths
 from ._core import error_class
@@ -92,7 +92,7 @@ class LazyModel:
         device = check_device(device)
         if device != "cpu" and not load_options(device):
             check_present(device)
-            raise ValueError(f"device must be the CPU or a GPU, not {device}")
+            raise ValueError(f"device must be the CPU or a GPU, not {printable(device)}")
         verify = chosen(verify)
         self._model = open_files(filename, verify, parts=True)
         wanted = choose_names(self._model, names, filter)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._base import counters
+from ._base.errors import printable
 
 __all__ = ["enable", "register_opentelemetry", "register_prometheus", "snapshot"]
 
@@ -81,7 +82,8 @@ def register_prometheus(registry: Any = None) -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise ImportError(f"register_prometheus() needs prometheus_client: {error}") from error
+        raise ImportError("register_prometheus() needs prometheus_client: "
+                          f"{printable(error)}") from error
     collector = _Collector()
     (prometheus_client.REGISTRY if registry is None else registry).register(collector)
     enable()
@@ -99,7 +101,8 @@ def register_opentelemetry(meter: Any = None) -> list[Any]:
     try:
         from opentelemetry import metrics
     except ImportError as error:
-        raise ImportError(f"register_opentelemetry() needs opentelemetry-api: {error}") from error
+        raise ImportError("register_opentelemetry() needs opentelemetry-api: "
+                          f"{printable(error)}") from error
 
     def observe(name: str) -> Any:
         return lambda options: [metrics.Observation(snapshot()[name])]

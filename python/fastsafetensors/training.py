@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ._base.errors import printable
 from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
@@ -314,7 +315,7 @@ class CheckpointManager:
                         (self.folder / f"step-{step}").rmdir()
                 if not was_cancelled(error):
                     self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
-                    _log.warning("the checkpoint of step %d failed: %s", step, error)
+                    _log.warning("the checkpoint of step %d failed: %s", step, printable(error))
                 return
             self._passed_over.discard(step)
             if self._ranks.group is None:
@@ -388,7 +389,7 @@ class CheckpointManager:
         except Exception as failure:
             if kind is None:
                 raise
-            _log.warning("a checkpoint failed: %s", failure)
+            _log.warning("a checkpoint failed: %s", printable(failure))
 
     # ---- what is there ----
 
@@ -436,7 +437,7 @@ class CheckpointManager:
         raise deleted_too_fast(self.folder)
 
     def _pass_over(self, step: int, error: Exception) -> None:
-        _log.warning("%s is passed over: %s", self._place_of(step), error)
+        _log.warning("%s is passed over: %s", printable(self._place_of(step)), printable(error))
         self._passed_over.add(step)
 
     def best(self) -> Checkpoint | None:
@@ -552,7 +553,7 @@ class CheckpointManager:
                 if unreadable is not None:
                     raise unreadable
                 return 0
-        raise deleted_too_fast(self.folder, f", or rank 0 lists other ones: {gone}")
+        raise deleted_too_fast(self.folder, f", or rank 0 lists other ones: {printable(gone)}")
 
     def _is_gone(self, step: int) -> bool:
         return not self._place_of(step).is_dir()

@@ -168,3 +168,20 @@ def test_full_reload_equals_the_file(step):
         module.layers[5].weight.sub_(1)
     load_model(module, path, changed=changed_tensors(path, old), verify=True)
     assert same(module, now)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_no_file_is_not_read(tmp_path, kind):
+    """A FIFO would wait for ever, and a device may have no end."""
+    from fastsafetensors import LoaderConfig
+
+    path = tmp_path / "a.safetensors.manifest"
+    {"fifo": os.mkfifo, "device": lambda path: os.symlink("/dev/zero", path),
+     "folder": os.mkdir}[kind](path)
+    save_file({"x": torch.zeros(3)}, tmp_path / "a.safetensors")
+    write_manifest(tmp_path / "a.safetensors", tmp_path / "old")
+    for call in (lambda: changed_tensors(tmp_path / "a.safetensors", tmp_path / "old"),
+                 lambda: changed_tensors(tmp_path / "a.safetensors", path),
+                 lambda: LoaderConfig.from_file(path)):
+        with pytest.raises(OSError, match="not a regular file"):
+            call()

@@ -203,3 +203,25 @@ def test_incomplete_parts_are_an_error(tmp_path, torch, parts, words):
     write_parts(tmp_path / "c", torch, parts)
     with pytest.raises((ValueError, SafetensorError), match=words):
         FastSafetensorsReader(tmp_path / "c").read_metadata()
+
+
+@pytest.mark.parametrize("moment", ["the data", "the index"])
+def test_a_failed_save_leaves_nothing(tmp_path, torch, moment, monkeypatch):
+    """While the writer lives, which is kept for its next save."""
+    import torch.distributed.checkpoint as dcp
+    from fastsafetensors.checkpoint import FastSafetensorsWriter
+
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            if moment == "the data" and item.index.fqn == "t3":
+                raise OSError(5, "broken")
+            return super().resolve_data(item)
+
+    writer = FastSafetensorsWriter(tmp_path / "a", max_shard_size=3000)
+    if moment == "the index":
+        (tmp_path / "a" / "model.safetensors.index.json").mkdir(parents=True)
+    tensors = {f"t{i}": torch.ones(600) for i in range(4)}
+    with pytest.raises(BaseException):
+        dcp.save(tensors, storage_writer=writer, no_dist=True, planner=Planner())
+    assert not [*tmp_path.glob("a/.*")]
+    writer.reset()

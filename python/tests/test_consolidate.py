@@ -4,6 +4,7 @@
 import collections
 import enum
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import textwrap
 
 import pytest
 from test_rank_faults import COMMON, run_ranks
+from test_terminal_text import write_model
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
+from fastsafetensors import safe_open  # noqa: E402
 from fastsafetensors._checkpoints.consolidate import copy_range  # noqa: E402
 from fastsafetensors.checkpoint import FastSafetensorsWriter, consolidate  # noqa: E402
 from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async  # noqa: E402
@@ -118,6 +121,25 @@ def test_parts_with_gaps(tmp_path, offsets, sizes, good):
     with pytest.raises(ValueError, match="do not make up a tensor"):
         consolidate(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("dtype", "shapes"), [
+    ("F4", [[2], [2]]), ("F4", [[2, 1], [2, 1]]), ("F4", [[4, 1], [4, 1]]), ("F4", [[2, 3]] * 2),
+    ("F6_E2M3", [[2, 2], [2, 2]]), ("F6_E3M2", [[4], [4]]), ("F6_E3M2", [[4, 1], [8, 1]])])
+def test_parts_whose_rows_are_no_whole_bytes(tmp_path, dtype, shapes):
+    (tmp_path / "in").mkdir()
+    expected, offset = b"", 0
+    for number, shape in enumerate(shapes):
+        data = os.urandom(math.prod(shape) * int(dtype[1]) // 8)
+        info = json.dumps({"x": {"saved_offsets": [offset] + [0] * (len(shape) - 1)}})
+        write_model(tmp_path / f"in/{number}.safetensors", {"x": (dtype, shape, data)},
+                    {"DCP_SHARDING_INFO": info})
+        expected, offset = expected + data, offset + shape[0]
+    path = consolidate(tmp_path / "in", tmp_path / "out")
+    with safe_open(path, "np") as found:
+        assert found.get_slice("x").get_shape() == [offset, *shapes[0][1:]]
+    with open(path, "rb") as file:
+        assert file.read()[-len(expected):] == expected
 
 
 def test_bad_sources(tmp_path):

@@ -65,3 +65,21 @@ def test_tensors_read_under_modes_are_plain(path: Path, use: str, mode: str) -> 
         (weight @ promise).sum().backward()
         expected = tensor(4 if promise is not first and promise._stored.name != W else 3)
         assert torch.equal(promise + 0, expected) and torch.equal(weight.grad, expected.sum(1))
+
+
+@pytest.mark.parametrize("mode", ["auto", "load", "map"])
+def test_arguments_that_are_lazy_tensors(tmp_path: Path, mode: str) -> None:
+    """Functions that make views use the values of other arguments."""
+    plain = {"a": torch.arange(24.0).view(6, 4), "start": torch.tensor(2),
+             "cuts": torch.tensor([1, 4]), "like": torch.zeros(4, 6)}
+    save_file(plain, tmp_path / "m.safetensors")
+    for call in (lambda t: torch.narrow(t["a"], 0, t["start"], 3),
+                 lambda t: torch.narrow(t["a"], 0, start=t["start"], length=3),
+                 lambda t: t["a"].narrow(0, t["start"], 3),
+                 lambda t: t["a"].view_as(t["like"]), lambda t: t["a"].reshape_as(t["like"])):
+        lazy = LazyModel(tmp_path / "m.safetensors", mode=mode)
+        assert torch.equal(call(lazy), call(plain))
+    lazy = LazyModel(tmp_path / "m.safetensors", mode=mode)
+    parts = torch.tensor_split(lazy["a"], lazy["cuts"])
+    assert [*map(torch.Tensor.tolist, parts)] == [
+        part.tolist() for part in torch.tensor_split(plain["a"], plain["cuts"])]

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import unicodedata
@@ -271,34 +272,44 @@ def test_exceptions_of_the_package_are_filtered(tmp_path: pathlib.Path) -> None:
     assert sum("?" in text for text in texts) > len(texts) // 2, texts  # they name the tensor
 
 
-# Where `name` or `key` is an argument's, and not a tensor's.
+# Where `name` is that of an argument.
 OF_ARGUMENTS = (
     "_base/options.py", "_engine_weights.py", "_loading/open.py", "_saving/save_options.py",
-    "_saving/save_handles.py", "deltas.py", "remote.py", "torch.py", "v05/auto_loader.py",
-    "v05/config.py", "v05/ep_slice.py", "v05/frameworks/__init__.py", "v05/parallel_loader.py",
-    "v05/st_types.py",
+    "_saving/save_handles.py", "deltas.py", "remote.py", "torch.py", "v05/ep_slice.py",
 )
+# What expressions end with that stand for names, paths and texts of others.
+UNKNOWN_TEXTS = ("name", "path", "folder", "key", "file", "filename", "tensor_name", "fqn", "src",
+                 "source", "error", "refused", "failure", "what", "gone", "framework", "place")
 
 
-def test_exceptions_wrap_names_and_paths() -> None:
-    """An exception with a plain {name} or {path} is refuse()'s, RankError's or unknown_tensor's."""
+def is_unknown_text(part: ast.expr, place: str) -> bool:
+    """Whether an expression may be a text that was not filtered."""
+    shown = ast.unparse(part)
+    last = re.split(r"\W", shown)[-1]
+    return ("fsdecode(" in shown and not shown.startswith("printable(")) or (
+        last in UNKNOWN_TEXTS and shown != "array.dtype.name"
+        and not (last == "name" and place in OF_ARGUMENTS))
+
+
+def test_exceptions_and_log_lines_wrap_names_and_paths() -> None:
+    """Plain {name}s and {path}s are only in those of refuse(), RankError and unknown_tensor()."""
     import fastsafetensors
 
     package = pathlib.Path(fastsafetensors.__file__).parent
     bad = []
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package).as_posix()
-        if place in OF_ARGUMENTS:
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
-            call = node.exc if isinstance(node, ast.Raise) else None
-            if isinstance(call, ast.Call) and ast.unparse(call.func) not in (
-                    "RankError", "unknown_tensor"):
-                bad += [f"{place}:{call.lineno}: {ast.unparse(part)}" for part in ast.walk(call)
-                        if isinstance(part, ast.FormattedValue) and part.conversion == -1
-                        and ast.unparse(part.value).rpartition(".")[2] in
-                        ("name", "path", "folder", "key", "file", "filename", "tensor_name")
-                        and ast.unparse(part.value) != "array.dtype.name"]
+            parts: list[ast.expr] = []
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(
+                    node.exc.func) not in ("RankError", "unknown_tensor"):
+                parts = [part.value for part in ast.walk(node.exc)
+                         if isinstance(part, ast.FormattedValue) and part.conversion == -1]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                    (".warning", ".error", ".info", ".debug")):
+                parts = node.args[1:]
+            bad += [f"{place}:{part.lineno}: {ast.unparse(part)}" for part in parts
+                    if is_unknown_text(part, place)]
     assert not bad, bad
 
 

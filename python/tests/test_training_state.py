@@ -345,3 +345,63 @@ def test_lazy_saves_in_inference_mode(tmp_path: pathlib.Path) -> None:
     assert CheckpointManager(tmp_path).resume(state) == 1
     assert numpy.array_equal(state["array"], array)
     assert torch.equal(state["model"].weight, model.weight)
+
+
+def channels_last() -> Any:
+    return torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+
+
+def transposed() -> Any:
+    module = torch.nn.Conv2d(3, 8, 3)
+    module.weight = torch.nn.Parameter(module.weight.detach().permute(3, 1, 0, 2).contiguous()
+                                       .permute(2, 1, 3, 0))
+    return module
+
+
+@pytest.mark.parametrize("make", [channels_last, transposed])
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_tensors_keep_their_order_in_memory(
+    tmp_path: pathlib.Path, make: Any, optimizer: str
+) -> None:
+    """Fused optimizers pair the elements of a parameter and of its state by their addresses."""
+    def begin() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = make()
+        more = {"momentum": 0.9} if optimizer == "SGD" else {}
+        return model, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, fused=True,
+                                                      **more)
+
+    def step(model: Any, optimizer: Any) -> None:
+        model(torch.arange(243.0).view(1, 3, 9, 9).sin()).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    first, second = begin(), begin()
+    step(*first)
+    shared = torch.arange(6.0).view(2, 3).t()
+    array = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"model": first[0], "optimizer": first[1], "x": [shared, shared],
+                         "narrow": torch.ones(4, 4)[:, :2], "array": array, "empty":
+                         torch.empty(2, 0, 3).permute(2, 1, 0)})
+    state = {"model": second[0], "optimizer": second[1], "x": None, "narrow": None, "array": None,
+             "empty": None}
+    assert CheckpointManager(tmp_path).resume(state) == 1
+    for model in (first, second):
+        step(*model)
+    assert torch.equal(first[0].weight, second[0].weight)
+    x: Any = state["x"]
+    assert x[0] is x[1] and x[0].stride() == (1, 3) and torch.equal(x[0], shared)
+    found: Any = state["array"]
+    assert found.flags.f_contiguous and numpy.array_equal(found, array)
+
+
+def test_a_description_with_another_order(tmp_path: pathlib.Path) -> None:
+    """Orders that are none are errors."""
+    from fastsafetensors._checkpoints.state_codec import DESCRIPTION, decode_state
+
+    for order in ("[0]", "[0, 0]", "[1, 2]", "[0, 1, 1]", "[true, 0]", '["0", 1]'):
+        text = f'{{"x": {{"tensor": ["x", {order}]}}}}'
+        description = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        with pytest.raises(ValueError, match="in the order"):
+            decode_state({"x": torch.zeros(2, 3), DESCRIPTION: description})

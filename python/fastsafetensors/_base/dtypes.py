@@ -80,13 +80,13 @@ def check_dtype(tensors: Iterable[tuple[str, str]], wanted: str | None) -> None:
     if wanted is None:
         return
     floats_only = wanted.startswith(_FLOATS)
-    for name, source in tensors:
-        if floats_only and not source.startswith((*_FLOATS, "F6")):
+    for name, dtype in tensors:
+        if floats_only and not dtype.startswith((*_FLOATS, "F6")):
             continue
-        if source != wanted and converted_dtype(source, wanted) == source:
+        if dtype != wanted and converted_dtype(dtype, wanted) == dtype:
             raise ValueError(
-                f"dtype={wanted}: {printable(name)} is {source}, which can't become that: "
-                f"{_conversion_targets(source)}; load it by itself (names=, filter=)"
+                f"dtype={wanted}: {printable(name)} is {dtype}, which can't become that: "
+                f"{_conversion_targets(dtype)}; load it by itself (names=, filter=)"
             )
 
 

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from .._base.errors import printable
 from .._base.options import check_switch
+from .._base.regular_files import read_regular
 from .._base.representation import shown_as
 from .._core import Model, error_class
 from ..torch import load_file
@@ -136,7 +136,8 @@ def _as_damage(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _INCOMPLETE:
             raise
-        raise error_class()(f"{error.filename or path}: {error.strerror}") from error
+        raise error_class()(f"{printable(error.filename or path)}: {printable(error.strerror)}"
+                            ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise error_class()(f"{printable(path)}: {printable(error)}") from error
 
@@ -164,15 +165,6 @@ def verify_checkpoint(checkpoint: Checkpoint) -> None:
                 raise
 
 
-def _read_regular(path: Path) -> bytes:
-    """Return the bytes of a regular file. OSError for a FIFO, on which a read would wait."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(file, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return opened.read()
-
-
 _UNREADABLE_INDEX = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -181,7 +173,7 @@ def _indexed_files(folder: Path) -> set[str]:
     found: set[str] = set()
     for index in folder.glob("*.safetensors.index.json"):
         if not index.name.startswith("."):
-            found.update(json.loads(_read_regular(index))["weight_map"].values())
+            found.update(json.loads(read_regular(index))["weight_map"].values())
     return found
 
 
@@ -263,7 +255,7 @@ def read_all(folder: Path) -> list[Checkpoint]:
                 if meaning_of(error) == UNRELATED:
                     raise
                 if meaning_of(error) == UNREADABLE and path.is_dir():
-                    _log.warning("%s is left out: %s", path, error)
+                    _log.warning("%s is left out: %s", printable(path), printable(error))
                 is_gone |= not path.is_dir()
         if not is_gone:
             break
@@ -320,7 +312,7 @@ def delete_hidden(path: Path) -> None:
         if os.path.lexists(path):
             shutil.rmtree(path)  # for the reason
     except OSError as refused:
-        _log.warning("%s can't be deleted: %s", path, refused)
+        _log.warning("%s can't be deleted: %s", printable(path), printable(refused))
 
 
 def clean_up(folder: Path) -> None:

@@ -177,8 +177,11 @@ class _Copier:
         path = part.model.file(file)[0]
         if _is_one_range(part, size) and not part.model.is_compressed and "://" not in path:
             place = target.model.info(target.model.find(name))[4]
-            rows = part.offsets[0] if size else 0
-            place += rows * (size_bytes // max(1, shape[0] if shape else 1))
+            if shape:
+                before, rest = divmod(part.offsets[0] * size_bytes, shape[0])
+                if rest:
+                    raise ValueError(f"{printable(name)}: a part begins within a byte")
+                place += before
             copy_range(self._source(path), target.fd, size_bytes, begin, place)
             return
         self._put_pieces(part.model.names()[part.number], part, target.view(name))
@@ -211,7 +214,8 @@ def _check_target(folder: str | os.PathLike[str]) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         names = os.listdir(os.fsdecode(folder))
         if any(_CHECKPOINT.fullmatch(name) for name in names):
-            raise ValueError(f"{os.fsdecode(folder)} has a checkpoint of CheckpointManager in it: "
+            raise ValueError(f"{printable(os.fsdecode(folder))} has a checkpoint of "
+                             "CheckpointManager in it: "
                              "use another folder")
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .._base.errors import printable
 from .._base.options import check_count, check_no_empty_path, check_switches, parse_size
 from .._saving.save_handles import Staging
 
@@ -26,7 +27,8 @@ def check_manager_options(
     check_switches(manifest=options["manifest"], durable=options["durable"])
     check_no_empty_path("folder", folder)
     if "://" in os.fsdecode(folder):
-        raise ValueError(f"checkpoints are saved into a folder, not to {os.fsdecode(folder)}")
+        raise ValueError(f"checkpoints are saved into a folder, not to "
+                         f"{printable(os.fsdecode(folder))}")
     if retention["best"] not in ("min", "max"):
         raise ValueError(f"best must be 'min' or 'max', not {retention['best']!r}")
     if options["stage"] not in ("copy", "lazy"):

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from .._base.errors import printable
 from .checkpoint_folders import (
     UNRELATED,
     Checkpoint,
@@ -75,7 +76,8 @@ class OldCheckpoints:
         try:
             found = manager.checkpoints()
         except OSError as refused:
-            _log.warning("old checkpoints in %s can't be deleted: %s", manager.folder, refused)
+            _log.warning("old checkpoints in %s can't be deleted: %s",
+                         printable(manager.folder), printable(refused))
             return
         excluded = (self._begun_steps() - self._in_place) | manager._passed_over
         counted = [one for one in found if one.step <= saved and one.step not in excluded]
@@ -96,7 +98,7 @@ class OldCheckpoints:
                 try:
                     self._hidden.append(hide(old))
                 except OSError as refused:
-                    _log.warning("%s can't be deleted: %s", old.path, refused)
+                    _log.warning("%s can't be deleted: %s", printable(old.path), printable(refused))
 
     def delete_hidden(self) -> None:
         """Delete the files of the renamed checkpoints."""

@@ -40,6 +40,35 @@ def _is_unicode(text: str) -> bool:
     return False
 
 
+def _order_of(tensor: Any) -> list[int] | None:
+    """Return the dimensions in the order of memory, outermost first.
+
+    None: in order, or the elements do not fill a range of memory once. A file has the elements in
+    the order of the dimensions.
+    """
+    strides, shape = tensor.stride(), tensor.shape
+    order = sorted(range(len(shape)), key=lambda d: -strides[d])
+    expected = 1
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != expected:
+            return None
+        expected *= shape[d]
+    return None if expected == 0 or order == sorted(order) else order
+
+
+def _in_order(tensor: Any, order: list[int]) -> Any:
+    """Return a copy whose dimensions lie in memory as _order_of() has found them.
+
+    Fused optimizers of torch pair the elements of a parameter and its state by their place in
+    memory, so both must have one order.
+    """
+    if {*map(repr, order)} != {*map(str, range(tensor.dim()))} or len(order) != tensor.dim():
+        raise ValueError(f"the checkpoint has a tensor of {tensor.dim()} dimensions in the order "
+                         f"{order}")
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
 class _Encoder:
     """Turns nested values into JSON, and puts their tensors aside."""
 
@@ -49,7 +78,13 @@ class _Encoder:
         self._dict_count = 0
         self._known: dict[tuple[Any, ...], str] = {}
 
-    def _tensor(self, tensor: Any, path: str) -> str:
+    def _tensor(self, tensor: Any, path: str) -> Any:
+        """Return JSON that stands for a tensor: its name, or [name, order of its dimensions]."""
+        name = self._name(tensor, path)
+        order = _order_of(tensor)
+        return name if order is None else [name, order]
+
+    def _name(self, tensor: Any, path: str) -> str:
         """The name of a tensor; one that comes twice is kept once."""
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{printable(path)}: the parameter of a lazy module has no values "
@@ -115,21 +150,15 @@ class _Encoder:
             plain = value.item()
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
-        raise TypeError(f"{printable(path)}: a {kind.__qualname__} can't be saved; tensors, "
+        raise TypeError(f"{printable(path)}: a {printable(kind.__qualname__)} can't be saved; "
+                        "tensors, "
                         "NumPy arrays, "
                         "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
 
 
 def _path_below(path: str, key: Any) -> str:
     """The path of a dict's value. key: as JSON stands for it."""
-    return f"{path}.{_Decoder(_Names(), {}).decode(key)}"
-
-
-class _Names(dict[str, str]):
-    """Stands for the tensors in keys: each is its name."""
-
-    def __missing__(self, name: str) -> str:
-        return name
+    return f"{path}.{_KeyDecoder({}, {}).decode(key)}"
 
 
 def _encode_named(encoder: _Encoder, name: str, value: Any) -> Any:
@@ -172,6 +201,7 @@ class _Decoder:
     def __init__(self, tensors: Mapping[str, Any], metadata: dict[int, Any]) -> None:
         self._tensors, self._metadata = tensors, metadata
         self._dict_count = 0
+        self._copies: dict[tuple[Any, ...], Any] = {}
 
     def decode(self, value: Any) -> Any:
         """Return the value that JSON stands for."""
@@ -179,9 +209,9 @@ class _Decoder:
             return value
         (kind, item), = value.items()
         if kind == "tensor":
-            return self._tensors[item]
+            return self._tensor(item)
         if kind == "array":
-            return self._tensors[item].numpy()
+            return self._tensor(item).numpy()
         if kind == "bytes":
             return base64.b64decode(item)
         if kind == "dict":
@@ -190,6 +220,16 @@ class _Decoder:
             parts = [self.decode(entry) for entry in item]
             return parts if kind == "list" else tuple(parts)
         raise ValueError(f"the checkpoint has a value of an unknown kind {kind!r}")
+
+    def _tensor(self, item: Any) -> Any:
+        """Return the tensor for what _Encoder._tensor() has returned."""
+        if isinstance(item, str):
+            return self._tensors[item]
+        name, order = item
+        key = (name, *order)
+        if key not in self._copies:  # a tensor that comes twice is one
+            self._copies[key] = _in_order(self._tensors[name], order)
+        return self._copies[key]
 
     def _decode_dict(self, item: Any) -> Any:
         number = self._dict_count
@@ -201,12 +241,19 @@ class _Decoder:
         return found
 
 
+class _KeyDecoder(_Decoder):
+    """Decodes keys for paths, in which tensors are their names."""
+
+    def _tensor(self, item: Any) -> Any:
+        return item if isinstance(item, str) else item[0]
+
+
 def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict):
         return
     kind, item = next(iter(value.items()))
     if kind in ("tensor", "array"):
-        yield path, item
+        yield path, item if isinstance(item, str) else item[0]
     elif kind == "dict":
         for key, entry in item:
             yield from _places(entry, _path_below(path, key))

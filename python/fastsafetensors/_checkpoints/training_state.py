@@ -120,7 +120,7 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
     """Raise KeyError, TypeError or ValueError if what was loaded does not fit the state."""
     missing = sorted(map(str, state.keys() - loaded.keys()))
     if missing:
-        raise KeyError(f"{printable(path)} has no state of {', '.join(missing)}")
+        raise KeyError(f"{printable(path)} has no state of {printable(', '.join(missing))}")
     for name, target in state.items():
         value = loaded[name]
         method = getattr(type(target), "load_state_dict", None)
@@ -140,14 +140,15 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
 def _check_tensor(what: str, target: Any, value: Any) -> None:
     """Raise ValueError if a tensor can't have the values of another one."""
     if target.shape != value.shape:
-        raise ValueError(f"{what} has the shape {list(value.shape)}, and that of the state "
+        raise ValueError(f"{printable(what)} has the shape {list(value.shape)}, and that of the "
+                         "state "
                          f"{list(target.shape)}. Give None in its place to get the saved one")
     if not _can_hold(target.dtype, value.dtype) or _overflows(target.dtype, value):
-        raise ValueError(f"{what} has the dtype {value.dtype}, and that of the state "
+        raise ValueError(f"{printable(what)} has the dtype {value.dtype}, and that of the state "
                          f"{target.dtype}, which can't hold its values")
     if target.is_meta or (target.layout == torch.strided and target.numel() > 0
                           and target.untyped_storage().nbytes() == 0):
-        raise ValueError(f"{what} can't be loaded: that of the state has no memory")
+        raise ValueError(f"{printable(what)} can't be loaded: that of the state has no memory")
 
 
 def _is_integer(dtype: Any) -> bool:

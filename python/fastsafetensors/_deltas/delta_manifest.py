@@ -24,8 +24,9 @@ from .. import _core
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
 from .._base.errors import printable, refuse
+from .._base.regular_files import read_regular
 from .._verify.manifests import check_manifest
-from .delta_source import find_version, plain_version, read_file
+from .delta_source import find_version, plain_version
 
 _logger = logging.getLogger("fastsafetensors")
 _NAME = "model.manifest"
@@ -100,7 +101,7 @@ def remembered_manifest(
     if os.path.islink(folder):
         yield  # the update refuses it
         return
-    content = read_file(os.fsdecode(manifest), _MANIFEST_BYTES_MAX)
+    content = read_regular(os.fsdecode(manifest), _MANIFEST_BYTES_MAX)
     own = os.path.join(os.fsdecode(checkpoint), _NAME)
     if os.path.isdir(own) and not os.path.islink(own):
         refuse(f"{own}: this is a folder, and would be replaced by the version's manifest; remove "
@@ -242,8 +243,8 @@ def _repaired(checkpoint: Path, source: Path, version: str) -> str | None:
     if manifest is None:
         return None
     try:
-        content = read_file(manifest, _MANIFEST_BYTES_MAX)
-        return None if read_file(next(iter(waiting))) == content else manifest
+        content = read_regular(manifest, _MANIFEST_BYTES_MAX)
+        return None if read_regular(next(iter(waiting))) == content else manifest
     except FileNotFoundError:
         if os.path.exists(manifest):
             return None  # another process has finished the one that was waiting

@@ -7,11 +7,11 @@ import errno
 import json
 import os
 import pathlib
-import stat
 from typing import Any, NamedTuple, NoReturn
 
 from .._base.argument_types import Path
 from .._base.errors import printable, refuse
+from .._base.regular_files import only_regular, read_regular
 
 _INDEX_BYTES_MAX = 100_000_000  # as in the library
 
@@ -31,15 +31,6 @@ def plain_version(version: Any) -> str:
     return (text.lstrip("0") or "0") if text.isascii() and text.isdigit() else text
 
 
-def read_file(path: str, bytes_max: int = -1) -> bytes:
-    """Read a file. OSError if it is larger than a limit, or not regular: a FIFO would wait."""
-    with open(_regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path),
-              "rb") as file:
-        if -1 < bytes_max < os.fstat(file.fileno()).st_size:
-            raise OSError(f"{printable(path)}: larger than {bytes_max} bytes")
-        return file.read(bytes_max)
-
-
 def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
     """Return {base version: (version, folder)} of the delta versions in a folder, as numbers.
 
@@ -49,7 +40,7 @@ def _read_versions(source: Path) -> dict[str, tuple[str, str]]:
     for entry in sorted(pathlib.Path(os.fsdecode(source)).iterdir()):
         index = entry / "model.safetensors.index.json"
         try:
-            metadata = json.loads(read_file(str(index), _INDEX_BYTES_MAX)).get("metadata", {})
+            metadata = json.loads(read_regular(str(index), _INDEX_BYTES_MAX)).get("metadata", {})
         except (OSError, ValueError, AttributeError, RecursionError):
             continue  # not published yet, or no version
         if isinstance(metadata, dict) and "delta_encoding" in metadata:
@@ -89,7 +80,8 @@ def find_chain(source: Path, version: str | None, until: str | None = None) -> C
         made = {version for version, _ in versions.values()}
         roots = [base for base in versions if base not in made]
         if len(roots) > 1:
-            raise ValueError(f"{os.fsdecode(source)}: several chains begin here ({roots}), and the "
+            raise ValueError(f"{printable(os.fsdecode(source))}: several chains begin here "
+                             f"({roots}), and the "
                              "checkpoint has no note of its version")
         current = at = roots[0] if roots else ""
         others = dict(versions)  # each follows the root, or is in a cycle, which has none
@@ -122,7 +114,7 @@ def open_lock(checkpoint: str) -> int | None:
     # A FIFO would wait for a writer, and a link could lead elsewhere.
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return _regular(os.open(lock, flags | os.O_RDONLY), lock)
+        return only_regular(os.open(lock, flags | os.O_RDONLY), lock)
     except FileNotFoundError:
         os.stat(checkpoint)
     try:
@@ -132,11 +124,3 @@ def open_lock(checkpoint: str) -> int | None:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return None
         raise
-
-
-def _regular(file: int, path: str) -> int:
-    """Return a descriptor of a regular file; close others."""
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    refuse(f"{printable(path)}: not a regular file", "NotRegularFile")

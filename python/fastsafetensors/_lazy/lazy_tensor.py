@@ -385,6 +385,8 @@ def _ask_torch(func: Any, args: Any, kwargs: Any) -> Any:
     own = args[0]
     meta_copy = _meta_copy(own)
     if any(isinstance(part, LazyTensor) for part in args[1:]):
+        if not func.__name__.endswith("_as"):  # the others use its values
+            return NotImplemented
         args = (own, *(_meta_copy(p) if isinstance(p, LazyTensor) else p for p in args[1:]))
     result = func(meta_copy, *args[1:], **kwargs)
     is_many = isinstance(result, (tuple, list))

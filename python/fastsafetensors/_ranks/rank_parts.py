@@ -74,7 +74,7 @@ def tensor_named(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{printable(name)}: {error}") from error
+        raise ValueError(f"{printable(name)}: {printable(error)}") from error
 
 
 def check_dim(shape: Sequence[int], dim: int) -> None:

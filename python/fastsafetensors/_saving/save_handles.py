@@ -301,7 +301,7 @@ def _log_unheard(error: BaseException) -> None:
     import logging
 
     logging.getLogger("fastsafetensors").warning(
-        "an asynchronous save failed, and its result was never requested: %s", error)
+        "an asynchronous save failed, and its result was never requested: %s", printable(error))
 
 
 @shown_as("SaveHandle")

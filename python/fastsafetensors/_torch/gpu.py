@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .._base.errors import printable
 from .._base.options import check_word
 from .torch_installed import torch
 
@@ -99,7 +100,7 @@ def torch_memory(device: int) -> dict[str, Any]:
         try:
             return retrying(lambda: _allocate(size_bytes, device, stream))
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
-            _logger.info("%s", error)
+            _logger.info("%s", printable(error))
             return None  # the load reports how much it needed
 
     return {"allocator": allocate, "stream": stream_of(device)}
@@ -117,7 +118,7 @@ def retrying(load: Callable[[], _T]) -> _T:
     except (MemoryError, torch.cuda.OutOfMemoryError) as error:
         if not _is_full(error):
             raise
-        _logger.info("%s: giving back what torch keeps", error)
+        _logger.info("%s: giving back what torch keeps", printable(error))
     gc.collect()
     torch.cuda.empty_cache()
     return load()
@@ -128,4 +129,4 @@ def report_gds(reason: str) -> None:
     _, found, why = reason.partition("gds: ")
     if found and why not in _reported and "switched off" not in why and "straight to" not in why:
         _reported.add(why)
-        _logger.info("GPUDirect Storage is not used: %s", why)
+        _logger.info("GPUDirect Storage is not used: %s", printable(why))

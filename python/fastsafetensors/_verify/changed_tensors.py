@@ -9,7 +9,9 @@ import os
 from dataclasses import dataclass, field
 
 from .._base.argument_types import Path
+from .._base.errors import refuse
 from .._base.options import check_no_empty_path, check_optional_paths
+from .._base.regular_files import read_regular
 from .._core import Model, error_class
 
 _FIRST = "fastsafetensors-manifest"
@@ -26,12 +28,11 @@ class _Listed:
 
 def _read(path: Path) -> tuple[list[str], dict[str, _Listed]]:
     """(algorithm and chunk size, files by name). SafetensorError for an invalid manifest."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        lines = file.read().splitlines()
+    lines = read_regular(path).decode(errors="replace").splitlines()
     words = lines[0].split() if lines else []
     is_whole = len(lines) > 1 and lines[-1].startswith("seal ")
     if words[:1] != [_FIRST] or len(words) != 4 or not is_whole:
-        raise error_class()(f"{os.fsdecode(path)}: no manifest, or one that is cut off")
+        refuse(f"{os.fsdecode(path)}: no manifest, or one that is cut off")
     files: dict[str, _Listed] = {}
     current = _Listed()
     for line in lines[1:-1]:
@@ -52,7 +53,7 @@ def _name(path: Path, text: str) -> str:
     try:
         return str(json.loads(text))
     except ValueError:
-        raise error_class()(f"{os.fsdecode(path)}: a damaged manifest: {text!r}") from None
+        refuse(f"{os.fsdecode(path)}: a damaged manifest: {text!r}")
 
 
 def _manifest_path(filename: Path) -> str:

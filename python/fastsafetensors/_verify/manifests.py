@@ -9,6 +9,7 @@ from typing import Any
 
 from .._base.argument_types import Path
 from .._base.command import ask_command, raise_error
+from .._base.errors import printable
 from .._base.options import check_no_empty_path, check_optional_paths, check_switch, check_word
 from .._core import Model
 from .digests import Problem, _plain_path
@@ -72,7 +73,7 @@ def write_manifest(
     check_word("algorithm", algorithm, _ALGORITHMS)
     if target in _ALGORITHMS:
         raise ValueError(f"target is a path, and {target!r} is an algorithm: write "
-                         f"algorithm={target!r}, or the path as './{target}'")
+                         f"algorithm={target!r}, or the path as './{printable(target)}'")
     check_optional_paths(target=target, keep=keep)
     more: list[Any] = ["--tensors"] if tensors else []
     for option, value in (("--output", target), ("--keep", keep)):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from .._base.errors import printable
 from .config import LoaderConfig, load_config
 from .loader import SafeTensorsFileLoader, _GroupLoader
 from .parallel_loader import PipelineParallel
@@ -33,7 +34,8 @@ class AutoLoader:
         self._config = load_config()
         name = self._config.loader
         if name not in _LOADERS:
-            raise ValueError(f"Unknown loader type: '{name}'. Available: {list(_LOADERS)}")
+            raise ValueError(f"Unknown loader type: '{printable(name)}'. Available: "
+                             f"{list(_LOADERS)}")
         section = self._config.get_extension_config(name)
         common: dict[str, Any] = {
             "framework": self._config.framework,
@@ -53,7 +55,8 @@ class AutoLoader:
         self._pipeline = PipelineParallel(
             pg, loader, hf_weights_files, **self._config.create_parallel_kwargs()
         )
-        _logger.info("AutoLoader initialized: loader=%s, files=%d", name, len(hf_weights_files))
+        _logger.info("AutoLoader initialized: loader=%s, files=%d",
+                     printable(name), len(hf_weights_files))
 
     def __repr__(self) -> str:
         """Return the chosen loader's repr()."""

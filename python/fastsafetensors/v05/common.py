@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .._base.errors import printable
+from .._base.regular_files import open_regular
 from .._core import Model, check_save, engines, error_class
 from .._loading.memory_models import model_of_bytes
 from .._loading.verified_open import open_files
@@ -257,7 +259,8 @@ class SafeTensorsMetadata:
         """Refuse functions that access the file's own bytes if these are compressed."""
         if self.model.is_compressed:
             raise RuntimeError(
-                f"{self.src} is compressed: its bytes are not those of its tensors, and only the "
+                f"{printable(self.src)} is compressed: its bytes are not those of its tensors, "
+                "and only the "
                 "readers of this package decode them"
             )
 
@@ -333,7 +336,7 @@ class SafeTensorsMetadata:
         """Return a digest of the header, equal for equal files at any path."""
         try:
             # the stored header of a compressed file is another one
-            with open(self.src, "rb") as file:
+            with open(open_regular(self.src), "rb") as file:
                 length = file.read(8)
                 header = file.read(min(int.from_bytes(length, "little"), 100_000_000))
                 return hashlib.blake2b(length + header, digest_size=16).hexdigest()

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .._base.errors import printable
+from .._base.regular_files import read_regular
 
 CONFIG_ENV_VAR = "FASTSAFETENSORS_CONFIG"
 DEFAULT_CONFIG_PATH = "./fastsafetensors.json"
+_BYTES_MAX = 1 << 20
 
 _logger = logging.getLogger(__name__)
 
@@ -74,11 +76,10 @@ class LoaderConfig:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> LoaderConfig:
         """Read a JSON file."""
-        with open(path, encoding="utf-8") as file:
-            try:
-                values = json.load(file)
-            except ValueError as error:
-                raise ValueError(f"{os.fspath(path)}: {error}") from None
+        try:
+            values = json.loads(read_regular(path, _BYTES_MAX))
+        except ValueError as error:
+            raise ValueError(f"{printable(os.fspath(path))}: {printable(error)}") from None
         config = cls.from_dict(values)
         _logger.info("Loaded config from JSON: %s", printable(os.fspath(path)))
         return config
@@ -111,7 +112,7 @@ def _check_type(key: str, default: Any, value: Any) -> None:
     if default is None and value is None:
         return
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise ValueError(f"{key} must be {wanted.__name__}, not {value!r}")
+        raise ValueError(f"{printable(key)} must be {wanted.__name__}, not {value!r}")
 
 
 def load_config() -> LoaderConfig:
@@ -122,7 +123,8 @@ def load_config() -> LoaderConfig:
     named = os.environ.get(CONFIG_ENV_VAR)
     if named:
         if not os.path.exists(named):
-            raise FileNotFoundError(f"Config file specified by {CONFIG_ENV_VAR} not found: {named}")
+            raise FileNotFoundError(f"Config file specified by {CONFIG_ENV_VAR} not found: "
+                                    f"{printable(named)}")
         return LoaderConfig.from_file(named)
     if os.path.exists(DEFAULT_CONFIG_PATH):
         return LoaderConfig.from_file(DEFAULT_CONFIG_PATH)

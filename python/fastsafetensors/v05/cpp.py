@@ -262,7 +262,7 @@ class _Reader:
         try:
             count = sum(part.result() for part in parts)
         except OSError as error:
-            _logger.error("read of %d bytes at %d failed: %s", length, offset, error)
+            _logger.error("read of %d bytes at %d failed: %s", length, offset, printable(error))
             return 0, base
         if count < length:
             _logger.error("short read: %d of %d bytes at %d", count, length, offset)

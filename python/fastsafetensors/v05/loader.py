@@ -47,7 +47,8 @@ def _warn_of_rejection() -> None:
 def _warn_once(path: str, error: Exception) -> None:
     if not _warn_of_rejection.cache_info().currsize:
         _warn_of_rejection()
-        _logger.warning("filesystem rejected O_DIRECT for %s: %s", printable(path), error)
+        _logger.warning("filesystem rejected O_DIRECT for %s: %s", printable(path),
+                        printable(error))
 
 
 @shown_as("SafeTensorsFileLoader")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from .._base.errors import printable
 from .._base.progress import BatchBar, enable_tqdm
 from .._base.representation import format_contents, format_paths
 from .._core import error_class, keep_memory
@@ -69,7 +70,7 @@ def _check_options(options: dict[str, Any], ranks: int) -> None:
         )
     for name in ("max_batch_bytes", "device_memory_budget"):
         if options[name] is not None and options[name] <= 0:
-            raise ValueError(f"{name} must be positive, not {options[name]}")
+            raise ValueError(f"{printable(name)} must be positive, not {options[name]}")
     if options["use_chunk_budget_as_allocation_size"] and not limited:
         raise ValueError(
             "use_chunk_budget_as_allocation_size needs max_batch_bytes or device_memory_budget"
@@ -80,7 +81,7 @@ def _check_options(options: dict[str, Any], ranks: int) -> None:
         raise ValueError("borrowed_tensors needs accumulate_resident=False and a group of one")
     for name in ("broadcast_run_bytes", "broadcast_run_tensors"):
         if options[name] < 0:
-            raise ValueError(f"{name} must not be negative")
+            raise ValueError(f"{printable(name)} must not be negative")
 
 
 class PipelineParallel:
@@ -390,7 +391,7 @@ class PipelineParallel:
                 sent[1]()  # all ranks are in this collective
             self._agreement.leave(why)
         except RuntimeError as error:  # the group or the other ranks may be gone
-            _logger.debug("could not tell the other ranks: %s", error)
+            _logger.debug("could not tell the other ranks: %s", printable(error))
 
     def _cancel(self) -> None:
         """Make waiting callers fail soon."""

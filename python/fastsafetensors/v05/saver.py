@@ -255,7 +255,7 @@ def per_entry_fill(
 
 def _torch_name(framework: str) -> None:
     if framework not in ("pytorch", "pt", "torch", "paddle"):
-        raise ValueError(f"Unknown framework name: {framework}")
+        raise ValueError(f"Unknown framework name: {printable(framework)}")
 
 
 def _torch_view(view: memoryview) -> Any:
@@ -511,10 +511,10 @@ def validate_shard_set(metas: Sequence[Any]) -> None:
             own, count = int(found[KEY_SHARD_INDEX]), int(found[KEY_SHARD_COUNT])
             sets.append(found[KEY_SHARD_SET])
         except (KeyError, ValueError, TypeError):
-            raise ShardSetError(f"{meta.src}: not a shard of a written set") from None
+            raise ShardSetError(f"{printable(meta.src)}: not a shard of a written set") from None
         if own != index or count != len(metas):
             raise ShardSetError(
-                f"{meta.src}: shard {own} of {count}, expected {index} of {len(metas)}"
+                f"{printable(meta.src)}: shard {own} of {count}, expected {index} of {len(metas)}"
             )
     if len(set(sets)) > 1:
         raise ShardSetError(f"shards were written separately: {sorted(set(sets))}")

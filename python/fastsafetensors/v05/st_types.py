@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from .._base.dtypes import bits_of, converted_dtype
+from .._base.errors import printable
 
 
 class DType(Enum):
@@ -73,11 +74,11 @@ class Device:
         try:
             kind = DeviceType(name)
         except ValueError:
-            raise ValueError(f"Unknown device type: {name}") from None
+            raise ValueError(f"Unknown device type: {printable(name)}") from None
         if not colon:
             return cls(kind)
         if not number.isascii() or not number.isdigit():
-            raise ValueError(f"Invalid index: {number}")
+            raise ValueError(f"Invalid index: {printable(number)}")
         return cls(kind, int(number))
 
     @classmethod

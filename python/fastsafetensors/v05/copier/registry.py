@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..._base.errors import printable
 from ..frameworks import FrameworkOpBase, TensorBase
 from ..st_types import Device, DType
 from .base import CopierInterface
@@ -78,7 +79,8 @@ def register_copier_constructor(
 def _check(copier_type: str) -> None:
     if copier_type not in _factories and copier_type not in BUILT_IN:
         known = [*BUILT_IN, *(name for name in _factories if name not in BUILT_IN)]
-        raise KeyError(f"Copier type '{copier_type}' is not registered. Available types: {known}")
+        raise KeyError(f"Copier type '{printable(copier_type)}' is not registered. Available "
+                       f"types: {known}")
 
 
 def is_built_in(copier_type: str) -> bool:

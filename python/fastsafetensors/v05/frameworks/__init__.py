@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..._base.errors import printable
 from ..._ranks.process_group import ProcessGroupBase
 from ..st_types import DTYPE_SIZES, Device, DType
 
@@ -286,7 +287,7 @@ def get_framework_op(name: str) -> FrameworkOpBase:
     """Return the adapter of "pytorch" (also "pt", "torch") or "paddle"; ImportError without it."""
     module = _MODULES.get(name)
     if module is None:
-        raise ValueError(f"Unknown framework name: {name}")
+        raise ValueError(f"Unknown framework name: {printable(name)}")
     if module not in _made:
         _made[module] = importlib.import_module(f"fastsafetensors.frameworks.{module}").make()
     return _made[module]

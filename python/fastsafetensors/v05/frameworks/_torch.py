@@ -9,6 +9,7 @@ from typing import Any
 
 from ..._base.dtypes import WORDS
 from ..._base.errors import printable
+from ..._base.regular_files import open_regular
 from ..._core import live_buffers
 from ..._ranks.process_group import ProcessGroupBase
 from ..._ranks.torch_group import TorchProcessGroup as TorchProcessGroup
@@ -181,7 +182,7 @@ class TorchOp(FrameworkOpBase):
     def mmap_file_pinned(self, filename: str, length: int, offset: int) -> TorchTensor:
         """Read bytes of a file into pinned memory; RuntimeError without a GPU."""
         real = torch.empty(length, dtype=torch.uint8, pin_memory=True)
-        with open(filename, "rb", buffering=0) as file:
+        with open(open_regular(filename), "rb", buffering=0) as file:
             file.seek(offset)
             bytes_of: Any = real.numpy()
             view, done = memoryview(bytes_of), 0
