@@ -507,8 +507,7 @@ def test_killed_at_random_moments(tmp_path: pathlib.Path) -> None:
                       for value in tensor.unique()}
             assert values == {float(found.step)} and state["step"] == {"s": found.step}
             newest = manager.latest()
-            # No complete one is damaged. The manifest comes last.
-            assert newest is not None
+            assert newest is not None  # no complete one is damaged; the manifest comes last
             assert newest.step == found.step or not [*newest.path.glob("*manifest")]
         manager.close()
     assert last > 0

@@ -17,8 +17,10 @@ static bool is_zero(const void *bytes, size_t size_bytes) {
 }
 
 fst_status fsti_api_check_size(size_t size, fst_error *error) {
-    API_REQUIRE(size >= sizeof(size_t) && size <= STRUCT_BYTES_MAX, error,
-                "struct_size is %zu: set it to the size of the struct (FST_STRUCT_INIT)", size);
+    // That of each version is a multiple; another one could end within a pointer.
+    API_REQUIRE(size >= sizeof(size_t) && size <= STRUCT_BYTES_MAX && size % sizeof(size_t) == 0,
+                error, "struct_size is %zu: set it to the size of the struct (FST_STRUCT_INIT)",
+                size);
     return FST_OK;
 }
 

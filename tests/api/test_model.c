@@ -293,6 +293,11 @@ TEST(invalid_arguments)
     fst_open_options options = {.struct_size = 3};
     CHECK_INT(fst_model_open("x", &options, &model, &error), FST_E_ARGUMENT);
     CHECK_CONTAINS(error.message, "struct_size");
+    // It would end within a pointer.
+    options = (fst_open_options){.struct_size = offsetof(fst_open_options, manifest) + 4,
+                                 .manifest = "manifest"};
+    CHECK_INT(fst_model_open("x", &options, &model, &error), FST_E_ARGUMENT);
+    CHECK_CONTAINS(error.message, "struct_size");
     options = (fst_open_options){.struct_size = sizeof options, .flags = 0x80};
     CHECK_INT(fst_model_open("x", &options, &model, &error), FST_E_ARGUMENT);
     struct {

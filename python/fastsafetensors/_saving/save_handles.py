@@ -194,7 +194,7 @@ class SaveHandle(ABC):
         Raises:
             TimeoutError: the save still runs.
             SafetensorError: it failed; the old files are there. An OSError of its kind as well.
-            TypeError: an argument of another type.
+            TypeError, ValueError: a timeout that is not a number of seconds.
         """
         error = self._result(timeout)
         if error is not None:
@@ -234,7 +234,7 @@ class SaveHandle(ABC):
         Raises:
             TimeoutError: tensors are still read.
             SafetensorError: the save has failed.
-            TypeError: an argument of another type.
+            TypeError, ValueError: a timeout that is not a number of seconds.
         """
         error = self._staging_result(timeout)
         if error is not None:
