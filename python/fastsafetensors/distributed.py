@@ -34,6 +34,7 @@ from typing import Any
 
 from ._base.errors import printable
 from ._base.options import check_timeout
+from ._base.regular_files import open_regular
 from ._core import Model
 from ._loading.load import OpenLoad, close_load, load_from
 from ._loading.module_weights import ModuleState
@@ -140,7 +141,7 @@ class _Load:
         fd, count = -1, 0
         # The load itself reports errors: the other ranks wait for this measurement.
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(path)
         try:
             self.agreement.agree("measuring storage")
             start = time.perf_counter()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reloading only the tensors that changed on disk into a loaded model."""
 
+import ast
 import os
+import pathlib
+import re
 
 import pytest
 
@@ -185,3 +188,18 @@ def test_what_is_no_file_is_not_read(tmp_path, kind):
                  lambda: LoaderConfig.from_file(path)):
         with pytest.raises(OSError, match="not a regular file"):
             call()
+
+
+def test_the_package_opens_only_regular_files():
+    """By open_regular(), read_regular() or the library: opening another one may wait."""
+    import fastsafetensors
+
+    package = pathlib.Path(fastsafetensors.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            shown = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if re.match(r"open\((?!open_regular\()|.*\.read_(text|bytes)\(\)$", shown) and not re.search(
+                    r"/(proc|sys)/|closefd=False", shown):
+                found.add(f"{path.relative_to(package)}: {shown}")
+    assert found == {"v05/common.py: open(mounts_file)"}  # of the program, by default /proc/mounts

@@ -14,6 +14,7 @@ from typing import Any
 
 from .._base.errors import printable, refuse
 from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
+from .._base.regular_files import open_regular
 from .._core import Model, Writer, assign_shards
 from .._loading.load import OpenLoad
 from .._saving.save_options import (
@@ -159,7 +160,7 @@ class _Copier:
     def _source(self, path: str) -> int:
         if path not in self._sources:
             with _existing(path):
-                self._sources[path] = source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._sources[path] = source = open_regular(path)
             if _identity(os.fstat(source)) != self._identities[path]:
                 refuse(f"{path}: a save replaced the file while it was copied", "FileChanged", path)
         return self._sources[path]

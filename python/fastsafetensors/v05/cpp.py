@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from .._base.errors import printable
+from .._base.regular_files import open_regular
 
 _logger = logging.getLogger("fastsafetensors.cpp")
 
@@ -194,7 +195,7 @@ class gds_file_handle:  # noqa: N801
         self._fd = -1
         try:
             # Always through the page cache, because ranges may be unaligned.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_regular(path)
         except OSError as error:
             raise RuntimeError(
                 f"gds_file_handle: open {printable(path)} returned an error = {error.errno}"
