@@ -176,13 +176,13 @@ def test_an_interrupt_after_the_start_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The save goes on, and wait() waits for it, though save() did not get its handle."""
-    real = training.save_safetensors_sharded_async
+    real = training.start_alone
 
     def start_and_interrupt(*arguments: Any, **options: Any) -> None:
         real(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "save_safetensors_sharded_async", start_and_interrupt)
+    monkeypatch.setattr(training, "start_alone", start_and_interrupt)
     with CheckpointManager(tmp_path) as manager:
         with pytest.raises(KeyboardInterrupt):
             manager.save(1, {"x": torch.ones(COUNT)})

@@ -114,7 +114,7 @@ if __name__ == "__main__":
         found = {"w": torch.zeros(100000)}
         dcp.load(found, storage_reader=FastSafetensorsReader(f"{folder}/{step}"))
         assert torch.equal(found["w"], torch.arange(100000.0) + step), step
-    print("saved")
+    print("saved", flush=True)
     os._exit(0)
 """
 
