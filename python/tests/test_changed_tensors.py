@@ -199,7 +199,7 @@ def test_the_package_opens_only_regular_files():
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             shown = ast.unparse(node) if isinstance(node, ast.Call) else ""
-            if re.match(r"open\((?!open_regular\()|.*\.read_(text|bytes)\(\)$", shown) and not re.search(
-                    r"/(proc|sys)/|closefd=False", shown):
+            is_open = re.match(r"open\((?!open_regular\()|.*\.read_(text|bytes)\(\)$", shown)
+            if is_open and not re.search("/(proc|sys)/|closefd=False", shown):
                 found.add(f"{path.relative_to(package)}: {shown}")
     assert found == {"v05/common.py: open(mounts_file)"}  # of the program, by default /proc/mounts
