@@ -25,6 +25,7 @@ from ._base.argument_types import Path
 from ._base.errors import printable
 from ._base.options import check_count, check_location, name_list
 from ._base.progress import Progress
+from ._base.regular_files import open_regular
 from ._core import Model, SafetensorError
 from ._loading.load import load_from
 from ._loading.open import check_device, check_path, is_meta
@@ -500,7 +501,8 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
     if not os.path.exists(path) and older.exists():
         import torch
 
-        return torch.load(older, map_location=device, weights_only=True)
+        with open(open_regular(older), "rb") as file:
+            return torch.load(file, map_location=device, weights_only=True)
     with contextlib.closing(open_files(path)) as model:
         if to_meta:
             tensors = meta_tensors(model)
@@ -515,4 +517,4 @@ def load_embeddings_safetensors(path: Path, device: Any = "cpu") -> Any:
         return _rebuild(json.loads(structure), tensors)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         text = f"broken structure of embeddings in {os.fsdecode(path)}: {error}"
-        raise SafetensorError(text) from None
+        raise SafetensorError(printable(text)) from None

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._base import counters
-from ._base.errors import printable
+from ._base.errors import printable_lines
 
 __all__ = ["enable", "register_opentelemetry", "register_prometheus", "snapshot"]
 
@@ -83,7 +83,7 @@ def register_prometheus(registry: Any = None) -> Any:
         import prometheus_client
     except ImportError as error:
         raise ImportError("register_prometheus() needs prometheus_client: "
-                          f"{printable(error)}") from error
+                          f"{printable_lines(error)}") from error
     collector = _Collector()
     (prometheus_client.REGISTRY if registry is None else registry).register(collector)
     enable()
@@ -102,7 +102,7 @@ def register_opentelemetry(meter: Any = None) -> list[Any]:
         from opentelemetry import metrics
     except ImportError as error:
         raise ImportError("register_opentelemetry() needs opentelemetry-api: "
-                          f"{printable(error)}") from error
+                          f"{printable_lines(error)}") from error
 
     def observe(name: str) -> Any:
         return lambda options: [metrics.Observation(snapshot()[name])]

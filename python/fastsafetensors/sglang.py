@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ._base.errors import printable
+from ._base.errors import printable_lines
 
 if TYPE_CHECKING:
     from ._engine_weights import EngineOptions
@@ -51,7 +51,8 @@ def register() -> None:
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     except ImportError as error:
-        raise ImportError(f"fastsafetensors.sglang needs sglang: {printable(error)}") from error
+        raise ImportError("fastsafetensors.sglang needs sglang: "
+                          f"{printable_lines(error)}") from error
     HookRegistry.register(
         "sglang.srt.model_loader.weight_utils.fastsafetensors_weights_iterator", _iterate,
         HookType.REPLACE)

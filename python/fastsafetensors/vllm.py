@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ._base.errors import printable
+from ._base.errors import printable, printable_lines
 
 __all__ = ["register"]
 
@@ -36,7 +36,7 @@ def register() -> None:
     try:
         import vllm.model_executor.model_loader as loaders
     except ImportError as error:
-        raise ImportError(f"fastsafetensors.vllm needs vllm: {printable(error)}") from error
+        raise ImportError(f"fastsafetensors.vllm needs vllm: {printable_lines(error)}") from error
     for name, kind in _make_loaders().items():
         known = getattr(loaders, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
         known.pop(name, None)  # replacing a format is intended, so no warning

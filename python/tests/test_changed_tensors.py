@@ -177,15 +177,18 @@ def test_full_reload_equals_the_file(step):
 def test_what_is_no_file_is_not_read(tmp_path, kind):
     """A FIFO would wait for ever, and a device may have no end."""
     from fastsafetensors import LoaderConfig
+    from fastsafetensors.fast_loading import load_embeddings_safetensors
 
     path = tmp_path / "a.safetensors.manifest"
     {"fifo": os.mkfifo, "device": lambda path: os.symlink("/dev/zero", path),
      "folder": os.mkdir}[kind](path)
+    (tmp_path / "b.pt").symlink_to(path)
     save_file({"x": torch.zeros(3)}, tmp_path / "a.safetensors")
     write_manifest(tmp_path / "a.safetensors", tmp_path / "old")
     for call in (lambda: changed_tensors(tmp_path / "a.safetensors", tmp_path / "old"),
                  lambda: changed_tensors(tmp_path / "a.safetensors", path),
-                 lambda: LoaderConfig.from_file(path)):
+                 lambda: LoaderConfig.from_file(path),
+                 lambda: load_embeddings_safetensors(tmp_path / "b.safetensors")):
         with pytest.raises(OSError, match="not a regular file"):
             call()
 

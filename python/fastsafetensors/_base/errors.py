@@ -31,6 +31,11 @@ def printable(shown: object) -> str:
     return text if text.isascii() and text.isprintable() else printable_text(text)
 
 
+def printable_lines(shown: object) -> str:
+    """Return a text of several lines for a message, each as by printable()."""
+    return "\n".join(map(printable, str(shown).splitlines()))
+
+
 def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:
     """Raise the error class of a kind, by default SafetensorError, which gets the kind as its tag.
     """

@@ -201,7 +201,7 @@ class _Decoder:
     def __init__(self, tensors: Mapping[str, Any], metadata: dict[int, Any]) -> None:
         self._tensors, self._metadata = tensors, metadata
         self._dict_count = 0
-        self._copies: dict[tuple[Any, ...], Any] = {}
+        self._copies: dict[str, tuple[list[int], Any]] = {}
 
     def decode(self, value: Any) -> Any:
         """Return the value that JSON stands for."""
@@ -211,7 +211,7 @@ class _Decoder:
         if kind == "tensor":
             return self._tensor(item)
         if kind == "array":
-            return self._tensor(item).numpy()
+            return self._tensor(item).cpu().numpy()
         if kind == "bytes":
             return base64.b64decode(item)
         if kind == "dict":
@@ -226,10 +226,12 @@ class _Decoder:
         if isinstance(item, str):
             return self._tensors[item]
         name, order = item
-        key = (name, *order)
-        if key not in self._copies:  # a tensor that comes twice is one
-            self._copies[key] = _in_order(self._tensors[name], order)
-        return self._copies[key]
+        if name not in self._copies:  # a tensor that comes twice is one
+            self._copies[name] = (order, _in_order(self._tensors[name], order))
+        known, copy = self._copies[name]
+        if order != known:
+            raise ValueError(f"{printable(name)}: a tensor in two orders, {known} and {order}")
+        return copy
 
     def _decode_dict(self, item: Any) -> Any:
         number = self._dict_count
@@ -279,7 +281,7 @@ def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     text = tensors[DESCRIPTION]
     if text.dtype != torch.uint8 or text.dim() != 1:
         raise ValueError(f"the tensor {DESCRIPTION!r} does not hold bytes")
-    described = json.loads(bytes(text.numpy()))
+    described = json.loads(bytes(text.cpu().numpy()))
     metadata = _Decoder(tensors, {}).decode(described.pop(_METADATA, {"dict": []}))
     if not isinstance(metadata, dict):
         raise ValueError(f"{_METADATA}: not a dict")

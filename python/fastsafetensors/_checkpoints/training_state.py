@@ -187,6 +187,8 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
         value = loaded[name]
         if _loads(target):
             target.load_state_dict(value)
+            if isinstance(target, torch.optim.Optimizer):
+                _put_in_order(target)
         elif _are(dict, target, value):
             target.clear()
             target.update(value)
@@ -199,6 +201,22 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
                 target.copy_(value)
         else:
             cast("MutableMapping[str, Any]", state)[name] = value
+
+
+def _put_in_order(optimizer: Any) -> None:
+    """Give the state of each parameter its order of dimensions in memory.
+
+    Fused optimizers of torch pair the elements of both by their places in memory, and the run that
+    saved the state may have had another memory format.
+    """
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if (isinstance(value, torch.Tensor) and isinstance(parameter, torch.Tensor)
+                    and value.shape == parameter.shape
+                    and value.layout == parameter.layout == torch.strided
+                    and value.stride() != parameter.stride()):
+                values[name] = torch.empty_like(
+                    parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _are(kind: type, target: Any, value: Any) -> bool:
