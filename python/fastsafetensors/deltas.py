@@ -581,8 +581,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
         if note.interrupted:
             raise RuntimeError(
                 f"{printable(os.fsdecode(checkpoint))}: a weight delta was applied in part, so "
-                "the files are "
-                "of two versions; run 'fastsafetensors delta recover'")
+                "the files are of two versions; run 'fastsafetensors delta recover'")
         finish_waiting(checkpoint, False)
         yield note
     finally:

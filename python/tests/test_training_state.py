@@ -405,7 +405,7 @@ def test_tensors_keep_their_order_in_memory(
 
 
 def test_a_description_with_another_order(tmp_path: pathlib.Path) -> None:
-    """Orders that are none are errors."""
+    """A list that does not have each dimension once is an error."""
     from fastsafetensors._checkpoints.state_codec import DESCRIPTION, decode_state
 
     for order in ("[0]", "[0, 0]", "[1, 2]", "[0, 1, 1]", "[true, 0]", '["0", 1]'):

@@ -88,14 +88,12 @@ class _Encoder:
         """The name of a tensor; one that comes twice is kept once."""
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{printable(path)}: the parameter of a lazy module has no values "
-                             "yet. Call the "
-                             "module with a batch before its state is saved")
+                             "yet. Call the module with a batch before its state is saved")
         if not _is_unicode(path):
             raise TypeError(f"{path!r}: a name that is not Unicode can't be saved")
         if tensor.is_nested:
             raise TypeError(f"{printable(path)}: a nested tensor can't be saved: the format has "
-                            "only tensors "
-                            "of one shape. Save its parts, unbind()")
+                            "only tensors of one shape. Save its parts, unbind()")
         key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
                tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
         if tensor.numel() > 0 and key in self._known:
@@ -151,8 +149,7 @@ class _Encoder:
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
         raise TypeError(f"{printable(path)}: a {printable(kind.__qualname__)} can't be saved; "
-                        "tensors, "
-                        "NumPy arrays, "
+                        "tensors, NumPy arrays, "
                         "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
 
 

@@ -126,8 +126,7 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
         method = getattr(type(target), "load_state_dict", None)
         if method in _DICT_LOADERS and not isinstance(value, dict):
             raise TypeError(f"{printable(path)}: the state of {name!r} is a "
-                            f"{type(value).__name__}, "
-                            f"and a {type(target).__name__} loads a dict")
+                            f"{type(value).__name__}, and a {type(target).__name__} loads a dict")
         if _are(torch.Tensor, target, value):
             _check_tensor(f"{printable(path)}: the tensor {name!r}", target, value)
         elif not _loads(target) and not _is_filled_in_place(target, value) and not isinstance(

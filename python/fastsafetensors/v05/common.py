@@ -260,8 +260,7 @@ class SafeTensorsMetadata:
         if self.model.is_compressed:
             raise RuntimeError(
                 f"{printable(self.src)} is compressed: its bytes are not those of its tensors, "
-                "and only the "
-                "readers of this package decode them"
+                "and only the readers of this package decode them"
             )
 
     @classmethod

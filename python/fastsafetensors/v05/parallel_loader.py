@@ -391,7 +391,7 @@ class PipelineParallel:
                 sent[1]()  # all ranks are in this collective
             self._agreement.leave(why)
         except RuntimeError as error:  # the group or the other ranks may be gone
-            _logger.debug("could not tell the other ranks: %s", printable(error))
+            _logger.debug("the other ranks were not informed: %s", printable(error))
 
     def _cancel(self) -> None:
         """Make waiting callers fail soon."""
