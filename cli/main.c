@@ -164,6 +164,7 @@ static void print_warning(void *context, fst_log_level level, const char *text) 
 int main(int argc, char **argv) {
     // A closed pipe ends the command quietly, also if the parent ignores SIGPIPE.
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN); // an error that is reported
     raise_file_limit();
     fst_log_set(print_warning, NULL, FST_LOG_WARNING);
     cli_set_json(false);

@@ -166,6 +166,7 @@ def c_suite(kind: str) -> Counter[str]:
         ["--no-suite", "host"] if kind in SANITIZERS else []
     if kind == "tsan":
         more += ["--no-suite", "serial"]
+    more += ["--num-processes", str(len(os.sched_getaffinity(0)) + 1)]  # some tests wait
     done = run(["meson", "test", "-C", str(folder), "--print-errorlogs", "--no-rebuild", *more],
                capture_output=True)
     if done.returncode:
@@ -251,11 +252,10 @@ def tracked(*patterns: str) -> list[str]:
                   if p.relative_to(ROOT).parts[0] not in hidden)
 
 
-def run_checks(checks: list[tuple[str, list[str]]]) -> Counter[str]:
-    """Run programs that pass or fail as a whole, two at a time; one that lacks a tool is skipped by
-    name."""
+def run_checks(checks: list[tuple[str, list[str]]], at_a_time: int) -> Counter[str]:
+    """Run programs that pass or fail as a whole; one that lacks a tool is skipped by name."""
     counts: Counter[str] = Counter()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(at_a_time) as pool:
         results = list(pool.map(lambda check: run(check[1], capture_output=True), checks))
     for (name, _), done in zip(checks, results, strict=True):
         if done.returncode == SKIPPED:
@@ -301,7 +301,7 @@ def lint_suite(everything: bool, with_system: bool = False) -> Counter[str]:
                           else ["--shallow"])]),
         ("analyzer", [sys.executable, "tools/run_analyzer.py"]),
     ]
-    return run_checks(checks + (thorough if everything else []))
+    return run_checks(checks + (thorough if everything else []), 3 if with_system else 2)
 
 
 def closing_line(counts: Counter[str]) -> str:

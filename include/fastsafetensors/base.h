@@ -17,8 +17,9 @@
 /// **Structs.** A struct that may get more fields begins with `struct_size`, which the caller sets
 /// to sizeof (FST_STRUCT_INIT does it). New fields are added at the end, and zero is their default.
 /// A library that is newer than the program takes missing fields as zero; one that is older
-/// refuses fields that it does not know with FST_E_ARGUMENT unless they are zero. All elements of
-/// an array have the struct_size of the first. Structs without struct_size never change.
+/// refuses fields that it does not know with FST_E_ARGUMENT unless they are zero (and structs above
+/// 64 KiB). All elements of an array have the struct_size of the first. Structs without struct_size
+/// never change.
 /// What experimental.h declares may change or be removed in any release.
 ///
 /// **Callbacks.** Each comment says which thread calls. A callback must not use the handle that it

@@ -132,7 +132,8 @@ typedef struct fst_load_options {
 
     /// The device of the tensors. On a GPU, `allocator` returns memory of that device, and
     /// FST_MODE_MAP is FST_E_ARGUMENT. A returned tensor may be used on any stream at once: its
-    /// copies and conversions are complete. Tensors of 16 bytes or more are aligned to 16.
+    /// copies and conversions are complete. On a GPU, tensors of 16 bytes or more are aligned
+    /// to 16.
     fst_device device;
 
     /// The most bytes of tensors that were read and not yet returned by fst_loader_next(); 0: no

@@ -223,7 +223,8 @@ FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
 
 /// Cancels a save and does not wait for it: its calls return FST_E_CANCELLED soon, unless the new
-/// model is already in place. From any thread. NULL is allowed.
+/// model is already in place. FST_E_IO: a store was sent the whole object and did not say whether
+/// it has stored it. From any thread. NULL is allowed.
 FST_API void fst_writer_cancel(fst_writer *writer);
 
 /// Closes a writer and frees it. Without a commit its files are removed. NULL is allowed.

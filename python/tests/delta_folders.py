@@ -3,13 +3,17 @@
 
 import hashlib
 import json
+import shutil
 import struct
+import subprocess
+import sys
 import zlib
 
 import numpy
 import pytest
 
 import fastsafetensors
+from fastsafetensors import deltas
 
 try:
     import zstandard
@@ -185,6 +189,37 @@ def write_chain(tmp_path, states, **options):
     """Write the deltas between successive states with the independent writer."""
     return [write_delta(tmp_path / f"weight_v{i:06d}", states[i - 1], states[i], f"{i:06d}",
                         f"{i - 1:06d}", **options) for i in range(1, len(states))]
+
+
+# The limit is set when the journal is there, because it is checked before that.
+KILLED = """
+import os, resource, signal, sys, threading
+from fastsafetensors import deltas
+
+def limit():
+    while not os.path.exists(sys.argv[1] + "/.weight_sync/journal"):
+        pass
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+threading.Thread(target=limit, daemon=True).start()
+"""
+
+
+def kill_in_a_write(local, call, *arguments):
+    """Run a call, whose arguments are `sys.argv[1:]`, the first one `local`, in a process that the
+    kernel kills at its first write after byte 600,000 of a file."""
+    before = local.with_name(f"{local.name}-before")
+    shutil.copytree(local, before)
+    for _ in range(20):  # the limit may come too late, or too early
+        subprocess.run([sys.executable, "-c", KILLED + call, local, *arguments], check=False)
+        if deltas.version_of(local).interrupted:
+            break
+        shutil.rmtree(local)
+        shutil.copytree(before, local)
+    shutil.rmtree(before)
+    assert deltas.version_of(local).interrupted
 
 
 def expect(tag, call):

@@ -7,6 +7,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 from object_store import KEY, SECRET, failure, object_store
@@ -19,6 +20,7 @@ from fastsafetensors.fast_loading import (  # noqa: E402
     load_safetensors_sharded,
     save_safetensors_sharded_async,
 )
+from fastsafetensors.torch import SaveHandle, load_file, save_file_async  # noqa: E402
 
 MIB = 1 << 20
 
@@ -62,11 +64,44 @@ def test_a_set_at_a_store(stage: str) -> None:
         for _ in range(10):
             handle = save_safetensors_sharded_async(make(3.0), folder, "5MB", stage=stage)
             was_cancelled = handle.cancel()
+            assert was_cancelled or handle.exception() is None
             value = 1.0 if was_cancelled else 3.0
             assert is_state(load_safetensors_sharded(folder), value)
             if not was_cancelled:
                 break
         assert not server.uploads
+
+
+@pytest.mark.usefixtures("own_home")
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_cancellation_while_the_store_answers(is_set: bool) -> None:
+    """The files of a set have names of their own, so the old set stays. A single object may have
+    been replaced, and the error says so."""
+    is_held, begun, ended = [False], threading.Event(), threading.Event()
+
+    def hold(request: Request, answer: Answer) -> Answer:
+        if is_held[0] and request.method == "PUT":
+            begun.set()
+            ended.wait(60)
+        return answer
+
+    def save(value: float) -> SaveHandle:
+        return (save_safetensors_sharded_async(make(value), "s3://bucket/set/", "5MB") if is_set
+                else save_file_async({"w0": torch.tensor([value])}, "s3://bucket/one"))
+
+    with object_store(hold, keys={KEY: SECRET}) as server:
+        remote.configure(endpoint=server.url, access_key=KEY, secret_key=SECRET, retry_base_ms=2)
+        save(1.0).wait()
+        is_held[0] = True
+        handle = save(2.0)
+        assert begun.wait(60)
+        assert handle.cancel() == is_set
+        ended.set()
+        if is_set:
+            assert is_state(load_safetensors_sharded("s3://bucket/set/"), 1.0)
+        else:
+            assert "it is unknown whether the object was stored" in str(handle.exception())
+            assert load_file("s3://bucket/one")["w0"] == 2.0
 
 
 @pytest.mark.parametrize("stage", ["copy", "lazy"])

@@ -2,6 +2,7 @@
 """Asynchronous saves of several ranks, and by torch.distributed.checkpoint."""
 
 import ctypes
+import contextlib
 import gc
 import os
 import shutil
@@ -443,6 +444,16 @@ def test_a_failed_save_keeps_the_folder_of_the_next(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "run/step-2")  # called, and has not made it yet
     assert "ranks differ" in saves[0].publish([], None)
     assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_writer_keeps_the_copies_of_one_save():
+    """Not those of names that only earlier saves had."""
+    from fastsafetensors.checkpoint import FastSafetensorsWriter
+
+    with contextlib.closing(FastSafetensorsWriter("none")) as writer:
+        for number in range(4):
+            writer.stage({f"x{number}": [torch.ones(1000)], "y": torch.ones(1000)})
+        assert sum(copies.nbytes for copies in writer._copies._free) == 8000
 
 
 def test_a_failure_that_nobody_heard_is_logged_by_the_next_save(tmp_path, caplog):

@@ -209,6 +209,44 @@ def test_a_signal_at_the_start(
     assert load_file(tmp_path / "b" / "model.safetensors")["x"].tolist() == [1, 1, 1]
 
 
+class LateSave:
+    """An AsyncSave whose start() returns after the save's end, and then a signal arrives."""
+
+    def __init__(self) -> None:
+        """Make the real one."""
+        self._core = _core.AsyncSave()
+        self._has_returned = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the real one has."""
+        return getattr(self._core, name)
+
+    def is_started(self) -> bool:
+        """Whether start() has returned."""
+        return self._has_returned
+
+    def start(self, *arguments: Any, **options: Any) -> None:
+        """Start it, and wait."""
+        self._core.start(*arguments, **options)
+        while self._core.stats()["state"] not in ("done", "failed"):
+            time.sleep(0.001)
+        self._has_returned = True
+        signal.raise_signal(signal.SIGUSR1)
+
+
+def test_a_signal_at_a_start_that_the_save_overtakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[int]
+) -> None:
+    """The exception is raised all the same, and the save of the ranks is in place."""
+    _raise_at_signal(calls, PreemptedError)
+    core = _patched_core("start")
+    core.AsyncSave = LateSave
+    with monkeypatch.context() as patched, pytest.raises(PreemptedError):
+        patched.setattr(save_handles, "_core", core)
+        save_on_ranks_async({"x": torch.ones(3)}, tmp_path / "a")
+    assert load_file(tmp_path / "a" / "model.safetensors")["x"].tolist() == [1, 1, 1]
+
+
 def test_a_signal_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its TimeoutError stays one, and no save was begun."""
     def interrupted(*_arguments: Any) -> Any:
@@ -333,6 +371,38 @@ keep = [save_file_async({"x": np.zeros(9)}, sys.argv[1])]
 while not keep[0].done():
     time.sleep(0.01)
 keep.append(save_file_async({"x": np.zeros(9)}, sys.argv[2]))
+""",
+    "the next save": """
+import os, sys, time
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+handle = save_file_async({"x": np.zeros(9)}, sys.argv[1])
+while not handle.done():
+    time.sleep(0.01)
+del handle
+other = save_file_async({"x": np.zeros(9)}, sys.argv[2])
+os._exit(0)
+""",
+    "a with block": """
+import sys, time
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+try:
+    with save_file_async({"x": np.zeros(9)}, sys.argv[1]) as handle:
+        while not handle.done():
+            time.sleep(0.01)
+        raise KeyError
+except KeyError:
+    pass
+""",
+    "cancel()": """
+import sys, time
+import numpy as np
+from fastsafetensors.numpy import save_file_async
+handle = save_file_async({"x": np.zeros(9)}, sys.argv[1])
+while not handle.done():
+    time.sleep(0.01)
+assert not handle.cancel()
 """,
 }
 

@@ -3,6 +3,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 
@@ -227,19 +228,19 @@ def make_zeros(path):
 
 
 def hash_while(command, path, opened, change):
-    """Run `hash --write`; stop it when it has a file open for reading, change something, and let it
-    go on. Return its process."""
+    """Run `hash --write`; stop it when it reads the contents of a file, change something, and let
+    it go on. Return its process."""
     import signal
     import time
 
     process = subprocess.Popen([command, "hash", "--write", path], stderr=subprocess.PIPE,
                                text=True)
-    descriptors = f"/proc/{process.pid}/fd"
-    seen = 0
-    while process.poll() is None and seen < 20:  # it opens the file more than once
+    own = pathlib.Path(f"/proc/{process.pid}")
+    is_open, read_bytes = False, 0
+    while process.poll() is None and not (is_open and read_bytes > 4 << 20):
         try:
-            seen += str(opened) in [os.readlink(f"{descriptors}/{fd}")
-                                    for fd in os.listdir(descriptors)]
+            read_bytes = int((own / "io").read_text().split()[1])
+            is_open = str(opened) in [os.readlink(path) for path in (own / "fd").iterdir()]
         except OSError:
             continue
     process.send_signal(signal.SIGSTOP)

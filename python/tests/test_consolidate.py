@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 
 import pytest
+from conftest import zstd_or_skip
 from test_rank_faults import COMMON, run_ranks
 from test_terminal_text import write_model
 
@@ -142,6 +144,93 @@ def test_parts_whose_rows_are_no_whole_bytes(tmp_path, dtype, shapes):
         assert file.read()[-len(expected):] == expected
 
 
+def test_empty_parts_at_one_place(tmp_path):
+    """Ranks that have nothing of a tensor write empty parts, maybe several at one offset."""
+    (tmp_path / "in").mkdir()
+    for number, (offset, size) in enumerate([(0, 0), (0, 3), (3, 0), (3, 0)]):
+        info = json.dumps({"x": {"saved_offsets": [offset]}})
+        save_file({"x": torch.arange(offset, offset + size)}, tmp_path / f"in/{number}.safetensors",
+                  {"DCP_SHARDING_INFO": info})
+    found = load_file(consolidate(tmp_path / "in", tmp_path / "out"))
+    assert torch.equal(found["x"], torch.arange(3))
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_columns_of_4_bit_floats_are_refused(tmp_path, width):
+    (tmp_path / "in").mkdir()
+    for number in (0, 1):
+        info = json.dumps({"x": {"saved_offsets": [0, width * number]}})
+        write_model(tmp_path / f"in/{number}.safetensors",
+                    {"x": ("F4", [4, width], bytes(2 * width))}, {"DCP_SHARDING_INFO": info})
+    with pytest.raises(ValueError, match="4-bit floats that are cut along another dimension"):
+        consolidate(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [
+    ("F4", [400, 300]), ("F4", [400, 301]), ("F4", [100000]), ("F6_E2M3", [400, 301]),
+    ("F6_E3M2", [80000]), ("BF16", [400, 301])])
+@pytest.mark.parametrize("memory", [1000, 64000, 1 << 20])
+def test_compressed_tensors_in_little_memory(tmp_path, dtype, shape, memory):
+    """They are read row by row, 4- and 6-bit floats in numbers of rows that are whole bytes."""
+    zstd_or_skip()
+    size = math.prod(shape) * {"F4": 4, "BF16": 16}.get(dtype, 6) // 8
+    data = (os.urandom(50) * size)[:size]
+    write_model(tmp_path / "plain", {"x": (dtype, shape, data)})
+    command = ["fastsafetensors", "convert", "--compress", tmp_path / "plain",
+               tmp_path / "in.safetensors"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert os.path.getsize(tmp_path / "in.safetensors") < size
+    path = consolidate(tmp_path / "in.safetensors", tmp_path / "out", memory=memory)
+    with open(path, "rb") as file:
+        assert file.read()[-len(data):] == data
+
+
+def test_the_folder_of_the_ranks_is_refused(tmp_path):
+    """The save would leave their files there, and a folder of two models can't be opened."""
+    for count in (1, 2):
+        parts = tmp_path / str(count)
+        parts.mkdir()
+        for number in range(count):
+            info = json.dumps({"x": {"saved_offsets": [3 * number]}})
+            save_file({"x": torch.ones(3)}, parts / f"{number}.safetensors",
+                      {"DCP_SHARDING_INFO": info})
+        with pytest.raises(ValueError, match="has files of torch's writer"):
+            consolidate(parts, parts)
+        assert len(os.listdir(parts)) == count
+    (tmp_path / "set").mkdir()
+    save_file({"x": torch.ones(3)}, tmp_path / "set/model.safetensors")
+    assert load_file(consolidate(tmp_path / "set", tmp_path / "set"))["x"].sum() == 3
+
+
+@pytest.mark.parametrize("description", [
+    b"[]", b"{", b'{"m":{}}', b'{"m":{"dict":5}}', b'{"m":{"dict":[["t",{"tensor":"none"}]]}}',
+    b'{"m":{"dict":[["t",{"tensor":5}]]}}', b'{"m":{"dict":[["t",{"tensor":[]}]]}}',
+    b'{"m":{"list":' + b"[" * 3000 + b"]" * 3000 + b"}}",
+    b'{"m":{"dict":[["' + b"a" * 999999 + b'",{"list":[' + b'{"tensor":"t"},' * 999
+    + b'{"tensor":"t"}]}]]}}'])
+def test_damaged_descriptions(tmp_path, description):
+    """They are a ValueError, and names do not fill the memory."""
+    state = torch.frombuffer(bytearray(description), dtype=torch.uint8)
+    save_file({"fastsafetensors.state": state, "t": torch.ones(1), "m.x": torch.ones(1)},
+              tmp_path / "in")
+    tracemalloc.start()
+    with pytest.raises(ValueError):
+        consolidate(tmp_path / "in", tmp_path / "out", prefix="m.")
+    assert tracemalloc.get_traced_memory()[1] < 150 << 20
+    tracemalloc.stop()
+
+
+def test_one_share_of_the_memory_at_a_time(tmp_path):
+    """Rows of columns are freed before the next ones are read. (RLIMIT_DATA counts them.)"""
+    (tmp_path / "in").mkdir()
+    for number in (0, 1):
+        info = json.dumps({"x": {"saved_offsets": [0, 1000 * number]}})
+        save_file({"x": torch.full((32_000, 1000), float(number))},
+                  tmp_path / f"in/{number}.safetensors", {"DCP_SHARDING_INFO": info})
+    found = consolidate_within(100, tmp_path / "in", tmp_path / "out", memory="64MiB")
+    assert found["x"].sum() == 32_000_000
+
+
 def test_bad_sources(tmp_path):
     """No temporary file remains, and the folder is unchanged."""
     save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
@@ -156,20 +245,27 @@ def test_bad_sources(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_model_is_never_in_memory(tmp_path):
-    """256 MiB are put together with less than 64 MiB of anonymous memory more."""
-    save_file({f"w{i}": torch.full((1 << 24,), float(i)) for i in range(4)}, tmp_path / "a")
+def consolidate_within(mib, source, folder, **options):
+    """Put a set together in a process with so much anonymous memory more; return the tensors."""
     program = textwrap.dedent("""
         import json, resource, sys
         from fastsafetensors.checkpoint import consolidate
+        source, folder, mib, options = json.loads(sys.argv[1])
         limit = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (limit + (64 << 20), resource.RLIM_INFINITY))
-        print(json.dumps(consolidate(sys.argv[1], sys.argv[2], "100MB")))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit + (mib << 20), resource.RLIM_INFINITY))
+        print(json.dumps(consolidate(source, folder, **options)))
         """)
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "a"),
-                           str(tmp_path / "out")], capture_output=True, text=True)
+    arguments = json.dumps([str(source), str(folder), mib, options])
+    done = subprocess.run([sys.executable, "-c", program, arguments], capture_output=True,
+                          text=True)
     assert done.returncode == 0, done.stderr
-    found = load_file(json.loads(done.stdout))
+    return load_file(json.loads(done.stdout))
+
+
+def test_the_model_is_never_in_memory(tmp_path):
+    """256 MiB are put together with less than 64 MiB of anonymous memory more."""
+    save_file({f"w{i}": torch.full((1 << 24,), float(i)) for i in range(4)}, tmp_path / "a")
+    found = consolidate_within(64, tmp_path / "a", tmp_path / "out", max_shard_size="100MB")
     assert all(bool(found[f"w{i}"].eq(i).all()) for i in range(4))
 
 

@@ -113,7 +113,8 @@ def test_the_lock_is_a_file(kind, tmp_path, local):
     os.symlink(tmp_path / "made", lock) if kind == "link" else os.mkfifo(lock)
     with pytest.raises(OSError), deltas.reading(local):
         pass
-    with pytest.raises(OSError):
+    (local / ".weight_sync/journal").touch()  # of an update to be finished
+    with pytest.raises(OSError, match="lock"):
         deltas.recover(local)
     assert not (tmp_path / "made").exists()
 
@@ -168,3 +169,28 @@ def test_versions_are_printed_without_control_characters(fresh, source, caplog):
     with caplog.at_level(logging.INFO), pytest.raises(SafetensorError) as caught:
         deltas.pull(fresh, source, until="9\x1b[31m")
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_forked_child_has_no_part_in_its_parents_lock(fresh, source):
+    """It leaves the `with` block first, and lives on when its parent is killed."""
+    engine = subprocess.Popen([sys.executable, "-c", """
+import os, sys, time
+from fastsafetensors import deltas
+with deltas.reading(sys.argv[1]):
+    leaves = os.fork()
+    if leaves:
+        os.waitpid(leaves, 0)
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)
+        time.sleep(60)
+""", str(fresh)], stdout=subprocess.PIPE, text=True)
+    child = int(engine.stdout.readline())
+    version = sorted(path for path in source.iterdir() if path.is_dir())[0]
+    with pytest.raises(TimeoutError, match="updating or reading"):
+        deltas.apply(fresh, version)
+    engine.kill()
+    engine.wait()
+    try:
+        assert deltas.apply(fresh, version)["tensors"] > 0
+    finally:
+        os.kill(child, 9)

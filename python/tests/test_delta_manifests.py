@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from delta_folders import expect, make_states, read_checkpoint, same, write_chain
+from delta_folders import expect, kill_in_a_write, make_states, read_checkpoint, same, write_chain
 from delta_folders import write_checkpoint, write_delta
 from test_delta_hostile_folders import damage, fresh, source  # noqa: F401 - fixtures
 from test_delta_recovery_and_folders import kill_while_applying
@@ -53,11 +53,9 @@ def run(program, *arguments):
 
 def kill_in_the_middle(checkpoint, version, manifest):
     """Kill apply(manifest=) while it changes files."""
-    run("signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
-        "deltas.apply(*sys.argv[1:3], manifest=sys.argv[3], version='000000', threads=1)",
-        checkpoint, version, manifest)
-    assert deltas.version_of(checkpoint).interrupted and waiting(checkpoint)
+    kill_in_a_write(checkpoint, "deltas.apply(*sys.argv[1:3], manifest=sys.argv[3], "
+                    "version='000000', threads=1)", version, manifest)
+    assert waiting(checkpoint)
 
 
 def kill_before_the_comparison(checkpoint, version, manifest):

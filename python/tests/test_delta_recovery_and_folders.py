@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight deltas: recovery after kills, subfolders, making, patches, and folders with gaps."""
 
+import itertools
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 
 import delta_folders as folders
 import numpy
 import pytest
-from delta_folders import expect, make_states, read_checkpoint, same, write_chain
+from delta_folders import expect, kill_in_a_write, make_states, read_checkpoint, same, write_chain
 from delta_folders import write_checkpoint, write_delta, write_file
 
 import fastsafetensors
@@ -20,18 +22,8 @@ zstandard = pytest.importorskip("zstandard", reason="needs the zstandard package
 
 
 def kill_while_applying(local, *chain):
-    """Apply deltas in a process that the kernel kills at its first write after byte 600,000 of a
-    file."""
-    program = (
-        "import resource, signal, sys; from fastsafetensors import deltas\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
-        "delta = deltas.Delta(*sys.argv[2:])\n"
-        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
-        "delta.apply(sys.argv[1], threads=1)\n")
-    done = subprocess.run([sys.executable, "-c", program, local, *chain], check=False)
-    assert done.returncode < 0
-    assert deltas.version_of(local).interrupted
+    """Apply deltas in a process that is killed meanwhile."""
+    kill_in_a_write(local, "deltas.Delta(*sys.argv[2:]).apply(sys.argv[1], threads=1)", *chain)
 
 
 # ---- recovery ----
@@ -534,3 +526,41 @@ def test_engine_options_that_do_not_go_together(tmp_path, states, local):
     options, _ = split_options({"deltas": str(tmp_path / "later"), "progress": False}, ())
     files = [str(path) for path in local.glob("*.safetensors")]
     assert len(list(iterate(files, options, logging.getLogger("test"), device="cpu"))) == 5
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_a_roll_back_of_files_that_have_the_new_version(tmp_path, encoding):
+    """Another program has copied the new version over the files: they are not changed."""
+    old = {f"t{i}": numpy.zeros(300_000, numpy.uint8) for i in range(5)}
+    new = {name: value.copy() for name, value in old.items()}
+    for value in new.values():
+        value[::10] = 1
+    for name, state in (("local", old), ("new", new)):
+        write_checkpoint(tmp_path / name, state)
+    delta = write_delta(tmp_path / "v1", old, new, "1", "0", encoding=encoding)
+    kill_while_applying(tmp_path / "local", delta)
+    for path in (tmp_path / "new").glob("*.safetensors"):
+        shutil.copyfile(path, tmp_path / "local" / path.name)
+    expect("FileChanged", lambda: deltas.recover(tmp_path / "local", roll_back=True))
+    assert same(read_checkpoint(tmp_path / "local"), new)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_new_files_keep_owner_group_and_access_list(tmp_path, states, local):
+    chain = write_chain(tmp_path, states)
+    entry = struct.Struct("<HHI")  # acl(5): an entry's tag, permissions and user
+    access = struct.pack("<I", 2) + b"".join(itertools.starmap(entry.pack, [
+        (1, 6, 2**32 - 1), (2, 6, 1234), (4, 0, 2**32 - 1), (16, 6, 2**32 - 1),
+        (32, 0, 2**32 - 1)]))
+    files = sorted(local.glob("*.safetensors"))
+    for path in files:
+        os.chown(path, 1234, 5555)
+        path.chmod(0o640)
+    os.setxattr(files[0], "system.posix_acl_access", access)
+    deltas.apply(local, chain[0], new_files=True)
+    for path in files:
+        found = path.stat()
+        assert (found.st_uid, found.st_gid) == (1234, 5555)
+        assert found.st_mode & 0o777 == (0o660 if path == files[0] else 0o640)
+    assert os.getxattr(files[0], "system.posix_acl_access") == access
+    assert same(read_checkpoint(local), states[1])

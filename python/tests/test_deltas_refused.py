@@ -258,6 +258,7 @@ def cut_checksum(index, tables):
     (set_metadata(base_version=None), "JsonError"),
     (set_metadata(version=[1]), "JsonError"),
     (set_metadata(version=1.5), "JsonError"),
+    (set_metadata(version=""), "JsonError"),
     (set_metadata(version="x" * 300), "JsonError"),
     (set_metadata(version="a\0b"), "JsonError"),
     (set_metadata(version="000000"), "VersionMismatch"),

@@ -119,10 +119,10 @@ def load(folder, options, reader="both"):
     return {value for tensor in weights.values() for value in tensor.unique().tolist()}
 
 
-def load_until(done, folder, options, reader="both"):
-    """Load until `done` is set, and once more. Return how many loads were of which step, and how
-    many raised an error."""
-    found, errors, is_last = collections.Counter(), 0, False
+def load_until(done, found, folder, options, reader="both"):
+    """Load until `done` is set, and once more. Count in `found` how many loads were of which step.
+    Return how many raised an error."""
+    errors, is_last = 0, False
     while not is_last:
         is_last = done.is_set()
         try:
@@ -133,7 +133,16 @@ def load_until(done, folder, options, reader="both"):
             continue
         assert len(steps) == 1, f"a load returned weights of the steps {sorted(steps)}"
         found[steps.pop()] += 1
-    return found, errors
+    return errors
+
+
+def wait_for_another(*counters):
+    """Wait until each counter, of loads or reads, has grown."""
+    before = [counter.total() for counter in counters]
+    deadline = time.monotonic() + 60
+    while any(counter.total() == count for counter, count in zip(counters, before, strict=True)):
+        assert time.monotonic() < deadline, "a reader has stopped"
+        time.sleep(0.001)
 
 
 def run_beside(work):
@@ -150,9 +159,11 @@ def run_beside(work):
     return done
 
 
-def apply_each(folder, versions, **options):
+def apply_each(folder, versions, found, **options):
     """Apply the versions one by one, each as soon as no engine reads the files."""
     for step in range(1, STEPS + 1):
+        if step % 5 == 1:
+            wait_for_another(found)
         while True:
             try:
                 deltas.apply(folder, versions / f"{step:06d}", durable=False, **options)
@@ -169,8 +180,9 @@ def test_files_that_deltas_change(tmp_path, versions, mode, new_files, reader):
     folder = tmp_path / "local"
     save(folder, 0)
     (folder / ".weight_sync").mkdir()
-    done = run_beside(lambda: apply_each(folder, versions, new_files=new_files))
-    found, errors = load_until(done, folder, EngineOptions(mode=mode, progress=False), reader)
+    found = collections.Counter()
+    done = run_beside(lambda: apply_each(folder, versions, found, new_files=new_files))
+    errors = load_until(done, found, folder, EngineOptions(mode=mode, progress=False), reader)
     assert errors == 0 and found[STEPS] > 0
     assert len(found) > 5 and sum(found.values()) > 10, found
 
@@ -181,25 +193,27 @@ def test_engines_that_apply_deltas_themselves(tmp_path, versions):
     save(folder, 0)
     source.mkdir()
     options = EngineOptions(progress=False, deltas=str(source))
-    results = []
+    found, errors = [collections.Counter(), collections.Counter()], []
 
     def publish():
         for step in range(1, STEPS + 1):
+            if step % 20 == 1:
+                wait_for_another(*found)
             (versions / f"{step:06d}").rename(tmp_path / "made")
             (tmp_path / "made").rename(source / f"{step:06d}")
             time.sleep(0.01)
 
     done = run_beside(publish)
     other = threading.Thread(
-        target=lambda: results.append(load_until(done, folder, options)))
+        target=lambda: errors.append(load_until(done, found[1], folder, options)))
     other.start()
-    found, errors = load_until(done, folder, options)
+    errors.append(load_until(done, found[0], folder, options))
     other.join()
     for path in source.iterdir():
         path.rename(versions / path.name)
-    assert len(results) == 1, "the other engine failed"
-    for seen, failed in ((found, errors), results[0]):
-        assert failed == 0 and seen[STEPS] > 0 and len(seen) > 1, seen
+    assert errors == [0, 0], "an engine failed"
+    for seen in found:
+        assert seen[STEPS] > 0 and len(seen) > 1, seen
 
 
 @pytest.mark.parametrize(("mode", "reader"), [
@@ -208,12 +222,16 @@ def test_files_that_saves_replace(tmp_path, mode, reader):
     folder = tmp_path / "local"
     save(folder, 0)
 
+    found = collections.Counter()
+
     def replace():
         for step in range(1, 3 * STEPS + 1):
+            if step % 45 == 1:
+                wait_for_another(found)
             save(folder, step)
 
     options = EngineOptions(mode=mode, progress=False)
-    found, _ = load_until(run_beside(replace), folder, options, reader)
+    load_until(run_beside(replace), found, folder, options, reader)
     assert found[3 * STEPS] > 0 and len(found) > 2, found
 
 
@@ -223,11 +241,17 @@ def test_the_version_is_known_while_deltas_are_applied(tmp_path, versions, new_f
     folder = tmp_path / "local"
     save(folder, 0)
     deltas.apply(folder, versions / "000001", durable=False)
-    done = run_beside(lambda: [deltas.apply(folder, versions / f"{step:06d}", durable=False,
-                                            new_files=new_files) for step in range(2, STEPS + 1)])
-    last, count = 1, 0
+    reads = collections.Counter()
+
+    def apply():
+        for step in range(2, STEPS + 1):
+            deltas.apply(folder, versions / f"{step:06d}", durable=False, new_files=new_files)
+            if step % 5 == 0:
+                wait_for_another(reads)
+
+    done = run_beside(apply)
     while not done.is_set():
         note = deltas.version_of(folder)
         assert note.interrupted or note.version is not None
-        last, count = max(last, int(note.version or 0)), count + 1
-    assert deltas.version_of(folder).version == str(STEPS) and count > 20
+        reads[note.version] += 1
+    assert deltas.version_of(folder).version == str(STEPS) and len(reads) > 5, reads

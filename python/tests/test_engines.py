@@ -129,6 +129,10 @@ def run_ranks(engine, scenarios, around, folder):
         "PYTHONPYCACHEPREFIX": str(BUILD / "bytecode"),
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of modules
+    # Compiled once, not by both ranks at the same time.
+    _once(f"compiled-{engine}", lambda _: subprocess.run(
+        [sys.executable, "-c", f"import {engine}_rank"], cwd=ENGINES, env=environment,
+        capture_output=True))
     ranks = [subprocess.Popen(
         [sys.executable, ENGINES / f"{engine}_rank.py", str(rank), "2", f"tcp://127.0.0.1:{port}",
          listed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

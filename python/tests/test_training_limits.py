@@ -162,3 +162,13 @@ def test_handlers_that_save_and_raise_leave_keep_last(moment, tmp_path, monkeypa
 def test_a_name_that_is_not_unicode(tmp_path):
     with CheckpointManager(tmp_path) as manager, pytest.raises(TypeError, match="not Unicode"):
         manager.save(1, {"a": {"\udc80": torch.ones(1)}})
+
+
+def test_a_failure_is_logged_once(tmp_path, caplog):
+    """Also where an exception ends the block of the manager."""
+    (tmp_path / "step-1").write_text("in the way")
+    with pytest.raises(KeyError), CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"a": 1})
+        raise KeyError
+    assert [record.getMessage()[:31] for record in caplog.records] == [
+        "the checkpoint of step 1 failed"]

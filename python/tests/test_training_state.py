@@ -362,12 +362,20 @@ def in_order() -> Any:
     return torch.nn.Conv2d(3, 8, 3)
 
 
+def step(model: Any, optimizer: Any) -> None:
+    """Train one step of one of these models."""
+    model(torch.arange(243.0).view(1, 3, 9, 9).sin()).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("makers", [(channels_last, channels_last), (transposed, transposed),
                                     (channels_last, in_order), (in_order, channels_last),
                                     (transposed, channels_last)])
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize("is_plain", [False, True])
 def test_tensors_keep_their_order_in_memory(
-    tmp_path: pathlib.Path, makers: Any, optimizer: str
+    tmp_path: pathlib.Path, makers: Any, optimizer: str, is_plain: bool
 ) -> None:
     """Fused optimizers pair the elements of a parameter and of its state by their addresses. The
     model that is resumed may have another order than the one that was saved.
@@ -379,22 +387,20 @@ def test_tensors_keep_their_order_in_memory(
         return model, getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, fused=True,
                                                       **more)
 
-    def step(model: Any, optimizer: Any) -> None:
-        model(torch.arange(243.0).view(1, 3, 9, 9).sin()).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     first, second = map(begin, makers)
     step(*first)
     shared = torch.arange(6.0).view(2, 3).t()
     array = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
     with CheckpointManager(tmp_path) as manager:
-        manager.save(1, {"model": first[0], "optimizer": first[1], "x": [shared, shared],
+        manager.save(1, {"model": first[0].state_dict() if is_plain else first[0],
+                         "optimizer": first[1], "x": [shared, shared],
                          "narrow": torch.ones(4, 4)[:, :2], "array": array, "empty":
                          torch.empty(2, 0, 3).permute(2, 1, 0)})
-    state = {"model": second[0], "optimizer": second[1], "x": None, "narrow": None, "array": None,
-             "empty": None}
+    state = {"model": None if is_plain else second[0], "optimizer": second[1], "x": None,
+             "narrow": None, "array": None, "empty": None}
     assert CheckpointManager(tmp_path).resume(state) == 1
+    if is_plain:
+        second[0].load_state_dict(state["model"])
     for model in (first, second):
         step(*model)
     assert torch.allclose(first[0].weight, second[0].weight, rtol=1e-4, atol=1e-5)
@@ -411,9 +417,68 @@ def test_a_description_with_another_order(tmp_path: pathlib.Path) -> None:
     for order in ("[0]", "[0, 0]", "[1, 2]", "[0, 1, 1]", "[true, 0]", '["0", 1]'):
         text = f'{{"x": {{"tensor": ["x", {order}]}}}}'
         description = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        with pytest.raises(ValueError, match="in the order"):
+        with pytest.raises(ValueError, match="an order of others"):
             decode_state({"x": torch.zeros(2, 3), DESCRIPTION: description})
     text = '{"x": {"list": [{"tensor": ["x", [0, 1]]}, {"tensor": ["x", [1, 0]]}]}}'
     description = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     with pytest.raises(ValueError, match="in two orders"):
         decode_state({"x": torch.zeros(2, 3), DESCRIPTION: description})
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_sparse_tensors_are_refused_by_their_path(tmp_path, layout):
+    dense = torch.eye(4)
+    sparse = {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc,
+              "bsr": lambda: dense.to_sparse_bsr((2, 2)),
+              "bsc": lambda: dense.to_sparse_bsc((2, 2))}[layout]()
+    with CheckpointManager(tmp_path) as manager, pytest.raises(
+            ValueError, match=r"a\.b: a sparse tensor can't be saved"):
+        manager.save(1, {"a": {"b": sparse}})
+
+
+class FlatState(torch.optim.Optimizer):
+    """Keeps state in its own order, flat, and one tensor under two names."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["error"] = state["average"] = torch.zeros(parameter.shape)
+                state["followed"] = torch.zeros_like(parameter)
+            state["error"].view(-1).add_(parameter.grad.reshape(-1))
+            state["followed"].add_(state["error"])
+            parameter.sub_(state["followed"], alpha=0.1)
+
+
+@pytest.mark.parametrize("makers", [(channels_last, channels_last), (channels_last, in_order),
+                                    (transposed, channels_last)])
+def test_state_with_an_order_of_its_own_keeps_it(tmp_path: pathlib.Path, makers: Any) -> None:
+    """Only state that had the order of its parameter follows it."""
+    def begin(make: Any) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        return (model := make()), FlatState(model.parameters())
+
+    first, second = map(begin, makers)
+    step(*first)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"model": first[0], "optimizer": first[1]})
+    assert CheckpointManager(tmp_path).resume({"model": second[0], "optimizer": second[1]}) == 1
+    found = second[1].state[second[0].weight]
+    assert found["error"] is found["average"] and found["error"].is_contiguous()
+    assert found["followed"].stride() == second[0].weight.stride()
+    for model in (first, second):
+        step(*model)
+    assert torch.allclose(first[0].weight, second[0].weight, rtol=1e-4, atol=1e-5)
+
+
+def test_metadata_that_torch_cannot_read_is_left_out(tmp_path: pathlib.Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    found = model.state_dict()
+    found._metadata = {"": 5}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, {"model": found})
+    assert CheckpointManager(tmp_path).resume({"model": model}) == 1

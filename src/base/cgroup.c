@@ -19,9 +19,15 @@
 
 static const char *cgroup_root = "/sys/fs/cgroup", *self_path = "/proc/self/cgroup";
 
+/// The CPU quota is read again after this time.
+#define QUOTA_NS_MAX 1000000000u
+static atomic_uint_fast32_t known_quota;
+static atomic_uint_fast64_t quota_read_ns; ///< 0: not read
+
 void fsti_cgroup_fake(const char *root, const char *self) {
     cgroup_root = root != NULL ? root : "/sys/fs/cgroup";
     self_path = self != NULL ? self : "/proc/self/cgroup";
+    atomic_store(&quota_read_ns, 0);
 }
 
 /// Reads the first bytes of a small file as text. False if it cannot be read.
@@ -135,17 +141,28 @@ static uint32_t group_quota(const group *at) {
     return period > 0 && quota > 0 ? (uint32_t)((quota + period - 1) / period) : 0;
 }
 
-uint32_t fsti_cpu_count(void) {
-    uint32_t count = count_affinity();
+/// The smallest quota of this process's groups. UINT32_MAX: unlimited.
+static uint32_t smallest_quota(void) {
+    uint32_t smallest = UINT32_MAX;
     for (int is_v1 = 0; is_v1 < 2; is_v1++) {
         group at;
         if (!find_group("cpu", is_v1 != 0, &at)) continue;
         do {
             uint32_t quota = group_quota(&at);
-            if (quota > 0 && quota < count) count = quota;
+            if (quota > 0 && quota < smallest) smallest = quota;
         } while (move_to_parent(&at));
     }
-    return count;
+    return smallest;
+}
+
+uint32_t fsti_cpu_count(void) {
+    uint64_t now_ns = fsti_now_ns(), read_ns = atomic_load(&quota_read_ns);
+    if (read_ns == 0 || now_ns - read_ns > QUOTA_NS_MAX) {
+        // Threads that arrive here together store the same quota.
+        atomic_store(&known_quota, smallest_quota());
+        atomic_store(&quota_read_ns, now_ns);
+    }
+    return (uint32_t)fsti_min(count_affinity(), atomic_load(&known_quota));
 }
 
 /// Reads a number of memory.stat; 0 if it is missing.

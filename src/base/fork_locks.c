@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Process-wide locks across fork(). Without this, a child could inherit a lock whose owner thread
-/// does not exist there.
+/// Locks across fork(). A child finds the library's mutexes unlocked, although the threads that
+/// held them do not exist there, and does not share its parent's locks of files.
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "primitives.h"
 
@@ -14,6 +18,10 @@ static size_t lock_count;
 static pthread_mutex_t *last_locks[LAST_LOCK_COUNT_MAX]; ///< taken after the others
 static size_t last_lock_count;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; ///< taken after all others
+static int locked_files[FSTI_LOCKED_FILES_MAX];                ///< descriptors
+static size_t locked_file_count;
+static uint64_t fork_count;
 static pthread_once_t register_once = PTHREAD_ONCE_INIT;
 
 /// Called by fork() before it copies the process. All locks are held during the copy, so the data
@@ -31,6 +39,8 @@ static void lock_all(void) {
     pthread_mutex_lock(&list_lock);
     for (size_t i = 0; i < lock_count; i++) pthread_mutex_lock(locks[i]);
     for (size_t i = 0; i < last_lock_count; i++) pthread_mutex_lock(last_locks[i]);
+    pthread_mutex_lock(&files_lock);
+    fork_count++;
     fsti_library_before_fork();
     fsti_library_start_before_fork();
 }
@@ -41,12 +51,22 @@ static void unlock_all(void) {
     if (fsti_library_is_loading()) return;
     fsti_library_start_after_fork();
     fsti_library_after_fork();
+    pthread_mutex_unlock(&files_lock);
     for (size_t i = last_lock_count; i-- > 0;) pthread_mutex_unlock(last_locks[i]);
     for (size_t i = lock_count; i-- > 0;) pthread_mutex_unlock(locks[i]);
     pthread_mutex_unlock(&list_lock);
 }
 
-static void register_handlers(void) { pthread_atfork(lock_all, unlock_all, unlock_all); }
+/// A lock belongs to the open file (flock(2)), which the child shares: it would keep the lock when
+/// this process is killed.
+static void unlock_in_child(void) {
+    if (fsti_library_is_loading()) return; // that child runs a program, which closes them
+    for (size_t i = 0; i < locked_file_count; i++) close(locked_files[i]);
+    locked_file_count = 0;
+    unlock_all();
+}
+
+static void register_handlers(void) { pthread_atfork(lock_all, unlock_all, unlock_in_child); }
 
 void fsti_fork_lock(void *mutex) {
     pthread_once(&register_once, register_handlers);
@@ -62,4 +82,55 @@ void fsti_fork_last_lock(void *mutex) {
     pthread_mutex_lock(&list_lock);
     if (last_lock_count < LAST_LOCK_COUNT_MAX) last_locks[last_lock_count++] = mutex;
     pthread_mutex_unlock(&list_lock);
+}
+
+/// How often the process has forked.
+static uint64_t count_forks(void) {
+    pthread_mutex_lock(&files_lock);
+    uint64_t count = fork_count;
+    pthread_mutex_unlock(&files_lock);
+    return count;
+}
+
+/// Adds a descriptor that was opened after `forks` forks. Returns 0, ENOLCK if the list is full, or
+/// EAGAIN if a child was forked since and has it, too.
+static int list_file(int fd, uint64_t forks) {
+    int failure = 0;
+    pthread_mutex_lock(&files_lock);
+    if (fork_count != forks)
+        failure = EAGAIN;
+    else if (locked_file_count == FSTI_LOCKED_FILES_MAX)
+        failure = ENOLCK;
+    else
+        locked_files[locked_file_count++] = fd;
+    pthread_mutex_unlock(&files_lock);
+    return failure;
+}
+
+int fsti_lockable_open(const char *path, int flags) {
+    pthread_once(&register_once, register_handlers);
+    for (;;) {
+        uint64_t forks = count_forks();
+        int fd = open(path, flags | O_CLOEXEC, 0666);
+        int failure = fd < 0 ? errno : list_file(fd, forks);
+        if (failure == 0) return fd;
+        if (fd >= 0) close(fd);
+        errno = failure;
+        if (fd < 0 || failure != EAGAIN) return -1;
+    }
+}
+
+int fsti_lockable_lock(int fd) { return flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno; }
+
+void fsti_lockable_close(int fd) {
+    bool is_listed = false;
+    pthread_mutex_lock(&files_lock);
+    for (size_t i = 0; i < locked_file_count && !is_listed; i++) {
+        is_listed = locked_files[i] == fd;
+        if (is_listed) locked_files[i] = locked_files[--locked_file_count];
+    }
+    pthread_mutex_unlock(&files_lock);
+    if (!is_listed) return;   // in a child: it is closed, and its number may be another file's
+    (void)flock(fd, LOCK_UN); // explicitly, for a child that was forked since
+    close(fd);
 }

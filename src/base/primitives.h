@@ -156,6 +156,17 @@ static inline uint64_t fsti_align_up(uint64_t value, uint64_t alignment) {
 /// first and the child finds it unlocked. Call it before the first use; repeated calls are
 /// harmless.
 void fsti_fork_lock(void *mutex);
+/// How many files a process can have open for locks.
+#define FSTI_LOCKED_FILES_MAX 1024
+/// Opens a file that will be locked, as open(2) does, with O_CLOEXEC and mode 0666. A child of
+/// fork() never has it: its copy of the descriptor is closed, because it would share the lock.
+/// Returns -1 and sets errno.
+int fsti_lockable_open(const char *path, int flags);
+/// Locks it (flock(2), exclusive), without waiting. Returns 0 or an errno: EWOULDBLOCK if another
+/// open file has the lock.
+int fsti_lockable_lock(int fd);
+/// Unlocks and closes it. In a child, nothing is left to do.
+void fsti_lockable_close(int fd);
 /// Like fsti_fork_lock(), for the few locks that may be taken while any other is held, and under
 /// which no other is taken. Call it once for each.
 void fsti_fork_last_lock(void *mutex);
@@ -170,7 +181,7 @@ struct timespec fsti_deadline_after(int64_t timeout_ms);
 /// The system's page size, a power of two.
 uint64_t fsti_page_bytes(void);
 
-/// CPUs that this process may use, at least 1.
+/// CPUs that this process may use, at least 1. The quota of a cgroup may be a second old.
 uint32_t fsti_cpu_count(void);
 /// Free bytes within the cgroup's limit; file pages count as free. UINT64_MAX: no limit.
 uint64_t fsti_memory_available(void);

@@ -21,8 +21,17 @@ typedef struct check_worker {
     delta_fold *fold;
     unsigned char *current; ///< a block of the file
     unsigned char *updated; ///< its new bytes
+    uint64_t overwritten;   ///< bytes that an overwrite delta has replaced in the current block
     bool is_foreign;        ///< the tensor's bytes are not what the journal describes
+    bool is_ahead;          ///< a block has its new bytes, and the work has not come to it
+    bool is_behind;         ///< a block that an overwrite delta changes does not have them
 } check_worker;
+
+/// Of a file, in a roll-back: tensors that the work had to come to.
+typedef struct file_check {
+    atomic_size_t ahead;  ///< those that have their new checksum already
+    atomic_size_t behind; ///< other ones
+} file_check;
 
 /// The two checksums of a tensor: of its bytes in the file, and of those that it will have.
 typedef struct check_sums {
@@ -57,6 +66,14 @@ static bool is_mix(const unsigned char *current, const unsigned char *slot, size
     return true;
 }
 
+static fst_status count_overwritten(void *context, const void *values, size_t size, uint64_t at,
+                                    fst_error *error) {
+    check_worker *worker = context;
+    (void)values, (void)at, (void)error;
+    worker->overwritten += size;
+    return FST_OK;
+}
+
 /// Adds a block to the checksum of the new bytes. Damaged data of the delta is not an error here:
 /// the update finds it again, and rolls back.
 static fst_status fold_block(check_worker *worker, check_sums *sums, size_t size, bool is_new,
@@ -66,6 +83,9 @@ static fst_status fold_block(check_worker *worker, check_sums *sums, size_t size
                                : fsti_fold_apply(worker->fold, worker->updated, size, error);
     sums->is_folded = status == FST_OK;
     if (status != FST_OK) return status == FST_E_NO_MEMORY ? status : FST_OK;
+    bool has_new = memcmp(worker->updated, worker->current, size) == 0;
+    worker->is_ahead |= worker->overwritten > 0 && has_new;
+    worker->is_behind |= worker->overwritten > 0 && !has_new;
     return sums->kind->update(sums->updated, worker->updated, size)
                ? FST_OK
                : fsti_error_memory(error, size);
@@ -86,9 +106,13 @@ static fst_status check_block(check_worker *worker, size_t number, uint64_t bloc
     else if (block < progress.changed)
         worker->is_foreign |= fsti_journal_hash(worker->current, size) !=
                               job->journal.hashes[tensor->first_block + block];
+    bool was_ahead = worker->is_ahead;
+    worker->overwritten = 0;
     memcpy(worker->updated, is_dirty ? progress.slot : worker->current, size);
-    return fold_block(worker, sums, size, block >= progress.undone && block < progress.changed,
-                      error);
+    fst_status status =
+        fold_block(worker, sums, size, block >= progress.undone && block < progress.changed, error);
+    if (is_dirty) worker->is_ahead = was_ahead; // the killed process may have written it
+    return status;
 }
 
 /// A tensor that has its new checksum in the file, but not if the work were continued, was replaced
@@ -106,6 +130,10 @@ static fst_status compare_sums(check_worker *worker, size_t number, check_sums *
     if (!is_good) return fsti_error_memory(error, 64);
     bool is_new = memcmp(current, expected, size) == 0;
     worker->is_foreign |= is_new && (!sums->is_folded || memcmp(updated, expected, size) != 0);
+    if (worker->is_ahead && is_new)
+        atomic_fetch_add(&job->file_checks[job->tensors[number].file].ahead, 1);
+    else if (worker->is_behind)
+        atomic_fetch_add(&job->file_checks[job->tensors[number].file].behind, 1);
     return FST_OK;
 }
 
@@ -116,13 +144,14 @@ static fst_status check_tensor(check_worker *worker, size_t number, fst_error *e
     if (atomic_load(&job->journal.files[tensor->file].is_written_to) == 0) return FST_OK;
     delta_frames frames = fsti_delta_frames(job->delta, tensor->tensor, job->span);
     check_sums sums = {.kind = fsti_delta_digest(job->delta, &frames, digest)};
-    fst_status status = fsti_fold_begin(worker->fold, &frames, tensor->size_bytes, NULL, error);
+    fold_undo undo = {.save = count_overwritten, .context = worker};
+    fst_status status = fsti_fold_begin(worker->fold, &frames, tensor->size_bytes, &undo, error);
     if (status == FST_E_NO_MEMORY) return status;
     sums.is_folded = status == FST_OK;
     sums.current = sums.kind->begin();
     sums.updated = sums.kind->begin();
     status = sums.current == NULL || sums.updated == NULL ? fsti_error_memory(error, 64) : FST_OK;
-    worker->is_foreign = false;
+    worker->is_foreign = worker->is_ahead = worker->is_behind = false;
     uint64_t count = apply_count_blocks(tensor);
     for (uint64_t block = 0; block < count && status == FST_OK && !worker->is_foreign; block++)
         status = check_block(worker, number, block, &sums, error);
@@ -186,6 +215,18 @@ static bool numbers_fit(const apply_job *job) {
     return atomic_load(&head->undo_end) <= undo_max;
 }
 
+/// In a roll-back, which would leave their new bytes: refuses files in which all tensors that the
+/// work had to come to are new. A chain may give a tensor its old value back, so one is not enough.
+static fst_status check_ahead(const apply_job *job, fst_error *error) {
+    for (size_t i = 0; i < job->base->file_count; i++) {
+        const file_check *check = &job->file_checks[i];
+        if (atomic_load(&check->ahead) == 0 || atomic_load(&check->behind) > 0) continue;
+        return fsti_journal_refuse_file(&job->journal, fsti_file_path(job->base->files[i].file),
+                                        error);
+    }
+    return FST_OK;
+}
+
 fst_status fsti_apply_check(apply_job *job, fst_error *error) {
     delta_pool pool = {.task_count = job->tensor_count,
                        .thread_count = job->thread_count,
@@ -198,7 +239,13 @@ fst_status fsti_apply_check(apply_job *job, fst_error *error) {
                               "the journal is damaged. Copy the checkpoint again and delete "
                               ".weight_sync");
     }
-    return fsti_pool_run(&pool, error);
+    job->file_checks = fsti_alloc_zeroed(job->base->file_count + 1, sizeof *job->file_checks);
+    if (job->file_checks == NULL) return fsti_error_memory(error, job->base->file_count);
+    fst_status status = fsti_pool_run(&pool, error);
+    if (status == FST_OK && job->rolls_back) status = check_ahead(job, error);
+    fsti_free(job->file_checks);
+    job->file_checks = NULL;
+    return status;
 }
 
 fst_status fsti_apply_check_names(const apply_job *job, fst_error *error) {

@@ -10,6 +10,7 @@
 
 #include "apply_job.h"
 #include "new_files.h"
+#include "output/output.h"
 
 static fst_status refuse_file(const char *path, const char *what, fst_error *error) {
     fsti_error_location location = {.file = path, .byte_offset = FST_NO_OFFSET};
@@ -48,7 +49,7 @@ static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_
                            error);
     if ((uint64_t)info.st_size != fsti_file_size(opened->file))
         return fsti_file_check(opened->file, error);
-    return FST_OK;
+    return is_written ? fsti_file_check_limit(path, (uint64_t)info.st_size, error) : FST_OK;
 }
 
 static void clear_job(apply_job *job) {
@@ -98,6 +99,16 @@ static uint64_t hash_order(const apply_job *job) {
     return hash;
 }
 
+/// Counts the tensors that this span changes and the versions before it, from `first` on, do not.
+static void count_tensors(const apply_job *job, size_t first, fst_delta_stats *stats) {
+    delta_span before = {first, job->span.first};
+    for (size_t i = 0; i < job->tensor_count; i++) {
+        if (fsti_delta_frames(job->delta, job->tensors[i].tensor, before).count > 0) continue;
+        stats->tensor_bytes += job->tensors[i].size_bytes;
+        stats->tensor_count++;
+    }
+}
+
 static void count_job(const apply_job *job, fst_delta_stats *stats) {
     stats->bytes_read += atomic_load(&job->bytes_read);
     stats->bytes_written += atomic_load(&job->bytes_written);
@@ -107,9 +118,7 @@ static void count_job(const apply_job *job, fst_delta_stats *stats) {
         delta_frames frames = fsti_delta_frames(job->delta, job->tensors[i].tensor, job->span);
         for (size_t k = 0; k < frames.count; k++)
             stats->stored_bytes += frames.frames[k].size_bytes;
-        stats->tensor_bytes += job->tensors[i].size_bytes;
     }
-    stats->tensor_count += job->tensor_count;
 }
 
 static fst_status sync_files(const apply_job *job, fst_error *error) {
@@ -142,6 +151,9 @@ static fst_status roll_back(apply_job *job, const sync_folder *sync, fst_error *
     fst_status status = fsti_apply_settle(job, &own);
     // The direction changes only after the slots are settled, because it decides what a slot means.
     if (status == FST_OK) atomic_store(&job->journal.head->is_backward, 1);
+    // A process that was killed at its end may have written the note of the new version.
+    if (status == FST_OK && access(sync->state_path, F_OK) == 0)
+        status = fsti_sync_remove(sync->state_path, &own);
     if (status == FST_OK) status = fsti_apply_backward(job, &own);
     if (status == FST_OK) outcome = "has its old tensors again, but not the note of its version";
     // The undo values are no longer needed, and on a full disk the note needs their space.
@@ -240,6 +252,8 @@ static fst_status check_span(const fst_delta *delta, delta_span span, const fst_
     fst_status status = begin_job(&job, false, options, error);
     if (status == FST_OK) status = fsti_apply_forward(&job, error);
     if (status == FST_OK) count_job(&job, stats);
+    if (status == FST_OK && (options->flags & FST_DELTA_CHECK_ONLY) != 0)
+        count_tensors(&job, span.first, stats);
     clear_job(&job);
     return status;
 }
@@ -318,6 +332,7 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal, const 
     if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &request, &model, error);
     job.delta = delta;
     job.base = model;
+    job.rolls_back = rolls_back;
     if (status == FST_OK) status = begin_resume(&job, journal, options, error);
     if (status == FST_OK) status = fsti_apply_settle(&job, error);
     if (status == FST_OK && rolls_back) atomic_store(&job.journal.head->is_backward, 1);
@@ -326,6 +341,7 @@ static fst_status resume(const sync_folder *sync, apply_journal *journal, const 
             run_journal(&job, sync, (options->flags & FST_DELTA_DURABLE) != 0, &rolled_back, error);
     stats->recovered = rolled_back ? 2 : 1;
     count_job(&job, stats);
+    count_tensors(&job, job.span.first, stats);
     if (model != NULL) clear_job(&job);
     fsti_model_unref(model);
     fsti_delta_close(delta);
@@ -400,12 +416,14 @@ static fst_status read_current(const sync_folder *sync, const fst_delta *delta,
     return status;
 }
 
-static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, size_t first,
+/// Applies the versions after those of `done`, which this call has applied and counted.
+static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, delta_span done,
                               const fst_delta_options *options, fst_delta_stats *stats,
                               fst_error *error) {
     fst_model *model;
     model_request request = {0};
     fsti_delta_state state;
+    size_t first = done.end;
     FST_TRY(fsti_model_open(sync->checkpoint, &request, &model, error));
     fst_status status = FST_OK;
     if ((options->flags & (FST_DELTA_CHECK_FIRST | FST_DELTA_CHECK_ONLY)) != 0)
@@ -420,6 +438,7 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
         if (status == FST_OK) fsti_delta_state_clear(&state);
         if (status == FST_OK) status = apply_span(&job, sync, options, had_state, error);
         count_job(&job, stats);
+        count_tensors(&job, done.first, stats);
         first = job.span.end;
         clear_job(&job);
         if (job.makes_files && status != FST_OK && !fsti_sync_may_exist(sync->renames_path))
@@ -435,16 +454,19 @@ static fst_status apply_chain(const sync_folder *sync, const fst_delta *delta, s
 }
 
 /// Finishes the renames or the journal of a process that was killed. The lock must be held.
+/// *version_count: how many versions the journal is about.
 static fst_status resume_any(const sync_folder *sync, const fst_delta *given,
-                             const fst_delta_options *options, fst_delta_stats *stats,
-                             fst_error *error) {
+                             const fst_delta_options *options, size_t *version_count,
+                             fst_delta_stats *stats, fst_error *error) {
     apply_journal journal;
     bool is_done;
+    *version_count = 0;
     bool durable = (options->flags & FST_DELTA_DURABLE) != 0;
     FST_TRY(fsti_new_files_resume(sync, durable, &is_done, error));
     if (is_done) stats->recovered = 1;
     FST_TRY(fsti_journal_open(sync, &journal, error));
     if (journal.map == NULL) return FST_OK;
+    *version_count = journal.head->version_count;
     fst_status status = resume(sync, &journal, given, options, stats, error);
     fsti_journal_close(&journal);
     return status;
@@ -459,10 +481,14 @@ static bool remove_leftovers(const sync_folder *sync) {
     return had_undo || (had_copies && !fsti_sync_may_exist(sync->copies_path));
 }
 
+/// Whether files are being changed, or were by a process that was killed.
+static bool is_updating(const sync_folder *sync) {
+    return fsti_sync_may_exist(sync->journal_path) || fsti_sync_may_exist(sync->renames_path);
+}
+
 /// Refuses a folder with an interrupted update. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
-    if (!fsti_sync_may_exist(sync->journal_path) && !fsti_sync_may_exist(sync->renames_path))
-        return FST_OK;
+    if (!is_updating(sync)) return FST_OK;
     fsti_error_location location = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_VERSION, location,
                           "an update by a delta was interrupted, so the files are of two "
@@ -475,14 +501,14 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     uint64_t start_ns = fsti_now_ns();
     char current[FST_DELTA_VERSION_BYTES];
     bool had_state;
-    size_t first = 0;
+    size_t first = 0, resumed = 0;
     sync_folder sync;
     bool is_check = (options->flags & FST_DELTA_CHECK_ONLY) != 0;
     fst_status status = is_check ? fsti_sync_open_to_check(checkpoint, &sync, error)
                                  : fsti_sync_open(checkpoint, &sync, error);
     if (status == FST_OK)
         status = is_check ? refuse_interrupted(&sync, error)
-                          : resume_any(&sync, delta, options, stats, error);
+                          : resume_any(&sync, delta, options, &resumed, stats, error);
     bool is_finished = status == FST_OK && !is_check && remove_leftovers(&sync);
     if (status == FST_OK) status = read_current(&sync, delta, options, current, &had_state, error);
     if (status == FST_OK)
@@ -492,7 +518,8 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
     if (is_old && stats->recovered == 0) stats->recovered = 1;
     if (status == FST_OK && !is_check && first < delta->version_count)
         status = fsti_sync_check_manifest(&sync, current, error);
-    if (status == FST_OK) status = apply_chain(&sync, delta, first, options, stats, error);
+    delta_span done = {first - fsti_min(first, resumed), first};
+    if (status == FST_OK) status = apply_chain(&sync, delta, done, options, stats, error);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;
@@ -501,16 +528,20 @@ fst_status fsti_delta_apply(const fst_delta *delta, const char *checkpoint,
 fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *options,
                               fst_delta_stats *stats, fst_error *error) {
     uint64_t start_ns = fsti_now_ns();
+    size_t resumed;
     sync_folder sync;
     fst_status status = fsti_sync_paths(checkpoint, &sync, error);
-    // Without the folder no update has begun to change files.
-    bool has_folder = status == FST_OK && access(sync.folder, F_OK) == 0;
-    if (has_folder) {
+    // Without these files there is nothing to do, so no right to write to the folder is needed.
+    bool has_files =
+        status == FST_OK && (is_updating(&sync) || fsti_sync_may_exist(sync.undo_path) ||
+                             fsti_sync_may_exist(sync.copies_path));
+    if (has_files) {
         fsti_sync_close(&sync);
         status = fsti_sync_open(checkpoint, &sync, error);
     }
-    if (has_folder && status == FST_OK) status = resume_any(&sync, NULL, options, stats, error);
-    if (has_folder && status == FST_OK) (void)remove_leftovers(&sync);
+    if (has_files && status == FST_OK)
+        status = resume_any(&sync, NULL, options, &resumed, stats, error);
+    if (has_files && status == FST_OK) (void)remove_leftovers(&sync);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
     return status;
@@ -519,8 +550,15 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
 /// How often the version is read again while other processes update the folder.
 #define VERSION_READS_MAX 50
 
-static bool is_updating(const sync_folder *sync) {
-    return access(sync->journal_path, F_OK) == 0 || access(sync->renames_path, F_OK) == 0;
+/// Whether two notes have the same version and the same sizes and times of files.
+static bool are_same(const fsti_delta_state *a, const fsti_delta_state *b) {
+    if (a->file_count != b->file_count || (a->version == NULL) != (b->version == NULL))
+        return false;
+    for (size_t i = 0; i < a->file_count; i++)
+        if (a->files[i].modified_ns != b->files[i].modified_ns ||
+            a->files[i].size_bytes != b->files[i].size_bytes)
+            return false;
+    return a->version == NULL || strcmp(a->version, b->version) == 0;
 }
 
 /// Reads the version without the lock. *is_stable: no update began or ended meanwhile, so that what
@@ -535,10 +573,8 @@ static fst_status read_version(const sync_folder *sync, char *version, int *is_i
     if (status == FST_OK && state.version != NULL && !*is_interrupted)
         status = fsti_sync_check_files(sync, &state, error);
     *is_stable = is_updating(sync) == (*is_interrupted != 0) &&
-                 fsti_sync_read_state(sync, &again, NULL) == FST_OK &&
-                 strcmp(state.version == NULL ? "" : state.version,
-                        again.version == NULL ? "" : again.version) == 0;
-    if (status == FST_OK && state.version != NULL) {
+                 fsti_sync_read_state(sync, &again, NULL) == FST_OK && are_same(&state, &again);
+    if (status == FST_OK && state.version != NULL && !*is_interrupted) {
         strncpy(version, state.version, FST_DELTA_VERSION_BYTES - 1);
         version[FST_DELTA_VERSION_BYTES - 1] = '\0';
     }

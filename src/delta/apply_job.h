@@ -13,11 +13,13 @@ typedef struct apply_job {
     size_t tensor_count;
     uint64_t block_count; ///< of all tensors
     const sync_folder *sync;
-    int *descriptors;         ///< one for each file of the model; -1: not opened
-    fsti_delta_stamp *stamps; ///< of the files that were copied
-    apply_journal journal;    ///< journal.map is NULL for new files and for checks
-    bool is_written;          ///< false: only verified
-    bool makes_files;         ///< the descriptors refer to copies of the files
+    int *descriptors;               ///< one for each file of the model; -1: not opened
+    fsti_delta_stamp *stamps;       ///< of the files that were copied
+    struct file_check *file_checks; ///< one for each file, in apply_check.c
+    apply_journal journal;          ///< journal.map is NULL for new files and for checks
+    bool is_written;                ///< false: only verified
+    bool rolls_back;                ///< of an update that another process has begun
+    bool makes_files;               ///< the descriptors refer to copies of the files
     uint32_t thread_count;
     atomic_uint_least64_t bytes_read, bytes_written, bytes_hashed;
 } apply_job;

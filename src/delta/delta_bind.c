@@ -61,6 +61,18 @@ static int compare_sizes(const void *a_pointer, const void *b_pointer) {
     return a->tensor < b->tensor ? -1 : a->tensor > b->tensor;
 }
 
+fst_status fsti_delta_check_size(const fst_delta *delta, const delta_tensor *tensor,
+                                 const delta_frames *frames, uint64_t size_bytes,
+                                 fst_error *error) {
+    if (size_bytes <= UINT32_MAX ||
+        delta->versions[frames->frames[0].version].encoding != FST_DELTA_OVERWRITE)
+        return FST_OK;
+    fsti_error_location place = {
+        .tensor = tensor->name, .tensor_size = tensor->name_size, .byte_offset = FST_NO_OFFSET};
+    return fsti_error_set(error, FST_E_UNSUPPORTED, place,
+                          "an overwrite delta cannot address a tensor of 4 GiB or more");
+}
+
 static fst_status bind_tensor(const delta_tensor *tensor, const fst_model *base, bound_tensor *out,
                               fst_error *error) {
     fst_tensor_info info;
@@ -78,16 +90,12 @@ fst_status fsti_delta_bind(const fst_delta *delta, delta_span span, const fst_mo
     if (*out == NULL) return fsti_error_memory(error, delta->tensor_count * sizeof **out);
     for (size_t i = 0; i < delta->tensor_count; i++) {
         const delta_tensor *tensor = &delta->tensors[i];
-        if (fsti_delta_frames(delta, tensor, span).count == 0) continue;
+        delta_frames frames = fsti_delta_frames(delta, tensor, span);
+        if (frames.count == 0) continue;
         fst_status status = bind_tensor(tensor, base, &(*out)[*count], error);
-        bool is_large = status == FST_OK && (*out)[*count].size_bytes > UINT32_MAX;
-        if (is_large && delta->versions[span.first].encoding == FST_DELTA_OVERWRITE) {
-            fsti_error_location place = {.tensor = tensor->name,
-                                         .tensor_size = tensor->name_size,
-                                         .byte_offset = FST_NO_OFFSET};
-            status = fsti_error_set(error, FST_E_UNSUPPORTED, place,
-                                    "an overwrite delta cannot address a tensor of 4 GiB or more");
-        }
+        if (status == FST_OK)
+            status =
+                fsti_delta_check_size(delta, tensor, &frames, (*out)[*count].size_bytes, error);
         if (status != FST_OK) {
             fsti_free(*out);
             *out = NULL;

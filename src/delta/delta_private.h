@@ -157,6 +157,9 @@ typedef struct bound_tensor {
     uint64_t offset, size_bytes;
     uint64_t first_block; ///< how many blocks the tensors before it have
 } bound_tensor;
+/// Refuses an overwrite delta for a tensor that its positions cannot address.
+fst_status fsti_delta_check_size(const fst_delta *delta, const delta_tensor *tensor,
+                                 const delta_frames *frames, uint64_t size_bytes, fst_error *error);
 /// The tensors that the span changes, largest first. *out is from fsti_alloc.
 fst_status fsti_delta_bind(const fst_delta *delta, delta_span span, const fst_model *base,
                            bound_tensor **out, size_t *count, fst_error *error);

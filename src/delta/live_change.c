@@ -21,6 +21,7 @@ struct fst_delta_change {
     changed_tensor *tensors;
     size_t tensor_count;
     uint32_t thread_count;
+    bool is_committed;
 };
 
 static size_t count_pieces(const changed_tensor *tensor) {
@@ -159,6 +160,12 @@ static int compare_sizes(const void *a_pointer, const void *b_pointer) {
     return a->tensor < b->tensor ? -1 : a->tensor > b->tensor;
 }
 
+static fst_status check_size(const fst_delta *delta, const delta_tensor *tensor,
+                             uint64_t size_bytes, fst_error *error) {
+    delta_frames frames = fsti_delta_frames(delta, tensor, (delta_span){0, delta->version_count});
+    return fsti_delta_check_size(delta, tensor, &frames, size_bytes, error);
+}
+
 /// Finds the caller's tensor for each one that changes.
 static fst_status find_targets(fst_delta_change *change, const fsti_delta_live *live,
                                fst_error *error) {
@@ -181,6 +188,7 @@ static fst_status find_targets(fst_delta_change *change, const fsti_delta_live *
                                     "the delta changes a tensor that was not given");
             break;
         }
+        status = check_size(delta, tensor, live->tensors[at].size_bytes, error);
         change->tensors[change->tensor_count++] =
             (changed_tensor){tensor, live->tensors[at].data, live->tensors[at].size_bytes, NULL};
     }
@@ -242,13 +250,14 @@ static fst_status run_commit(delta_pool *pool, uint32_t thread, fst_error *error
 }
 
 void fsti_delta_commit(fst_delta_change *change) {
+    if (change->is_committed) return;
+    change->is_committed = true;
     delta_pool pool = {.context = change, .run = run_commit};
     pool.thread_count = fsti_cpu_count();
     if (pool.thread_count > DELTA_THREADS_MAX) pool.thread_count = DELTA_THREADS_MAX;
     for (size_t i = 0; i < change->tensor_count; i++)
         pool.task_count += count_pieces(&change->tensors[i]);
     (void)fsti_pool_run(&pool, NULL);
-    fsti_delta_drop(change);
 }
 
 // ---- patches ----
@@ -331,6 +340,7 @@ fst_status fsti_delta_patch_make(const fst_delta *delta, size_t index,
     if (delta->version_count > DELTA_FOLD_MAX)
         return fsti_error_set(error, FST_E_UNSUPPORTED, FSTI_NO_LOCATION,
                               "at most %u versions can be folded into a patch", DELTA_FOLD_MAX);
+    FST_TRY(check_size(delta, &delta->tensors[index], options->size_bytes, error));
     fsti_octets made = {fsti_alloc((size_t)options->size_bytes + 1), (size_t)options->size_bytes};
     if (made.bytes == NULL) return fsti_error_memory(error, options->size_bytes);
     new_bytes bytes = {options->old, made.size, keep_whole, made.bytes};

@@ -140,11 +140,19 @@ static fst_status write_mark(const char *folder, int flags, const char *text, bo
                              fst_error *error) {
     char *path = fsti_location_join(folder, "/" MAKE_MARK);
     if (path == NULL) return fsti_error_memory(error, strlen(folder));
+    bool is_new = (flags & O_CREAT) != 0;
+    fst_status limit = is_new ? fsti_file_check_limit(path, strlen(text), error) : FST_OK;
+    if (limit != FST_OK) {
+        fsti_free(path);
+        return limit;
+    }
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
-    bool good = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) &&
-                (!durable || fsync(fd) == 0);
+    ssize_t put = fd < 0 ? -1 : write(fd, text, strlen(text));
+    if (put >= 0 && put < (ssize_t)strlen(text)) errno = ENOSPC;
+    bool good = put == (ssize_t)strlen(text) && (!durable || fsync(fd) == 0);
     fst_status status = good ? FST_OK : fsti_error_errno(error, errno, path, "writing the mark");
     if (fd >= 0) close(fd);
+    if (fd >= 0 && !good && is_new) (void)unlink(path);
     fsti_free(path);
     return status;
 }
@@ -192,7 +200,7 @@ static fst_status begin_in(const char *folder, fst_error *error) {
 fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error) {
     unsigned made_count;
     *lock = -1;
-    FST_TRY(fsti_location_require_file(folder, "writing a delta", error));
+    FST_TRY(fsti_location_require_file(folder, "a delta is written to a local folder", error));
     FST_TRY(fsti_folder_make(folder, durable, &made_count, error));
     FST_TRY(fsti_folder_lock(folder, lock, error));
     fst_status status = begin_in(folder, error);

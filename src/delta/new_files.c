@@ -50,10 +50,17 @@ static fst_status copy_bytes(int from, int to, const char *path, fst_error *erro
     return status;
 }
 
-static fst_status fill_copy(int from, int to, const char *path, fst_error *error) {
+/// Fills the copy at `path` of the file `original`.
+static fst_status fill_copy(int from, int to, const char *original, char *path, fst_error *error) {
     struct stat info;
     if (fstat(from, &info) != 0) return fsti_error_errno(error, errno, path, "examining the file");
-    (void)fchmod(to, info.st_mode & 07777);
+    fsti_target rights = {.path = path,
+                          .like = original,
+                          .mode = info.st_mode & 07777,
+                          .owner = info.st_uid,
+                          .group = info.st_gid};
+    FST_TRY(fsti_file_keep_rights(to, &rights, error));
+    FST_TRY(fsti_file_check_limit(path, (uint64_t)info.st_size, error));
     if (ioctl(to, FICLONE, from) == 0) return FST_OK;
     int failure = posix_fallocate(to, 0, info.st_size);
     if (failure == ENOSPC) return fsti_error_errno(error, failure, path, "reserving the new file");
@@ -73,9 +80,9 @@ fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp
             stamp->size_bytes = (uint64_t)info.st_size;
             stamp->modified_ns = fsti_sync_modified_ns(&info);
         }
-        *fd = open(copy, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        *fd = open(copy, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         status = *fd < 0 ? fsti_error_errno(error, errno, copy, "making the new file")
-                         : fill_copy(from, *fd, copy, error);
+                         : fill_copy(from, *fd, path, copy, error);
     }
     if (status != FST_OK && *fd >= 0) {
         close(*fd);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "output/output.h"
+
 /// The most bytes of JSON for an entry's shape, offsets and checksum. Its name occurs twice and is
 /// counted separately.
 #define ENTRY_TEXT_BYTES ((uint64_t)200)
@@ -46,6 +48,7 @@ fst_status fsti_shard_open(const char *folder, uint32_t number, uint64_t header_
 static fst_status write_at(shard_writer *shard, const void *bytes, size_t size, uint64_t offset,
                            fst_error *error) {
     const char *at = bytes;
+    FST_TRY(fsti_file_check_limit(shard->path, offset + size, error));
     while (size > 0) {
         ssize_t put = pwrite(shard->fd, at, size, (off_t)offset);
         if (put < 0 && errno == EINTR) continue;

@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,7 +18,8 @@
 fst_status fsti_sync_paths(const char *checkpoint, sync_folder *out, fst_error *error) {
     struct stat info;
     *out = (sync_folder){.checkpoint = checkpoint, .lock = -1};
-    FST_TRY(fsti_location_require_file(checkpoint, "applying a delta", error));
+    FST_TRY(fsti_location_require_file(
+        checkpoint, "only a checkpoint in a local folder can be changed by a delta", error));
     if (stat(checkpoint, &info) != 0)
         return fsti_error_errno(error, errno, checkpoint, "looking for the checkpoint");
     if (!S_ISDIR(info.st_mode)) {
@@ -50,17 +50,26 @@ static fst_status open_lock(const char *path, bool may_create, int *lock, fst_er
     int flags = may_create ? O_RDWR | O_CREAT : O_RDONLY;
     struct stat info;
     // Without O_NONBLOCK a FIFO would wait for a writer.
-    *lock = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (*lock < 0 && errno == ENOENT && !may_create) return FST_OK;
-    if (*lock < 0 || fstat(*lock, &info) != 0)
-        return fsti_error_errno(error, errno, path, "opening the lock");
-    if (!S_ISREG(info.st_mode))
-        return fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file");
-    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return FST_OK;
-    if (errno != EWOULDBLOCK) return fsti_error_errno(error, errno, path, "locking");
-    return fsti_error_set(error, FST_E_TIMEOUT, place,
-                          "another process is updating this checkpoint; try again when it has "
-                          "finished");
+    int fd = fsti_lockable_open(path, flags | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT && !may_create) return FST_OK;
+    if (fd < 0) return fsti_error_errno(error, errno, path, "opening the lock");
+    fst_status status = FST_OK;
+    int failure = 0;
+    if (fstat(fd, &info) != 0)
+        status = fsti_error_errno(error, errno, path, "opening the lock");
+    else if (!S_ISREG(info.st_mode))
+        status = fsti_error_set(error, FST_E_NOT_REGULAR, place, "not a regular file");
+    else if ((failure = fsti_lockable_lock(fd)) == EWOULDBLOCK)
+        status = fsti_error_set(error, FST_E_TIMEOUT, place,
+                                "another process is updating or reading this checkpoint; try "
+                                "again when it has finished");
+    else if (failure != 0)
+        status = fsti_error_errno(error, failure, path, "locking");
+    if (status == FST_OK)
+        *lock = fd;
+    else
+        fsti_lockable_close(fd);
+    return status;
 }
 
 static fst_status open_sync(const char *checkpoint, bool may_create, sync_folder *out,
@@ -84,9 +93,7 @@ fst_status fsti_sync_open_to_check(const char *checkpoint, sync_folder *out, fst
 }
 
 void fsti_sync_close(sync_folder *sync) {
-    // A forked child has inherited the descriptor, so closing it here would not release the lock.
-    if (sync->lock >= 0) (void)flock(sync->lock, LOCK_UN);
-    if (sync->lock >= 0) close(sync->lock);
+    if (sync->lock >= 0) fsti_lockable_close(sync->lock);
     fsti_free(sync->folder);
     fsti_free(sync->state_path);
     fsti_free(sync->journal_path);

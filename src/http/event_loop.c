@@ -276,8 +276,7 @@ static bool must_end(http_request *request, uint64_t now_ns) {
     if (!is_stopped && !is_expired) return false;
     fsti_error_location location = {.file = request->name, .byte_offset = FST_NO_OFFSET};
     request->status =
-        is_stopped ? fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION,
-                                    "the read was cancelled")
+        is_stopped ? fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled")
                    : fsti_error_set(&request->error, FST_E_IO, location,
                                     "timed out: no response within %u ms", request->bound_ms);
     return true;

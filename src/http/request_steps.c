@@ -370,8 +370,8 @@ static void fail_private(http_request *request, const http_attempt *attempt) {
 /// Whether an attempt failed for a reason that no retry can change. Sets the request's error.
 static bool fail_for_good(http_request *request, http_attempt *attempt, int result) {
     if (request->stop != NULL && atomic_load(request->stop)) {
-        request->status = fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION,
-                                         "the read was cancelled");
+        request->status =
+            fsti_error_set(&request->error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
         return true;
     }
     if (attempt->is_out_of_memory) {

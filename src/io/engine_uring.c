@@ -44,9 +44,17 @@ static int ring_enter(int fd, unsigned submit_count, unsigned wait_count) {
     return (int)syscall(SYS_io_uring_enter, fd, submit_count, wait_count, flags, NULL, 0);
 }
 
+/// Set once io_uring has worked. If it is refused later, opening a lane fails, and another engine
+/// reads the files.
+static atomic_bool has_worked;
+
 /// Whether io_uring works in this process, and the reason if not.
 static bool is_available(char *reason, size_t reason_size) {
     struct io_uring_params params;
+    if (atomic_load(&has_worked) && !fsti_io_hidden(FSTI_IO_HIDE_URING)) {
+        snprintf(reason, reason_size, "io_uring works");
+        return true;
+    }
     memset(&params, 0, sizeof params);
     int fd = ring_setup(2, &params);
     if (fd < 0) {
@@ -59,6 +67,7 @@ static bool is_available(char *reason, size_t reason_size) {
     // Linux 5.6 added this flag and the read and write operations without vectors.
     bool is_supported = (params.features & IORING_FEAT_RW_CUR_POS) != 0;
     snprintf(reason, reason_size, "%s", is_supported ? "io_uring works" : "kernel older than 5.6");
+    if (is_supported) atomic_store(&has_worked, true);
     return is_supported;
 }
 
@@ -94,6 +103,7 @@ static fst_status open_lane(uint32_t depth, void **out, fst_error *error) {
     if (lane == NULL) return fsti_error_memory(error, sizeof *lane);
     lane->fd = ring_setup(depth, &params);
     if (lane->fd < 0 || !map_rings(lane, &params)) {
+        atomic_store(&has_worked, false); // the next load asks for the reason
         fst_status status = fsti_error_errno(error, errno, NULL, "io_uring_setup");
         if (lane->fd >= 0) close(lane->fd);
         fsti_free(lane);

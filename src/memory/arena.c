@@ -14,8 +14,8 @@
 #define MADV_POPULATE_WRITE 23 // Linux 5.14
 #endif
 
-/// Smaller buffers would waste most of a huge page.
-#define SMALL_BUFFER_BYTES ((uint64_t)256 << 10)
+/// Smaller buffers come from malloc(), which keeps freed memory for the next ones.
+#define SMALL_BUFFER_BYTES FSTI_HUGE_PAGE_BYTES
 #define CACHED_COUNT_MAX 1024
 
 typedef struct cached_arena {
@@ -106,7 +106,7 @@ static void release_arena(fsti_buffer *buffer) {
     if (!keep_arena(arena)) munmap(arena.data, arena.size_bytes);
 }
 
-static void release_small(fsti_buffer *buffer) { free(buffer->data); }
+static void release_small(fsti_buffer *buffer) { free(buffer->allocation); }
 
 /// Maps more than needed and unmaps the unaligned ends.
 char *fsti_pages_map(uint64_t bytes) {
@@ -160,21 +160,28 @@ fst_status fsti_memory_check(uint64_t size_bytes, fst_error *error) {
 #define SMALL_CHECK_BYTES ((uint64_t)8 << 20)
 static atomic_uint_fast64_t small_bytes;
 
-/// Concurrent callers may reset the sum of each other. That only moves the next check.
+/// Concurrent callers may reset the sum of each other. That only moves the next check. A check that
+/// fails makes the next call check again.
 static fst_status check_small(uint64_t size_bytes, fst_error *error) {
     if (atomic_fetch_add(&small_bytes, size_bytes) + size_bytes < SMALL_CHECK_BYTES) return FST_OK;
-    atomic_store(&small_bytes, 0);
-    return fsti_memory_check(SMALL_CHECK_BYTES, error);
+    // Twice as much, for what other threads were given and have not used yet.
+    fst_status status = fsti_memory_check(2 * SMALL_CHECK_BYTES, error);
+    atomic_store(&small_bytes, status == FST_OK ? 0 : SMALL_CHECK_BYTES);
+    return status;
 }
 
+/// Not by posix_memalign(): above glibc's limit for mappings (mallopt(3), M_MMAP_THRESHOLD), which
+/// follows the sizes that are freed, it would take new memory each time.
 static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
-    void *data = NULL;
     FST_TRY(check_small(size_bytes, error));
-    if (fsti_alloc_fails() ||
-        posix_memalign(&data, FSTI_BUFFER_ALIGNMENT, size_bytes == 0 ? 1 : size_bytes) != 0)
-        return fsti_error_memory(error, size_bytes);
+    char *memory = fsti_alloc_fails() ? NULL : malloc(size_bytes + FSTI_BUFFER_ALIGNMENT);
+    if (memory == NULL) return fsti_error_memory(error, size_bytes);
+    char *data = memory + -(uintptr_t)memory % FSTI_BUFFER_ALIGNMENT;
     fst_status status = fsti_buffer_wrap(data, size_bytes, release_small, out, error);
-    if (status != FST_OK) free(data);
+    if (status == FST_OK)
+        (*out)->allocation = memory;
+    else
+        free(memory);
     return status;
 }
 

@@ -80,7 +80,7 @@ fst_status fsti_part_copy(const fst_model *model, const fst_part *part, int *cop
     if (model->verification != NULL || !measure_span(tensor, shape, part, &span)) return FST_OK;
     if (part->destination_bytes != span.part_bytes)
         return fsti_error_set(error, FST_E_ARGUMENT, FSTI_NO_LOCATION,
-                              "the the destination has a wrong size");
+                              "the destination has a wrong size");
     uint64_t begin = file->header->data_begin + tensor->begin + span.first, resident;
     uint64_t size = span.end - span.first;
     if (!fsti_file_resident(file->file, begin, begin + size, &resident) || resident < size)

@@ -94,7 +94,7 @@ fst_status fsti_output_copy(fsti_output *output, fsti_copy *copy, fst_error *err
     uint64_t head =
         (FSTI_OUTPUT_BLOCK_BYTES - copy->begin % FSTI_OUTPUT_BLOCK_BYTES) % FSTI_OUTPUT_BLOCK_BYTES;
     if (head > total) head = total;
-    FST_TRY(fsti_output_check_limit(output, copy->begin + total, error));
+    FST_TRY(fsti_file_check_limit(output->target.path, copy->begin + total, error));
     copy->engine = "shared";
     bool agrees = (copy->source_begin + head) % FSTI_OUTPUT_BLOCK_BYTES == 0;
     FST_TRY(fsti_output_reserve(output, copy->begin + head, error));

@@ -95,26 +95,24 @@ static bool copy_access_list(const char *from, int to, bool may_keep) {
     return is_clean && !had_list;
 }
 
-/// Copies owner, permissions and access list of the old file as far as possible.
-static fst_status keep_permissions(const fsti_output *output, fst_error *error) {
-    const fsti_target *target = &output->target;
+fst_status fsti_file_keep_rights(int fd, const fsti_target *target, fst_error *error) {
     // Owner first, because changing it clears set-id bits. Only root can change owners, but users
     // can set their own groups. The descriptor is open here.
     // NOLINTNEXTLINE(clang-analyzer-unix.StdCLibraryFunctions)
-    bool has_owner = fchown(output->fd, target->owner, target->group) == 0;
+    bool has_owner = fchown(fd, target->owner, target->group) == 0;
     // EINVAL: an owner unknown in this user namespace.
     if (!has_owner && errno != EPERM && errno != EINVAL && errno != EOPNOTSUPP)
         return fsti_error_errno(error, errno, target->path, "keeping the owner");
     struct stat own;
-    bool has_group = has_owner || fchown(output->fd, (uid_t)-1, target->group) == 0;
-    if (fstat(output->fd, &own) != 0)
+    bool has_group = has_owner || fchown(fd, (uid_t)-1, target->group) == 0;
+    if (fstat(fd, &own) != 0)
         return fsti_error_errno(error, errno, target->path, "examining the new file");
     has_owner = own.st_uid == target->owner;
     has_group = has_group || own.st_gid == target->group;
     mode_t mode = restrict_mode(target->mode, has_owner, has_group);
     const char *like = target->like != NULL ? target->like : target->path;
-    if (!copy_access_list(like, output->fd, has_owner && has_group)) mode &= 0700;
-    if (fchmod(output->fd, mode) != 0)
+    if (!copy_access_list(like, fd, has_owner && has_group)) mode &= 0700;
+    if (fchmod(fd, mode) != 0)
         return fsti_error_errno(error, errno, target->path, "keeping the permissions");
     return FST_OK;
 }
@@ -126,7 +124,7 @@ static fst_status create_file(fsti_output *output, fst_error *error) {
     if (output->hidden == NULL) return fsti_error_memory(error, strlen(target->path));
     output->fd = open_unnamed(target->folder);
     if (output->fd < 0) FST_TRY(open_hidden(output, error));
-    return target->has_rights ? keep_permissions(output, error) : FST_OK;
+    return target->has_rights ? fsti_file_keep_rights(output->fd, target, error) : FST_OK;
 }
 
 static fst_status no_space(const fsti_output *output, fst_error *error) {
@@ -136,11 +134,10 @@ static fst_status no_space(const fsti_output *output, fst_error *error) {
     return fsti_space_refuse(output->target.path, output->size_bytes, before, error);
 }
 
-fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
-                                   fst_error *error) {
+fst_status fsti_file_check_limit(const char *path, uint64_t size_bytes, fst_error *error) {
     struct rlimit limit;
     fsti_error_location location = FSTI_NO_LOCATION;
-    location.file = output->target.path;
+    location.file = path;
     location.os_errno = EFBIG;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
         size_bytes <= limit.rlim_cur)
@@ -155,7 +152,7 @@ fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_byte
 /// Reserves space. Refuses first if the file system is too small, because ext4 allocates everything
 /// it has before it fails, and other programs would find a full disk.
 static fst_status reserve_space(fsti_output *output, fst_error *error) {
-    FST_TRY(fsti_output_check_limit(output, output->size_bytes, error));
+    FST_TRY(fsti_file_check_limit(output->target.path, output->size_bytes, error));
     uint64_t own = fsti_space_taken(output->fd);
     if (fsti_space_free(output->fd) < output->size_bytes - fsti_min(own, output->size_bytes))
         return no_space(output, error);
@@ -227,7 +224,9 @@ static fst_status open_existing(fsti_output *output, const char *hidden, fst_err
     output->has_hidden = true;
     output->size_bytes = (uint64_t)info.st_size;
     bool is_itself = strcmp(hidden, output->target.path) == 0; // already has its final name
-    return output->target.has_rights && !is_itself ? keep_permissions(output, error) : FST_OK;
+    return output->target.has_rights && !is_itself
+               ? fsti_file_keep_rights(output->fd, &output->target, error)
+               : FST_OK;
 }
 
 fst_status fsti_output_adopt(const fsti_target *target, const char *hidden, fsti_output **out,

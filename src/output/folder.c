@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -91,18 +90,18 @@ void fsti_folder_unmake(const char *folder, unsigned made_count) {
 }
 
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
-    *lock = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    *lock = fsti_lockable_open(folder, O_RDONLY | O_DIRECTORY);
     if (*lock < 0) return fsti_error_errno(error, errno, folder, "opening the folder");
     uint64_t end_ns = fsti_now_ns();
     if (!fsti_io_hidden(FSTI_IO_HIDE_PATIENCE)) end_ns += LOCK_WAIT_NS;
-    while (flock(*lock, LOCK_EX | LOCK_NB) != 0) {
-        bool is_held = errno == EWOULDBLOCK;
+    for (int failure; (failure = fsti_lockable_lock(*lock)) != 0;) {
+        bool is_held = failure == EWOULDBLOCK;
         if (is_held && fsti_now_ns() < end_ns) {
             nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
             continue;
         }
-        if (errno == EINTR) continue;
-        close(*lock);
+        if (failure == EINTR) continue;
+        fsti_lockable_close(*lock);
         *lock = -1;
         fsti_error_location location = FSTI_NO_LOCATION;
         location.file = folder;
@@ -114,7 +113,5 @@ fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {
 }
 
 void fsti_folder_unlock(int lock) {
-    if (lock < 0) return;
-    flock(lock, LOCK_UN); // explicit, because forked children hold copies of the descriptor
-    close(lock);
+    if (lock >= 0) fsti_lockable_close(lock);
 }

@@ -113,7 +113,7 @@ fst_status fsti_object_restore(const char *address, const fsti_http_watch *watch
     fsti_http_watch last = fsti_http_cleanup_watch(watch);
     FST_TRY(fsti_upload_open(address, kept->size, &last, &nothing, &upload, error));
     fst_status status = fsti_upload_write(upload, kept->text, kept->size, 0, error);
-    if (status == FST_OK) status = fsti_upload_commit(upload, error);
+    if (status == FST_OK) status = fsti_upload_commit(upload, false, error);
     fsti_upload_close(upload);
     return status == FST_E_FILE_CHANGED ? FST_OK : status;
 }

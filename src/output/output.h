@@ -42,6 +42,11 @@ void fsti_target_clear(fsti_target *target);
 /// If the target does not exist, the new file gets the permissions of the file `like`, a path that
 /// must stay valid until the output is open.
 fst_status fsti_target_like(fsti_target *target, const char *like, fst_error *error);
+/// Gives a new file the owner, permissions and access list that the target has, as far as possible.
+/// What cannot be kept takes permissions away, and gives none.
+fst_status fsti_file_keep_rights(int fd, const fsti_target *target, fst_error *error);
+/// FST_E_NO_SPACE if the process's file size limit is too small; the kernel would send SIGXFSZ.
+fst_status fsti_file_check_limit(const char *path, uint64_t size_bytes, fst_error *error);
 /// The last part of a path, as a pointer into it.
 const char *fsti_path_name(const char *path);
 /// Makes a path absolute and resolves the links of its folder, so that a save stays in the folder

@@ -118,7 +118,8 @@ static fst_status place_link(const fsti_output *output, fst_error *error) {
 }
 
 fst_status fsti_output_place(fsti_output *output, bool keep_hidden, fst_error *error) {
-    if (output->upload != NULL) return fsti_upload_commit(output->upload, error);
+    if (output->upload != NULL)
+        return fsti_upload_commit(output->upload, output->target.is_unique, error);
     if (keep_hidden) return place_link(output, error);
     // If no file is replaced, link directly, without a temporary name.
     if (!output->has_hidden && link_descriptor(output->fd, output->target.path) == 0) return FST_OK;

@@ -24,10 +24,6 @@ fst_status fsti_output_refuse_object(const fsti_output *output, fst_error *error
 /// A new temporary path next to `path`; NULL without memory.
 char *fsti_hidden_path(const char *folder, const char *path);
 
-/// FST_E_NO_SPACE if the process's file size limit is too small; the kernel would send SIGXFSZ.
-fst_status fsti_output_check_limit(const fsti_output *output, uint64_t size_bytes,
-                                   fst_error *error);
-
 /// Bytes that a file occupies on disk.
 uint64_t fsti_space_taken(int fd);
 /// Free bytes of the file system for this process; UINT64_MAX if unknown.

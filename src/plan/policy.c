@@ -175,6 +175,7 @@ fsti_executor fsti_policy_executor(const fsti_executor_facts *facts) {
     if (is_small && facts->may_wait && facts->bytes <= CALLER_ABSENT_BYTES_MAX)
         return FSTI_EXECUTOR_CALLER;
     bool is_view = facts->is_view_only && facts->bytes <= CALLER_VIEW_BYTES_MAX;
+    is_small = fsti_policy_is_small(facts->touched_bytes, facts->has_budget);
     return is_small || is_view ? FSTI_EXECUTOR_CALLER_IF_CACHED : FSTI_EXECUTOR_THREADS;
 }
 

@@ -78,6 +78,9 @@ typedef enum fsti_executor {
 } fsti_executor;
 typedef struct fsti_executor_facts {
     uint64_t bytes; ///< bytes planned to be read
+    /// Of cached bytes, those that are touched: only those of the tensors if they are copied from a
+    /// mapping, else all that are planned.
+    uint64_t touched_bytes;
     bool has_budget;
     bool may_wait;     ///< the calling thread may wait for storage
     bool is_view_only; ///< cached views: only page tables are filled

@@ -125,8 +125,9 @@ fst_status fsti_upload_write(fsti_upload *upload, const void *data, size_t size,
                              fst_error *error);
 /// After the last write: waits until the store has all parts of a multipart upload.
 fst_status fsti_upload_drain(fsti_upload *upload, fst_error *error);
-/// Makes the object visible, atomically.
-fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error);
+/// Makes the object visible, atomically. `is_unique`: no other save uses its name, so the caller
+/// removes it after an error. Otherwise the error says if the object may be visible nevertheless.
+fst_status fsti_upload_commit(fsti_upload *upload, bool is_unique, fst_error *error);
 /// Cancels all requests; they end soon with FST_E_CANCELLED. Thread-safe.
 void fsti_upload_stop(fsti_upload *upload);
 /// Whether the object is visible: 1, 0, or -1 if the response was lost.

@@ -77,7 +77,7 @@ struct fsti_upload {
 static fst_status fail(const fsti_upload *upload, fst_status status, const char *what,
                        fst_error *error) {
     fsti_error_location location = FSTI_NO_LOCATION;
-    location.file = upload->name;
+    if (status != FST_E_CANCELLED) location.file = upload->name;
     return fsti_error_set(error, status, location, "%s", what);
 }
 
@@ -489,7 +489,19 @@ static fst_status send_single(fsti_upload *upload, fst_error *error) {
     }
 }
 
-fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
+/// Adds to an error that the object may be stored nevertheless. Then it isn't a cancellation, which
+/// leaves the old object.
+static fst_status report_unknown(fst_status status, fst_error *error) {
+    if (status == FST_E_CANCELLED) status = FST_E_IO;
+    if (error == NULL) return status;
+    error->status = status;
+    size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used,
+             "; it is unknown whether the object was stored");
+    return status;
+}
+
+fst_status fsti_upload_commit(fsti_upload *upload, bool is_unique, fst_error *error) {
     bool is_unknown = false;
     fst_status status;
     FST_TRY(fsti_upload_drain(upload, error));
@@ -511,12 +523,8 @@ fst_status fsti_upload_commit(fsti_upload *upload, fst_error *error) {
                               "the object exists already and create_only is set. It has the "
                               "same content as this save");
     }
-    if (status != FST_OK && upload->is_committed < 0 && error != NULL) {
-        size_t used = strlen(error->message);
-        snprintf(error->message + used, sizeof error->message - used,
-                 "; it is unknown whether the object was stored");
-    }
-    return status;
+    bool matters = status != FST_OK && upload->is_committed < 0 && !is_unique;
+    return matters ? report_unknown(status, error) : status;
 }
 
 int fsti_upload_is_committed(const fsti_upload *upload) { return upload->is_committed; }

@@ -18,13 +18,26 @@
 /// Longer timeouts count as infinite (a century).
 #define TIMEOUT_MS_MAX ((int64_t)100 * 366 * 86400 * 1000)
 
+/// Whether cached bytes of all files are copied from mappings, only those of the tensors.
+static bool copies_mappings(const fsti_job *job) {
+    if (job->verifies) return false;
+    for (size_t i = 0; i < job->plan->extent_count; i++) {
+        const fsti_io_engine *engine = job->routes[job->plan->extents[i].file].resident;
+        if (engine == NULL || !engine->is_mapped) return false;
+    }
+    return true;
+}
+
 /// Whether the calling thread does the job: a very small one, or a small one that is cached.
 static bool may_run_inline(const fsti_pipeline *pipeline) {
     const fsti_job *job = &pipeline->job;
     // Another process may read chunks of a segment that is not complete.
     if (job->share != NULL) return fsti_share_is_complete(job->share);
     bool is_view_only = pipeline->sink->is_view && !job->verifies;
-    fsti_executor_facts facts = {.bytes = job->plan->bytes_planned,
+    uint64_t planned = job->plan->bytes_planned;
+    fsti_executor_facts facts = {.bytes = planned,
+                                 .touched_bytes =
+                                     copies_mappings(job) ? job->plan->bytes_requested : planned,
                                  .has_budget = job->budget_bytes != 0,
                                  .may_wait = job->may_wait,
                                  .is_view_only = is_view_only};
@@ -34,11 +47,10 @@ static bool may_run_inline(const fsti_pipeline *pipeline) {
         const fsti_plan_chunk *chunk = &job->plan->chunks[i];
         fsti_file *file = job->files[job->plan->extents[chunk->extent].file].file;
         uint64_t bytes;
-        // Chunks of views are classified already, also where the kernel reports no residency.
-        bool is_resident = is_view_only && pipeline->chunks[i].is_resident;
-        if (fsti_file_resident(file, chunk->begin, chunk->end, &bytes))
-            is_resident = bytes == chunk->end - chunk->begin;
-        if (!is_resident) return false;
+        if (pipeline->chunks[i].is_resident) continue; // is classified already
+        if (!fsti_file_resident(file, chunk->begin, chunk->end, &bytes) ||
+            bytes != chunk->end - chunk->begin)
+            return false;
     }
     return true;
 }

@@ -296,12 +296,11 @@ static bool admit_batch(fsti_pipeline *pipeline) {
     for (uint32_t i = batch->chunk_first; classifies_at_once(pipeline) && i < batch->chunk_end; i++)
         resident_count += status == FST_OK && classify_chunk(pipeline, i);
     pthread_mutex_lock(&pipeline->lock);
-    pipeline->is_admitting = false;
     pipeline->lacks_memory = false;
-    if (status != FST_OK) {
-        note_memory_shortage(pipeline, &error);
-        return false;
-    }
+    // Releases the lock before the load has failed: no other thread may allocate meanwhile.
+    if (status != FST_OK) note_memory_shortage(pipeline, &error);
+    pipeline->is_admitting = false;
+    if (status != FST_OK) return false;
     pipeline->memory_missed_ns = 0;
     pipeline->is_placed |= memory.is_placed;
     publish_batch(pipeline, &memory, resident_count);

@@ -155,8 +155,8 @@ FST_API FST_NODISCARD fst_status fst_async_save_stage(fst_async_save *save, int6
 FST_API FST_NODISCARD fst_status fst_async_save_wait(fst_async_save *save, int64_t timeout_ms,
                                                      fst_error *error);
 
-/// Cancels a save: it ends soon with FST_E_CANCELLED, unless the new model is already in place.
-/// NULL is allowed.
+/// Cancels a save: it ends soon with FST_E_CANCELLED, unless the new model is already in place, or,
+/// at a store that was sent a whole object and has not answered, may be: FST_E_IO. NULL is allowed.
 FST_API void fst_async_save_cancel(fst_async_save *save);
 
 /// Closes a handle. Waits until the tensors may change; the save continues, unless it was

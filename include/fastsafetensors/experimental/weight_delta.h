@@ -119,10 +119,11 @@ typedef struct fst_delta_options {
 
 /// What applying, verifying or making did.
 typedef struct fst_delta_stats {
-    size_t struct_size;     ///< sizeof(fst_delta_stats)
-    size_t tensor_count;    ///< tensors that were changed (verified, made)
+    size_t struct_size; ///< sizeof(fst_delta_stats)
+    /// Tensors that were changed (verified, made), also by finishing an interrupted update first.
+    size_t tensor_count;
     uint64_t tensor_bytes;  ///< their bytes
-    uint64_t bytes_read;    ///< of tensors, from the checkpoint
+    uint64_t bytes_read;    ///< of tensors, from the checkpoint, in all passes
     uint64_t bytes_written; ///< to the checkpoint, or to the delta that was made
     uint64_t stored_bytes;  ///< compressed bytes of deltas that were read
     uint64_t bytes_hashed;  ///< for checksums
@@ -135,8 +136,8 @@ typedef struct fst_delta_stats {
 #define FST_DELTA_VERSION_BYTES 256
 
 /// Reads which version a checkpoint folder has from its version note (.weight_sync/state.json).
-/// `version` is "" if it is unknown, and after an interrupted update. *is_interrupted is 1 if
-/// fst_delta_apply() was killed: the files are then of two versions until fst_delta_recover() or
+/// `version` is "" if it is unknown, and if *is_interrupted is 1: an update changes the files, or
+/// was killed while it did. They may then be of two versions until fst_delta_recover() or
 /// fst_delta_apply() finishes the update. FST_E_FILE_CHANGED if a file has another size or time
 /// than after the last update: the checkpoint was saved again, or copied without its times.
 FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
@@ -164,8 +165,9 @@ FST_API FST_NODISCARD fst_status fst_delta_version(const char *checkpoint,
 ///
 /// FST_E_VERSION for a wrong base, a gap or a chain that was applied already;
 /// FST_E_TENSOR_NOT_FOUND for a tensor that the checkpoint lacks; FST_E_FILE_CHANGED if a file has
-/// changed since the last update; FST_E_CORRUPT, FST_E_DIGEST; FST_E_TIMEOUT while another process
-/// updates the folder. `options` and `stats` may be NULL.
+/// changed since the last update; FST_E_CORRUPT, FST_E_DIGEST; FST_E_NO_SPACE also for a limit of
+/// the file size (ulimit -f); FST_E_TIMEOUT while another process updates or reads the folder.
+/// `options` and `stats` may be NULL.
 FST_API FST_NODISCARD fst_status fst_delta_apply(const fst_delta *delta, const char *checkpoint,
                                                  const fst_delta_options *options,
                                                  fst_delta_stats *stats, fst_error *error);
@@ -194,18 +196,20 @@ typedef struct fst_delta_change fst_delta_change;
 /// until fst_delta_commit(), because bytes that do not change are not written then. Each changed
 /// tensor must be among `tensors` and have the size that it had when the delta was made. Chains
 /// have at most 16 versions. Errors as of fst_delta_apply(). The caller frees *out with
-/// fst_delta_commit() or fst_delta_drop().
+/// fst_delta_drop().
 FST_API FST_NODISCARD fst_status fst_delta_prepare(const fst_delta *delta,
                                                    const fst_delta_memory *tensors,
                                                    size_t tensor_count,
                                                    const fst_delta_options *options,
                                                    fst_delta_change **out, fst_error *error);
 
-/// Writes the changed bytes into the tensors, with one thread per CPU, and frees the change. It
-/// cannot fail. A thread that reads the tensors during the call sees a mix of old and new bytes.
+/// Writes the changed bytes into the tensors, with one thread per CPU. It cannot fail. A thread
+/// that reads the tensors during the call sees a mix of old and new bytes. A second call for a
+/// change does nothing. fst_delta_drop() then frees the change: as that can take as long as the
+/// writing, readers of the tensors go on before it. NULL is allowed.
 FST_API void fst_delta_commit(fst_delta_change *change);
 
-/// Frees a change without applying it. NULL is allowed.
+/// Frees a change, committed or not. NULL is allowed.
 FST_API void fst_delta_drop(fst_delta_change *change);
 
 /// What a patch is made of.

@@ -80,8 +80,7 @@ class Checkpoint:
             return _decode(self.path, load_file(self.path, device, **how))
         if rank is None or not 0 <= rank < self.ranks:
             raise ValueError(f"{printable(self.path)} has the states of {self.ranks} ranks: rank "
-                             "must be "
-                             f"0 to {self.ranks - 1}, not {rank}")
+                             f"must be 0 to {self.ranks - 1}, not {rank}")
         prefix = rank_prefix(rank)
         found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
         return _decode(self.path, {name[len(prefix):]: found[name] for name in found})
@@ -283,8 +282,7 @@ def find_newest(folder: Path) -> list[tuple[int, Path]]:
 def deleted_too_fast(folder: Path, more: str = "") -> Exception:
     """Return the error of a folder from which no checkpoint could be read for that reason."""
     return error_class()(f"{printable(folder)}: other processes delete checkpoints faster than "
-                         "they can be "
-                         f"read{more}")
+                         f"they can be read{more}")
 
 
 def _has_files(path: Path) -> bool:

@@ -19,7 +19,7 @@ from .._base.errors import printable
 from .._core import Model, check_save, error_class
 from .._loading.verified_open import open_files
 
-_OFFSETS_KEY = "DCP_SHARDING_INFO"
+OFFSETS_KEY = "DCP_SHARDING_INFO"
 
 
 class StoredPart(NamedTuple):
@@ -44,7 +44,7 @@ def _open(path: Any) -> list[Model]:
                 if name.endswith(".safetensors") and not name.startswith("."):
                     models.append(open_files(os.path.join(folder, name)))
             check_save(models)
-            if not any(_OFFSETS_KEY in (model.metadata(0) or {}) for model in models):
+            if not any(OFFSETS_KEY in (model.metadata(0) or {}) for model in models):
                 raise error  # variants of one model, not parts of a tensor
         except BaseException:
             for model in models:
@@ -56,7 +56,7 @@ def _open(path: Any) -> list[Model]:
 def _offsets_of(model: Model, name: str, index: int) -> tuple[int, ...]:
     """The offset of a file's tensor in the checkpoint's tensor."""
     _, shape, _, file, _ = model.info(index)
-    text = (model.metadata(file) or {}).get(_OFFSETS_KEY)
+    text = (model.metadata(file) or {}).get(OFFSETS_KEY)
     if text is None:
         return (0,) * len(shape)
     offsets: Any = None
@@ -67,9 +67,8 @@ def _offsets_of(model: Model, name: str, index: int) -> tuple[int, ...]:
     except (KeyError, TypeError, ValueError, RecursionError):
         good = False
     if not good:
-        raise ValueError(f"{printable(model.file(file)[0])}: {_OFFSETS_KEY} in the metadata has "
-                         "no offsets "
-                         f"for {printable(name)}, whose shape is {list(shape)}")
+        raise ValueError(f"{printable(model.file(file)[0])}: {OFFSETS_KEY} in the metadata has "
+                         f"no offsets for {printable(name)}, whose shape is {list(shape)}")
     return tuple(offsets)
 
 
@@ -96,8 +95,8 @@ def _check(name: str, parts: list[StoredPart]) -> None:
     size = size_of(parts)
     filled = [part for part in parts if prod(part.shape) > 0]
     # Parts that are disjoint and together as large as the tensor have no gaps.
-    if len({part.offsets for part in parts}) < len(parts) or prod(size) != sum(
-            prod(part.shape) for part in parts) or (len(filled) > 1 and not _are_disjoint(filled)):
+    if prod(size) != sum(prod(part.shape) for part in filled) or (
+            len(filled) > 1 and not _are_disjoint(filled)):
         raise ValueError(f"{printable(name)}: its {len(parts)} parts do not make up a tensor of "
                          f"{list(size)}: is a file missing?")
 

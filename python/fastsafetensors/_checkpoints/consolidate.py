@@ -25,9 +25,9 @@ from .._saving.save_options import (
 )
 from .._torch.torch_installed import torch
 from .._torch.torch_state import torch_dtype, torch_shape
-from .._torch.torch_tensors import wrap
+from .._torch.torch_tensors import wrap, wrap_bytes
 from .checkpoint_folders import STEM
-from .checkpoint_shards import StoredPart, open_parts, size_of
+from .checkpoint_shards import OFFSETS_KEY, StoredPart, open_parts, size_of
 from .state_codec import DESCRIPTION, described_tensors
 
 # The bytes that the kernel copies per call, and the buffer size if it cannot copy.
@@ -73,16 +73,23 @@ class _Target:
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._mapping: mmap.mmap | None = None
 
-    def view(self, name: str) -> Any:
-        """A tensor of the file, as memory of the file itself."""
+    def _bytes(self, begin: int, count: int) -> Any:
+        """Bytes of the file as a tensor, which is memory of the file itself."""
         if self._mapping is None:
             self._mapping = mmap.mmap(self.fd, 0)
+        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=count, offset=begin)
+
+    def view(self, name: str) -> Any:
+        """A tensor of the file, as memory of the file itself."""
         dtype, shape, size, _, begin = self.model.info(self.model.find(name))
         known = torch_dtype(dtype)
         if known is None:
             raise ValueError(f"{printable(name)}: this torch has no dtype for {dtype}")
-        data = torch.frombuffer(self._mapping, dtype=torch.uint8, count=size, offset=begin)
-        return data.view(known).view(torch_shape(dtype, shape))
+        return self._bytes(begin, size).view(known).view(torch_shape(dtype, shape))
+
+    def put(self, data: Any, place: int) -> None:
+        """Write a tensor of bytes to a place."""
+        self._bytes(place, len(data)).copy_(data)
 
     def finish(self, durable: bool) -> None:
         """Bring what was written to the device, if so promised."""
@@ -103,7 +110,9 @@ def _is_one_range(part: StoredPart, size: tuple[int, ...]) -> bool:
 
 
 def _rows_at_a_time(shape: tuple[int, ...], size_bytes: int, memory: int) -> int:
-    return max(1, memory // max(1, size_bytes // max(1, shape[0]))) if shape else 1
+    """How many rows fit the memory: a multiple of 4 if rows of 4- or 6-bit floats end in a byte."""
+    least = 4 if size_bytes % shape[0] else 1
+    return max(1, memory // max(1, size_bytes // shape[0]) // least) * least
 
 
 @contextlib.contextmanager
@@ -175,40 +184,63 @@ class _Copier:
         _, shape, size_bytes, file, begin = part.model.info(part.number)
         if size_bytes == 0:
             return
+        if not _is_one_range(part, size):
+            if part.dtype == "F4":
+                raise ValueError(f"{printable(name)}: 4-bit floats that are cut along another "
+                                 "dimension than the first can't be put together")
+            self._put_pieces(part, target.view(name))
+            return
+        place = target.model.info(target.model.find(name))[4]
+        if shape:
+            before, rest = divmod(part.offsets[0] * size_bytes, shape[0])
+            if rest:
+                raise ValueError(f"{printable(name)}: a part begins within a byte")
+            place += before
         path = part.model.file(file)[0]
-        if _is_one_range(part, size) and not part.model.is_compressed and "://" not in path:
-            place = target.model.info(target.model.find(name))[4]
-            if shape:
-                before, rest = divmod(part.offsets[0] * size_bytes, shape[0])
-                if rest:
-                    raise ValueError(f"{printable(name)}: a part begins within a byte")
-                place += before
+        if part.model.is_compressed or "://" in path:
+            self._put_bytes(part, target, place)
+        else:
             copy_range(self._source(path), target.fd, size_bytes, begin, place)
-            return
-        self._put_pieces(part.model.names()[part.number], part, target.view(name))
 
-    def _put_pieces(self, name: str, part: StoredPart, view: Any) -> None:
-        """Read rows of a part, as many as the memory holds, and write them to their places."""
-        dtype, shape, size_bytes, *_ = part.model.info(part.number)
-        if not shape:
-            with OpenLoad(part.model, [name], mode="load") as loader:
-                view.copy_(wrap(next(iter(loader))))
-            return
-        if dtype == "F4":
-            raise ValueError(f"{printable(name)}: 4-bit floats in parts can't be put together")
+    def _rows_of(self, part: StoredPart) -> Iterator[tuple[int, int, Any]]:
+        """Yield (first, last, tensor) of rows of a part, as many as the memory holds.
+
+        The caller lets go of them before it asks for the next ones.
+        """
+        name = part.model.names()[part.number]
+        _, shape, size_bytes, *_ = part.model.info(part.number)
         rows = _rows_at_a_time(shape, size_bytes, self._memory)
         for first in range(0, shape[0], rows):
             last = min(first + rows, shape[0])
             item = (name, [first, *[0] * (len(shape) - 1)], [last, *shape[1:]])
             with OpenLoad(part.model, [item], mode="load") as loader:
-                key = (slice(part.offsets[0] + first, part.offsets[0] + last),
-                       *(slice(o, o + n) for o, n in zip(part.offsets[1:], shape[1:],
-                                                          strict=True)))
-                view[key].copy_(wrap(next(iter(loader))))
+                yield first, last, next(iter(loader))
+
+    def _put_bytes(self, part: StoredPart, target: _Target, place: int) -> None:
+        """Read a part that is one range of the tensor, and write it to its place."""
+        if not part.shape:
+            name = part.model.names()[part.number]
+            with OpenLoad(part.model, [name], mode="load") as loader:
+                target.put(wrap_bytes(next(iter(loader))), place)
+            return
+        for _, _, rows in self._rows_of(part):
+            data = wrap_bytes(rows)
+            target.put(data, place)
+            place += len(data)
+            del rows, data
+
+    def _put_pieces(self, part: StoredPart, view: Any) -> None:
+        """Read a part that is many ranges of the tensor, and write it to its places."""
+        for first, last, rows in self._rows_of(part):
+            key = (slice(part.offsets[0] + first, part.offsets[0] + last),
+                   *(slice(o, o + n) for o, n in zip(part.offsets[1:], part.shape[1:],
+                                                      strict=True)))
+            view[key].copy_(wrap(rows))
+            del rows
 
 
 def _check_target(folder: str | os.PathLike[str]) -> None:
-    """Raise ValueError for a folder that has a checkpoint in it.
+    """Raise ValueError for a folder that has a checkpoint of CheckpointManager in it.
 
     Its manifest would be replaced, and a folder of two sets can't be opened.
     """
@@ -216,8 +248,24 @@ def _check_target(folder: str | os.PathLike[str]) -> None:
         names = os.listdir(os.fsdecode(folder))
         if any(_CHECKPOINT.fullmatch(name) for name in names):
             raise ValueError(f"{printable(os.fsdecode(folder))} has a checkpoint of "
-                             "CheckpointManager in it: "
-                             "use another folder")
+                             "CheckpointManager in it: use another folder")
+
+
+def _check_beside(stored: dict[str, list[StoredPart]], folder: str | os.PathLike[str]) -> None:
+    """Raise ValueError if the source has files of torch's writer in the target folder.
+
+    The save does not remove them, and a folder of two sets can't be opened.
+    """
+    paths = set()
+    for part in (part for parts in stored.values() for part in parts):
+        file = part.model.info(part.number)[3]
+        if OFFSETS_KEY in (part.model.metadata(file) or {}):
+            paths.add(part.model.file(file)[0])
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(os.path.dirname(path) or ".", os.fsdecode(folder)):
+                raise ValueError(f"{printable(os.fsdecode(folder))} has files of torch's writer, "
+                                 "which the save does not remove: use another folder")
 
 
 @contextlib.contextmanager
@@ -240,8 +288,11 @@ def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[
     if not prefix or described not in stored:
         return chosen
     with OpenLoad(stored[described][0].model, [described], mode="load") as loader:
-        description = bytes(wrap(next(iter(loader))).numpy())
-    for path, name in described_tensors(description):
+        paths = described_tensors(wrap(next(iter(loader))))
+    for path, name in paths:
+        if rank + name not in stored:
+            raise ValueError(f"the checkpoint has no tensor {printable(rank + name)}, which "
+                             f"{DESCRIPTION!r} has")
         if (rank + path).startswith(prefix):
             chosen.setdefault((rank + path)[len(prefix):], stored[rank + name])
     return chosen
@@ -271,7 +322,8 @@ def consolidate(
         source: what FastSafetensorsReader reads: a folder of save_on_ranks(), of
             FastSafetensorsWriter or of torch's HuggingFaceStorageWriter(save_distributed=True); a
             checkpoint of CheckpointManager.
-        folder: where to; it is made if it is not there.
+        folder: where to; it is made if it is not there. Files of other models in it stay, and a
+            folder of two models can't be opened.
         max_shard_size: most bytes of tensors in a file.
         metadata: of every file; without it, {"format": "pt"}.
         prefix: only tensors whose names begin so, without it ("model." of a checkpoint of
@@ -289,8 +341,9 @@ def consolidate(
         The path of the index, or of the one file.
 
     Raises:
-        ValueError: parts that do not make up a tensor; no tensor with the prefix; a size that is
-            none; a folder with a checkpoint of CheckpointManager.
+        ValueError: parts that do not make up a tensor; no tensor with the prefix; with a prefix,
+            a damaged checkpoint of CheckpointManager; an invalid size; a folder with a checkpoint
+            of CheckpointManager, or with the files of torch's writer that are the source.
         SafetensorError, OSError: a file can't be read or written. The folder is unchanged.
         TypeError: an argument of another type.
     """
@@ -305,6 +358,7 @@ def consolidate(
     layout = check_save_options({"alignment": alignment}) if alignment else WITH_WHOLE_BLOCKS
     with _open_steady(source) as (stored, identities), contextlib.closing(
             _Copier(budget, identities)) as copier:
+        _check_beside(stored, folder)
         chosen = _chosen(stored, prefix)
         if not chosen:
             raise ValueError(f"no tensor's name begins with {prefix!r}")

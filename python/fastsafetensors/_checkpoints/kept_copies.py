@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from typing import Any
 
 from .._torch.torch_installed import torch
@@ -29,9 +29,13 @@ class KeptCopies:
 
     def copy(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of tensors. Between acquire() and release()."""
-        for name in self._buffers.keys() - tensors.keys():
-            del self._buffers[name]
+        self.keep_only(tensors)
         return {name: self.copy_one(name, tensor) for name, tensor in tensors.items()}
+
+    def keep_only(self, names: Container[Hashable]) -> None:
+        """Give the other buffers back."""
+        for name in [name for name in self._buffers if name not in names]:
+            del self._buffers[name]
 
     def copy_one(self, name: Hashable, tensor: Any) -> Any:
         """Return the copy of a tensor."""
@@ -77,6 +81,16 @@ def copy_state(state: Any, copies: KeptCopies, name: tuple[Any, ...] = ()) -> An
         run_check=False, shape=sharded.shape, stride=sharded.stride())
 
 
+def _tensor_names(state: Any, name: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the names that copy_state() gives the tensors."""
+    if isinstance(state, (Mapping, list, tuple)):
+        below = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in below:
+            yield from _tensor_names(value, (*name, key))
+    elif isinstance(state, torch.Tensor):
+        yield name
+
+
 class StagedState(dict[str, Any]):
     """A copied state dict. When it is no longer referenced, its buffers may be used again."""
 
@@ -94,6 +108,7 @@ class CopyStore:
             copies = self._free.pop()
         except IndexError:
             copies = KeptCopies()
+        copies.keep_only(set(_tensor_names(state)))
         staged = StagedState(copy_state(state, copies))
         weakref.finalize(staged, self._free.append, copies).atexit = False
         return staged

@@ -22,6 +22,8 @@ DESCRIPTION = "fastsafetensors.state"
 # read it as one more name of the state.
 _METADATA = "fastsafetensors.metadata"
 _PLAIN = (str, int, float, bool, type(None))
+# As much as the header of a file.
+_PATHS_BYTES_MAX = 100_000_000
 
 
 def _plain_text(text: str) -> str:
@@ -40,7 +42,7 @@ def _is_unicode(text: str) -> bool:
     return False
 
 
-def _order_of(tensor: Any) -> list[int] | None:
+def order_of(tensor: Any) -> list[int] | None:
     """Return the dimensions in the order of memory, outermost first.
 
     None: in order, or the elements do not fill a range of memory once. A file has the elements in
@@ -57,14 +59,14 @@ def _order_of(tensor: Any) -> list[int] | None:
 
 
 def _in_order(tensor: Any, order: list[int]) -> Any:
-    """Return a copy whose dimensions lie in memory as _order_of() has found them.
+    """Return a copy whose dimensions lie in memory as order_of() has found them.
 
     Fused optimizers of torch pair the elements of a parameter and its state by their place in
     memory, so both must have one order.
     """
     if {*map(repr, order)} != {*map(str, range(tensor.dim()))} or len(order) != tensor.dim():
-        raise ValueError(f"the checkpoint has a tensor of {tensor.dim()} dimensions in the order "
-                         f"{order}")
+        raise ValueError(f"the checkpoint has a tensor of {tensor.dim()} dimensions, and an order "
+                         "of others")
     back = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(order).contiguous().permute(back)
 
@@ -81,7 +83,7 @@ class _Encoder:
     def _tensor(self, tensor: Any, path: str) -> Any:
         """Return JSON that stands for a tensor: its name, or [name, order of its dimensions]."""
         name = self._name(tensor, path)
-        order = _order_of(tensor)
+        order = order_of(tensor)
         return name if order is None else [name, order]
 
     def _name(self, tensor: Any, path: str) -> str:
@@ -94,6 +96,9 @@ class _Encoder:
         if tensor.is_nested:
             raise TypeError(f"{printable(path)}: a nested tensor can't be saved: the format has "
                             "only tensors of one shape. Save its parts, unbind()")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{printable(path)}: a sparse tensor can't be saved: make it dense "
+                             "first with `.to_dense()`")
         key = (storage_ptr(tensor), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape),
                tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.device)
         if tensor.numel() > 0 and key in self._known:
@@ -149,8 +154,8 @@ class _Encoder:
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
         raise TypeError(f"{printable(path)}: a {printable(kind.__qualname__)} can't be saved; "
-                        "tensors, NumPy arrays, "
-                        "int, float, bool, str, bytes, None, dicts, lists and tuples of these can")
+                        "tensors, NumPy arrays, int, float, bool, str, bytes, None, dicts, lists "
+                        "and tuples of these can")
 
 
 def _path_below(path: str, key: Any) -> str:
@@ -192,6 +197,12 @@ def _encode_all(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**encoder.tensors, DESCRIPTION: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
 
+def _is_metadata(value: Any) -> bool:
+    """Whether it is a _metadata of torch: {name of a module: {"version": ...}}."""
+    return value is None or (isinstance(value, dict)
+                             and all(isinstance(one, dict) for one in value.values()))
+
+
 class _Decoder:
     """Makes nested values of JSON and tensors."""
 
@@ -227,14 +238,14 @@ class _Decoder:
             self._copies[name] = (order, _in_order(self._tensors[name], order))
         known, copy = self._copies[name]
         if order != known:
-            raise ValueError(f"{printable(name)}: a tensor in two orders, {known} and {order}")
+            raise ValueError(f"{printable(name)}: a tensor in two orders")
         return copy
 
     def _decode_dict(self, item: Any) -> Any:
         number = self._dict_count
         self._dict_count += 1
         found: Any = {self.decode(key): self.decode(entry) for key, entry in item}
-        if number in self._metadata:
+        if number in self._metadata and _is_metadata(self._metadata[number]):
             found = OrderedDict(found)
             found._metadata = self._metadata[number]
         return found
@@ -250,7 +261,7 @@ class _KeyDecoder(_Decoder):
 def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict):
         return
-    kind, item = next(iter(value.items()))
+    (kind, item), = value.items()
     if kind in ("tensor", "array"):
         yield path, item if isinstance(item, str) else item[0]
     elif kind == "dict":
@@ -261,10 +272,30 @@ def _places(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _places(entry, f"{path}.{at}")
 
 
-def described_tensors(description: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (path in the state, name of its tensor): several paths for a tensor that is shared."""
-    for name, value in json.loads(description).items():
-        yield from _places(value, name)
+def _read_description(tensor: Any) -> Any:
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise ValueError(f"the tensor {DESCRIPTION!r} does not hold bytes")
+    return json.loads(bytes(tensor.cpu().numpy()))
+
+
+def described_tensors(description: Any) -> list[tuple[str, str]]:
+    """Return (path in the state, name of its tensor): several paths for a tensor that is shared.
+
+    Raises:
+        ValueError: a description that encode_state() did not make, or paths of more bytes than the
+            header of a file may have.
+    """
+    found, size = [], 0
+    try:
+        for key, value in _read_description(description).items():
+            for path, name in _places(value, key):
+                found.append((_plain_text(path), _plain_text(name)))
+                size += len(path)
+                if size > _PATHS_BYTES_MAX:
+                    raise ValueError("the paths have more bytes than the header of a file may have")
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the tensor {DESCRIPTION!r} is damaged: {printable(error)}") from error
+    return found
 
 
 def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,10 +306,7 @@ def decode_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """
     if DESCRIPTION not in tensors:
         raise ValueError(f"no tensor {DESCRIPTION!r}: this is no checkpoint of CheckpointManager")
-    text = tensors[DESCRIPTION]
-    if text.dtype != torch.uint8 or text.dim() != 1:
-        raise ValueError(f"the tensor {DESCRIPTION!r} does not hold bytes")
-    described = json.loads(bytes(text.cpu().numpy()))
+    described = _read_description(tensors[DESCRIPTION])
     metadata = _Decoder(tensors, {}).decode(described.pop(_METADATA, {"dict": []}))
     if not isinstance(metadata, dict):
         raise ValueError(f"{_METADATA}: not a dict")

@@ -12,6 +12,7 @@ from typing import Any, cast
 from .._base.errors import printable
 from .._loading.module_weights import is_dtensor
 from .._torch.torch_installed import torch
+from .state_codec import order_of
 
 
 class _Rng:
@@ -132,16 +133,15 @@ def check_loaded(state: Mapping[str, Any], loaded: Mapping[str, Any], path: Any)
         elif not _loads(target) and not _is_filled_in_place(target, value) and not isinstance(
                 state, MutableMapping):
             raise TypeError(f"{printable(path)}: {name!r} is a {type(value).__name__}, which "
-                            "can't replace a "
-                            f"{type(target).__name__} in a {type(state).__name__}: use a dict")
+                            f"can't replace a {type(target).__name__} in a "
+                            f"{type(state).__name__}: use a dict")
 
 
 def _check_tensor(what: str, target: Any, value: Any) -> None:
     """Raise ValueError if a tensor can't have the values of another one."""
     if target.shape != value.shape:
         raise ValueError(f"{printable(what)} has the shape {list(value.shape)}, and that of the "
-                         "state "
-                         f"{list(target.shape)}. Give None in its place to get the saved one")
+                         f"state {list(target.shape)}. Give None in its place to get the saved one")
     if not _can_hold(target.dtype, value.dtype) or _overflows(target.dtype, value):
         raise ValueError(f"{printable(what)} has the dtype {value.dtype}, and that of the state "
                          f"{target.dtype}, which can't hold its values")
@@ -182,12 +182,13 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
     Dicts, lists and tensors are changed in place, where the kind is the same, because the program
     may have them under other names. Other plain values are replaced in `state`.
     """
+    saved = _saved_parameters(state, loaded)
     for name, target in state.items():
         value = loaded[name]
         if _loads(target):
             target.load_state_dict(value)
             if isinstance(target, torch.optim.Optimizer):
-                _put_in_order(target)
+                _put_in_order(target, saved)
         elif _are(dict, target, value):
             target.clear()
             target.update(value)
@@ -202,20 +203,41 @@ def load_into(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
             cast("MutableMapping[str, Any]", state)[name] = value
 
 
-def _put_in_order(optimizer: Any) -> None:
-    """Give the state of each parameter its order of dimensions in memory.
+def _saved_parameters(state: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return {parameter of a module: the tensor that was saved of it}."""
+    return {parameter: loaded[name][key]
+            for name, target in state.items()
+            if isinstance(target, torch.nn.Module) and isinstance(loaded[name], Mapping)
+            for key, parameter in target.named_parameters()
+            if isinstance(loaded[name].get(key), torch.Tensor)}
 
-    Fused optimizers of torch pair the elements of both by their places in memory, and the run that
-    saved the state may have had another memory format.
+
+def _put_in_order(optimizer: Any, saved: Mapping[Any, Any]) -> None:
+    """Convert optimizer states to the memory format of their parameters, where that has changed.
+
+    Fused optimizers of torch pair the elements of both by their places in memory. State that had
+    another order of dimensions than its parameter when it was saved keeps that order. Of parameters
+    whose saved tensor is not known, only the state of fused optimizers is changed.
     """
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items() if isinstance(values, dict) else ():
-            if (isinstance(value, torch.Tensor) and isinstance(parameter, torch.Tensor)
-                    and value.shape == parameter.shape
+    fused = {parameter for group in optimizer.param_groups if group.get("fused")
+             for parameter in group["params"]}
+    moved: dict[tuple[int, tuple[int, ...]], Any] = {}  # a tensor that comes twice stays one
+    for parameter, values in getattr(optimizer, "state", {}).items():
+        before = saved.get(parameter)
+        if (not isinstance(values, dict) or not isinstance(parameter, torch.Tensor)
+                or torch.nn.parameter.is_lazy(parameter)
+                or (before is None and parameter not in fused)):
+            continue
+        for name, value in values.items():
+            if (isinstance(value, torch.Tensor) and value.shape == parameter.shape
                     and value.layout == parameter.layout == torch.strided
-                    and value.stride() != parameter.stride()):
-                values[name] = torch.empty_like(
-                    parameter, dtype=value.dtype, device=value.device).copy_(value)
+                    and value.stride() != parameter.stride()
+                    and (before is None or order_of(value) == order_of(before))):
+                key = id(value), parameter.stride()
+                if key not in moved:
+                    like = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                    moved[key] = value, like.copy_(value)  # with the first, whose id stays in use
+                values[name] = moved[key][1]
 
 
 def _are(kind: type, target: Any, value: Any) -> bool:

@@ -53,8 +53,7 @@ def _settled(name: str, tensor: Any) -> Any:
         raise TypeError(f"{printable(name)}: a dense tensor is needed, not a {kind} one")
     if plain.device.type == "meta":
         raise NotImplementedError(f"{printable(name)}: a tensor with values is needed, not one "
-                                  "on the meta "
-                                  "device")
+                                  "on the meta device")
     return plain
 
 
@@ -101,6 +100,7 @@ class Place:
     def __init__(self, name: str, tensor: Any) -> None:
         """Find the memory. TypeError or ValueError for a tensor that has none to write into."""
         self._tensor: Any = None  # to be copied to
+        self._name = name
         if hasattr(tensor, "untyped_storage"):
             self._memory = self._find(name, _settled(name, tensor))
             from .._torch.tensor_memory import address_of
@@ -111,14 +111,31 @@ class Place:
                 raise ValueError(f"{printable(name)}: the array must be contiguous and writable")
             if not tensor.dtype.isnative:
                 raise ValueError(f"{printable(name)}: the array must have the machine's byte "
-                                 "order, not "
-                                 f"{tensor.dtype.str}")
+                                 f"order, not {tensor.dtype.str}")
             self._memory = tensor
             self.address = tensor.__array_interface__["data"][0]
         else:
             raise TypeError(f"{printable(name)}: a torch tensor or numpy array is needed, not "
                             f"{type(tensor).__name__}")
         self.nbytes: int = self._memory.nbytes
+        self._place = self._place_of(tensor)
+
+    def _place_of(self, tensor: Any) -> tuple[Any, ...]:
+        """Return where the memory of a tensor is, and its size and layout."""
+        if not hasattr(tensor, "untyped_storage"):
+            return (tensor.__array_interface__["data"], tensor.shape, tensor.strides)
+        plain = _settled(self._name, tensor)
+        return (plain.data_ptr(), plain.untyped_storage().nbytes(), plain.shape, plain.stride())
+
+    def check(self, tensors: Mapping[str, Any]) -> None:
+        """Raise ValueError if the tensor of this name has other memory now."""
+        try:
+            is_same = self._place_of(tensors[self._name]) == self._place
+        except (KeyError, TypeError, AttributeError, NotImplementedError):  # gone, or of no memory
+            is_same = False
+        if not is_same:
+            raise ValueError(f"{printable(self._name)}: the tensor or its memory was exchanged or "
+                             "freed after prepare(). Prepare the change again")
 
     def _find(self, name: str, tensor: Any) -> Any:
         """Return the tensor, or a packed copy on the CPU if bytes cannot be written into it."""
@@ -127,8 +144,7 @@ class Place:
 
         if elements_overlap(tensor):
             raise ValueError(f"{printable(name)}: several elements of the tensor have the same "
-                             "memory, so "
-                             "that it cannot be written: pass a `.clone()`, or its base")
+                             "memory, so that it cannot be written: pass a `.clone()`, or its base")
         memory = plain(tensor)
         if memory is tensor:
             return tensor

@@ -93,8 +93,7 @@ class VersionAgreement:
         known = "; ".join(f"rank {rank}: {_describe(versions)}"
                           for rank, versions in enumerate(every[:_RANKS_SHOWN]))
         raise RankError(f"{self._folder}: no version of the weights can be loaded by "
-                        "all ranks "
-                        f"({known})")
+                        f"all ranks ({known})")
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
@@ -124,5 +123,5 @@ class VersionAgreement:
             return
         if plain_version(note.version) != self._target:
             refuse(f"{self._folder}: another engine has applied version "
-                   f"{note.version} while the "
-                   f"ranks of this one agreed on {self._target}. Load again", "VersionMismatch")
+                   f"{note.version} while the ranks of this one agreed on {self._target}. Load "
+                   "again", "VersionMismatch")

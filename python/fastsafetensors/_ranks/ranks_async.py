@@ -231,15 +231,15 @@ class JointSave:
             _saves_of(self.group).queue.remove(self._place_in_queue)
 
     def publish(self, paths: list[str] | None, error: Exception | None) -> str | None:
-        """Publish the files of all ranks. Called once, on every rank.
+        """Publish the files of all ranks. Called once by a thread of the library, on every rank.
 
-        Args:
-            paths: temporary paths of this rank's files; None: its part has failed.
-            error: why.
-
-        Returns:
-            None, or why nothing was published. Then `error` is set.
+        paths: temporary paths of this rank's files; None: its part has failed with `error`.
+        Returns None, or why nothing was published. Then self.error is set.
         """
+        self._was_started = True
+        return self._take_part(paths, error)
+
+    def _take_part(self, paths: list[str] | None, error: Exception | None) -> str | None:
         if not self._use.acquire(blocking=False):
             self._delete(paths or [])
             self.error = self.error or RuntimeError("cancelled")
@@ -253,12 +253,12 @@ class JointSave:
             self.error = _as_ours(failure)
             return str(failure) or type(failure).__name__
         finally:
-            self._was_started, self.core = self.is_started, None
+            self.core = None
             self._give_up_place()
 
     def fail(self, error: Exception | None) -> None:
         """Take part without files; raise what went wrong on any rank."""
-        self.publish([] if error is None else None, error)
+        self._take_part([] if error is None else None, error)
         if self.error is not None:
             raise self.error
 

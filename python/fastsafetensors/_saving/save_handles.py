@@ -158,6 +158,7 @@ class SaveHandle(ABC):
     """A save that runs while the program goes on."""
 
     at_exit = "wait"
+    _is_told = False  # the program knows the error
     _name: str  # the path
     _pid: int  # of the process that started it
 
@@ -216,13 +217,18 @@ class SaveHandle(ABC):
 
         Returns:
             True: it was cancelled, now or before, and the old files are in place; wait() raises
-            RuntimeError. False: it was too late, or the save has failed: see wait(). Also in a
-            fork's child, which can't cancel saves of its parent.
+            RuntimeError. False: it was too late; the save has failed, which is logged, and wait()
+            raises; a store did not say whether it has stored the only file, which is such a
+            failure. Also in a fork's child, which can't cancel saves of its parent.
         """
         if self._is_of_parent():
             return False
         self._stop()
-        return was_cancelled(self.exception())
+        was_told = self._is_told
+        error = self.exception()
+        if error is not None and not was_told and not was_cancelled(error):
+            _log_unheard(error.__cause__ or error)
+        return was_cancelled(error)
 
     @abstractmethod
     def _stop(self) -> None:
@@ -275,12 +281,11 @@ class SaveHandle(ABC):
         return self
 
     def __exit__(self, kind: Any, *_rest: object) -> None:
-        """Wait for the end; after an exception, cancel first."""
+        """Wait for the end; after an exception, cancel first. A failure is then logged."""
         if kind is None:
             self.wait()
             return
         self.cancel()
-        self.exception()
 
 
 def _milliseconds(timeout: float | None) -> int:
@@ -312,7 +317,7 @@ class FileSave(SaveHandle):
         """Keep a save that start_rows() starts afterwards."""
         self._core = core
         self._name, self._pid = os.fsdecode(path), os.getpid()
-        self._is_counted = self._is_withdrawn = self._is_told = False
+        self._is_counted = self._is_withdrawn = False
         self.at_exit = at_exit
         running.add(self)
 
@@ -398,7 +403,6 @@ class ThreadSave(SaveHandle):
     """A save whose tensors are copied, and that a thread of Python's does."""
 
     _error: BaseException | None = None  # also of an object whose __init__() Ctrl-C has ended
-    _is_told = False
 
     def __init__(self, work: Callable[[], Any], name: str) -> None:
         """Start the work. The interpreter waits for its thread at exit."""
@@ -505,6 +509,7 @@ def start_rows(
     # The handle is there before the save, so that Ctrl-C at any moment finds what it cancels.
     handle = hooks.make_handle(_core.AsyncSave(), path, staging.at_exit)
     try:
+        log_drain()  # failures of saves whose handles the program has dropped
         handle._core.start(staging.settings(hooks), path, rows, metadata, **options)
         # While the interpreter ends, is_unchanged() cannot be called later.
         if staging.stage == "copy" or running.is_over:

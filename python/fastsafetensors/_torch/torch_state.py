@@ -58,8 +58,7 @@ def check_nested(name: str, tensor: Any) -> None:
         kind = ValueError if tensor.layout is not _torch.strided else RuntimeError
         raise kind(
             f"`{printable(name)}` is a nested tensor, and the format has only tensors of one "
-            "shape: save its "
-            "`.values()` and `.offsets()`, or `.to_padded_tensor(0.0)`."
+            "shape: save its `.values()` and `.offsets()`, or `.to_padded_tensor(0.0)`."
         )
 
 
@@ -73,8 +72,7 @@ def check_dense(name: str, tensor: Any) -> None:
     if tensor.device.type == "meta":
         raise NotImplementedError(
             f"Cannot copy out of meta tensor; no data! `{printable(name)}` is on the meta "
-            "device: load or "
-            "make its values first."
+            "device: load or make its values first."
         )
     if tensor.is_quantized:
         raise ValueError(
@@ -167,8 +165,8 @@ def check_kinds(tensors: Any) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, _torch.Tensor):
             raise ValueError(
-                f"Key `{printable(str(name))}` is invalid, "
-                f"expected torch.Tensor but received {type(tensor)}"
+                f"Key `{printable(str(name))}` is invalid, expected torch.Tensor but received "
+                f"{type(tensor)}"
             )
         check_nested(name, tensor)
 
@@ -201,6 +199,6 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
         if not tensor.is_contiguous():
             raise ValueError(
                 f"You are trying to save a non contiguous tensor: `{printable(name)}` which is "
-                "not allowed: "
-                "pack it with `.contiguous()`, or save the tensor that it is a view of."
+                "not allowed: pack it with `.contiguous()`, or save the tensor that it is a view "
+                "of."
             )

@@ -83,6 +83,11 @@ def _packed(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return packed
 
 
+def wrap_bytes(tensor: Tensor) -> Any:
+    """Return the bytes of `tensor`, which is not empty, as a torch tensor of uint8."""
+    return _import_capsule(tensor.__dlpack__(as_bytes=True))
+
+
 def wrap(tensor: Tensor) -> Any:
     """Return a torch tensor for `tensor` of any dtype, without copying bytes.
 
@@ -99,7 +104,7 @@ def wrap(tensor: Tensor) -> Any:
         if tensor.dtype == "F4" and shape and shape[-1] % 2 == 0:
             shape[-1] //= 2
         return _torch.empty(shape, dtype=target or _torch.uint8, device=_device_of(tensor))
-    data = _import_capsule(tensor.__dlpack__(as_bytes=True))
+    data = wrap_bytes(tensor)
     if tensor.dtype == "F4":
         if target is None or not shape or shape[-1] % 2:
             return _packed(data, tensor.dtype, tensor.shape)

@@ -152,11 +152,10 @@ class Planner:
         needed, path, resident, largest = worst
         return BudgetInfeasibleError(
             f"Model does not fit device_memory_budget: loading '{printable(path)}' needs >= "
-            f"{needed} bytes "
-            f"({resident} resident + {depth} x {int(rules.multiplier * largest)} transient + "
-            f"{depth * rules.chunk_overhead + rules.fixed_overhead} chunk overhead), budget is "
-            f"{rules.budget}. Raise the budget, or copy the tensors out as they come and set "
-            "accumulate_resident=False."
+            f"{needed} bytes ({resident} resident + {depth} x {int(rules.multiplier * largest)} "
+            f"transient + {depth * rules.chunk_overhead + rules.fixed_overhead} chunk overhead), "
+            f"budget is {rules.budget}. Raise the budget, or copy the tensors out as they come "
+            "and set accumulate_resident=False."
         )
 
     def _cut(self, groups: Sequence[Any], limits: Sequence[int | None]) -> list[Batch]:

@@ -80,8 +80,7 @@ def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
         if size + min_free_bytes > free:
             raise OSError(
                 f"not enough space in {printable(folder)}: {(size + min_free_bytes) / 2**30:.1f} "
-                "GiB needed, "
-                f"{free / 2**30:.1f} GiB free"
+                f"GiB needed, {free / 2**30:.1f} GiB free"
             )
 
 

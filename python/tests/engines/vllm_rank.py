@@ -146,7 +146,10 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run all scenarios."""
     import vllm.model_executor.layers.fused_moe.experts.cpu_moe as cpu_moe
+    from vllm.model_executor.models import registry
 
+    # vLLM inspects each class in a new process, which takes as long as importing vLLM.
+    registry._run_in_subprocess = lambda inspect: inspect()
     cpu_moe.cpu_prepack_moe_weight = lambda weight, isa: weight  # is compiled
     torch.accelerator.empty_cache = lambda: None  # torch 2.13's needs a device
     rank, world, url, scenarios = arguments()

@@ -4,8 +4,10 @@
 #include <stdatomic.h>
 #include <pthread.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -324,4 +326,50 @@ TEST(a_library_may_fork_while_it_is_loaded)
     pthread_join(thread, NULL);
     alarm(0);
     CHECK(atomic_load(&has_loaded));
+}
+
+TEST(a_child_does_not_have_locks_of_files)
+{
+    char path[] = "/tmp/test_base.XXXXXX";
+    int status;
+    close(mkstemp(path));
+    int fd = fsti_lockable_open(path, O_RDWR), other = fsti_lockable_open(path, O_RDWR);
+    CHECK_INT(fsti_lockable_lock(fd), 0);
+    CHECK_INT(fsti_lockable_lock(other), EWOULDBLOCK);
+    pid_t child = fork();
+    if (child == 0) {
+        // Also one that is not locked yet.
+        bool are_closed = fcntl(fd, F_GETFD) == -1 && fcntl(other, F_GETFD) == -1;
+        fsti_lockable_close(fd); // by code that the child has inherited
+        _exit(are_closed ? 0 : 1);
+    }
+    waitpid(child, &status, 0);
+    CHECK_INT(status, 0);
+    CHECK_INT(fsti_lockable_lock(other), EWOULDBLOCK); // the child has not unlocked it
+    fsti_lockable_close(fd);
+    CHECK_INT(fcntl(fd, F_GETFD), -1);
+    CHECK_INT(fsti_lockable_lock(other), 0);
+    fsti_lockable_close(other);
+    unlink(path);
+    CHECK_INT(fsti_lockable_open(path, O_RDWR), -1);
+    CHECK_INT(errno, ENOENT);
+}
+
+TEST(more_locks_of_files_than_a_process_can_have)
+{
+    static int files[FSTI_LOCKED_FILES_MAX];
+    struct rlimit before, raised;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &before), 0);
+    raised = before;
+    raised.rlim_cur = FSTI_LOCKED_FILES_MAX + 100;
+    if (setrlimit(RLIMIT_NOFILE, &raised) != 0) SKIP("so many files can't be open here");
+    for (int i = 0; i < FSTI_LOCKED_FILES_MAX; i++)
+        CHECK((files[i] = fsti_lockable_open("/", O_RDONLY)) >= 0);
+    CHECK_INT(fsti_lockable_open("/", O_RDONLY), -1);
+    CHECK_INT(errno, ENOLCK);
+    for (int i = 0; i < FSTI_LOCKED_FILES_MAX; i++) fsti_lockable_close(files[i]);
+    int fd = fsti_lockable_open("/", O_RDONLY);
+    CHECK(fd >= 0);
+    fsti_lockable_close(fd);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &before), 0);
 }

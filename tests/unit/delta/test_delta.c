@@ -34,6 +34,31 @@ TEST(a_chain_is_applied_in_one_pass)
     }
 }
 
+/// A check first, a check alone, and two passes, as versions of both encodings need.
+TEST(each_changed_tensor_is_counted_once)
+{
+    char local[600];
+    fst_error error;
+    fst_delta *delta;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    const char *folders[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_ADLER32),
+                             delta_make_version(2, FST_DELTA_OVERWRITE, FST_DIGEST_ADLER32)};
+    uint64_t whole = delta_sizes[0] + delta_sizes[1] + delta_sizes[2];
+    static const uint32_t flags[] = {0, FST_DELTA_CHECK_FIRST, FST_DELTA_CHECK_ONLY};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        fst_delta_stats stats = FST_STRUCT_INIT(fst_delta_stats);
+        fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
+        options.flags = flags[i];
+        delta_write_checkpoint(local, 0);
+        bool is_mixed = flags[i] == 0;
+        CHECK_INT(fst_delta_open(folders, is_mixed ? 2 : 1, &delta, &error), FST_OK);
+        CHECK_INT(fst_delta_apply(delta, local, &options, &stats, &error), FST_OK);
+        CHECK_INT(stats.tensor_count, 3);
+        CHECK_INT(stats.tensor_bytes, whole);
+        fst_delta_close(delta);
+    }
+}
+
 TEST(arguments_that_are_nonsense_are_errors)
 {
     fst_error error;
@@ -178,6 +203,31 @@ TEST(a_file_that_shrinks_while_a_delta_is_made_is_an_error)
         CHECK(strcmp(error.tensor, delta_names[0]) == 0 && rmdir(folder) == 0);
     }
     munmap(mapped, delta_sizes[0]);
+}
+
+TEST(positions_of_an_overwrite_delta_end_at_4_gib)
+{
+    uint64_t size = (uint64_t)UINT32_MAX + 1;
+    fst_error error;
+    fst_delta_change *change;
+    fst_delta_memory memory[DELTA_TENSORS];
+    fst_delta_patch patch = FST_STRUCT_INIT(fst_delta_patch);
+    fst_delta_patch_options options = FST_STRUCT_INIT(fst_delta_patch_options);
+    fst_delta *delta = delta_open_chain(FST_DELTA_OVERWRITE, FST_DIGEST_ADLER32);
+    void *large = mmap(NULL, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (large == MAP_FAILED) SKIP("the address space is limited");
+    for (int i = 0; i < DELTA_TENSORS; i++)
+        memory[i] = (fst_delta_memory){delta_names[i], large, size};
+    CHECK_INT(fst_delta_prepare(delta, memory, DELTA_TENSORS, NULL, &change, &error),
+              FST_E_UNSUPPORTED);
+    CHECK_CONTAINS(error.message, "4 GiB");
+    options.old = large;
+    options.size_bytes = size;
+    options.element_bytes = 2;
+    options.index_bytes = 8;
+    CHECK_INT(fst_delta_patch_make(delta, 0, &options, &patch, &error), FST_E_UNSUPPORTED);
+    munmap(large, size);
+    fst_delta_close(delta);
 }
 
 /// Otherwise two calls that write to one folder at once would mix their shards.
@@ -347,8 +397,14 @@ TEST(a_change_is_committed_or_dropped)
     fst_delta_commit(change);
     for (int i = 0; i < DELTA_TENSORS; i++) {
         CHECK(memcmp(copies[i] + 1, delta_states[2][i], delta_sizes[i]) == 0);
+        memset(copies[i] + 1, 0, delta_sizes[i]);
+    }
+    fst_delta_commit(change); // does nothing
+    for (int i = 0; i < DELTA_TENSORS; i++) {
+        for (size_t k = 1; k <= delta_sizes[i]; k++) CHECK_INT(copies[i][k], 0);
         free(copies[i]);
     }
+    fst_delta_drop(change);
 }
 
 TEST(adler32_is_zlibs)

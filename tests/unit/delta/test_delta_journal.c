@@ -18,6 +18,7 @@
 
 static long due; ///< the write at which something happens; 0: none
 static bool is_killed;
+static bool is_torn = true; ///< the kill comes within the write, not after it
 static atomic_long writes;
 static char local[600], other[600];
 
@@ -35,7 +36,7 @@ ssize_t __wrap_pwrite64(int fd, const void *bytes, size_t size, off_t at) {
     if (due == 0 || atomic_fetch_add(&writes, 1) + 1 != due)
         return __real_pwrite64(fd, bytes, size, at);
     if (is_killed) {
-        (void)!__real_pwrite64(fd, bytes, size / 2, at); // torn
+        (void)!__real_pwrite64(fd, bytes, is_torn ? size / 2 : size, at);
         kill(getpid(), SIGKILL);
         for (;;) pause();
     }
@@ -169,4 +170,25 @@ TEST(a_damaged_word_of_the_journal_is_found)
                                encoding, bit, backward, (int)status);
             }
     printf("# %ld of %ld damaged journals were refused\n", refused, tried);
+}
+
+/// The block of the last write has its new bytes, and the journal still calls it unfinished.
+TEST(a_kill_right_after_a_write_can_be_rolled_back)
+{
+    snprintf(local, sizeof local, "%s", fixture_path("after"));
+    is_torn = false;
+    long killed = 0;
+    for (int encoding = 0; encoding < FST_DELTA_ENCODING_COUNT; encoding++)
+        for (long number = 1; kill_in_block((fst_delta_encoding)encoding, number); number++) {
+            fst_error error = {0};
+            char version[FST_DELTA_VERSION_BYTES];
+            int is_interrupted = 0;
+            fst_status status = fst_delta_version(local, version, &is_interrupted, &error);
+            if (status != FST_OK || !is_interrupted) continue; // not a write to a file of the model
+            killed++;
+            CHECK_INT(recover(true, &error), FST_OK);
+            CHECK_INT(delta_find_state(local), 0);
+        }
+    CHECK(killed > 10);
+    is_torn = true;
 }

@@ -29,8 +29,23 @@ static bool is_due(void) {
     return number == due || (kind == FAULT_ALL && number > due);
 }
 
+/// If not -1, a process is forked before the kill and lives on; its number is written here.
+static int worker_pipe = -1;
+
+static void fork_worker(void) {
+    pid_t worker = fork();
+    if (worker == 0) {
+        close(STDOUT_FILENO);
+        close(STDERR_FILENO);
+        sleep(30);
+        _exit(0);
+    }
+    (void)!write(worker_pipe, &worker, sizeof worker);
+}
+
 static int fail(int os_errno) {
     if (kind == FAULT_KILL) {
+        if (worker_pipe >= 0) fork_worker();
         kill(getpid(), SIGKILL);
         for (;;) pause();
     }
@@ -62,12 +77,21 @@ WRAP(int, fsync, (int fd), (fd), EIO)
 WRAP(int, posix_fallocate64, (int fd, off_t at, off_t size), (fd, at, size), EIO)
 
 static char local[600];
+static bool is_chain_mixed; ///< the versions have both encodings, so there are two passes
+
+static fst_delta *open_chain(fst_delta_encoding encoding) {
+    fst_delta *delta = NULL;
+    if (!is_chain_mixed) return delta_open_chain(encoding, FST_DIGEST_XXH3_128);
+    const char *folders[] = {delta_make_version(1, FST_DELTA_XOR, FST_DIGEST_XXH3_128),
+                             delta_make_version(2, FST_DELTA_OVERWRITE, FST_DIGEST_XXH3_128)};
+    return fst_delta_open(folders, 2, &delta, NULL) == FST_OK ? delta : NULL;
+}
 
 /// Opening the chain is not part of what fails.
 static fst_status apply(fst_delta_encoding encoding, uint32_t flags, fst_error *error) {
     fault wanted = kind;
     kind = FAULT_OFF;
-    fst_delta *delta = delta_open_chain(encoding, FST_DIGEST_XXH3_128);
+    fst_delta *delta = open_chain(encoding);
     kind = wanted;
     fst_delta_options options = FST_STRUCT_INIT(fst_delta_options);
     options.thread_count = 2;
@@ -85,7 +109,7 @@ static uint32_t extra_flags; ///< of applications
 /// Applies in a child that is killed before call `number`. True when it came to its end.
 static bool apply_killed(fst_delta_encoding encoding, long number) {
     delta_write_checkpoint(local, 0);
-    fst_delta_close(delta_open_chain(encoding, FST_DIGEST_XXH3_128)); // made before, once
+    fst_delta_close(open_chain(encoding)); // made before, once
     pid_t child = fork();
     if (child == 0) {
         fst_error error;
@@ -203,6 +227,7 @@ static bool recover_killed(bool backward, long number) {
         fst_delta_stats stats;
         kind = FAULT_KILL;
         due = number;
+        atomic_store(&calls, 0);
         _exit(recover(backward, &stats) == FST_OK ? 0 : 1);
     }
     int status = 0;
@@ -225,6 +250,77 @@ TEST(a_kill_during_recovery_is_recovered_from)
                 CHECK_INT(state, backward ? 0 : 2);
                 if (is_done) break;
             }
+}
+
+/// As a pool of workers does, which are forked while a thread applies a delta.
+TEST(a_child_of_a_killed_process_does_not_keep_its_lock)
+{
+    int ends[2];
+    pid_t worker = 0;
+    fst_delta_stats stats;
+    if (CHECK_SANITIZED) SKIP("the thread sanitizer does not follow threads of a fork");
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    CHECK_INT(pipe(ends), 0);
+    worker_pipe = ends[1];
+    CHECK(!apply_killed(FST_DELTA_XOR, 90));
+    worker_pipe = -1;
+    CHECK_INT(read(ends[0], &worker, sizeof worker), sizeof worker);
+    CHECK_INT(recover(false, &stats), FST_OK);
+    CHECK_INT(stats.recovered, 1);
+    CHECK_INT(kill(worker, SIGKILL), 0);
+    CHECK_INT(delta_find_state(local), 2);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static bool has_file(const char *name) {
+    char path[700];
+    snprintf(path, sizeof path, "%s/.weight_sync/%s", local, name);
+    return access(path, F_OK) == 0;
+}
+
+/// After a kill between the note of the new version and the end of the journal.
+TEST(a_roll_back_begins_by_removing_the_note)
+{
+    long last = 1, mixed = 0;
+    fst_error error;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    delta_write_checkpoint(local, 0);
+    kind = FAULT_COUNT;
+    CHECK_INT(apply(FST_DELTA_XOR, FST_DELTA_DURABLE, &error), FST_OK);
+    last = atomic_load(&calls);
+    do CHECK(!apply_killed(FST_DELTA_XOR, last--));
+    while (!has_file("journal") || !has_file("state.json"));
+    last++;
+    for (long number = 1;; number += CHECK_SANITIZED ? 200 : 17) {
+        char version[FST_DELTA_VERSION_BYTES];
+        int is_interrupted, state;
+        fst_delta_stats stats;
+        CHECK(!apply_killed(FST_DELTA_XOR, last));
+        bool is_done = recover_killed(true, number);
+        CHECK_INT(fst_delta_version(local, version, &is_interrupted, &error), FST_OK);
+        CHECK(!is_interrupted || version[0] == '\0');
+        if (delta_find_state(local) < 0) mixed++;
+        if (delta_find_state(local) < 0) CHECK(!has_file("state.json"));
+        CHECK_INT(recover(true, &stats), FST_OK);
+        CHECK(is_consistent(&state));
+        if (is_done) break;
+    }
+    CHECK(mixed > 0);
+}
+
+TEST(nothing_is_written_where_there_is_nothing_to_recover)
+{
+    fst_delta_stats stats;
+    fst_error error;
+    char path[700];
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    delta_write_checkpoint(local, 0);
+    CHECK_INT(apply(FST_DELTA_XOR, 0, &error), FST_OK);
+    snprintf(path, sizeof path, "%s/.weight_sync/lock", local);
+    CHECK_INT(unlink(path), 0);
+    CHECK_INT(recover(false, &stats), FST_OK);
+    CHECK(!has_file("lock"));
 }
 
 TEST(what_was_done_is_not_done_again)
@@ -250,6 +346,24 @@ TEST(an_apply_after_a_kill_finishes_and_goes_on)
     CHECK_INT(fst_delta_open(folders, 2, &delta, &error), FST_OK);
     CHECK_INT(fst_delta_apply(delta, local, NULL, NULL, &error), FST_OK);
     fst_delta_close(delta);
+    CHECK_INT(delta_find_state(local), 2);
+}
+
+TEST(tensors_of_a_finished_pass_are_counted_once)
+{
+    fst_error error;
+    fst_delta_stats stats = FST_STRUCT_INIT(fst_delta_stats);
+    long number = 20;
+    snprintf(local, sizeof local, "%s", fixture_path("local"));
+    is_chain_mixed = true;
+    do CHECK(!apply_killed(FST_DELTA_XOR, number++));
+    while (delta_find_state(local) >= 0); // in the first pass
+    fst_delta *delta = open_chain(FST_DELTA_XOR);
+    is_chain_mixed = false;
+    CHECK_INT(fst_delta_apply(delta, local, NULL, &stats, &error), FST_OK);
+    fst_delta_close(delta);
+    CHECK_INT(stats.recovered, 1);
+    CHECK_INT(stats.tensor_count, 3);
     CHECK_INT(delta_find_state(local), 2);
 }
 

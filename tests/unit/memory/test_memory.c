@@ -6,6 +6,7 @@
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -35,6 +36,21 @@ TEST(arenas_are_aligned_and_counted)
     }
     fsti_buffer_live(&count, &bytes);
     CHECK_INT(count, before);
+}
+
+TEST(freed_memory_of_small_buffers_is_used_again)
+{
+    struct rusage before, after;
+    if (CHECK_SANITIZED) SKIP("the sanitizers keep freed memory for a while");
+    for (int i = 0; i < 12; i++) {
+        fsti_buffer *buffer;
+        if (i == 2) getrusage(RUSAGE_SELF, &before);
+        CHECK_INT(fsti_buffer_arena(1 << 20, &buffer, NULL), FST_OK);
+        memset(buffer->data, 7, 1 << 20);
+        fsti_buffer_unref(buffer);
+    }
+    getrusage(RUSAGE_SELF, &after);
+    CHECK(after.ru_minflt - before.ru_minflt < 256); // less than one buffer's pages
 }
 
 TEST(absurd_size_is_out_of_memory)
@@ -109,11 +125,15 @@ static uint64_t tell_cost(char *data, bool is_huge) {
 }
 
 static void check_choice(uint64_t cost_ns, const char *flag, unsigned count) {
+    static uint64_t last_ns;
+    // A result holds for two seconds, which may pass on a machine that does other work.
+    bool is_late = fsti_now_ns() - last_ns > 1000000000;
     huge_cost_ns = cost_ns;
     measured_count = 0;
     char *data = fsti_pages_map(32 << 20);
     fsti_pages_choose(data, 32 << 20);
-    CHECK_INT(measured_count, count);
+    if (count > 0 || !is_late) CHECK_INT(measured_count, count);
+    last_ns = fsti_now_ns();
     for (size_t at = 0; at < 32 << 20; at += 1 << 20) CHECK(fixture_mapping_has(data + at, flag));
     munmap(data, 32 << 20);
 }
@@ -241,6 +261,21 @@ TEST(without_huge_pages)
     CHECK_INT(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0), 0);
 }
 
+static char fake_root[512], fake_list[512];
+
+/// The process's groups, and files below the fake tree, for one case.
+static void fake_groups(const char *self) {
+    snprintf(fake_root, sizeof fake_root, "%s", fixture_path("."));
+    snprintf(fake_list, sizeof fake_list, "%s", fixture_file("self", self, strlen(self)));
+    fsti_cgroup_fake(fake_root, fake_list);
+}
+
+/// The processors that the fake tree allows now, not a second ago.
+static uint32_t count_processors(void) {
+    fsti_cgroup_fake(fake_root, fake_list);
+    return fsti_cpu_count();
+}
+
 /// Makes a cgroup's file in the fake tree.
 static void cgroup_file(const char *name, const char *text) {
     char path[64];
@@ -253,16 +288,15 @@ TEST(cgroup_limits_over_fake_trees)
     fsti_buffer *buffer;
     fst_error error;
     mkdir(fixture_path("job"), 0700);
-    char root[512];
-    snprintf(root, sizeof root, "%s", fixture_path("."));
-    char *self = strdup(fixture_file("self", "1:name=x:/y\n0::/job\n", 21));
     uint32_t all = fsti_cpu_count();
-    fsti_cgroup_fake(root, self);
+    fake_groups("1:name=x:/y\n0::/job\n");
     CHECK_INT(fsti_cpu_count(), all); // no files: no limits
     CHECK(fsti_memory_available() == UINT64_MAX);
     cgroup_file("cpu.max", "50000 100000\n");
-    CHECK_INT(fsti_cpu_count(), 1); // half a processor
+    CHECK_INT(count_processors(), 1); // half a processor
     cgroup_file("cpu.max", "max 100000\n");
+    CHECK_INT(fsti_cpu_count(), 1); // the quota is read once a second
+    usleep(1100000);
     CHECK_INT(fsti_cpu_count(), all);
     cgroup_file("memory.max", "max\n");
     CHECK(fsti_memory_available() == UINT64_MAX);
@@ -276,15 +310,6 @@ TEST(cgroup_limits_over_fake_trees)
     CHECK_INT(fsti_buffer_arena(2000000, &buffer, &error), FST_OK);
     fsti_buffer_unref(buffer);
     fsti_cgroup_fake(NULL, NULL);
-    free(self);
-}
-
-/// The process's groups, and files below the fake tree, for one case.
-static void fake_groups(const char *self) {
-    static char root[512], list[512];
-    snprintf(root, sizeof root, "%s", fixture_path("."));
-    snprintf(list, sizeof list, "%s", fixture_file("self", self, strlen(self)));
-    fsti_cgroup_fake(root, list);
 }
 
 static void tree_file(const char *name, const char *text) {
@@ -306,7 +331,7 @@ TEST(limits_of_groups_above_count)
     CHECK_INT(fsti_memory_available(), 3000000);
     tree_file("pod/cpu.max", "100000 100000\n");
     tree_file("pod/box/cpu.max", "max 100000\n");
-    CHECK_INT(fsti_cpu_count(), 1);
+    CHECK_INT(count_processors(), 1);
     // Also with version 1, on a late line.
     char list[4096] = "";
     for (int i = 12; i > 2; i--)
@@ -328,9 +353,26 @@ TEST(limits_of_groups_above_count)
     mkdir(fixture_path("cpu/old"), 0700);
     tree_file("cpu/old/cpu.cfs_quota_us", "-1\n");
     tree_file("cpu/old/cpu.cfs_period_us", "100000\n");
-    CHECK_INT(fsti_cpu_count(), all);
+    CHECK_INT(count_processors(), all);
     tree_file("cpu/old/cpu.cfs_quota_us", "50000\n");
-    CHECK_INT(fsti_cpu_count(), 1);
+    CHECK_INT(count_processors(), 1);
+    fsti_cgroup_fake(NULL, NULL);
+}
+
+TEST(small_buffers_end_where_memory_does)
+{
+    fsti_buffer *buffers[40];
+    size_t count = 0;
+    mkdir(fixture_path("full"), 0700);
+    fake_groups("0::/full\n");
+    tree_file("full/memory.max", "90000000\n");
+    tree_file("full/memory.current", "80000000\n");
+    // The group's use does not grow in this test. Each failure is followed by another try, as a
+    // stream makes after a pause.
+    for (int i = 0; i < 40; i++)
+        count += fsti_buffer_arena(1 << 20, &buffers[count], NULL) == FST_OK;
+    CHECK(count < 10);
+    while (count > 0) fsti_buffer_unref(buffers[--count]);
     fsti_cgroup_fake(NULL, NULL);
 }
 

@@ -460,15 +460,21 @@ TEST(executor_policy)
         fsti_executor_facts facts;
         fsti_executor who;
     } cases[] = {
-        {{.bytes = 0, .may_wait = true}, FSTI_EXECUTOR_CALLER},
-        {{.bytes = 64 * KIB, .may_wait = true}, FSTI_EXECUTOR_CALLER},
-        {{.bytes = 64 * KIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
-        {{.bytes = 64 * KIB + 1, .may_wait = true}, FSTI_EXECUTOR_CALLER_IF_CACHED},
-        {{.bytes = MIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
-        {{.bytes = MIB + 1}, FSTI_EXECUTOR_THREADS},
-        {{.bytes = 1, .has_budget = true, .may_wait = true}, FSTI_EXECUTOR_THREADS},
-        {{.bytes = 16 * MIB, .is_view_only = true}, FSTI_EXECUTOR_CALLER_IF_CACHED},
-        {{.bytes = 16 * MIB + 1, .is_view_only = true}, FSTI_EXECUTOR_THREADS},
+        {{.bytes = 0, .touched_bytes = 0, .may_wait = true}, FSTI_EXECUTOR_CALLER},
+        {{.bytes = 64 * KIB, .touched_bytes = 64 * KIB, .may_wait = true}, FSTI_EXECUTOR_CALLER},
+        {{.bytes = 64 * KIB, .touched_bytes = 64 * KIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = 64 * KIB + 1, .touched_bytes = 64 * KIB + 1, .may_wait = true},
+         FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = MIB, .touched_bytes = MIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = MIB + 1, .touched_bytes = MIB + 1}, FSTI_EXECUTOR_THREADS},
+        {{.bytes = 8 * MIB, .touched_bytes = MIB}, FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = 8 * MIB, .touched_bytes = MIB, .has_budget = true}, FSTI_EXECUTOR_THREADS},
+        {{.bytes = 1, .touched_bytes = 1, .has_budget = true, .may_wait = true},
+         FSTI_EXECUTOR_THREADS},
+        {{.bytes = 16 * MIB, .touched_bytes = 16 * MIB, .is_view_only = true},
+         FSTI_EXECUTOR_CALLER_IF_CACHED},
+        {{.bytes = 16 * MIB + 1, .touched_bytes = 16 * MIB + 1, .is_view_only = true},
+         FSTI_EXECUTOR_THREADS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_INT(fsti_policy_executor(&cases[i].facts), cases[i].who);
