@@ -11,6 +11,9 @@
 /// Files that a state may list.
 #define STATE_FILES_MAX ((size_t)1 << 20)
 
+/// The fault of a reader that could not allocate.
+static const char out_of_memory[] = "out of memory";
+
 static fst_status refuse_text(const json_reader *reader, const char *path, const char *what,
                               fst_error *error) {
     fsti_error_location location = {.file = path,
@@ -199,9 +202,10 @@ static bool read_stamp(json_reader *reader, fsti_delta_state *state, size_t *cap
     if (stamp.name == NULL) return false;
     if (!fsti_path_stays_inside(stamp.name, strlen(stamp.name)))
         return json_fault(reader, "a file name leaves the folder");
+    if (state->file_count == STATE_FILES_MAX) return json_fault(reader, "too many files");
     if (!fsti_array_reserve((void **)&state->files, capacity, state->file_count,
                             sizeof *state->files, STATE_FILES_MAX))
-        return json_fault(reader, "too many files, or no memory");
+        return json_fault(reader, out_of_memory);
     state->files[state->file_count++] = stamp;
     return true;
 }
@@ -245,7 +249,9 @@ fst_status fsti_delta_state_parse(char *bytes, size_t byte_count, const char *pa
     json_reader reader;
     *out = (fsti_delta_state){.bytes = bytes};
     if (fsti_json_begin(&reader, bytes, byte_count) && read_state(&reader, out)) return FST_OK;
-    fst_status status = refuse_text(&reader, path, "version note", error);
+    fst_status status = reader.fault == out_of_memory
+                            ? fsti_error_memory(error, sizeof *out->files)
+                            : refuse_text(&reader, path, "version note", error);
     fsti_delta_state_clear(out);
     return status;
 }

@@ -183,6 +183,19 @@ TEST(every_field_takes_names_inside_the_folder)
         }
 }
 
+TEST(every_parser_says_when_there_is_no_memory)
+{
+    for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
+        fst_status status = FST_E_NO_MEMORY;
+        for (long n = 0; status == FST_E_NO_MEMORY && n < 100; n++) {
+            fsti_alloc_fail_after(n);
+            status = parse_name(&fields[f], "x.safetensors", NULL);
+            fsti_alloc_fail_after(-1);
+        }
+        CHECK_FIELD(status == FST_OK, "%s: %s", fields[f].what, fst_status_name(status));
+    }
+}
+
 /// The rule itself: an accepted name is never read as a URL, whatever folder precedes it.
 TEST(accepted_names_are_never_urls)
 {
