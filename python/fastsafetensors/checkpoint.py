@@ -56,7 +56,7 @@ from ._checkpoints.consolidate import consolidate
 from ._checkpoints.kept_copies import CopyStore
 from ._core import Model, Writer, assign_shards
 from ._loading.load import OpenLoad
-from ._loading.open import check_path
+from ._loading.open_arguments import check_path
 from ._saving.save_options import (
     WITH_WHOLE_BLOCKS,
     check_names,

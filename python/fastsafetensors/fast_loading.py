@@ -28,7 +28,7 @@ from ._base.progress import Progress
 from ._base.regular_files import open_regular
 from ._core import Model, SafetensorError
 from ._loading.load import load_from
-from ._loading.open import check_device, check_path, is_meta
+from ._loading.open_arguments import check_device, check_path, is_meta
 from ._loading.verified_open import open_files
 from ._saving.save_options import (
     compress_word,

@@ -29,7 +29,7 @@ from ._core import error_class
 from ._lazy.lazy_reads import MEMORY_LIMIT_BYTES, Habits, LazyReads, in_layers
 from ._lazy.lazy_tensor import LazyTensor, make_lazy
 from ._loading.load import close_load, open_load
-from ._loading.open import _absolute, check_device, check_path
+from ._loading.open_arguments import absolute_path, check_device, check_path
 from ._loading.request import choose_names
 from ._loading.verified_open import Verify, chosen, open_files
 from ._torch.gpu import check_present, load_options
@@ -97,7 +97,7 @@ class LazyModel:
         self._model = open_files(filename, verify, parts=True)
         wanted = choose_names(self._model, names, filter)
         order = in_layers(self._model.names() if wanted is None else wanted)
-        self._opened = _absolute(filename), device, {
+        self._opened = absolute_path(filename), device, {
             "mode": mode, "threads": threads, "gds": gds, "cache": cache,
             "memory": limit, "ahead": ahead, "verify": verify,
             "names": None if wanted is None else list(wanted),

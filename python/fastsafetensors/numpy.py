@@ -15,7 +15,7 @@ from ._base.options import check_location
 from ._base.progress import Progress
 from ._core import Tensor, error_class, serialize
 from ._loading.load import load_bytes, load_paths
-from ._loading.open import check_backend, check_path
+from ._loading.open_arguments import check_backend, check_path
 from ._loading.stream import TensorStream
 from ._loading.verified_open import Verify
 from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows

@@ -21,21 +21,21 @@ from ._base.options import (
 from ._base.progress import Progress
 from ._core import serialize
 from ._loading.load import load_bytes, load_from
-from ._loading.module_weights import ModuleLoad, check_module
-from ._loading.open import check_backend, check_device, check_path, is_meta
+from ._loading.open_arguments import check_backend, check_device, check_path, is_meta
 from ._loading.request import choose_names
-from ._loading.stream import TensorStream
 from ._loading.verified_open import Verify, open_files
-from ._saving.save_handles import Hooks, SaveHandle, Staging, StagingPool, start_rows
-from ._saving.save_options import check_names, file_options, save_rows
+from ._saving.save_options import file_options, save_rows
 from ._torch.gpu import check_present, is_gpu, load_options, report_gds
-from ._torch.tensor_memory import find_tied, settled, storage_ptr, storage_size, watch_changes
-from ._torch.torch_state import check_dense, check_kinds, check_tensors, make_rows, plain
+from ._torch.tensor_memory import storage_ptr, storage_size, watch_changes
+from ._torch.torch_state import check_tensors, make_rows, model_state
 from ._torch.torch_tensors import PackedTensor, export, load_meta, wrap
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+    from ._loading.stream import TensorStream
+    from ._saving.save_handles import SaveHandle, StagingPool
 
 __all__ = [
     "PackedTensor",
@@ -239,6 +239,8 @@ def open_stream(
         ValueError: an invalid argument, or a tensor that does not fit in `memory`.
         OSError: the matching subclass, if a system call fails.
     """
+    from ._loading.stream import TensorStream
+
     device = check_device(device)
     check_present(device)
     check_load_options({"share": share, "share_grace": share_grace})
@@ -319,6 +321,8 @@ def load_model(
         SafetensorError: an invalid file.
         OSError: the matching subclass, if a system call fails.
     """
+    from ._loading.module_weights import ModuleLoad, check_module
+
     check_path(filename)
     check_switches(strict=strict, assign=assign)
     check_module(model)
@@ -451,6 +455,8 @@ def save_file_async(
         TypeError: names or metadata that are not text.
         MemoryError: there are not even 32 MiB of memory.
     """
+    from ._saving.save_handles import Hooks, Staging, start_rows
+
     staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("filename", filename)
     check_tensors(tensors, metadata)
@@ -517,33 +523,9 @@ def save_model(
         SafetensorError: a failed system call; also the matching OSError subclass.
         TypeError: an argument of another type.
     """
-    kept, metadata = _model_state(model, metadata, force_contiguous)
+    kept, metadata = model_state(model, metadata, force_contiguous)
     save_file(kept, filename, metadata, alignment=alignment, compress=compress, engine=engine,
               durable=durable, manifest=manifest, progress=progress)
-
-
-def _model_state(
-    model: Module, metadata: dict[str, str] | None, force_contiguous: bool
-) -> tuple[dict[str, Tensor], dict[str, str] | None]:
-    """Return (the tensors of a module to save, each memory once; the metadata with their ties)."""
-    check_switch("force_contiguous", force_contiguous)
-    if not callable(getattr(model, "state_dict", None)):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    state = model.state_dict()
-    check_kinds(state)
-    check_names(state, metadata)
-    state = settled(state)
-    tied = find_tied(state)
-    if tied:
-        metadata = {**(metadata or {})}
-        for name, kept in tied.items():
-            metadata.setdefault(name, kept)
-    kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
-    if force_contiguous:
-        for name, tensor in kept_tensors.items():
-            check_dense(name, tensor)
-        kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
-    return kept_tensors, metadata
 
 
 def save_model_async(
@@ -593,7 +575,7 @@ def save_model_async(
             invalid.
         TypeError: names or metadata are not text.
     """
-    kept, metadata = _model_state(model, metadata, force_contiguous)
+    kept, metadata = model_state(model, metadata, force_contiguous)
     return save_file_async(
         kept, filename, metadata, stage=stage, memory=memory, pool=pool, copy_threads=copy_threads,
         nice=nice, overlap=overlap, at_exit=at_exit, durable=durable, alignment=alignment,

@@ -14,7 +14,7 @@ from .._base.options import check_no_empty_path, check_optional_paths, check_swi
 from .._core import Model
 from .._core import edit_header as _edit_header
 from .._saving.save_options import manifest_options
-from .open import check_path
+from .open_arguments import check_path
 from .verified_open import open_files
 
 

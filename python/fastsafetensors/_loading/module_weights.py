@@ -13,7 +13,6 @@ from typing import Any
 from .._base.dtypes import WORDS
 from .._base.errors import printable
 from .._core import Model
-from .._ranks.rank_parts import part_on_mesh
 from .._torch.gpu import load_options, stream_of
 from .._torch.tensor_memory import Extent, extents_of, find_covered, overlap_groups
 from .._torch.torch_installed import torch as _torch
@@ -175,6 +174,8 @@ def _local_box(name: str, tensor: Any) -> tuple[list[int], list[int]]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return [0] * tensor.dim(), [0] * tensor.dim()
+    from .._ranks.rank_parts import part_on_mesh
+
     try:
         part = part_on_mesh(tensor.shape, tensor.placements, mesh.mesh.shape, coordinate)
     except ValueError as error:

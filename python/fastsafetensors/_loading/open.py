@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
-import re
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from .._base.argument_types import Paths
 from .._base.errors import refuse, unknown_tensor
 from .._base.options import check_count, check_load_options
 from .._base.representation import format_model, format_paths, with_plain_hints
 from .load import OpenLoad, close_load, load_from, open_load
+from .open_arguments import absolute_path, check_backend, check_device, check_path
 from .readahead import ReadAhead
 from .slicing import plan_numpy, plan_torch
 from .verified_open import Verify, chosen, open_files
@@ -34,78 +33,6 @@ _FRAMEWORKS = {
     "mlx": "mlx",
     "paddle": "paddle",
 }
-_DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
-_BACKENDS = {"mmap": "auto", "pread": "load"}
-
-
-def _refuse_device(device: Any) -> NoReturn:
-    refuse(f'device {device} is invalid (expected "cpu", "cuda", "cuda:1", a torch.device or the '
-           "number of a GPU)")
-
-
-def _device_text(device: Any) -> str | int:
-    """Return a device as a number or plain text, in any form. None is the CPU."""
-    if device is None:
-        return "cpu"
-    if isinstance(device, str):
-        return str.__str__(device)  # of an enumeration: its value
-    if type(device).__module__.partition(".")[0] == "torch":
-        return str(device)
-    try:
-        if isinstance(device, bool):
-            raise TypeError
-        return operator.index(device)
-    except TypeError:
-        _refuse_device(repr(device))
-
-
-def is_meta(device: Any) -> bool:
-    """Tell whether a device is torch's meta device, whose tensors have a shape and no bytes."""
-    return _device_text(device) == "meta"
-
-
-def check_device(device: Any) -> Any:
-    """Return a device in torch's form. Raises the reference's error for an invalid one.
-
-    None is the CPU. Only the form is checked; a missing device is reported when it is used.
-    """
-    text = _device_text(device)
-    if isinstance(text, int):
-        return text if text >= 0 else _refuse_device(text)
-    if text == "meta":
-        refuse("device meta is invalid here, because nothing would be read. load_file() returns "
-               "tensors on it")
-    if not _DEVICE.fullmatch(text):
-        _refuse_device(text)
-    return "cpu" if text.partition(":")[0] == "cpu" else text  # torch ignores the number
-
-
-def check_backend(backend: str) -> str:
-    """Return the load mode for a backend's name."""
-    if backend not in _BACKENDS:
-        refuse(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
-    return _BACKENDS[backend]
-
-
-def check_path(filename: Any, parameter: str = "filename") -> None:
-    """TypeError for anything except a path or a list of paths."""
-    for part in filename if isinstance(filename, (list, tuple)) else [filename]:
-        if not isinstance(part, (str, bytes, os.PathLike)):
-            raise TypeError(
-                f"argument '{parameter}': expected str, bytes or os.PathLike object, not "
-                f"{type(part).__name__}"
-            )
-
-
-def _absolute(filename: Any) -> Any:
-    """Return a path, or a list of them, independent of the working folder."""
-    if isinstance(filename, (list, tuple)):
-        return [_absolute(part) for part in filename]
-    path = os.fspath(filename)
-    # Only joined: after a link to a folder, the parent folder cannot be derived from the text.
-    if isinstance(path, bytes):
-        return path if b"://" in path else os.path.join(os.getcwdb(), path)
-    return path if "://" in path else os.path.join(os.getcwd(), path)
 
 
 class safe_open:  # noqa: N801 - the name that programs know
@@ -149,7 +76,7 @@ class safe_open:  # noqa: N801 - the name that programs know
         """Open the files and read their headers; no tensor data is read yet."""
         check_path(filename)
         verify = chosen(verify)  # also for pickling
-        self._opened = (_absolute(filename), framework, device, backend, mode, cache, verify)
+        self._opened = (absolute_path(filename), framework, device, backend, mode, cache, verify)
         name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
         if name is None:
             refuse(f"framework {framework} is invalid")

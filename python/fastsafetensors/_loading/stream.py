@@ -13,7 +13,7 @@ from .._base.options import check_load_options, parse_limit
 from .._base.representation import format_paths
 from .._core import Loader, Tensor, error_class
 from .load import close_load, open_load
-from .open import check_path
+from .open_arguments import check_path
 from .request import choose_names
 from .verified_open import Verify, open_files
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base.errors import printable
 from .torch_installed import torch as _torch
@@ -99,8 +98,7 @@ def _plain_storage_ptr(tensor: Any) -> int:
         return storage_ptr(tensor)
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """The range of bytes in a storage that a tensor covers.
 
     is_dense: every byte in the range belongs to the tensor.

@@ -8,7 +8,17 @@ from typing import Any
 
 from .._base.dtypes import WORDS
 from .._base.errors import printable
-from .tensor_memory import PLAIN, address_of, check_memory, find_shared, settle, settled
+from .._base.options import check_switch
+from .._saving.save_options import check_names
+from .tensor_memory import (
+    PLAIN,
+    address_of,
+    check_memory,
+    find_shared,
+    find_tied,
+    settle,
+    settled,
+)
 from .torch_installed import torch as _torch
 
 _FORMAT_NAMES = {
@@ -202,3 +212,27 @@ def check_tensors(tensors: Any, metadata: Any) -> None:
                 "not allowed: pack it with `.contiguous()`, or save the tensor that it is a view "
                 "of."
             )
+
+
+def model_state(
+    model: Any, metadata: dict[str, str] | None, force_contiguous: bool
+) -> tuple[dict[str, Any], dict[str, str] | None]:
+    """Return (the tensors of a module to save, each memory once; the metadata with their ties)."""
+    check_switch("force_contiguous", force_contiguous)
+    if not callable(getattr(model, "state_dict", None)):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    state = model.state_dict()
+    check_kinds(state)
+    check_names(state, metadata)
+    state = settled(state)
+    tied = find_tied(state)
+    if tied:
+        metadata = {**(metadata or {})}
+        for name, kept in tied.items():
+            metadata.setdefault(name, kept)
+    kept_tensors = {name: tensor for name, tensor in state.items() if name not in tied}
+    if force_contiguous:
+        for name, tensor in kept_tensors.items():
+            check_dense(name, tensor)
+        kept_tensors = {name: plain(tensor) for name, tensor in kept_tensors.items()}
+    return kept_tensors, metadata
