@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._base.argument_types import Path, Paths
 from ._base.dtypes import WORDS, dtype_word
@@ -16,10 +16,12 @@ from ._base.progress import Progress
 from ._core import Tensor, error_class, serialize
 from ._loading.load import load_bytes, load_paths
 from ._loading.open_arguments import check_backend, check_path
-from ._loading.stream import TensorStream
 from ._loading.verified_open import Verify
-from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows
 from ._saving.save_options import check_names, file_options, save_rows
+
+if TYPE_CHECKING:
+    from ._loading.stream import TensorStream
+    from ._saving.save_handles import SaveHandle, StagingPool
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]
@@ -223,6 +225,8 @@ def open_stream(
         OSError: the matching subclass, if a system call fails.
         TypeError: an argument of another type.
     """
+    from ._loading.stream import TensorStream
+
     return TensorStream(
         filename, wrap, limit=memory, names=names, filter=filter, verify=verify, mode=mode,
         engine=engine, threads=threads, dtype=dtype_word(dtype), cache=cache, share=share,
@@ -365,6 +369,8 @@ def save_file_async(
         SafetensorError: dtypes that the format lacks.
         TypeError: names or metadata that are not text, and values that are not arrays.
     """
+    from ._saving.save_handles import Staging, start_rows
+
     options = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("filename", filename)
     if options.stage == "lazy":

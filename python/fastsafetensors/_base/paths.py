@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def absolute_path(path: str | bytes | os.PathLike[Any]) -> Path:
@@ -13,6 +15,8 @@ def absolute_path(path: str | bytes | os.PathLike[Any]) -> Path:
 
     It is not normalised: behind a symbolic link, a parent is not the folder that the text names.
     """
+    from pathlib import Path  # takes 10 ms to import
+
     return Path(os.fsdecode(path)).absolute()
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -43,11 +41,15 @@ _TIED_KEY = "fastsafetensors.tied"
 
 def with_ties(metadata: dict[str, str], tied: dict[str, str]) -> dict[str, str]:
     """Return the metadata with an entry for tensors that have several names."""
+    import json
+
     return {**metadata, _TIED_KEY: json.dumps(tied, sort_keys=True)} if tied else metadata
 
 
 def ties_of(metadata: dict[str, str] | None) -> dict[str, str]:
     """Return the names from with_ties(); {} if there is no valid entry."""
+    import json
+
     try:
         found = json.loads((metadata or {}).get(_TIED_KEY, "{}"))
     except ValueError:
@@ -114,6 +116,8 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
     if isinstance(manifest, str) and manifest in _ALGORITHMS:
         return {"manifest": b"", "digest": _ALGORITHMS[manifest]}
     if isinstance(manifest, str) and not {"/", "."} & set(manifest):
+        import difflib
+
         close = difflib.get_close_matches(manifest.lower(), _ALGORITHMS, n=1, cutoff=0.7)
         if close or manifest.lower() in _OTHER_ALGORITHMS:
             names = close[0] if close else ", ".join(_ALGORITHMS)
