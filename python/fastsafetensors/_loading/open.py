@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .._base.argument_types import Paths
+from .._base.closing import Closing
 from .._base.errors import refuse, unknown_tensor
 from .._base.options import check_count, check_load_options
 from .._base.representation import format_model, format_paths, with_plain_hints
@@ -250,7 +251,7 @@ class TensorMeta(NamedTuple):
     data_offsets: tuple[int, int]
 
 
-class PrefetchLoader:
+class PrefetchLoader(Closing):
     """Tensors being loaded to a GPU, as in safetensors 0.9. Each can be taken once."""
 
     def __init__(
@@ -312,14 +313,6 @@ class PrefetchLoader:
         if self._loader is not None:
             close_load(self._loader)
         self._loader = None
-
-    def __enter__(self) -> PrefetchLoader:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Close."""
-        self.close()
 
 
 def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", **options: Any) -> safe_open:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any
 
 from .._base.argument_types import Paths
+from .._base.closing import Closing
 from .._base.options import check_load_options, parse_limit
 from .._base.representation import format_paths
 from .._core import Loader, Tensor, error_class
@@ -18,7 +18,7 @@ from .request import choose_names
 from .verified_open import Verify, open_files
 
 
-class TensorStream(Iterator[tuple[str, Any]]):
+class TensorStream(Iterator[tuple[str, Any]], Closing):
     """(name, tensor) of each tensor, in file order. Made by open_stream().
 
     Leaving its ``with`` block, or close(), stops the reads. Tensors that were returned stay valid.
@@ -102,14 +102,3 @@ class TensorStream(Iterator[tuple[str, Any]]):
             with contextlib.suppress(RuntimeError, error_class()):
                 self._stats = loader.stats()
             close_load(loader)
-
-    def __enter__(self) -> TensorStream:
-        """Return the stream."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from .. import _core
 from .._base import counters
 from .._base.argument_types import Path
+from .._base.closing import Closing
 from .._base.errors import printable, serialization_error
 from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
@@ -45,7 +46,7 @@ def _staging_limit(memory: int | str | None) -> int:
     return limit
 
 
-class StagingPool:
+class StagingPool(Closing):
     """Memory that saves copy tensors to, kept between saves.
 
     Saves of one pool are written one at a time, in the order of their calls.
@@ -78,14 +79,6 @@ class StagingPool:
     def close(self) -> None:
         """Give the memory back, when the saves that use it have ended."""
         self._core.close()
-
-    def __enter__(self) -> StagingPool:
-        """Return the pool."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Close it."""
-        self.close()
 
 
 # The pool of saves that name none, of this process. There is no lock, because a signal handler that

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from .._base.closing import Closing
 from .._base.errors import printable
 from .config import LoaderConfig, load_config
 from .loader import SafeTensorsFileLoader, _GroupLoader
@@ -20,7 +21,7 @@ _logger = logging.getLogger(__name__)
 _LOADERS = ("base", "3fs")
 
 
-class AutoLoader:
+class AutoLoader(Closing):
     """Iterate over a model's tensors with settings from FASTSAFETENSORS_CONFIG or
     ./fastsafetensors.json.
 
@@ -78,14 +79,6 @@ class AutoLoader:
     def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
         """Iterate over (name, tensor) without blocking the event loop."""
         return self._pipeline.__aiter__()
-
-    def __enter__(self) -> AutoLoader:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Stop and free everything."""
-        self.close()
 
     def close(self) -> None:
         """Stop and free everything. Repeated calls are harmless."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from .._base.closing import Closing
 from .._base.errors import printable, unknown_tensor
 from .._core import error_class
 from .._loading.load import OpenLoad, close_load
@@ -123,7 +124,7 @@ def _to_dtype(dtype: Any, framework: FrameworkOpBase) -> DType:
     return fst_dtype(dtype)
 
 
-class FilesBufferOnDevice:
+class FilesBufferOnDevice(Closing):
     """Loaded files. Tensors own their memory, so closing this never invalidates them.
 
     For programs written for fastsafetensors 0.5.
@@ -452,14 +453,6 @@ class FilesBufferOnDevice:
             raise RuntimeError("iter_local_tensors needs a group of one")
         for name in tensor_names:
             yield name, self.get_tensor_wrapped(name)
-
-    def __enter__(self) -> FilesBufferOnDevice:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Free everything that is not in use."""
-        self.close()
 
     def close(self) -> None:
         """Free everything that is not in use. Repeated calls are harmless."""

@@ -12,10 +12,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from .._base.argument_types import Paths
+from .._base.closing import Closing
 from .._base.errors import printable
 from .._base.options import check_count, check_switches
 from .._base.representation import format_contents, format_model, format_paths, shown_as
@@ -52,7 +52,7 @@ def _warn_once(path: str, error: Exception) -> None:
 
 
 @shown_as("SafeTensorsFileLoader")
-class _PathLoader:
+class _PathLoader(Closing):
     """Load a model eagerly into aligned, owned memory.
 
         tensors = SafeTensorsFileLoader("model.safetensors", num_threads=8).load()
@@ -100,21 +100,8 @@ class _PathLoader:
             self._model.close()
         self._model = None
 
-    def __enter__(self) -> _PathLoader:
-        """Return the object itself."""
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the files."""
-        self.close()
-
-
-class BaseSafeTensorsFileLoader:
+class BaseSafeTensorsFileLoader(Closing):
     """Load files into a FilesBufferOnDevice, with a reader of any registered type.
 
     pg: a process group, SingleGroup() or None. In a group, all ranks must make the same calls in
@@ -368,19 +355,6 @@ class BaseSafeTensorsFileLoader:
         self.reset()
         self._closed = True
 
-    def __enter__(self) -> BaseSafeTensorsFileLoader:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the loader."""
-        self.close()
-
 
 def _dtype_of(dtype: Any) -> DType:
     from .frameworks._torch import fst_dtype
@@ -492,7 +466,7 @@ class SafeTensorsFileLoader(_GroupLoader, metaclass=_EitherLoader):
         return super().__new__(cls)
 
 
-class fastsafe_open:  # noqa: N801 - the name that programs know
+class fastsafe_open(Closing):  # noqa: N801 - the name that programs know
     """Load files at once and read their tensors by name.
 
     For programs written for fastsafetensors 0.5. New ones use safe_open().
@@ -575,16 +549,3 @@ class fastsafe_open:  # noqa: N801 - the name that programs know
         """Close loader and buffer. Tensors stay valid. Repeated calls are harmless."""
         self.fb.close()
         self.loader.close()
-
-    def __enter__(self) -> fastsafe_open:
-        """Return the object itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close loader and buffer."""
-        self.close()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from .._base.closing import Closing
 from .._base.errors import printable
 from .._base.progress import BatchBar, enable_tqdm
 from .._base.representation import format_contents, format_paths
@@ -84,7 +85,7 @@ def _check_options(options: dict[str, Any], ranks: int) -> None:
             raise ValueError(f"{printable(name)} must not be negative")
 
 
-class PipelineParallel:
+class PipelineParallel(Closing):
     """Iterate over (name, tensor) of files with readahead, n files at a time in a group of n.
 
     loader: a SafeTensorsFileLoader (of a group) with device, framework and reader.
@@ -418,14 +419,6 @@ class PipelineParallel:
         self._stop()
         self._metadata = {}
         self.loader.close()
-
-    def __enter__(self) -> PipelineParallel:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """Stop and free everything."""
-        self.close()
 
 
 # Time limit for collecting tensors for an asynchronous loop in one thread call.
