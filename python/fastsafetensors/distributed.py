@@ -30,7 +30,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._base.errors import printable
 from ._base.options import check_timeout
@@ -53,13 +53,27 @@ from ._ranks.rank_parts import (
     part_on_mesh,
     tensor_named,
 )
-from ._ranks.ranks_async import save_on_ranks_async
-from ._ranks.ranks_save import save_on_ranks
 from ._ranks.torch_group import open_group
 from ._torch.gpu import check_present
 from ._torch.torch_installed import torch
 from ._torch.torch_state import format_box, torch_dtype, torch_shape
 from ._torch.torch_tensors import export, make_item
+
+if TYPE_CHECKING:
+    from ._ranks.ranks_async import save_on_ranks_async
+    from ._ranks.ranks_save import save_on_ranks
+else:
+    # Programs that only load do not import what saves, which takes as long as all the rest.
+    def __getattr__(name: str) -> Any:
+        """Import the functions that save on first access."""
+        if name == "save_on_ranks":
+            from ._ranks.ranks_save import save_on_ranks as found
+        elif name == "save_on_ranks_async":
+            from ._ranks.ranks_async import save_on_ranks_async as found
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 __all__ = [
     "Part",

@@ -32,3 +32,16 @@ def test_load_file_needs_no_module_of_saves_and_ranks(framework):
     unneeded = ("save_handles", "module_weights", "rank_parts", "stream", "readahead", "open")
     assert not [name for name in found if name.rpartition(".")[2] in unneeded]
     assert len(found) <= 30
+
+
+def test_load_sharded_needs_no_module_of_saves():
+    pytest.importorskip("torch")
+    found = own(modules_after("from fastsafetensors.distributed import load_sharded"))
+    unneeded = ("ranks_save", "ranks_async", "publish", "save_handles")
+    assert not [name for name in found if name.rpartition(".")[2] in unneeded]
+    line = "import fastsafetensors.distributed as d; d.save_on_ranks, d.save_on_ranks_async"
+    assert "fastsafetensors._ranks.ranks_async" in modules_after(line)
+    with pytest.raises(AttributeError, match="'none'"):
+        import fastsafetensors.distributed
+
+        fastsafetensors.distributed.none  # noqa: B018

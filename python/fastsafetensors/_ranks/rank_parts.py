@@ -7,8 +7,7 @@ import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._base.errors import printable
 
@@ -30,8 +29,7 @@ def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return begin, min(begin + block, size)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A rank's part of a tensor: begin and end of each dimension."""
 
     begin: tuple[int, ...]
@@ -43,8 +41,7 @@ class Part:
         return [e - b for b, e in zip(self.begin, self.end, strict=True)]
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """How the ranks of a group divide a tensor."""
 
     description: str  # equal on all ranks
@@ -60,8 +57,7 @@ class Cut:
         return self.part_of_rank(0) == self.part_of_rank(ranks - 1)
 
 
-@dataclass
-class Speeds:
+class Speeds(NamedTuple):
     """Bytes per second: of a rank's reads while all ranks read, and of a broadcast."""
 
     storage: float
