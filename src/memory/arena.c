@@ -16,6 +16,9 @@
 
 /// Smaller buffers come from malloc(), which keeps freed memory for the next ones.
 #define SMALL_BUFFER_BYTES FSTI_HUGE_PAGE_BYTES
+/// From this size on, small buffers get their pages by one call. One page fault each takes half as
+/// long again, and most of the time of a copy from the page cache.
+#define POPULATE_BYTES_MIN ((uint64_t)128 << 10)
 #define CACHED_COUNT_MAX 1024
 
 typedef struct cached_arena {
@@ -170,6 +173,26 @@ static fst_status check_small(uint64_t size_bytes, fst_error *error) {
     return status;
 }
 
+/// Writes to every page, on kernels without MADV_POPULATE_WRITE.
+static void touch_pages(char *data, uint64_t size_bytes) {
+    uint64_t page = fsti_page_bytes();
+    for (uint64_t at = 0; at < size_bytes; at += page)
+        // Adds 0 atomically, because another thread may be writing real data.
+        __atomic_fetch_add(data + at, 0, __ATOMIC_RELAXED);
+}
+
+void fsti_pages_populate(char *data, uint64_t size_bytes) {
+    if (madvise(data, size_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINVAL)
+        touch_pages(data, size_bytes);
+}
+
+/// Prefaults the whole pages in a range.
+static void populate_within(char *data, uint64_t size_bytes) {
+    uint64_t page = fsti_page_bytes(), before = -(uintptr_t)data % page;
+    if (size_bytes <= before) return;
+    fsti_pages_populate(data + before, (size_bytes - before) / page * page);
+}
+
 /// Not by posix_memalign(): above glibc's limit for mappings (mallopt(3), M_MMAP_THRESHOLD), which
 /// follows the sizes that are freed, it would take new memory each time.
 static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error *error) {
@@ -178,11 +201,13 @@ static fst_status small_buffer(uint64_t size_bytes, fsti_buffer **out, fst_error
     if (memory == NULL) return fsti_error_memory(error, size_bytes);
     char *data = memory + -(uintptr_t)memory % FSTI_BUFFER_ALIGNMENT;
     fst_status status = fsti_buffer_wrap(data, size_bytes, release_small, out, error);
-    if (status == FST_OK)
-        (*out)->allocation = memory;
-    else
+    if (status != FST_OK) {
         free(memory);
-    return status;
+        return status;
+    }
+    (*out)->allocation = memory;
+    if (size_bytes >= POPULATE_BYTES_MIN) populate_within(data, size_bytes);
+    return FST_OK;
 }
 
 /// Takes a cached arena, if the pages that it lacks fit in memory. Otherwise maps new memory, if
@@ -217,17 +242,4 @@ fst_status fsti_buffer_arena(uint64_t size_bytes, fsti_buffer **out, fst_error *
     // Counted after the check, so two loads that start at the same moment may both pass it.
     atomic_fetch_add(&reserved_bytes, arena.reserved_bytes);
     return FST_OK;
-}
-
-/// Writes to every page, on kernels without MADV_POPULATE_WRITE.
-static void touch_pages(char *data, uint64_t size_bytes) {
-    uint64_t page = fsti_page_bytes();
-    for (uint64_t at = 0; at < size_bytes; at += page)
-        // Adds 0 atomically, because another thread may be writing real data.
-        __atomic_fetch_add(data + at, 0, __ATOMIC_RELAXED);
-}
-
-void fsti_pages_populate(char *data, uint64_t size_bytes) {
-    if (madvise(data, size_bytes, MADV_POPULATE_WRITE) != 0 && errno == EINVAL)
-        touch_pages(data, size_bytes);
 }

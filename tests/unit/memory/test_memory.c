@@ -209,6 +209,17 @@ static bool has_page(char *address) {
            (is_resident & 1) != 0;
 }
 
+TEST(small_buffers_have_pages_at_once)
+{
+    fsti_buffer *buffers[8];
+    if (CHECK_SANITIZED) SKIP("the sanitizers allocate by themselves");
+    for (int i = 0; i < 8; i++) CHECK_INT(fsti_buffer_arena(1 << 20, &buffers[i], NULL), FST_OK);
+    for (int i = 0; i < 8; i++) {
+        for (size_t at = 0; at < 1 << 20; at += 64 << 10) CHECK(has_page(buffers[i]->data + at));
+        fsti_buffer_unref(buffers[i]);
+    }
+}
+
 /// Prepares a buffer part by part; its huge pages become slow after `cheap` of them.
 static void prepare_buffer(unsigned cheap, uint64_t slow_ns, fsti_buffer **out) {
     cheap_count = cheap, measured_count = 0, huge_cost_ns = slow_ns;
