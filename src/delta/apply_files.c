@@ -317,33 +317,39 @@ static fst_status begin_resume(apply_job *job, apply_journal *journal,
     return status == FST_OK ? check_job(job, error) : status;
 }
 
-/// Finishes or rolls back the update that a journal describes. The lock must be held. `given`:
-/// the caller's delta, or NULL.
+/// Finishes or rolls back the update of a journal, whose versions and model are those of the job.
+static fst_status resume_job(apply_job *job, apply_journal *journal,
+                             const fst_delta_options *options, fst_delta_stats *stats,
+                             fst_error *error) {
+    bool rolled_back = false, durable = (options->flags & FST_DELTA_DURABLE) != 0;
+    fst_status status = begin_resume(job, journal, options, error);
+    if (status == FST_OK) status = fsti_apply_settle(job, error);
+    if (status == FST_OK && job->rolls_back) atomic_store(&job->journal.head->is_backward, 1);
+    if (status == FST_OK) status = run_journal(job, job->sync, durable, &rolled_back, error);
+    stats->recovered = rolled_back ? 2 : 1;
+    count_job(job, stats);
+    count_tensors(job, job->span.first, stats);
+    clear_job(job);
+    return status;
+}
+
+/// Opens what a journal is about, and resumes it. The lock must be held. `given`: the caller's
+/// delta, or NULL.
 static fst_status resume(const sync_folder *sync, apply_journal *journal, const fst_delta *given,
                          const fst_delta_options *options, fst_delta_stats *stats,
                          fst_error *error) {
     fst_delta *delta = NULL;
-    fst_model *model = NULL;
+    fst_model *model;
     model_request request = {0};
-    bool rolled_back = false, rolls_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
-    apply_job job = {.journal.undo_fd = -1, .sync = sync};
     FST_TRY(fsti_journal_check_files(sync, journal, error));
     fst_status status = open_recorded(journal, given, &delta, error);
     if (status == FST_OK) status = fsti_model_open(sync->checkpoint, &request, &model, error);
-    job.delta = delta;
-    job.base = model;
-    job.rolls_back = rolls_back;
-    if (status == FST_OK) status = begin_resume(&job, journal, options, error);
-    if (status == FST_OK) status = fsti_apply_settle(&job, error);
-    if (status == FST_OK && rolls_back) atomic_store(&job.journal.head->is_backward, 1);
-    if (status == FST_OK)
-        status =
-            run_journal(&job, sync, (options->flags & FST_DELTA_DURABLE) != 0, &rolled_back, error);
-    stats->recovered = rolled_back ? 2 : 1;
-    count_job(&job, stats);
-    count_tensors(&job, job.span.first, stats);
-    if (model != NULL) clear_job(&job);
-    fsti_model_unref(model);
+    if (status == FST_OK) {
+        apply_job job = {.journal.undo_fd = -1, .sync = sync, .delta = delta, .base = model};
+        job.rolls_back = (options->flags & FST_DELTA_ROLL_BACK) != 0;
+        status = resume_job(&job, journal, options, stats, error);
+        fsti_model_unref(model);
+    }
     fsti_delta_close(delta);
     return status;
 }
@@ -481,14 +487,9 @@ static bool remove_leftovers(const sync_folder *sync) {
     return had_undo || (had_copies && !fsti_sync_may_exist(sync->copies_path));
 }
 
-/// Whether files are being changed, or were by a process that was killed.
-static bool is_updating(const sync_folder *sync) {
-    return fsti_sync_may_exist(sync->journal_path) || fsti_sync_may_exist(sync->renames_path);
-}
-
 /// Refuses a folder with an interrupted update. Used by checks, which must not finish it.
 static fst_status refuse_interrupted(const sync_folder *sync, fst_error *error) {
-    if (!is_updating(sync)) return FST_OK;
+    if (!fsti_sync_is_updating(sync)) return FST_OK;
     fsti_error_location location = {.file = sync->checkpoint, .byte_offset = FST_NO_OFFSET};
     return fsti_error_set(error, FST_E_VERSION, location,
                           "an update by a delta was interrupted, so the files are of two "
@@ -533,7 +534,7 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
     fst_status status = fsti_sync_paths(checkpoint, &sync, error);
     // Without these files there is nothing to do, so no right to write to the folder is needed.
     bool has_files =
-        status == FST_OK && (is_updating(&sync) || fsti_sync_may_exist(sync.undo_path) ||
+        status == FST_OK && (fsti_sync_is_updating(&sync) || fsti_sync_may_exist(sync.undo_path) ||
                              fsti_sync_may_exist(sync.copies_path));
     if (has_files) {
         fsti_sync_close(&sync);
@@ -544,54 +545,5 @@ fst_status fsti_delta_recover(const char *checkpoint, const fst_delta_options *o
     if (has_files && status == FST_OK) (void)remove_leftovers(&sync);
     fsti_sync_close(&sync);
     stats->total_ns = fsti_now_ns() - start_ns;
-    return status;
-}
-
-/// How often the version is read again while other processes update the folder.
-#define VERSION_READS_MAX 50
-
-/// Whether two notes have the same version and the same sizes and times of files.
-static bool are_same(const fsti_delta_state *a, const fsti_delta_state *b) {
-    if (a->file_count != b->file_count || (a->version == NULL) != (b->version == NULL))
-        return false;
-    for (size_t i = 0; i < a->file_count; i++)
-        if (a->files[i].modified_ns != b->files[i].modified_ns ||
-            a->files[i].size_bytes != b->files[i].size_bytes)
-            return false;
-    return a->version == NULL || strcmp(a->version, b->version) == 0;
-}
-
-/// Reads the version without the lock. *is_stable: no update began or ended meanwhile, so that what
-/// was read belongs together.
-static fst_status read_version(const sync_folder *sync, char *version, int *is_interrupted,
-                               bool *is_stable, fst_error *error) {
-    fsti_delta_state state = {0}, again = {0};
-    version[0] = '\0';
-    *is_interrupted = is_updating(sync);
-    fst_status status = fsti_sync_read_state(sync, &state, error);
-    // A checkpoint that was saved again has another version than the note says.
-    if (status == FST_OK && state.version != NULL && !*is_interrupted)
-        status = fsti_sync_check_files(sync, &state, error);
-    *is_stable = is_updating(sync) == (*is_interrupted != 0) &&
-                 fsti_sync_read_state(sync, &again, NULL) == FST_OK && are_same(&state, &again);
-    if (status == FST_OK && state.version != NULL && !*is_interrupted) {
-        strncpy(version, state.version, FST_DELTA_VERSION_BYTES - 1);
-        version[FST_DELTA_VERSION_BYTES - 1] = '\0';
-    }
-    fsti_delta_state_clear(&state);
-    fsti_delta_state_clear(&again);
-    return status;
-}
-
-fst_status fsti_delta_version(const char *checkpoint, char *version, int *is_interrupted,
-                              fst_error *error) {
-    sync_folder sync;
-    version[0] = '\0';
-    *is_interrupted = 0;
-    fst_status status = fsti_sync_paths(checkpoint, &sync, error);
-    bool is_stable = status != FST_OK;
-    for (int reads = 0; reads < VERSION_READS_MAX && !is_stable; reads++)
-        status = read_version(&sync, version, is_interrupted, &is_stable, error);
-    fsti_sync_close(&sync);
     return status;
 }

@@ -274,6 +274,10 @@ bool fsti_sync_may_exist(const char *path) {
     return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
+bool fsti_sync_is_updating(const sync_folder *sync) {
+    return fsti_sync_may_exist(sync->journal_path) || fsti_sync_may_exist(sync->renames_path);
+}
+
 /// The FNV-1a hash of a version, as _deltas/delta_manifest.py computes it.
 static uint64_t hash_version(const char *version) {
     version = fsti_version_plain(version);

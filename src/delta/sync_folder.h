@@ -50,6 +50,8 @@ uint64_t fsti_sync_modified_ns(const struct stat *info);
 fst_status fsti_sync_stamp(const char *path, fsti_delta_stamp *out, fst_error *error);
 /// Whether a path may be there: only ENOENT and ENOTDIR say that it is not.
 bool fsti_sync_may_exist(const char *path);
+/// Whether files are being changed, or were by a process that was killed.
+bool fsti_sync_is_updating(const sync_folder *sync);
 /// FST_E_VERSION if a manifest of `version` waits in the folder: the files were not compared with
 /// it yet, so that no update may go on to another version. The Python package writes these
 /// manifests and compares the files; their names are "manifest-HASH-" and random characters.
