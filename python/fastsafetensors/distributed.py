@@ -211,32 +211,32 @@ class _Load:
         return bool(host) and all(other == said[0] for other in said)
 
     def _read_mapped(self) -> None:
-        """Map the parts along dimension 0, and copy the others out of mappings of their tensors.
-
-        The ranks of the host that map the same bytes together read them once.
+        """Map all tensors, as every rank of the host does: together they read each byte once. Then
+        copy the parts along inner dimensions, and map the others once more, without the rest of
+        their tensors.
         """
         failure: Exception | None = None
-        inner = [name for name, cut in self.cuts.items()
-                 if cut.own.shape[1:] != list(self.info(name)[1][1:])]
+        rows = []
         try:
-            kept = self._part_items(name for name in self.cuts if name not in set(inner))
-            with self._mapped(kept) as views, self._mapped(inner) as wholes:
-                for at, name in enumerate(inner):
-                    self.result[name] = self._cut(make_item(wholes, at), self.cuts[name].own).clone(
-                        memory_format=torch.contiguous_format)
-                wholes.wait()
-                views.wait()
-                self._count(wholes)
-                self._count(views)
-                self.result.update(export(views))
+            with OpenLoad(self.model, list(self.cuts), mode="auto") as loader:
+                for at, (name, cut) in enumerate(self.cuts.items()):
+                    part, (dtype, shape, _) = cut.own, self.info(name)
+                    whole = make_item(loader, at)
+                    if part.shape[1:] != list(shape[1:]):
+                        self.result[name] = self._cut(whole, part).clone(
+                            memory_format=torch.contiguous_format)
+                    elif part.shape != list(shape):
+                        rows.append((name, *format_box(dtype, part.begin, part.end)))
+                    else:
+                        self.result[name] = whole
+                loader.wait()
+                self._count(loader)
+            self.result.update(load_from(self.model, export, rows, mode="auto"))
         except Exception as error:
             failure = error
         self.agreement.agree("mapping the files", error=failure)
         self.result.stats["slice"] = len(self.result)
         self._sort()
-
-    def _mapped(self, items: Sequence[Any]) -> OpenLoad:
-        return OpenLoad(self.model, items, mode="auto")
 
     def _part_items(self, names: Iterable[str]) -> list[tuple[str, Any, Any]]:
         """Items of a load for this rank's parts."""
