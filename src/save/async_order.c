@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The order of asynchronous saves: saves of one pool or one path form a chain.
+/// The order of asynchronous saves: saves of one pool or one path form a chain, and a synchronous
+/// save comes after those of its path.
 #include <string.h>
 #include <unistd.h>
 
@@ -17,8 +18,12 @@ static struct {
 static pthread_once_t running_once = PTHREAD_ONCE_INIT;
 static void register_running(void) { fsti_fork_lock(&running.lock); }
 
+/// Of a thread that writes an asynchronous save, whose callback may publish files in its place.
+static _Thread_local bool writes_save;
+void fsti_async_note_thread(void) { writes_save = true; }
+
 /// Whether two saves may replace the same files. Sets in one folder share an index.
-static bool have_same_target(const fst_async_save *one, const fst_async_save *other) {
+static bool are_same_place(const save_place *one, const save_place *other) {
     if (one->target == NULL || other->target == NULL)
         return fsti_location_is_same(one->path, other->path);
     if (!one->is_set && !other->is_set) return strcmp(one->target, other->target) == 0;
@@ -28,7 +33,7 @@ static bool have_same_target(const fst_async_save *one, const fst_async_save *ot
 }
 
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
-    return earlier->pool == save->pool || have_same_target(earlier, save);
+    return earlier->pool == save->pool || are_same_place(&earlier->place, &save->place);
 }
 
 void fsti_async_enter(fst_async_save *save) {
@@ -66,7 +71,10 @@ void fsti_async_leave(fst_async_save *save) {
     while (*at != NULL && *at != save) at = &(*at)->next_running;
     if (*at != NULL) *at = save->next_running;
     save->next_running = NULL; // no longer kept up to date
+    fst_staging_pool *pool = save->pool;
+    save->pool = NULL;
     pthread_mutex_unlock(&running.lock);
+    fsti_staging_pool_unref(pool); // not with the handle, which the program may keep
 }
 
 /// The save before this one, referenced, or NULL.
@@ -131,4 +139,38 @@ fst_status fsti_async_await_turn(fst_async_save *save, fst_error *error) {
     }
     if (!atomic_load(&save->is_cancelled)) return FST_OK;
     return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
+}
+
+/// Whether asynchronous saves run in this process.
+static bool has_running(void) {
+    pthread_once(&running_once, register_running);
+    pthread_mutex_lock(&running.lock);
+    bool is_busy = running.owner == getpid() && running.first != NULL;
+    pthread_mutex_unlock(&running.lock);
+    return is_busy;
+}
+
+/// A save of a place that runs and was started before a time; referenced, or NULL.
+static fst_async_save *earlier_at(const save_place *place, uint64_t start_ns) {
+    pthread_mutex_lock(&running.lock);
+    fst_async_save *other = running.first;
+    while (other != NULL && (other->start_ns > start_ns || !are_same_place(&other->place, place)))
+        other = other->next_running;
+    if (other != NULL) fsti_refcount_ref(&other->refs);
+    pthread_mutex_unlock(&running.lock);
+    return other;
+}
+
+fst_status fsti_async_await_earlier(const fst_writer *writer, fst_error *error) {
+    save_place place;
+    if (writes_save || !has_running()) return FST_OK;
+    fst_status status = fsti_async_find_place(writer, &place, error);
+    while (status == FST_OK && !atomic_load(&writer->progress.is_cancelled)) {
+        fst_async_save *earlier = earlier_at(&place, writer->progress.start_ns);
+        if (earlier == NULL) break;
+        await_earlier(earlier);
+        fsti_async_unref(earlier);
+    }
+    fsti_async_clear_place(&place);
+    return status;
 }

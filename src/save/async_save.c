@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The calls on asynchronous saves: start, stage, wait, close, statistics.
-#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -31,19 +30,6 @@ fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_e
 
 // ---- the start ----
 
-/// Finds which files the save replaces, for its order.
-static fst_status find_target(fst_async_save *save, fst_error *error) {
-    const char *path = save->writer->target.published[0];
-    char resolved[PATH_MAX];
-    save->path = fsti_string_copy(path, strlen(path));
-    if (save->path == NULL) return fsti_error_memory(error, strlen(path));
-    save->is_set = save->writer->contents.file_count > 1;
-    bool follows = save->writer->target.folder == NULL && save->writer->options.replace_link == 0;
-    if (!save->writer->target.kind->resolve(path, follows, resolved)) return FST_OK;
-    save->target = fsti_string_copy(resolved, strlen(resolved));
-    return save->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
-}
-
 /// Plans the writer and its snapshot. The save has its pool and its options.
 static fst_status plan_save(fst_async_save *save, const fsti_async_request *request,
                             fst_error *error) {
@@ -60,7 +46,7 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
                             .source = {.kind = &fsti_source_snapshot}};
     FST_TRY(fsti_writer_plan(&planned, &save->writer, error));
     save->bytes_total = save->writer->progress.bytes_total;
-    FST_TRY(find_target(save, error));
+    FST_TRY(fsti_async_find_place(save->writer, &save->place, error));
     FST_TRY(fsti_save_manifest_check(save->writer, save->manifest, error));
     const fst_async_options *options = &save->options;
     uint64_t memory = options->stage == FST_STAGE_NONE ? FSTI_BLOCK_COUNT_MIN * FSTI_BLOCK_BYTES

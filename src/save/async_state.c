@@ -1,8 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/// References to asynchronous saves, ownership and cancellation.
+/// References to asynchronous saves, their places, ownership and cancellation.
+#include <limits.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "async_state.h"
+
+fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error) {
+    const char *path = writer->target.published[0];
+    char resolved[PATH_MAX];
+    *out = (save_place){.path = fsti_string_copy(path, strlen(path)),
+                        .is_set = writer->contents.file_count > 1};
+    if (out->path == NULL) return fsti_error_memory(error, strlen(path));
+    bool follows = writer->target.folder == NULL && writer->options.replace_link == 0;
+    if (!writer->target.kind->resolve(path, follows, resolved)) return FST_OK;
+    out->target = fsti_string_copy(resolved, strlen(resolved));
+    return out->target == NULL ? fsti_error_memory(error, sizeof resolved) : FST_OK;
+}
+
+void fsti_async_clear_place(save_place *place) {
+    fsti_free(place->path);
+    fsti_free(place->target);
+}
 
 /// A loop, because a chain of saves may be longer than a stack is deep.
 void fsti_async_unref(fst_async_save *save) {
@@ -11,8 +30,7 @@ void fsti_async_unref(fst_async_save *save) {
         fsti_staging_pool_unref(save->pool);
         pthread_mutex_destroy(&save->lock);
         pthread_cond_destroy(&save->changed);
-        fsti_free(save->path);
-        fsti_free(save->target);
+        fsti_async_clear_place(&save->place);
         fsti_free(save->manifest);
         fsti_free(save);
         save = previous;

@@ -5,7 +5,7 @@
 ///   async_thread.c  the threads of a save, from its start to its end
 ///   async_copy.c    copies of the tensors, in the order of the saves
 ///   async_order.c   which saves run, and which must end before others
-///   async_state.c   references, ownership, cancellation
+///   async_state.c   references, places, ownership, cancellation
 #ifndef FSTI_ASYNC_STATE_H
 #define FSTI_ASYNC_STATE_H
 
@@ -13,15 +13,21 @@
 
 #define ASYNC_THREAD_COUNT_MAX 16u
 
+/// The files that a save replaces.
+typedef struct save_place {
+    char *path;
+    char *target; ///< `path` without links; NULL: it is too long for that
+    bool is_set;  ///< several files
+} save_place;
+
 struct fst_async_save {
     fsti_refcount refs; ///< the handle, the writing thread, and the save that comes after
     pid_t owner;
     fst_async_options options; ///< `save` is NULL
-    fst_staging_pool *pool;
-    char *path, *manifest; ///< `manifest`: of the writer's options
-    char *target;          ///< `path` without links; NULL: it is too long for that
-    bool is_set;           ///< several files
-    fst_writer *writer;    ///< of the writing thread, which closes it
+    fst_staging_pool *pool;    ///< until the end
+    save_place place;
+    char *manifest;     ///< of the writer's options
+    fst_writer *writer; ///< of the writing thread, which closes it
     fst_async_save *next_running;
     uint64_t start_ns;
     pthread_t helpers[ASYNC_THREAD_COUNT_MAX];
@@ -51,6 +57,9 @@ struct fst_async_save {
 /// A save without pool and writer; NULL without memory.
 fst_async_save *fsti_async_make(const fsti_async_request *request);
 void fsti_async_unref(fst_async_save *save);
+/// Finds what a save replaces. The caller clears it, also after an error.
+fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error);
+void fsti_async_clear_place(save_place *place);
 /// FST_E_UNSUPPORTED in a forked child.
 fst_status fsti_async_check_owner(const fst_async_save *save, fst_error *error);
 /// Whether the save has failed and its result was never requested. Its lock is held.
@@ -59,7 +68,10 @@ void fsti_async_log_unheard(const fst_async_save *save);
 
 // ---- order ----
 
-/// Adds a save to those that run, and finds the one that it comes after; and removes it.
+/// Says that this thread writes an asynchronous save: fsti_async_await_earlier() does not wait.
+void fsti_async_note_thread(void);
+/// Adds a save to those that run, and finds the one that it comes after; and removes it, which
+/// gives its pool back.
 void fsti_async_enter(fst_async_save *save);
 void fsti_async_leave(fst_async_save *save);
 /// Waits for the end of all saves before this one, or cancels them.

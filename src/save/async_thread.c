@@ -95,6 +95,7 @@ static void *write_files(void *context) {
     fst_async_save *save = context;
     fst_error error;
     pid_t thread = (pid_t)syscall(SYS_gettid);
+    fsti_async_note_thread();
     // On Linux each thread has its own priority. A refusal is ignored.
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);
@@ -141,7 +142,7 @@ fst_status fsti_async_start_threads(fst_async_save *save, fst_error *error) {
         return FST_OK;
     }
     fst_error own;
-    fst_status status = fsti_error_thread(&own, failure, save->path);
+    fst_status status = fsti_error_thread(&own, failure, save->place.path);
     close_writer(save, status, &own);
     fsti_async_leave(save);
     pthread_mutex_lock(&save->lock);

@@ -78,6 +78,7 @@ fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
                               "the file belongs to another process: that commits");
     FST_TRY(check_written(writer, error));
     FST_TRY(fsti_writer_make_finished(writer, error));
+    FST_TRY(fsti_async_await_earlier(writer, error));
     int lock;
     fst_status status = writer->target.kind->lock(writer, &lock, error);
     if (status == FST_OK) status = run(writer, error);

@@ -66,6 +66,9 @@ struct fst_writer {
 
 /// FST_E_UNSUPPORTED in a forked child.
 fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
+/// Waits for the end of the asynchronous saves of the same files that were started before this one,
+/// so that they do not replace its files, or until it is cancelled. For other saves than those.
+fst_status fsti_async_await_earlier(const fst_writer *writer, fst_error *error);
 /// Whether bytes may still be written.
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
 /// Finishes the writer if it is open; FST_E_ARGUMENT if it has failed or was committed.

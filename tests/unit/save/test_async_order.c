@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The order of asynchronous saves: of the same file, of the same staging pool, or of a sharded
 /// model in the same folder.
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -39,6 +40,45 @@ TEST(a_later_save_waits_for_an_earlier_one)
     CHECK_INT(async_value_at(fixture_path("later")), '2');
     fst_async_save_close(first);
     fst_async_save_close(second);
+}
+
+static void *save_sync_in_thread(void *path) {
+    fst_save_tensor tensors[TENSOR_COUNT];
+    fst_writer *writer;
+    async_make_tensors(tensors);
+    if (fst_writer_open(path, tensors, TENSOR_COUNT, NULL, &writer, NULL) != FST_OK) return NULL;
+    fst_status status = fst_writer_commit(writer, NULL);
+    fst_writer_close(writer);
+    return status == FST_OK ? path : NULL;
+}
+
+TEST(a_synchronous_save_comes_after_earlier_ones_of_its_file)
+{
+    fst_async_save *first;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    static char path[4096], other[4096];
+    pthread_t thread;
+    void *done;
+    snprintf(path, sizeof path, "%s", fixture_path("both"));
+    snprintf(other, sizeof other, "%s", fixture_path("other"));
+    held.progress = wait_to_write;
+    options.save = &held;
+    atomic_store(&may_write, false);
+    async_fill('1');
+    CHECK_INT(async_start(path, &options, &first), FST_OK);
+    async_fill('2');
+    CHECK(save_sync_in_thread(other) == other); // another file does not wait
+    CHECK(pthread_create(&thread, NULL, save_sync_in_thread, path) == 0);
+    usleep(50000);
+    CHECK_INT(async_value_at(path), -1); // it waits
+    atomic_store(&may_write, true);
+    CHECK(pthread_join(thread, &done) == 0);
+    CHECK(done == path);
+    CHECK_INT(async_value_at(path), '2');
+    CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
+    CHECK_INT(async_value_at(path), '2');
+    fst_async_save_close(first);
 }
 
 TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
