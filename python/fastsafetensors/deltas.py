@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._base.argument_types import Path
-from ._base.errors import printable, refuse
+from ._base.errors import printable, refuse, shown
 from ._base.options import (
     check_count,
     check_no_empty_path,
@@ -85,7 +85,7 @@ def _check_versions(is_needed: bool = False, **versions: Any) -> None:
         if version is None and not is_needed:
             continue
         if not isinstance(version, str):
-            raise TypeError(f"{name} must be a str such as '000007', not {version!r}")
+            raise TypeError(f"{name} must be a str such as '000007', not {shown(version)}")
         if not version:
             raise ValueError(f"{name} is empty; it must be a version such as '000007'")
 

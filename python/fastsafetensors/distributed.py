@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._base.errors import printable
+from ._base.errors import printable, shown
 from ._base.options import check_timeout
 from ._base.regular_files import open_regular
 from ._core import Model
@@ -374,7 +374,8 @@ def _load_parts(files: Any, make_cuts: Any, group: Any, strategy: str, timeout: 
     try:
         limit = check_timeout(timeout)
         if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, not "
+                             f"{shown(strategy)}")
     except Exception as error:  # the other ranks wait to hear of it
         failure = failure or error
     pg = open_group(group, limit)
@@ -446,7 +447,7 @@ def load_sharded(
         for name, dim in dims.items():
             if dim is not None and not isinstance(dim, int):
                 raise TypeError(
-                    f"{printable(str(name))}: a dimension must be an int or None, not {dim!r}")
+                    f"{printable(str(name))}: a dimension must be an int or None, not {shown(dim)}")
             index = model.find(name)
             if index < 0:
                 raise KeyError(f"{name!r} is not in the model")
@@ -507,7 +508,7 @@ def load_model_sharded(
     from torch.distributed.tensor import DTensor
 
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh must be a DeviceMesh, not {mesh!r}")
+        raise TypeError(f"mesh must be a DeviceMesh, not {shown(mesh)}")
     module = model if isinstance(model, torch.nn.Module) else None
     wanted, failure = None, None
     try:

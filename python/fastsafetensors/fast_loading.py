@@ -22,7 +22,7 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
 from ._base.argument_types import Path
-from ._base.errors import printable
+from ._base.errors import printable, shown
 from ._base.options import check_count, check_location, name_list
 from ._base.progress import Progress
 from ._base.regular_files import open_regular
@@ -291,7 +291,7 @@ def _variant_of(folder: Path, variant: str | None) -> Any:
     if variant is None:
         return folder
     if not isinstance(variant, str):
-        raise TypeError(f"variant must be a str or None, not {variant!r}")
+        raise TypeError(f"variant must be a str or None, not {shown(variant)}")
     check_location("model_dir", folder)
     here = _Path(os.fsdecode(folder))
     indexes = sorted(here.glob(f"*.safetensors.index.{variant}.json"))
@@ -392,7 +392,7 @@ class _Flattener:
         if type(value) in (dict, OrderedDict):
             for key in value:
                 if not isinstance(key, str):
-                    raise TypeError(f"a key must be str, not {key!r}, at "
+                    raise TypeError(f"a key must be str, not {shown(key)}, at "
                                     f"{printable(place or 'the top')}")
             kind = "dict" if type(value) is dict else "ordered"
             return {kind: [[k, self.describe(v, f"{join}{k}")] for k, v in value.items()]}

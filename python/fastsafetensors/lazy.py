@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from ._base.argument_types import Paths
-from ._base.errors import add_location, printable
+from ._base.errors import add_location, printable, shown
 from ._base.options import check_callable, check_load_options, check_switch, parse_limit
 from ._base.representation import format_contents, format_paths
 from ._core import error_class
@@ -85,7 +85,7 @@ class LazyModel:
         check_switch("ahead", ahead)
         check_callable("expects", expects)
         if habits is not None and not isinstance(habits, dict):
-            raise TypeError(f"habits must be a dict, not {habits!r}")
+            raise TypeError(f"habits must be a dict, not {shown(habits)}")
         mode = "auto" if mode is None else mode
         check_load_options({"mode": mode, "threads": threads, "cache": cache})
         limit = parse_limit("memory", memory)
@@ -138,7 +138,7 @@ class LazyModel:
     def __getitem__(self, name: str) -> Any:
         """Return the tensor of that name. Dtypes that torch lacks are read at once, as bytes."""
         if not isinstance(name, str):
-            raise TypeError(f"the name of a tensor must be a str, not {name!r}")
+            raise TypeError(f"the name of a tensor must be a str, not {shown(name)}")
         if name not in self._reads.stored:
             choose_names(self._model, [name], None)
             raise KeyError(name)

@@ -317,6 +317,7 @@ class CheckpointManager:
                     self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
                     _log.warning("the checkpoint of step %d failed: %s", step, printable(error))
                 return
+            self._errors.pop("refusal", None)  # of an earlier step, whose failure was raised
             self._passed_over.discard(step)
             if self._ranks.group is None:
                 self._good.add(key)
@@ -331,11 +332,11 @@ class CheckpointManager:
             return first if first in good else None
 
     def _follow(self) -> None:
-        """Delete what is not kept, after each good save in the order of the calls."""
+        """Delete what is not kept, after good saves in the order of the calls."""
         with self._pruning:
             while (key := self._next_good()) is not None:
                 self._good.discard(key)
-                self._old.prune(key)
+                self._old.prune(key, self._next_good())
             self._old.delete_hidden()
 
     def before_step(self, *_args: Any) -> None:

@@ -307,12 +307,7 @@ for step in range(1, 8):
         failed = True
     assert not failed or step in (2, 3), step
     all_agree(failed)
-try:
-    manager.close()
-except RankError as error:  # of step 3, whose save() has returned a handle
-    assert rank == 1 and "an earlier checkpoint failed" in str(error), (rank, error)
-else:
-    assert rank == 0
+manager.close()  # the failure of step 3 was that of step 2, which was raised
 dist.barrier()
 assert steps() == [1, 4, 5, 6, 7], steps()
 """

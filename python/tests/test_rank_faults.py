@@ -422,7 +422,7 @@ def run_without_rank_1(code, folder, way):
 @pytest.mark.parametrize("way, words", [
     ("killed", "rank 1 has ended"), ("stopped", "rank 1 is stopped"),
     ("ValueError", "rank 1 has ended"), ("exit", "rank 1 has ended"),
-    ("sleeping", "only rank 1 has reported no failed wait"), ("OSError", "")])
+    ("sleeping", "rank 1 is late or stuck: all other ranks have given up"), ("OSError", "")])
 def test_every_rank_names_the_lost_rank(tmp_path, way, words):
     """Only this one, in the first error and in later ones, which keep its reason."""
     run_without_rank_1(LOST, tmp_path, way)

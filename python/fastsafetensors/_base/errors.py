@@ -13,6 +13,8 @@ from .._core import error_class, printable_text
 
 # With more names than this, only names with the same ending are searched for close matches.
 _MANY_NAMES = 500
+# The most characters of a wrong argument in a message.
+_SHOWN_MAX = 200
 
 
 # Python classes of kinds of errors (docs/errors.md); the others are SafetensorError.
@@ -29,6 +31,17 @@ def printable(shown: object) -> str:
     """Return a text for a message. Characters that are unsafe on a terminal become "?"."""
     text = str(shown)
     return text if text.isascii() and text.isprintable() else printable_text(text)
+
+
+def shown(value: object) -> str:
+    """Return a wrong argument for a message: short values themselves, of other objects the type.
+
+    The text of a state dict has a page for each tensor.
+    """
+    if not isinstance(value, (str, bytes, int, float, type(None))):
+        return f"an object of type {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
 
 
 def printable_lines(shown: object) -> str:

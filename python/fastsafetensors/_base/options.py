@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._core import size_of_text
+from .errors import shown
 
 _COUNT_MAX = 2**31 - 1
 _ALIGNMENT_MAX = 1 << 20
@@ -34,7 +35,7 @@ def check_count(name: str, value: Any, low: int = 0, high: int = _COUNT_MAX) -> 
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+        raise TypeError(f"{name} must be a whole number, not {shown(value)}") from None
     if not low <= number <= high:
         raise ValueError(f"{name} must be {low} to {high}, not {number}")
     return number
@@ -54,10 +55,10 @@ def parse_size(name: str, size: int | str, low: int = 1) -> int:
         found = size_of_text(given)
     if found is None:
         kind = ValueError if isinstance(given, str) else TypeError
-        raise kind(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {size!r}")
+        raise kind(f"{name} must be a size such as 5000000000, '5GB' or '5GiB', not {shown(size)}")
     if not low <= found < 2**63:
         least = "positive" if low else "0 or positive"
-        raise ValueError(f"{name} must be {least} and below 2^63 bytes, not {size!r}")
+        raise ValueError(f"{name} must be {least} and below 2^63 bytes, not {shown(size)}")
     return found
 
 
@@ -69,7 +70,7 @@ def parse_limit(name: str, size: int | str) -> int:
 def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raise TypeError for a value that is not a string, ValueError for an unknown word."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {', '.join(words)}, not {value!r}")
+        raise TypeError(f"{name} must be one of {', '.join(words)}, not {shown(value)}")
     if value not in words:
         raise ValueError(f"unknown {name} {value!r}; expected one of: {', '.join(words)}")
 
@@ -83,7 +84,7 @@ def is_bool(value: Any) -> bool:
 def check_switch(name: str, value: Any) -> None:
     """Raise TypeError for a value other than True and False (or 1 and 0, or numpy's)."""
     if not is_bool(value) and not (isinstance(value, int) and value in (0, 1)):
-        raise TypeError(f"{name} must be True or False, not {value!r}")
+        raise TypeError(f"{name} must be True or False, not {shown(value)}")
 
 
 def check_switches(**switches: Any) -> None:
@@ -95,7 +96,7 @@ def check_switches(**switches: Any) -> None:
 def check_callable(name: str, value: Any) -> None:
     """Raise TypeError for a value that is neither None nor a callable."""
     if value is not None and not callable(value):
-        raise TypeError(f"{name} must be a callable, not {value!r}")
+        raise TypeError(f"{name} must be a callable, not {shown(value)}")
 
 
 def check_timeout(value: Any, name: str = "timeout") -> float | None:
@@ -103,20 +104,20 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
     if value is None:
         return None
     if is_bool(value) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+        raise TypeError(f"{name} must be a number of seconds or None, not {shown(value)}")
     try:
         seconds = float(value)
     except OverflowError:  # of an int
         seconds = math.inf if value > 0 else -math.inf
     if not seconds >= 0:
-        raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
+        raise ValueError(f"{name} must be 0 or more seconds, not {shown(value)}")
     return None if seconds == math.inf else seconds
 
 
 def check_location(name: str, value: Any) -> None:
     """Raise TypeError for a value that is not one path or URL."""
     if not isinstance(value, (str, bytes, os.PathLike)):
-        raise TypeError(f"{name} must be a path (str, bytes or os.PathLike), not {value!r}")
+        raise TypeError(f"{name} must be a path (str, bytes or os.PathLike), not {shown(value)}")
 
 
 def check_no_empty_path(name: str, value: Any) -> None:
@@ -142,20 +143,20 @@ def name_list(name: str, value: Iterable[str]) -> list[str]:
         except TypeError:  # no collection, or one of lists
             given = None
     if given is None or not all(isinstance(one, str) for one in given):
-        raise TypeError(f"{name} must be a list of names, not {value!r}")
+        raise TypeError(f"{name} must be a list of names, not {shown(value)}")
     return given
 
 
 def check_load_progress(progress: Any) -> None:
     """Raise TypeError for a progress argument that a load does not take."""
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(f"progress must be a callable, True or False, not {progress!r}")
+        raise TypeError(f"progress must be a callable, True or False, not {shown(progress)}")
 
 
 def _check_save_progress(progress: Any) -> None:
     if progress not in (None, False) and not callable(progress):
         bar = ". A save shows no bar" if progress is True else ""
-        raise TypeError(f"progress must be a callable or None, not {progress!r}{bar}")
+        raise TypeError(f"progress must be a callable or None, not {shown(progress)}{bar}")
 
 
 def _check(options: Mapping[str, Any], words: Mapping[str, tuple[str, ...]]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import printable, refuse
+from .._base.errors import printable, refuse, shown
 from .._base.options import check_no_empty_path, check_save_options, check_switch, parse_size
 from .._base.regular_files import open_regular
 from .._core import Model, Writer, assign_shards
@@ -352,7 +352,7 @@ def consolidate(
     check_switch("durable", durable)
     check_names((), metadata)
     if not isinstance(prefix, str):
-        raise TypeError(f"prefix must be text, not {prefix!r}")
+        raise TypeError(f"prefix must be text, not {shown(prefix)}")
     _check_target(folder)
     limit, budget = parse_size("max_shard_size", max_shard_size), parse_size("memory", memory)
     layout = check_save_options({"alignment": alignment}) if alignment else WITH_WHOLE_BLOCKS

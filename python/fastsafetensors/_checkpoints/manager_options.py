@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._base.options import check_count, check_no_empty_path, check_switches, parse_size
 from .._saving.save_handles import Staging
 
@@ -30,8 +30,8 @@ def check_manager_options(
         raise ValueError(f"checkpoints are saved into a folder, not to "
                          f"{printable(os.fsdecode(folder))}")
     if retention["best"] not in ("min", "max"):
-        raise ValueError(f"best must be 'min' or 'max', not {retention['best']!r}")
+        raise ValueError(f"best must be 'min' or 'max', not {shown(retention['best'])}")
     if options["stage"] not in ("copy", "lazy"):
-        raise ValueError(f"stage must be 'copy' or 'lazy', not {options['stage']!r}")
+        raise ValueError(f"stage must be 'copy' or 'lazy', not {shown(options['stage'])}")
     Staging(options["stage"], overlap=options["overlap"], at_exit=options["at_exit"])
     parse_size("max_shard_size", options["max_shard_size"])

@@ -58,7 +58,7 @@ class OldCheckpoints:
     def _begun_steps(self) -> set[int]:
         return {step for step, _ in list(self._begun)}
 
-    def prune(self, key: tuple[int, int]) -> None:
+    def prune(self, key: tuple[int, int], following: tuple[int, int] | None = None) -> None:
         """Rename what is not kept, after a good save, (step, number).
 
         In a group, rank 0 does so before the other ranks hear of the save's end.
@@ -66,6 +66,9 @@ class OldCheckpoints:
         Only a checkpoint that is known to be readable may push out another one, and not one that a
         later save has put in place. Higher steps belong to a run before this one, which has begun
         again at a lower step.
+
+        following: the next good save, for which this is called next. If its step is not lower, it
+            deletes as much, and the folder is not read twice.
         """
         if self.keep_last is None:
             return
@@ -73,6 +76,8 @@ class OldCheckpoints:
         self._begun.difference_update([one for one in list(self._begun) if one[1] <= number])
         self._in_place.add(saved)
         manager._passed_over.discard(saved)
+        if following is not None and following[0] >= saved:
+            return
         try:
             found = manager.checkpoints()
         except OSError as refused:

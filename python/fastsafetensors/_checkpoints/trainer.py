@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._base.errors import shown
+
 
 def _metric(state: Any) -> float | None:
     """Return the loss of an evaluation at this step."""
@@ -25,6 +27,8 @@ def make_trainer_callback(manager: Any, more: Mapping[str, Any]) -> Any:
     """Return a TrainerCallback that saves with a manager. ImportError without transformers."""
     from transformers import TrainerCallback
 
+    if not callable(getattr(manager, "should_save", None)):
+        raise TypeError(f"manager must be a CheckpointManager, not {shown(manager)}")
     taken = [name for name in _OWN_NAMES if name in more]
     if taken:
         raise ValueError(f"the trainer's own state is saved as {taken[0]!r}: give the further "

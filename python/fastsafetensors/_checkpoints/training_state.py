@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, MutableMapping
 from typing import Any, cast
 
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._loading.module_weights import is_dtensor
 from .._torch.torch_installed import torch
 from .state_codec import order_of
@@ -64,9 +64,12 @@ def check_state(state: Any) -> None:
 
 def step_number(step: Any) -> int:
     """Return a step as an int. TypeError or ValueError if it is not a valid step number."""
-    if isinstance(step, bool):
-        raise TypeError(f"step must be an integer, not {step!r}")
-    number = operator.index(step)
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step must be an integer, not {shown(step)}") from None
     if number < 0:
         raise ValueError(f"step must not be negative: {number}")
     return number
@@ -84,7 +87,7 @@ def metadata_of(step: int, metric: Any) -> dict[str, str]:
             metric = metric.detach()  # float() of a loss warns that it requires a gradient
         return {**metadata, "metric": repr(float(metric))}
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise TypeError(f"metric must be a number, not {metric!r}") from None
+        raise TypeError(f"metric must be a number, not {shown(metric)}") from None
 
 
 def _loads(target: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _core
 from .._base.argument_types import Path
-from .._base.errors import printable, refuse
+from .._base.errors import printable, refuse, shown
 
 
 def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
@@ -18,7 +18,7 @@ def named_tensors(parameter: str, tensors: Any) -> Mapping[str, Any]:
         tensors = tensors.state_dict(keep_vars=True)
     if not (hasattr(tensors, "keys") and hasattr(tensors, "__getitem__")):
         raise TypeError(f"{parameter} must be a mapping of names to tensors, or a torch module, "
-                        f"not {tensors!r}")
+                        f"not {shown(tensors)}")
     named: Mapping[str, Any] = tensors
     return named
 
@@ -76,7 +76,7 @@ def memory_rows(tensors: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]],
     for name in tensors.keys():  # noqa: SIM118 - iteration may give pairs, as LazyModel's does
         tensor = tensors[name]
         if not isinstance(name, str):
-            raise TypeError(f"tensor names must be str, not {name!r}")
+            raise TypeError(f"tensor names must be str, not {shown(name)}")
         if hasattr(tensor, "untyped_storage"):
             from .._torch.tensor_memory import address_of
             from .._torch.torch_state import plain

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._base.argument_types import Path, Paths
-from .._base.errors import serialization_error, unknown_tensor
+from .._base.errors import serialization_error, shown, unknown_tensor
 from .._base.options import check_no_empty_path, check_optional_paths, check_switches
 from .._core import Model
 from .._core import edit_header as _edit_header
@@ -101,15 +101,15 @@ def edit_header(
     check_optional_paths(target=target)
     check_switches(clear=clear, durable=durable)
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata must map str to str or None, not {metadata!r}")
+        raise TypeError(f"metadata must map str to str or None, not {shown(metadata)}")
     if renames is not None and not isinstance(renames, Mapping):
-        raise TypeError(f"renames must map str to str, not {renames!r}")
+        raise TypeError(f"renames must map str to str, not {shown(renames)}")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, type(None))):
-            raise TypeError(f"metadata must map str to str or None, not {key!r} to {value!r}")
+            raise TypeError(f"metadata must map str to str or None, not {shown(key)} to {value!r}")
     for old, new in (renames or {}).items():
         if not isinstance(old, str) or not isinstance(new, str):
-            raise TypeError(f"renames must map str to str, not {old!r} to {new!r}")
+            raise TypeError(f"renames must map str to str, not {shown(old)} to {new!r}")
     if not (metadata or renames or clear or target):
         raise ValueError("nothing to change: give metadata, renames, clear or a target")
     dropped = [key for key, value in (metadata or {}).items() if value is None]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .._base.argument_types import Path, Paths
+from .._base.errors import shown
 from .._base.log import follow_logging
 from .._base.options import check_no_empty_path, check_optional_paths, is_bool
 from .._core import Model
@@ -101,7 +102,7 @@ def _check_verify(verify: Any) -> Verify:
         return bool(verify)
     if not isinstance(verify, (str, bytes, os.PathLike)) or verify in ("", b""):
         kind = ValueError if verify in ("", b"") else TypeError
-        raise kind(f"verify must be True, False, a path or SignedBy(), not {verify!r}")
+        raise kind(f"verify must be True, False, a path or SignedBy(), not {shown(verify)}")
     return verify
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._base.errors import printable
+from .._base.representation import with_plain_hints
 
 # How parts of tensors get to their ranks.
 STRATEGIES = ("auto", "slice", "broadcast", "scatter")
@@ -29,6 +30,7 @@ def block_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return begin, min(begin + block, size)
 
 
+@with_plain_hints
 class Part(NamedTuple):
     """A rank's part of a tensor: begin and end of each dimension."""
 
@@ -57,6 +59,7 @@ class Cut(NamedTuple):
         return self.part_of_rank(0) == self.part_of_rank(ranks - 1)
 
 
+@with_plain_hints
 class Speeds(NamedTuple):
     """Bytes per second: of a rank's reads while all ranks read, and of a broadcast."""
 

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .._base.errors import shown
 from .._base.options import check_timeout
 from .._saving.background import Background
 from .._torch.torch_installed import torch
@@ -285,7 +286,9 @@ def _describe_silent(failed: list[bytes]) -> str:
     It is late or stuck, unless it waits still for a rank that has given up.
     """
     silent = [rank for rank, is_failed in enumerate(failed) if not is_failed]
-    return f"only rank {silent[0]} has reported no failed wait" if len(silent) == 1 else ""
+    if len(silent) != 1:
+        return ""
+    return f"rank {silent[0]} is late or stuck: all other ranks have given up waiting"
 
 
 def bytes_of(tensor: Any) -> torch.Tensor:
@@ -307,4 +310,4 @@ def open_group(group: Any, timeout: float | None = None) -> ProcessGroupBase:
 
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         return TorchProcessGroup(group, timeout)
-    raise TypeError("pg must be an instance of torch.disributed.ProcessGroup")
+    raise TypeError(f"group must be a torch.distributed group or None, not {shown(group)}")

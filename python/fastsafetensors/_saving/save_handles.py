@@ -15,7 +15,7 @@ from .. import _core
 from .._base import counters
 from .._base.argument_types import Path
 from .._base.closing import Closing
-from .._base.errors import printable, serialization_error
+from .._base.errors import printable, serialization_error, shown
 from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
 from .._base.representation import shown_as, with_plain_hints
@@ -42,7 +42,7 @@ def _staging_limit(memory: int | str | None) -> int:
     """Parse a limit of staging memory, of at least one block; 0 for None."""
     limit = 0 if memory is None else parse_size("memory", memory)
     if 0 < limit < _BLOCK_BYTES:
-        raise ValueError(f"memory must be at least 32 MiB, not {memory!r}")
+        raise ValueError(f"memory must be at least 32 MiB, not {shown(memory)}")
     return limit
 
 
@@ -120,7 +120,7 @@ class Staging:
         for name, words in (("stage", _STAGES), ("overlap", _OVERLAPS), ("at_exit", _EXITS)):
             check_word(name, getattr(self, name), words)
         if self.pool is not None and not isinstance(self.pool, StagingPool):
-            raise TypeError(f"pool must be a StagingPool, not {self.pool!r}")
+            raise TypeError(f"pool must be a StagingPool, not {shown(self.pool)}")
         check_count("copy_threads", self.copy_threads)
         check_count("nice", self.nice, high=19)
         limit = _staging_limit(self.memory)
@@ -476,8 +476,7 @@ class ThreadSave(SaveHandle):
         return {"state": self.progress.state}
 
 
-@dataclass(frozen=True)
-class Hooks:
+class Hooks(NamedTuple):
     """What a save calls."""
 
     # Whether the tensors are what they were at the call; None: they are copied before it returns.

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._base import counters
 from .._base.argument_types import Path
-from .._base.errors import serialization_error
+from .._base.errors import serialization_error, shown
 from .._base.log import follow_logging
 from .._base.options import check_save_options, check_switch
 from .._base.paths import absolute_path
@@ -100,7 +100,7 @@ def compress_word(compress: bool | str) -> str:
         return "float" if compress else "none"
     if compress not in ("float", "all", "none"):
         kind = ValueError if isinstance(compress, str) else TypeError
-        raise kind(f"compress must be True, False, 'float', 'all' or 'none', not {compress!r}")
+        raise kind(f"compress must be True, False, 'float', 'all' or 'none', not {shown(compress)}")
     return compress
 
 

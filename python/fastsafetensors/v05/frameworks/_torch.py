@@ -147,7 +147,10 @@ class TorchOp(FrameworkOpBase):
 
     def get_process_group(self, pg: Any, timeout: float | None = None) -> ProcessGroupBase:
         """Return a group for None, a SingleGroup or a torch group."""
-        return open_group(pg, timeout)
+        try:
+            return open_group(pg, timeout)
+        except TypeError:  # the text of 0.5, to the letter
+            raise TypeError("pg must be an instance of torch.disributed.ProcessGroup") from None
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
         """Return an uninitialised tensor."""
