@@ -54,6 +54,25 @@ def loads(path, torch):
     }
 
 
+def test_a_state_dict_for_another_argument_is_named_by_its_type(tmp_path, torch):
+    from fastsafetensors.torch import save_file, save_file_async
+    from fastsafetensors.training import CheckpointManager, trainer_callback
+
+    pytest.importorskip("transformers")
+    state = {f"layer.{i}": torch.zeros(100) for i in range(100)}
+    for call in (lambda: save_file_async("x", state), lambda: CheckpointManager(state),
+                 lambda: save_file(state, tmp_path / "x", durable=state),
+                 lambda: save_file_async(state, tmp_path / "x", pool=state),
+                 lambda: trainer_callback(state),
+                 lambda: CheckpointManager(tmp_path, group=state)):
+        with pytest.raises(TypeError, match="not an object of type dict") as caught:
+            call()
+        assert len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match="unknown stage .xxxxxxxxx") as caught:
+        save_file_async(state, tmp_path / "x", stage="x" * 100_000)
+    assert len(str(caught.value)) < 400
+
+
 def test_devices_in_all_forms(path, torch):
     for device in ("cpu", "cpu:0", Place.CPU, torch.device("cpu"), torch.device("cpu:0"), None):
         for name, load in loads(path, torch).items():

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -172,3 +173,19 @@ def test_a_failure_is_logged_once(tmp_path, caplog):
         raise KeyError
     assert [record.getMessage()[:31] for record in caplog.records] == [
         "the checkpoint of step 1 failed"]
+
+
+def test_old_checkpoints_are_looked_for_once_after_several_saves(tmp_path, monkeypatch):
+    """Otherwise fast saves get ahead of the deletion, which reads more folders each time."""
+    looks = []
+    checkpoints = CheckpointManager.checkpoints
+    monkeypatch.setattr(CheckpointManager, "checkpoints",
+                        lambda self: looks.append(1) or checkpoints(self))
+    with CheckpointManager(tmp_path, keep_last=1) as manager:
+        with manager._pruning:  # as while another thread deletes
+            for step in range(1, 11):
+                manager.save(step, {"x": step}).wait()
+            while manager._saving:
+                time.sleep(0.01)
+    assert len(looks) <= 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]

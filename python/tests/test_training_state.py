@@ -326,9 +326,9 @@ def test_a_metric_that_requires_a_gradient(
     assert [str(one.message) for one in recwarn if "requires_grad" in str(one.message)] == []
 
 
-@pytest.mark.parametrize("step", [True, False])
-def test_a_step_that_is_a_bool(tmp_path: pathlib.Path, step: bool) -> None:
-    """It is no integer."""
+@pytest.mark.parametrize("step", [True, False, "1", 1.5, {}])
+def test_a_step_that_is_no_integer(tmp_path: pathlib.Path, step: Any) -> None:
+    """The error names the argument."""
     with CheckpointManager(tmp_path) as manager:
         for call in (lambda: manager.save(step, {"x": 1}), lambda: manager.should_save(step),
                      lambda: manager.resume({"x": 1}, step=step)):

@@ -36,7 +36,9 @@ static bool reserve_lists(fst_staging_pool *pool, size_t more) {
 static fst_status add_segment(fst_staging_pool *pool, size_t count, bool is_ready,
                               fst_error *error) {
     fsti_buffer *segment;
-    uint64_t bytes = (uint64_t)count * FSTI_BLOCK_BYTES;
+    uint64_t bytes;
+    if (!fsti_mul((uint64_t)count, FSTI_BLOCK_BYTES, &bytes))
+        return fsti_error_memory(error, UINT64_MAX);
     FST_TRY(fsti_buffer_arena(bytes, &segment, error));
     // A forked child does not use these copies. Excluding them makes fork() faster and avoids
     // copy-on-write faults in the parent.

@@ -72,7 +72,7 @@ def check_word(name: str, value: Any, words: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be one of {', '.join(words)}, not {shown(value)}")
     if value not in words:
-        raise ValueError(f"unknown {name} {value!r}; expected one of: {', '.join(words)}")
+        raise ValueError(f"unknown {name} {shown(value)}; expected one of: {', '.join(words)}")
 
 
 def is_bool(value: Any) -> bool:

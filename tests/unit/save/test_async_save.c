@@ -244,6 +244,8 @@ TEST(arguments_are_checked)
     CHECK_INT(fst_staging_bytes(NULL), 0);
     CHECK_INT(fst_staging_open(0, 0, NULL, NULL), FST_E_ARGUMENT);
     CHECK_INT(fst_staging_open(0, UINT64_MAX / 4, &pool, NULL), FST_E_NO_MEMORY);
+    CHECK_INT(fst_staging_open(0, UINT64_MAX, &pool, &error), FST_E_NO_MEMORY);
+    CHECK(strstr(error.message, "18446744073709551615") != NULL);
     CHECK(pool == NULL);
 }
 
