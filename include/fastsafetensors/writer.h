@@ -214,7 +214,8 @@ FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t ten
 /// so that several writers can be finished before the first is committed.
 FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error *error);
 
-/// Finishes if necessary, and puts the files in place. On failure the old files stay or are
+/// Finishes if necessary, waits for the end of asynchronous saves of the same files that this
+/// process has started before, and puts the files in place. On failure the old files stay or are
 /// restored; the message names the step and the file. FST_OK means that the new model is in place;
 /// see fst_save_stats.warning. Sets in one folder are published one at a time: FST_E_TIMEOUT if
 /// another save publishes for half a minute. On a file system without hard links, replacing a set

@@ -441,7 +441,8 @@ def save_file_async(
         durable: the file is on the device when the save has ended.
         manifest: as in save_file.
         overlap: what happens to a save of the same pool, or to the same file, that has not ended.
-            "order": this one is written after it. "supersede": it is cancelled.
+            "order": this one is written after it. "supersede": it is cancelled. save_file() and
+            other calls that block wait for the save if they replace its file.
         at_exit: whether the interpreter's exit waits for the save ("wait") or cancels it
             ("cancel").
 

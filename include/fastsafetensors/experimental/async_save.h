@@ -21,7 +21,8 @@ extern "C" {
 
 /// Staging memory that is kept between saves, in huge pages if possible. Saves that share a pool,
 /// and saves to one path, are written one at a time, in the order of their calls; a later save
-/// begins to copy its tensors when the earlier one has copied its own. May be used from any thread.
+/// begins to copy its tensors when the earlier one has copied its own. A synchronous save
+/// (fst_writer_commit()) waits for the earlier ones of its path. May be used from any thread.
 /// After a fork(), the child can only close a pool.
 typedef struct fst_staging_pool fst_staging_pool;
 
@@ -32,7 +33,8 @@ typedef struct fst_staging_pool fst_staging_pool;
 FST_API FST_NODISCARD fst_status fst_staging_open(uint64_t limit_bytes, uint64_t ready_bytes,
                                                   fst_staging_pool **out, fst_error *error);
 
-/// Closes a pool. Its memory is freed when the last save that uses it ends. NULL is allowed.
+/// Closes a pool. Its memory is freed when the last save that uses it has ended, also if handles of
+/// these saves are open. NULL is allowed.
 FST_API void fst_staging_close(fst_staging_pool *pool);
 
 /// Returns the memory of a pool in bytes; 0 for NULL.

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .. import _core
 from .._base import counters
 from .._base.argument_types import Path
 from .._base.closing import Closing
-from .._base.errors import printable, serialization_error, shown
+from .._base.errors import add_location, printable, serialization_error, shown
 from .._base.log import follow_logging
 from .._base.options import check_count, check_save_options, check_timeout, check_word, parse_size
 from .._base.representation import shown_as, with_plain_hints
@@ -286,15 +286,6 @@ def _milliseconds(timeout: float | None) -> int:
     return -1 if seconds is None else int(min(seconds * 1000 + 0.999, 2.0**62))
 
 
-def _shown_error(error: Exception) -> Exception:
-    """Return an error of the system as a SafetensorError as well."""
-    if not isinstance(error, OSError):
-        return error
-    shown: Exception = serialization_error(error)
-    shown.__cause__ = error
-    return shown
-
-
 def _log_unheard(error: BaseException) -> None:
     import logging
 
@@ -305,6 +296,8 @@ def _log_unheard(error: BaseException) -> None:
 @shown_as("SaveHandle")
 class FileSave(SaveHandle):
     """A save by the C library's own threads."""
+
+    changed: Sequence[str] = ()  # tensors that were changed, as far as known
 
     def __init__(self, core: _core.AsyncSave, path: Path, at_exit: str) -> None:
         """Keep a save that start_rows() starts afterwards."""
@@ -324,7 +317,7 @@ class FileSave(SaveHandle):
             raise TimeoutError(f"{printable(self._name)}: the save is not done yet")
         if ended is not True:
             self._is_told = True
-            return _shown_error(ended)
+            return self._shown_error(ended)
         if counters.is_on and not self._is_counted:
             counters.add_save(self._core.writer_stats())
             self._is_counted = True
@@ -362,7 +355,17 @@ class FileSave(SaveHandle):
         if staged is True:
             return None
         self.done()  # lets go of the tensors of a save that has ended
-        return _shown_error(staged)
+        return self._shown_error(staged)
+
+    def _shown_error(self, error: Exception) -> Exception:
+        """Return an error of the system as a SafetensorError as well, and name a changed tensor."""
+        if isinstance(error, OSError):
+            shown: Exception = serialization_error(error)
+            shown.__cause__ = error
+            return shown
+        if self.changed:
+            add_location(error, self.changed[0])
+        return error
 
     @property
     def progress(self) -> SaveProgress:
@@ -500,6 +503,7 @@ def start_rows(
     follow_logging()
     # The handle is there before the save, so that Ctrl-C at any moment finds what it cancels.
     handle = hooks.make_handle(_core.AsyncSave(), path, staging.at_exit)
+    handle.changed = getattr(hooks.is_unchanged, "changed", ())
     try:
         log_drain()  # failures of saves whose handles the program has dropped
         handle._core.start(staging.settings(hooks), path, rows, metadata, **options)

@@ -285,16 +285,24 @@ def _version_of(name: str, tensor: Any) -> int:
         ) from error
 
 
-def watch_changes(tensors: Mapping[str, Any]) -> Callable[[], bool]:
-    """Return a function that says whether tensors are what they are now, by torch's counters.
+class watch_changes:  # noqa: N801 - called like a function
+    """A function that says whether tensors are what they are now, by torch's counters.
 
-    It notices writes by torch, and storage that was resized or freed.
+    It notices writes by torch, and storage that was resized or freed. changed: a list, which gets
+    the name of a changed tensor.
     """
-    seen = [(tensor, _version_of(name, tensor), storage_ptr(tensor), storage_size(tensor))
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        """Note the counters."""
+        self.changed: list[str] = []
+        self._seen = [
+            (name, tensor, (_version_of(name, tensor), storage_ptr(tensor), storage_size(tensor)))
             for name, tensor in tensors.items()]
 
-    def is_unchanged() -> bool:
-        return all(tensor._version == version and storage_ptr(tensor) == place
-                   and storage_size(tensor) == size for tensor, version, place, size in seen)
-
-    return is_unchanged
+    def __call__(self) -> bool:
+        """Compare the counters."""
+        for name, tensor, then in self._seen:
+            if (tensor._version, storage_ptr(tensor), storage_size(tensor)) != then:
+                self.changed.append(name)
+                return False
+        return True

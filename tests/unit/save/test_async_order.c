@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "async_fixture.h"
@@ -184,6 +185,39 @@ TEST(saves_of_a_pool_are_ordered)
     for (int i = 7; i >= 0; i--) CHECK_INT(fst_async_save_wait(saves[i], -1, NULL), FST_OK);
     CHECK_INT(async_value_at(fixture_path("ordered")), '7');
     for (int i = 0; i < 8; i++) fst_async_save_close(saves[i]);
+}
+
+static uint64_t anonymous_bytes(void) {
+    unsigned long long kib = 0;
+    char line[256];
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status != NULL && fgets(line, sizeof line, status) != NULL)
+        if (sscanf(line, "RssAnon: %llu", &kib) == 1) break;
+    if (status != NULL) fclose(status);
+    return kib * 1024;
+}
+
+TEST(a_closed_pool_frees_its_memory_when_its_save_has_ended)
+{
+    if (CHECK_SANITIZED) SKIP("the sanitizers keep freed memory for a while");
+    static unsigned char big[80 * MIB];
+    static const uint64_t shape[] = {sizeof big};
+    fst_save_tensor tensor = {.struct_size = sizeof tensor, .name = "big", .name_size = SIZE_MAX};
+    tensor.dtype = FST_DTYPE_U8, tensor.rank = 1, tensor.shape = shape, tensor.data = big;
+    memset(big, 'p', sizeof big);
+    fst_staging_pool *pool;
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    uint64_t before = anonymous_bytes();
+    CHECK_INT(fst_staging_open(0, 0, &pool, NULL), FST_OK);
+    options.pool = pool;
+    CHECK_INT(fst_async_save_start(fixture_path("freed"), &tensor, 1, &options, &save, NULL),
+              FST_OK);
+    CHECK_INT(fst_async_save_wait(save, -1, NULL), FST_OK);
+    CHECK(anonymous_bytes() > before + 60 * MIB);
+    fst_staging_close(pool);
+    CHECK(anonymous_bytes() < before + 20 * MIB);
+    fst_async_save_close(save);
 }
 
 TEST(a_later_save_supersedes_an_earlier_one)
