@@ -232,6 +232,17 @@ static fst_status copy_block(block_copier *copier, const snapshot_block *block, 
     return sample == block->sample ? FST_OK : refuse_changed(error);
 }
 
+/// Lets the program find out which tensor was changed, after a sample differed. The lock must be
+/// held; it is released meanwhile.
+static void report_change(fsti_snapshot *snapshot) {
+    const fsti_snapshot_options *options = &snapshot->options;
+    if (options->is_unchanged == NULL || snapshot->is_checking) return;
+    snapshot->is_checking = true;
+    pthread_mutex_unlock(&snapshot->pool->lock);
+    (void)options->is_unchanged(options->context);
+    pthread_mutex_lock(&snapshot->pool->lock);
+}
+
 /// Copies the next block. False if all blocks were copied or no memory was free in time. The lock
 /// must be held; it is released during the copy.
 static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t deadline_ns) {
@@ -248,6 +259,7 @@ static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t de
     fst_error error;
     fst_status status = copy_block(copier, block, &error);
     pthread_mutex_lock(&snapshot->pool->lock);
+    if (status == FST_E_FILE_CHANGED) report_change(snapshot);
     snapshot->copying_count--;
     snapshot->stats.bytes_staged += status == FST_OK ? block->end - block->begin : 0;
     block->state = BLOCK_STAGED;
