@@ -18,7 +18,7 @@ static struct {
 static pthread_once_t running_once = PTHREAD_ONCE_INIT;
 static void register_running(void) { fsti_fork_lock(&running.lock); }
 
-/// Of a thread that writes an asynchronous save, whose callback may publish files in its place.
+/// Whether this thread writes an asynchronous save. A callback of it may publish files itself.
 static _Thread_local bool writes_save;
 void fsti_async_note_thread(void) { writes_save = true; }
 
