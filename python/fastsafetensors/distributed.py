@@ -75,6 +75,10 @@ else:
         globals()[name] = found
         return found
 
+def __dir__() -> list[str]:
+    """List the functions that save, too."""
+    return sorted({*globals(), *__all__})
+
 __all__ = [
     "Part",
     "ShardedTensors",

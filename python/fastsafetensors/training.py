@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ._base.errors import printable
+from ._base.errors import append_text, printable
 from ._base.options import check_switch
 from ._base.paths import absolute_path
 from ._checkpoints.checkpoint_folders import (
@@ -316,6 +316,7 @@ class CheckpointManager:
                 if not was_cancelled(error):
                     self._errors["refusal" if _EARLIER in str(error) else "failure"] = error
                     _log.warning("the checkpoint of step %d failed: %s", step, printable(error))
+                    append_text(error, f"in the checkpoint of step {step}")
                 return
             self._errors.pop("refusal", None)  # of an earlier step, whose failure was raised
             self._passed_over.discard(step)

@@ -178,3 +178,16 @@ def test_a_changed_tensor_is_named(stage, change, tmp_path):
             handle.wait()
         assert caught.value.tensor == "b" and str(caught.value).count("`b`") == 1
     assert len(load_file(tmp_path / "x")["b"]) == 3_000_000
+
+
+def test_views_of_one_storage_are_not_mistaken_for_each_other(tmp_path):
+    """They share torch's counter: the name of another tensor would mislead."""
+    buffer = torch.zeros(6_000_000)
+    tensors = {"a": buffer[:3_000_000], "b": buffer[3_000_000:]}
+    handle = save_file_async(tensors, tmp_path / "x", stage="lazy")
+    tensors["b"][:1] = 1
+    error = handle.exception()
+    if error is None:
+        pytest.skip("it was staged before")
+    assert error.tag == "FileChanged" and not error.tensor and "tensor `" not in str(error)
+    assert str(tmp_path / "x") in str(error)

@@ -32,6 +32,9 @@ def test_a_delta_that_was_replaced_is_not_used_for_recovery(tmp_path, states, lo
     chain = write_chain(tmp_path, states, shards=1)
     kill_while_applying(local, chain[0])
     os.rename(chain[0], tmp_path / "kept")
+    for call in (lambda: deltas.recover(local), lambda: deltas.apply(local, tmp_path / "kept")):
+        with pytest.raises(FileNotFoundError, match="an update by it was interrupted"):
+            call()
     write_delta(chain[0], states[0], states[2], "000001", "000000", shards=1)
     for roll_back in (False, True):
         assert "replaced" in expect(

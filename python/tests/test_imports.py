@@ -41,6 +41,8 @@ def test_load_sharded_needs_no_module_of_saves():
     assert not [name for name in found if name.rpartition(".")[2] in unneeded]
     line = "import fastsafetensors.distributed as d; d.save_on_ranks, d.save_on_ranks_async"
     assert "fastsafetensors._ranks.ranks_async" in modules_after(line)
+    lists_all = "import fastsafetensors.distributed as d; assert set(d.__all__) <= set(dir(d))"
+    assert "fastsafetensors._ranks.ranks_async" not in modules_after(lists_all)
     with pytest.raises(AttributeError, match="'none'"):
         import fastsafetensors.distributed
 

@@ -268,6 +268,16 @@ static fst_status check_folder(const char *folder, const fst_delta *given, fst_e
         error);
 }
 
+/// The files of an interrupted update are missing.
+static fst_status refuse_gone(const char *const *folders, size_t count, fst_error *error) {
+    fsti_error_location location = {.file = folders[count - 1], .byte_offset = FST_NO_OFFSET};
+    for (size_t i = 0; i < count; i++)
+        if (access(folders[i], F_OK) != 0) location.file = folders[i];
+    return fsti_error_set(error, FST_E_NOT_FOUND, location,
+                          "the delta is gone, and an update by it was interrupted; put it back, or "
+                          "copy the checkpoint again and delete .weight_sync");
+}
+
 /// Opens the delta that a journal names; its indexes and checksums must be the same.
 static fst_status open_recorded(const apply_journal *journal, const fst_delta *given,
                                 fst_delta **out, fst_error *error) {
@@ -277,12 +287,14 @@ static fst_status open_recorded(const apply_journal *journal, const fst_delta *g
         folders[i] = fsti_journal_text(journal, 2 + i);
         FST_TRY(check_folder(folders[i], given, error));
     }
-    FST_TRY(fsti_delta_open(folders, head->version_count, out, error));
+    fst_status status = fsti_delta_open(folders, head->version_count, out, error);
+    if (status == FST_E_NOT_FOUND) return refuse_gone(folders, head->version_count, error);
+    FST_TRY(status);
     for (size_t i = 0; i < head->version_count; i++) {
         const delta_version *version = &(*out)->versions[i];
         if (memcmp(version->index_digest, head->index_digests[i], 16) == 0) continue;
         fsti_error_location location = {.file = version->index_path, .byte_offset = FST_NO_OFFSET};
-        fst_status status = fsti_error_set(
+        status = fsti_error_set(
             error, FST_E_FILE_CHANGED, location,
             "the delta was replaced while an update by it was interrupted; put the old one back, "
             "or copy the checkpoint again and delete .weight_sync");

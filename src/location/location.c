@@ -130,6 +130,7 @@ char *fsti_location_join(const char *start, const char *end) {
     if (kind != FSTI_LOCATION_FILE) length = strcspn(start, "?#");
     // A store's query is the version of one object.
     if (kind == FSTI_LOCATION_WEB) query = start + length;
+    while (end[0] == '/' && length > 0 && start[length - 1] == '/') length--;
     char *text = fsti_alloc(size);
     if (text != NULL) snprintf(text, size, "%.*s%s%s", (int)length, start, end, query);
     return text;

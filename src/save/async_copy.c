@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Copies of the tensors, by callers and helping threads.
+/// Copies of the tensors, by callers and helping threads, and waits for the saves that they are of.
 #include "async_state.h"
 
 /// Begins to use the snapshot; false when the save is ending, with what it came to.
@@ -46,5 +46,40 @@ fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error
                               "the tensors are not staged yet: an earlier save is being copied");
     fst_status status = copy_one(save, deadline_ns, error);
     if (status != FST_E_TIMEOUT) atomic_store(&save->is_copied, true);
+    return status;
+}
+
+/// Waits for the saves of a place that were started before a time. Copies what is left of their
+/// tensors, because perhaps no other thread does: a signal handler may have interrupted the caller.
+static fst_status await_place(const save_place *place, uint64_t start_ns, save_progress *progress,
+                              fst_error *error) {
+    fst_status status = FST_OK;
+    while (status == FST_OK) {
+        fst_async_save *earlier = fsti_async_earlier_at(place, start_ns);
+        if (earlier == NULL) break;
+        (void)!fsti_async_copy(earlier, fsti_async_next_check(), NULL);
+        fsti_async_await_a_little(earlier);
+        fsti_async_unref(earlier);
+        if (progress != NULL) status = fsti_progress_report(progress, 0, error);
+    }
+    return status;
+}
+
+fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
+    save_place place;
+    if (!fsti_async_must_wait()) return FST_OK;
+    fst_status status = fsti_async_find_place(writer, &place, error);
+    if (status == FST_OK)
+        status = await_place(&place, writer->progress.start_ns, &writer->progress, error);
+    fsti_async_clear_place(&place);
+    return status;
+}
+
+fst_status fsti_async_await_file(const char *path, fst_error *error) {
+    save_place place;
+    if (!fsti_async_must_wait()) return FST_OK;
+    fst_status status = fsti_async_find_file(path, &place, error);
+    if (status == FST_OK) status = await_place(&place, fsti_now_ns(), NULL, error);
+    fsti_async_clear_place(&place);
     return status;
 }

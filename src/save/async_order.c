@@ -100,8 +100,7 @@ fst_async_save *fsti_async_next_to_copy(fst_async_save *save) {
 
 uint64_t fsti_async_next_check(void) { return fsti_now_ns() + (uint64_t)TURN_CHECK_MS * 1000000; }
 
-/// Waits a little for the end of a save.
-static void await_earlier(fst_async_save *earlier) {
+void fsti_async_await_a_little(fst_async_save *earlier) {
     struct timespec deadline = fsti_deadline_after(TURN_CHECK_MS);
     pthread_mutex_lock(&earlier->lock);
     if (!earlier->is_ended) pthread_cond_timedwait(&earlier->changed, &earlier->lock, &deadline);
@@ -133,7 +132,7 @@ fst_status fsti_async_await_turn(fst_async_save *save, fst_error *error) {
         bool is_over = earlier == NULL || atomic_load(&save->is_cancelled);
         if (!is_over && supersedes) fsti_async_save_cancel(earlier);
         if (!is_over && previous != NULL) await_previous(save, previous);
-        if (!is_over && previous == NULL) await_earlier(earlier);
+        if (!is_over && previous == NULL) fsti_async_await_a_little(earlier);
         fsti_async_unref(earlier);
         if (is_over) break;
     }
@@ -141,17 +140,15 @@ fst_status fsti_async_await_turn(fst_async_save *save, fst_error *error) {
     return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
 }
 
-/// Whether asynchronous saves run in this process.
-static bool has_running(void) {
+bool fsti_async_must_wait(void) {
     pthread_once(&running_once, register_running);
     pthread_mutex_lock(&running.lock);
     bool is_busy = running.owner == getpid() && running.first != NULL;
     pthread_mutex_unlock(&running.lock);
-    return is_busy;
+    return is_busy && !writes_save;
 }
 
-/// A save of a place that runs and was started before a time; referenced, or NULL.
-static fst_async_save *earlier_at(const save_place *place, uint64_t start_ns) {
+fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t start_ns) {
     pthread_mutex_lock(&running.lock);
     fst_async_save *other = running.first;
     while (other != NULL && (other->start_ns > start_ns || !are_same_place(&other->place, place)))
@@ -159,18 +156,4 @@ static fst_async_save *earlier_at(const save_place *place, uint64_t start_ns) {
     if (other != NULL) fsti_refcount_ref(&other->refs);
     pthread_mutex_unlock(&running.lock);
     return other;
-}
-
-fst_status fsti_async_await_earlier(const fst_writer *writer, fst_error *error) {
-    save_place place;
-    if (writes_save || !has_running()) return FST_OK;
-    fst_status status = fsti_async_find_place(writer, &place, error);
-    while (status == FST_OK && !atomic_load(&writer->progress.is_cancelled)) {
-        fst_async_save *earlier = earlier_at(&place, writer->progress.start_ns);
-        if (earlier == NULL) break;
-        await_earlier(earlier);
-        fsti_async_unref(earlier);
-    }
-    fsti_async_clear_place(&place);
-    return status;
 }

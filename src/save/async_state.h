@@ -59,6 +59,8 @@ fst_async_save *fsti_async_make(const fsti_async_request *request);
 void fsti_async_unref(fst_async_save *save);
 /// Finds what a save replaces. The caller clears it, also after an error.
 fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error);
+/// The same for the file of a path, through its links.
+fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *error);
 void fsti_async_clear_place(save_place *place);
 /// FST_E_UNSUPPORTED in a forked child.
 fst_status fsti_async_check_owner(const fst_async_save *save, fst_error *error);
@@ -68,8 +70,15 @@ void fsti_async_log_unheard(const fst_async_save *save);
 
 // ---- order ----
 
-/// Says that this thread writes an asynchronous save: fsti_async_await_earlier() does not wait.
+/// Says that this thread writes an asynchronous save.
 void fsti_async_note_thread(void);
+/// Whether a synchronous save of this thread may have to wait: asynchronous ones run in this
+/// process, and the thread does not write one.
+bool fsti_async_must_wait(void);
+/// A save of a place that runs and was started before a time; referenced, or NULL.
+fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t start_ns);
+/// Waits until a save has ended, or for a short time.
+void fsti_async_await_a_little(fst_async_save *earlier);
 /// Adds a save to those that run, and finds the one that it comes after; and removes it, which
 /// gives its pool back.
 void fsti_async_enter(fst_async_save *save);

@@ -66,6 +66,14 @@ static fst_status publish_with_others(fst_async_save *save, fst_status status, f
     return status;
 }
 
+/// Names the file in the error of a change, which the snapshot does not know.
+static void name_file(const fst_async_save *save, fst_status status, fst_error *error) {
+    fst_error own = *error;
+    fsti_error_location location = {.file = save->place.path, .byte_offset = FST_NO_OFFSET};
+    if (status != FST_E_FILE_CHANGED || own.file[0] != '\0') return;
+    (void)!fsti_error_set(error, status, location, "%s", own.message);
+}
+
 /// Waits until no caller uses the snapshot, and closes the writer: a failed one leaves
 /// nothing behind.
 static void close_writer(fst_async_save *save, fst_status status, const fst_error *error) {
@@ -100,6 +108,7 @@ static void *write_files(void *context) {
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);
     fst_status status = run_save(save, &error);
+    if (status != FST_OK) name_file(save, status, &error);
     if (save->options.publish != NULL) status = publish_with_others(save, status, &error);
     close_writer(save, status, &error);
     fsti_async_leave(save);

@@ -78,9 +78,9 @@ fst_status fsti_writer_commit(fst_writer *writer, fst_error *error) {
                               "the file belongs to another process: that commits");
     FST_TRY(check_written(writer, error));
     FST_TRY(fsti_writer_make_finished(writer, error));
-    FST_TRY(fsti_async_await_earlier(writer, error));
-    int lock;
-    fst_status status = writer->target.kind->lock(writer, &lock, error);
+    int lock = -1;
+    fst_status status = fsti_async_await_earlier(writer, error);
+    if (status == FST_OK) status = writer->target.kind->lock(writer, &lock, error);
     if (status == FST_OK) status = run(writer, error);
     fsti_folder_unlock(lock);
     atomic_store(&writer->state, status == FST_OK ? WRITER_COMMITTED : WRITER_FAILED);

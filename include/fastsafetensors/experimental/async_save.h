@@ -83,7 +83,8 @@ typedef struct fst_async_options {
     fst_staging_pool *pool; ///< NULL: memory for this save alone
     /// Returns whether the tensors are unchanged since the call; 0 fails the save with
     /// FST_E_FILE_CHANGED. Called once, by the thread that copies the last byte, or that finds a
-    /// sample changed, unless the save has failed before. Must not use this save. May be NULL.
+    /// sample changed, unless the save has failed before. Must not use this save, nor save to its
+    /// path: that would wait for this save. May be NULL.
     int (*is_unchanged)(void *context);
     void *context;
     /// For a set of files that several processes save: called once by the writing thread instead of

@@ -15,6 +15,8 @@ from .._core import error_class, printable_text
 _MANY_NAMES = 500
 # The most characters of a wrong argument in a message.
 _SHOWN_MAX = 200
+# The most of a message.
+_MESSAGE_MAX = 4000
 
 
 # Python classes of kinds of errors (docs/errors.md); the others are SafetensorError.
@@ -40,6 +42,8 @@ def shown(value: object) -> str:
     """
     if not isinstance(value, (str, bytes, int, float, type(None))):
         return f"an object of type {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN_MAX:
+        return "a number of hundreds of digits"  # of which Python may refuse to make a text
     text = repr(value)
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
 
@@ -53,6 +57,8 @@ def refuse(message: str, kind: str = "", file: str = "") -> NoReturn:
     """Raise the error class of a kind, by default SafetensorError, which gets the kind as its tag.
     """
     message = printable(message)
+    if len(message) > _MESSAGE_MAX:
+        message = f"{message[:_MESSAGE_MAX]}..."
     if kind in _CLASSES:
         raise _CLASSES[kind](message)
     error = error_class()(message)
@@ -78,9 +84,14 @@ def add_location(error: Any, tensor: str | None = None) -> None:
         if ranks > 1:
             words.append(f"rank {distributed.get_rank()} of {ranks}")
     error._has_location = True
+    append_text(error, *words)
+
+
+def append_text(error: Any, *words: str) -> None:
+    """Add words to an error's message."""
     if words and isinstance(error, OSError):
         error.strerror = ", ".join([str(error.strerror), *words])
-    elif words:
+    elif words and error.args:
         error.args = (", ".join([str(error.args[0]), *words]), *error.args[1:])
 
 

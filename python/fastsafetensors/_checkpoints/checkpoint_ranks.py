@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._base.errors import printable
+from .._base.errors import printable, shown
 from .._base.options import check_timeout
 from .._ranks.agreement import Agreement
 from .._ranks.publish import SetTarget
@@ -66,7 +66,7 @@ class Ranks:
         try:
             self._timeout = check_timeout(timeout)
             if who not in ("each", "first"):
-                raise ValueError(f"ranks must be 'each' or 'first', not {who!r}")
+                raise ValueError(f"ranks must be 'each' or 'first', not {shown(who)}")
         except Exception as error:  # for check_arguments(): the other ranks wait to hear of it
             self._failure = error
         self._begin()

@@ -106,10 +106,11 @@ def edit_header(
         raise TypeError(f"renames must map str to str, not {shown(renames)}")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, type(None))):
-            raise TypeError(f"metadata must map str to str or None, not {shown(key)} to {value!r}")
+            raise TypeError(f"metadata must map str to str or None, not {shown(key)} to "
+                            f"{shown(value)}")
     for old, new in (renames or {}).items():
         if not isinstance(old, str) or not isinstance(new, str):
-            raise TypeError(f"renames must map str to str, not {shown(old)} to {new!r}")
+            raise TypeError(f"renames must map str to str, not {shown(old)} to {shown(new)}")
     if not (metadata or renames or clear or target):
         raise ValueError("nothing to change: give metadata, renames, clear or a target")
     dropped = [key for key, value in (metadata or {}).items() if value is None]
@@ -118,7 +119,7 @@ def edit_header(
             there = model.metadata(0) or {}
         for key in dropped:
             if key not in there:
-                said = f"{os.fspath(filename)!r} has no metadata {key!r}"
+                said = f"{os.fspath(filename)!r} has no metadata {shown(key)}"
                 raise unknown_tensor(key, said, list(there))
     place = manifest_options(manifest)
     made = place.get("manifest"), place.get("digest", "xxh3-128")

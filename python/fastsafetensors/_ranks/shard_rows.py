@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._base.argument_types import Path
+from .._base.errors import shown
 from .._base.options import parse_size
 from .._core import assign_shards
 from .._saving.save_handles import FileSave, Hooks, Staging, start_rows
@@ -36,7 +37,7 @@ def stem_of(pattern: str) -> str:
     stem, found, ending = text.partition("{suffix}")
     if not found or ending != ".safetensors" or not stem or "/" in stem or stem.startswith("."):
         kind = ValueError if isinstance(pattern, str) else TypeError
-        raise kind(f"filename_pattern must be 'NAME{{suffix}}.safetensors', not {pattern!r}")
+        raise kind(f"filename_pattern must be 'NAME{{suffix}}.safetensors', not {shown(pattern)}")
     return stem
 
 

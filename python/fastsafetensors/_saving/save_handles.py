@@ -363,7 +363,7 @@ class FileSave(SaveHandle):
             shown: Exception = serialization_error(error)
             shown.__cause__ = error
             return shown
-        if self.changed:
+        if self.changed and getattr(error, "tag", None) == "FileChanged":
             add_location(error, self.changed[0])
         return error
 

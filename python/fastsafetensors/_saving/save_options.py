@@ -24,14 +24,14 @@ def check_names(names: Any, metadata: Any) -> None:
     """Raise TypeError for names or metadata that are not text."""
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"tensor names must be str, not {type(name).__name__}: {name!r}")
+            raise TypeError(f"tensor names must be str, not {type(name).__name__}: {shown(name)}")
     if metadata is None:
         return
     if not isinstance(metadata, dict):
         raise TypeError(f"metadata must be a dict of str to str, not {type(metadata).__name__}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"metadata must be a dict of str to str: {key!r}: {value!r}")
+            raise TypeError(f"metadata must be a dict of str to str: {shown(key)}: {shown(value)}")
 
 
 # The metadata key with names of tensors that were saved under another name: JSON of {left out:
@@ -121,13 +121,13 @@ def manifest_options(manifest: bool | Path) -> dict[str, Any]:
         close = difflib.get_close_matches(manifest.lower(), _ALGORITHMS, n=1, cutoff=0.7)
         if close or manifest.lower() in _OTHER_ALGORITHMS:
             names = close[0] if close else ", ".join(_ALGORITHMS)
-            raise ValueError(f"unknown algorithm {manifest!r}; expected {names}. For a path write "
-                             f"'./{manifest}'")
+            raise ValueError(f"unknown algorithm {shown(manifest)}; expected {names}. For a path "
+                             f"write {shown(f'./{manifest}')}")
     try:
         path = os.fsencode(manifest)
     except TypeError:
         raise TypeError(f"manifest must be True, False, the name of an algorithm, or a path, not "
-                        f"{manifest!r}") from None
+                        f"{shown(manifest)}") from None
     if not path:
         raise ValueError("manifest must be True, the name of an algorithm, or a path")
     return {"manifest": path}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -289,7 +290,8 @@ class watch_changes:  # noqa: N801 - called like a function
     """A function that says whether tensors are what they are now, by torch's counters.
 
     It notices writes by torch, and storage that was resized or freed. changed: a list, which gets
-    the name of a changed tensor.
+    the name of a changed tensor, unless views of one storage, which share torch's counter, leave
+    open which of them it is.
     """
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
@@ -301,8 +303,8 @@ class watch_changes:  # noqa: N801 - called like a function
 
     def __call__(self) -> bool:
         """Compare the counters."""
-        for name, tensor, then in self._seen:
-            if (tensor._version, storage_ptr(tensor), storage_size(tensor)) != then:
-                self.changed.append(name)
-                return False
-        return True
+        changed = [(name, then) for name, tensor, then in self._seen
+                   if (tensor._version, storage_ptr(tensor), storage_size(tensor)) != then]
+        uses = collections.Counter(place for _, _, (_, place, _) in self._seen if changed)
+        self.changed += [name for name, (_, place, _) in changed if uses[place] == 1][:1]
+        return not changed

@@ -88,3 +88,19 @@ TEST(names_in_a_folder_keep_the_query)
     CHECK(fsti_url_unescape((url_part){"a%2Fb%", 6}, text, sizeof text));
     CHECK_TEXT(text, "a/b%");
 }
+
+static void check_join(const char *start, const char *end, const char *wanted) {
+    char *joined = fsti_location_join(start, end);
+    CHECK_TEXT(joined, wanted);
+    fsti_free(joined);
+}
+
+TEST(names_are_joined_with_one_slash)
+{
+    check_join("https://host/a?query", "/x", "https://host/a/x?query");
+    check_join("https://host/a/?query", "/x", "https://host/a/x?query");
+    check_join("s3://bucket/key/", "/x", "s3://bucket/key/x");
+    check_join("folder//", "/x", "folder/x");
+    check_join("/", "/x", "/x");
+    check_join("folder/file", ".digest", "folder/file.digest");
+}

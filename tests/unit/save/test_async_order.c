@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "async_fixture.h"
@@ -79,6 +80,102 @@ TEST(a_synchronous_save_comes_after_earlier_ones_of_its_file)
     CHECK_INT(async_value_at(path), '2');
     CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
     CHECK_INT(async_value_at(path), '2');
+    fst_async_save_close(first);
+}
+
+static uint64_t stop_at_ms;
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static int stop_later(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                      size_t tensors_total) {
+    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    return now_ms() > stop_at_ms;
+}
+
+/// Ctrl-C in Python is such a callback, too.
+TEST(a_progress_callback_ends_the_wait_for_an_earlier_save)
+{
+    fst_async_save *first;
+    fst_save_options held = async_save_options(), stopped = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    fst_save_tensor tensors[TENSOR_COUNT];
+    fst_writer *writer;
+    held.progress = wait_to_write;
+    options.save = &held;
+    atomic_store(&may_write, false);
+    async_fill('1');
+    CHECK_INT(async_start(fixture_path("stopped"), &options, &first), FST_OK);
+    async_make_tensors(tensors);
+    stopped.progress = stop_later;
+    stop_at_ms = now_ms() + 200;
+    CHECK_INT(
+        fst_writer_open(fixture_path("stopped"), tensors, TENSOR_COUNT, &stopped, &writer, NULL),
+        FST_OK);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_E_CANCELLED);
+    fst_writer_close(writer);
+    atomic_store(&may_write, true);
+    CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
+    CHECK_INT(async_value_at(fixture_path("stopped")), '1');
+    fst_async_save_close(first);
+}
+
+/// A signal handler may save in the middle of a call that starts a save.
+TEST(a_synchronous_save_copies_what_only_its_thread_would)
+{
+    static unsigned char big[80 * MIB];
+    static const uint64_t shape[] = {sizeof big};
+    fst_save_tensor tensor = {.struct_size = sizeof tensor, .name = "big", .name_size = SIZE_MAX};
+    tensor.dtype = FST_DTYPE_U8, tensor.rank = 1, tensor.shape = shape, tensor.data = big;
+    fst_async_save *first;
+    fst_writer *writer;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.thread_count = 1; // the caller
+    options.start_timeout_ms = 1;
+    memset(big, '1', sizeof big);
+    CHECK_INT(fst_async_save_start(fixture_path("alone"), &tensor, 1, &options, &first, NULL),
+              FST_OK);
+    CHECK_INT(fst_writer_open(fixture_path("alone"), &tensor, 1, NULL, &writer, NULL), FST_OK);
+    CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
+    fst_writer_close(writer);
+    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
+    fst_async_save_close(first);
+}
+
+static void *edit_in_thread(void *path) {
+    fst_metadata_entry entry = {.key = "edited", .key_size = SIZE_MAX};
+    entry.value = "yes", entry.value_size = SIZE_MAX;
+    fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
+    options.metadata = &entry;
+    options.metadata_count = 1;
+    return fst_header_edit(path, NULL, &options, NULL, NULL) == FST_OK ? path : NULL;
+}
+
+TEST(an_edit_begins_after_earlier_saves_of_its_file)
+{
+    fst_async_save *first;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    static char path[4096];
+    pthread_t thread;
+    void *done;
+    snprintf(path, sizeof path, "%s", fixture_path("edited"));
+    CHECK_INT(async_save_sync(path), FST_OK);
+    held.progress = wait_to_write;
+    options.save = &held;
+    atomic_store(&may_write, false);
+    async_fill('1');
+    CHECK_INT(async_start(path, &options, &first), FST_OK);
+    CHECK(pthread_create(&thread, NULL, edit_in_thread, path) == 0);
+    usleep(50000);
+    atomic_store(&may_write, true);
+    CHECK(pthread_join(thread, &done) == 0);
+    CHECK(done == path);
+    CHECK_INT(async_value_at(path), '1');
+    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
     fst_async_save_close(first);
 }
 
