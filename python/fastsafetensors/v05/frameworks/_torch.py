@@ -149,7 +149,10 @@ class TorchOp(FrameworkOpBase):
         """Return a group for None, a SingleGroup or a torch group."""
         try:
             return open_group(pg, timeout)
-        except TypeError:  # the text of 0.5, to the letter
+        except TypeError as error:
+            if not str(error).startswith("group "):
+                raise
+            # The text of 0.5, to the letter.
             raise TypeError("pg must be an instance of torch.disributed.ProcessGroup") from None
 
     def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TorchTensor:
