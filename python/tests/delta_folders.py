@@ -212,7 +212,7 @@ def kill_in_a_write(local, call, *arguments):
     kernel kills at its first write after byte 600,000 of a file."""
     before = local.with_name(f"{local.name}-before")
     shutil.copytree(local, before)
-    for _ in range(20):  # the limit may come too late, or too early
+    for _ in range(200):  # the limit may come too late, or too early
         subprocess.run([sys.executable, "-c", KILLED + call, local, *arguments], check=False)
         if deltas.version_of(local).interrupted:
             break
