@@ -16,7 +16,7 @@ static bool begin_use(fst_async_save *save, fst_status *status, fst_error *error
 static void end_use(fst_async_save *save) {
     pthread_mutex_lock(&save->lock);
     save->user_count--;
-    pthread_cond_broadcast(&save->changed);
+    if (save->is_ending) pthread_cond_broadcast(&save->changed);
     pthread_mutex_unlock(&save->lock);
 }
 
@@ -60,7 +60,7 @@ static fst_status await_place(const save_place *place, uint64_t start_ns, save_p
         (void)!fsti_async_copy(earlier, fsti_async_next_check(), NULL);
         fsti_async_await_a_little(earlier);
         fsti_async_unref(earlier);
-        if (progress != NULL) status = fsti_progress_report(progress, 0, error);
+        status = fsti_progress_report(progress, 0, error);
     }
     return status;
 }
@@ -75,11 +75,16 @@ fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
     return status;
 }
 
-fst_status fsti_async_await_file(const char *path, fst_error *error) {
+fst_status fsti_async_await_file(const char *path, const fst_edit_options *options,
+                                 fst_error *error) {
     save_place place;
+    save_progress progress = {.report = options->progress,
+                              .report_context = options->progress_context};
     if (!fsti_async_must_wait()) return FST_OK;
+    fsti_progress_init(&progress);
     fst_status status = fsti_async_find_file(path, &place, error);
-    if (status == FST_OK) status = await_place(&place, fsti_now_ns(), NULL, error);
+    if (status == FST_OK) status = await_place(&place, fsti_now_ns(), &progress, error);
+    fsti_progress_destroy(&progress);
     fsti_async_clear_place(&place);
     return status;
 }

@@ -118,6 +118,13 @@ static void await_previous(fst_async_save *save, fst_async_save *previous) {
     if (is_ended && before != NULL) fsti_refcount_ref(&before->refs);
     pthread_mutex_unlock(&previous->lock);
     if (!is_ended) return;
+    pthread_mutex_lock(&running.lock);
+    bool precedes = before != NULL && must_precede(before, save);
+    pthread_mutex_unlock(&running.lock);
+    if (!precedes) { // of the previous save's pool or file alone; earlier_of() finds others
+        fsti_async_unref(before);
+        before = NULL;
+    }
     pthread_mutex_lock(&save->lock);
     save->previous = before;
     pthread_mutex_unlock(&save->lock);

@@ -179,6 +179,37 @@ TEST(an_edit_begins_after_earlier_saves_of_its_file)
     fst_async_save_close(first);
 }
 
+/// Of another pool and another file, which only the superseded save came after.
+TEST(a_save_supersedes_no_other_ones)
+{
+    fst_staging_pool *pools[2];
+    fst_async_save *saves[3];
+    fst_save_options held = async_save_options();
+    char paths[3][4096];
+    for (int i = 0; i < 2; i++) // enough for the first two
+        CHECK_INT(fst_staging_open(0, 256 * MIB, &pools[i], NULL), FST_OK);
+    for (int i = 0; i < 3; i++)
+        snprintf(paths[i], sizeof paths[i], "%s", fixture_path(i == 0 ? "unrelated" : "latest"));
+    held.progress = wait_to_write;
+    atomic_store(&may_write, false);
+    for (int i = 0; i < 3; i++) {
+        fst_async_options options = async_options_of(FST_STAGE_COPY);
+        options.pool = pools[i == 2];
+        options.overlap = i == 2 ? FST_OVERLAP_SUPERSEDE : FST_OVERLAP_ORDER;
+        if (i == 0) options.save = &held;
+        async_fill((unsigned char)('0' + i));
+        CHECK_INT(async_start(paths[i], &options, &saves[i]), FST_OK);
+    }
+    CHECK_INT(fst_async_save_wait(saves[2], -1, NULL), FST_OK); // it does not wait for the first
+    atomic_store(&may_write, true);
+    CHECK_INT(fst_async_save_wait(saves[0], -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(saves[1], -1, NULL), FST_E_CANCELLED);
+    CHECK_INT(async_value_at(paths[0]), '0');
+    CHECK_INT(async_value_at(paths[2]), '2');
+    for (int i = 0; i < 3; i++) fst_async_save_close(saves[i]);
+    for (int i = 0; i < 2; i++) fst_staging_close(pools[i]);
+}
+
 TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
 {
     fst_staging_pool *pools[2];
