@@ -162,7 +162,7 @@ def test_dcp_saves_in_another_process(tmp_path: pathlib.Path) -> None:
     assert done.stdout == "saved\n", done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("change", [lambda tensor: tensor.resize_(5),  # its bytes stay as they are
+@pytest.mark.parametrize("change", [lambda tensor: tensor.resize_(5),  # keeps the bytes
                                     lambda tensor: tensor[:1].zero_()], ids=["size", "bytes"])
 @pytest.mark.parametrize("stage", ["lazy", "none"])
 def test_a_changed_tensor_is_named(stage, change, tmp_path):
