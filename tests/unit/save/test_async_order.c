@@ -141,7 +141,7 @@ TEST(a_synchronous_save_copies_what_only_its_thread_would)
     CHECK_INT(fst_writer_open(fixture_path("alone"), &tensor, 1, NULL, &writer, NULL), FST_OK);
     CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
     fst_writer_close(writer);
-    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
     fst_async_save_close(first);
 }
 
