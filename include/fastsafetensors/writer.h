@@ -262,7 +262,8 @@ typedef struct fst_edit_options {
 
 /// Changes metadata and tensor names of the file `path` without loading tensors. The edited file is
 /// written to `target`, or replaces `path` if `target` is NULL; a symbolic link is followed. It is
-/// published like every save, with the permissions of the file that it replaces or is made from.
+/// published like every save, with the permissions of the file that it replaces or is made from. It
+/// begins when the asynchronous saves of `path` that this process has started have ended.
 ///
 /// Cost: if the file system can share blocks between files (btrfs, XFS, bcachefs, ZFS, NFS 4.2)
 /// only the header is written, and it grows or shrinks by whole blocks. Otherwise (ext4, tmpfs,
@@ -297,9 +298,9 @@ typedef struct fst_pack_options {
 } fst_pack_options;
 
 /// Compresses the safetensors file `path` to `target`, which may be the same path and gets the same
-/// permissions. It is published like every save. Needs a few MiB per thread. `options` and `stats`
-/// may be NULL; stats->bytes_total is the size of the new file. FST_E_ARGUMENT for a compressed
-/// file, FST_E_UNSUPPORTED without libzstd.
+/// permissions. It is published like every save, and begins like fst_header_edit(). Needs a few MiB
+/// per thread. `options` and `stats` may be NULL; stats->bytes_total is the size of the new file.
+/// FST_E_ARGUMENT for a compressed file, FST_E_UNSUPPORTED without libzstd.
 FST_API FST_NODISCARD fst_status fst_file_compress(const char *path, const char *target,
                                                    const fst_pack_options *options,
                                                    fst_save_stats *stats, fst_error *error);

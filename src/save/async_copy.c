@@ -75,11 +75,10 @@ fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
     return status;
 }
 
-fst_status fsti_async_await_file(const char *path, const fst_edit_options *options,
-                                 fst_error *error) {
+fst_status fsti_async_await_file(const char *path, fst_progress_callback report,
+                                 void *report_context, fst_error *error) {
     save_place place;
-    save_progress progress = {.report = options->progress,
-                              .report_context = options->progress_context};
+    save_progress progress = {.report = report, .report_context = report_context};
     if (!fsti_async_must_wait()) return FST_OK;
     fsti_progress_init(&progress);
     fst_status status = fsti_async_find_file(path, &place, error);

@@ -65,16 +65,31 @@ static fst_async_save *earlier_of(fst_async_save *save) {
     return other;
 }
 
-void fsti_async_leave(fst_async_save *save) {
+/// Gives the pool back now, not with the handle, which the program may keep.
+static void give_pool_back(fst_async_save *save) {
+    pthread_mutex_lock(&running.lock);
+    fst_staging_pool *pool = save->pool;
+    save->pool = NULL;
+    pthread_mutex_unlock(&running.lock);
+    fsti_staging_pool_unref(pool);
+}
+
+bool fsti_async_end(fst_async_save *save) {
+    give_pool_back(save);
     pthread_mutex_lock(&running.lock);
     fst_async_save **at = &running.first;
     while (*at != NULL && *at != save) at = &(*at)->next_running;
     if (*at != NULL) *at = save->next_running;
     save->next_running = NULL; // no longer kept up to date
-    fst_staging_pool *pool = save->pool;
-    save->pool = NULL;
+    // Under both locks: when a save that waited for this one goes on, this one has ended.
+    pthread_mutex_lock(&save->lock);
+    save->is_ended = true;
+    save->done_ns = fsti_now_ns() - save->start_ns;
+    bool is_unheard = fsti_async_is_unheard(save);
+    pthread_cond_broadcast(&save->changed);
+    pthread_mutex_unlock(&save->lock);
     pthread_mutex_unlock(&running.lock);
-    fsti_staging_pool_unref(pool); // not with the handle, which the program may keep
+    return is_unheard;
 }
 
 /// The save before this one, referenced, or NULL.

@@ -79,10 +79,11 @@ bool fsti_async_must_wait(void);
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t start_ns);
 /// Waits until a save has ended, or for a short time.
 void fsti_async_await_a_little(fst_async_save *earlier);
-/// Adds a save to those that run, and finds the one that it comes after; and removes it, which
-/// gives its pool back.
+/// Adds a save to those that run, and finds the one that it comes after.
 void fsti_async_enter(fst_async_save *save);
-void fsti_async_leave(fst_async_save *save);
+/// Gives the pool back, removes the save from those that run, and wakes who waits for its end.
+/// Returns whether its error must be logged: its handle was closed before.
+bool fsti_async_end(fst_async_save *save);
 /// Waits for the end of all saves before this one, or cancels them.
 fst_status fsti_async_await_turn(fst_async_save *save, fst_error *error);
 /// Returns a new reference to a save whose tensors must be copied next: `save` itself, unless an

@@ -111,14 +111,7 @@ static void *write_files(void *context) {
     if (status != FST_OK) name_file(save, status, &error);
     if (save->options.publish != NULL) status = publish_with_others(save, status, &error);
     close_writer(save, status, &error);
-    fsti_async_leave(save);
-    pthread_mutex_lock(&save->lock);
-    save->is_ended = true;
-    save->done_ns = fsti_now_ns() - save->start_ns;
-    bool is_unheard = fsti_async_is_unheard(save);
-    pthread_cond_broadcast(&save->changed);
-    pthread_mutex_unlock(&save->lock);
-    if (is_unheard) fsti_async_log_unheard(save);
+    if (fsti_async_end(save)) fsti_async_log_unheard(save);
     fsti_async_unref(save);
     return NULL;
 }
@@ -153,11 +146,7 @@ fst_status fsti_async_start_threads(fst_async_save *save, fst_error *error) {
     fst_error own;
     fst_status status = fsti_error_thread(&own, failure, save->place.path);
     close_writer(save, status, &own);
-    fsti_async_leave(save);
-    pthread_mutex_lock(&save->lock);
-    save->is_ended = true; // a save that was started meanwhile may wait for this one
-    pthread_cond_broadcast(&save->changed);
-    pthread_mutex_unlock(&save->lock);
+    (void)fsti_async_end(save); // a save that was started meanwhile may wait for this one
     if (error != NULL) *error = own;
     fsti_async_unref(save); // the reference that the thread would have had
     return status;

@@ -243,7 +243,8 @@ fst_status fsti_header_edit(const char *path, const char *target, const fst_edit
     char *fixed = NULL;
     FST_TRY(fsti_path_absolute(path, &fixed, error));
     header_edit edit = {.given = path};
-    fst_status status = fsti_async_await_file(fixed, options, error);
+    fst_status status =
+        fsti_async_await_file(fixed, options->progress, options->progress_context, error);
     if (status == FST_OK)
         status = fsti_model_open(fixed, &(model_request){.flags = 0}, &edit.model, error);
     if (status == FST_OK) status = edit_model(&edit, fixed, target, options, stats, error);

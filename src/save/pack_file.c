@@ -37,11 +37,16 @@ static fst_status write_file(const fst_model *model, const fsti_header *header, 
     return status;
 }
 
-/// Keeps the file's absolute path, to check at the end that it is still there.
-static fst_status open_origin(const char *path, uint32_t flags, fst_model **out, fst_error *error) {
+/// Opens the file after the saves of it that are in flight. Keeps its absolute path, to check at
+/// the end that it is still there.
+static fst_status open_origin(const char *path, uint32_t flags, const fst_pack_options *options,
+                              fst_model **out, fst_error *error) {
     char *fixed = NULL;
     FST_TRY(fsti_path_absolute(path, &fixed, error));
-    fst_status status = fsti_model_open(fixed, &(model_request){.flags = flags}, out, error);
+    fst_status status =
+        fsti_async_await_file(fixed, options->progress, options->progress_context, error);
+    if (status == FST_OK)
+        status = fsti_model_open(fixed, &(model_request){.flags = flags}, out, error);
     fsti_free(fixed);
     return status;
 }
@@ -49,7 +54,7 @@ static fst_status open_origin(const char *path, uint32_t flags, fst_model **out,
 fst_status fsti_file_compress(const char *path, const char *target, const fst_pack_options *options,
                               fst_save_stats *stats, fst_error *error) {
     fst_model *model;
-    FST_TRY(open_origin(path, FST_OPEN_STORED, &model, error));
+    FST_TRY(open_origin(path, FST_OPEN_STORED, options, &model, error));
     const model_file *file = &model->files[0];
     fst_status status;
     if (model->file_count != 1)
@@ -66,7 +71,7 @@ fst_status fsti_file_decompress(const char *path, const char *target,
                                 const fst_pack_options *options, fst_save_stats *stats,
                                 fst_error *error) {
     fst_model *model;
-    FST_TRY(open_origin(path, 0, &model, error));
+    FST_TRY(open_origin(path, 0, options, &model, error));
     fst_status status;
     if (model->file_count != 1)
         status = refuse(path, "a sharded model. Decompress its files one by one", error);

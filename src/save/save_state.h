@@ -70,8 +70,8 @@ fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
 /// so that they do not replace its files, or until it is cancelled. For other saves than those.
 fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error);
 /// The same before a file is read that is then replaced.
-fst_status fsti_async_await_file(const char *path, const fst_edit_options *options,
-                                 fst_error *error);
+fst_status fsti_async_await_file(const char *path, fst_progress_callback report,
+                                 void *report_context, fst_error *error);
 /// Whether bytes may still be written.
 fst_status fsti_writer_check_open(const fst_writer *writer, fst_error *error);
 /// Finishes the writer if it is open; FST_E_ARGUMENT if it has failed or was committed.

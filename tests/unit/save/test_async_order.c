@@ -141,42 +141,90 @@ TEST(a_synchronous_save_copies_what_only_its_thread_would)
     CHECK_INT(fst_writer_open(fixture_path("alone"), &tensor, 1, NULL, &writer, NULL), FST_OK);
     CHECK_INT(fst_writer_commit(writer, NULL), FST_OK);
     fst_writer_close(writer);
-    CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
     fst_async_save_close(first);
 }
 
-static void *edit_in_thread(void *path) {
+static fst_status edit(const char *path, fst_progress_callback progress) {
     fst_metadata_entry entry = {.key = "edited", .key_size = SIZE_MAX};
     entry.value = "yes", entry.value_size = SIZE_MAX;
     fst_edit_options options = FST_STRUCT_INIT(fst_edit_options);
     options.metadata = &entry;
     options.metadata_count = 1;
-    return fst_header_edit(path, NULL, &options, NULL, NULL) == FST_OK ? path : NULL;
+    options.progress = progress;
+    return fst_header_edit(path, NULL, &options, NULL, NULL);
 }
 
-TEST(an_edit_begins_after_earlier_saves_of_its_file)
-{
-    fst_async_save *first;
+static fst_status compress(const char *path, fst_progress_callback progress) {
+    fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
+    options.progress = progress;
+    return fst_file_compress(path, path, &options, NULL, NULL);
+}
+
+static fst_status decompress(const char *path, fst_progress_callback progress) {
+    fst_pack_options options = FST_STRUCT_INIT(fst_pack_options);
+    options.progress = progress;
+    return fst_file_decompress(path, path, &options, NULL, NULL);
+}
+
+typedef fst_status change_file(const char *path, fst_progress_callback progress);
+static change_file *const changes[] = {edit, compress, decompress};
+static char changed_path[4096];
+
+static void *change_in_thread(void *change) {
+    fst_status status = (*(change_file *const *)change)(changed_path, NULL);
+    return status == FST_OK ? change : NULL;
+}
+
+/// Starts a save that is not written before `may_write`.
+static fst_async_save *start_held(const char *path) {
+    fst_async_save *save = NULL;
     fst_save_options held = async_save_options();
     fst_async_options options = async_options_of(FST_STAGE_COPY);
-    static char path[4096];
-    pthread_t thread;
-    void *done;
-    snprintf(path, sizeof path, "%s", fixture_path("edited"));
-    CHECK_INT(async_save_sync(path), FST_OK);
     held.progress = wait_to_write;
     options.save = &held;
     atomic_store(&may_write, false);
-    async_fill('1');
-    CHECK_INT(async_start(path, &options, &first), FST_OK);
-    CHECK(pthread_create(&thread, NULL, edit_in_thread, path) == 0);
-    usleep(50000);
-    atomic_store(&may_write, true);
-    CHECK(pthread_join(thread, &done) == 0);
-    CHECK(done == path);
-    CHECK_INT(async_value_at(path), '1');
-    CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
-    fst_async_save_close(first);
+    return async_start(path, &options, &save) == FST_OK ? save : NULL;
+}
+
+TEST(a_change_of_a_file_begins_after_earlier_saves_of_it)
+{
+    snprintf(changed_path, sizeof changed_path, "%s", fixture_path("changed"));
+    async_fill('0');
+    CHECK_INT(async_save_sync(changed_path), FST_OK);
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        pthread_t thread;
+        void *done;
+        async_fill((unsigned char)('1' + i));
+        fst_async_save *first = start_held(changed_path);
+        CHECK(first != NULL);
+        CHECK(pthread_create(&thread, NULL, change_in_thread, (void *)&changes[i]) == 0);
+        usleep(50000);
+        atomic_store(&may_write, true);
+        CHECK(pthread_join(thread, &done) == 0);
+        CHECK(done == &changes[i]);
+        CHECK_INT(async_value_at(changed_path), '1' + (int)i);
+        CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
+        fst_async_save_close(first);
+    }
+}
+
+TEST(a_change_that_waits_can_be_interrupted)
+{
+    const char *path = fixture_path("kept");
+    async_fill('0');
+    CHECK_INT(async_save_sync(path), FST_OK);
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        async_fill((unsigned char)('1' + i));
+        fst_async_save *first = start_held(path);
+        CHECK(first != NULL);
+        stop_at_ms = now_ms() + 100;
+        CHECK_INT(changes[i](path, stop_later), FST_E_CANCELLED);
+        CHECK_INT(async_value_at(path), '0' + (int)i);
+        atomic_store(&may_write, true);
+        CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
+        fst_async_save_close(first);
+    }
 }
 
 /// Of another pool and another file, which only the superseded save came after.
