@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// verify: checks that a model is valid and complete.
 #include <dirent.h>
+#include <fastsafetensors/experimental.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,9 +213,26 @@ static fst_status decode_all(fst_model *model, fst_error *error) {
     return status;
 }
 
+/// Whether a delta was changing the files of a checkpoint folder when its process ended, or still
+/// does. Each file is valid by itself then.
+static bool is_between_versions(const char *path, fst_error *error) {
+    char version[FST_DELTA_VERSION_BYTES];
+    int is_interrupted;
+    if (fst_delta_version(path, version, &is_interrupted, NULL) != FST_OK || !is_interrupted)
+        return false;
+    *error = (fst_error){.status = FST_E_VERSION, .byte_offset = FST_NO_OFFSET};
+    snprintf(error->file, sizeof error->file, "%s", path);
+    snprintf(error->message, sizeof error->message,
+             "%.400s: an update by a delta was interrupted, so the files are of two versions; run "
+             "'fastsafetensors delta recover'",
+             path);
+    return true;
+}
+
 static int verify_path(const char *path, const verify_request *request) {
     fst_model *model;
     fst_error error;
+    if (is_between_versions(path, &error)) return refuse_path(path, &error, request);
     if (fst_model_open(path, &request->open, &model, &error) != FST_OK)
         return refuse_path(path, &error, request);
     if (has_compressed(model) && decode_all(model, &error) != FST_OK) {

@@ -412,6 +412,14 @@ def version_of(checkpoint: Path) -> VersionNote:
     return VersionNote(version or None, interrupted)
 
 
+def _check_source(source: Path) -> None:
+    """Check a folder of version folders. A URL has no list of them."""
+    check_no_empty_path("source", source)
+    if "://" in os.fsdecode(source):
+        raise ValueError(f"{printable(os.fsdecode(source))}: versions are found in a local folder. "
+                         "To apply one that is at a URL, call apply() with it")
+
+
 def pending(checkpoint: Path, source: Path) -> list[str]:
     """Return the folders in `source` that follow the checkpoint's version, oldest first.
 
@@ -423,9 +431,10 @@ def pending(checkpoint: Path, source: Path) -> list[str]:
             later decimal version, so one in between is missing; where the versions form a cycle;
             and while an update is running or interrupted, because the files are then of two
             versions.
+        ValueError: `source` is a URL.
         TypeError: an argument of another type.
     """
-    check_no_empty_path("source", source)
+    _check_source(source)
     chain = _following(checkpoint, source, None)
     if chain is None:
         refuse(f"{os.fsdecode(checkpoint)}: an update by a delta is running, or was interrupted, "
@@ -463,10 +472,11 @@ def pull(
     Raises:
         TimeoutError: another process still holds the lock.
         The errors of apply().
+        ValueError: `source` is a URL.
         TypeError: an argument of another type.
     """
     check_no_empty_path("checkpoint", checkpoint)
-    check_no_empty_path("source", source)
+    _check_source(source)
     check_switch("durable", durable)
     count = check_count("threads", threads)
     # Another thread may change the current folder while this one waits.

@@ -126,3 +126,9 @@ def test_every_update_is_durable_by_default():
     for call in (deltas.apply, deltas.Delta.apply, deltas.recover, deltas.pull, deltas.make,
                  deltas.convert):
         assert inspect.signature(call).parameters["durable"].default is True, call
+
+
+def test_versions_are_not_looked_for_at_a_url(base):
+    for call in (deltas.pull, deltas.pending):
+        with pytest.raises(ValueError, match="^http://localhost/v: versions are found in a local"):
+            call(base, "http://localhost/v")

@@ -45,6 +45,17 @@ def test_a_delta_that_was_replaced_is_not_used_for_recovery(tmp_path, states, lo
     assert same(read_checkpoint(local), states[1])
 
 
+def test_verify_names_an_interrupted_update(tmp_path, states, local):
+    chain = write_chain(tmp_path, states, shards=1)
+    kill_while_applying(local, chain[0])
+    done = subprocess.run(["fastsafetensors", "verify", local], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "an update by a delta was interrupted" in done.stderr
+    assert "delta recover" in done.stderr
+    deltas.recover(local)
+    assert subprocess.run(["fastsafetensors", "verify", local]).returncode == 0
+
+
 def test_pull_reports_a_finished_recovery(tmp_path, states, local):
     source = tmp_path / "source"
     source.mkdir()
@@ -209,7 +220,7 @@ def test_a_make_that_fails_leaves_nothing(tmp_path, states):
     write_delta(tmp_path / "v2", states[1], states[2], "2", "1")
     expect("DigestMismatch", lambda: deltas.convert(
         tmp_path / "old", tmp_path / "v2", tmp_path / "made"))
-    assert os.listdir(tmp_path / "made") == []
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(("shape", "dtype", "words"), [

@@ -295,10 +295,9 @@ fst_status fsti_delta_make(const char *old, const char *folder,
                                 "at most %u versions can be folded into one", DELTA_FOLD_MAX);
     if (status == FST_OK) status = open_states(&job, old, error);
     if (status == FST_OK) status = collect_tasks(&job, error);
-    int lock = -1;
+    make_folder target = {.path = folder};
     if (status == FST_OK)
-        status =
-            fsti_make_folder_begin(folder, (options->flags & FST_DELTA_DURABLE) != 0, &lock, error);
+        status = fsti_make_folder_begin(&target, (options->flags & FST_DELTA_DURABLE) != 0, error);
     bool is_begun = status == FST_OK;
     if (status == FST_OK) status = make_shards(&job, folder, error);
     stats->thread_count = job.thread_count;
@@ -310,7 +309,7 @@ fst_status fsti_delta_make(const char *old, const char *folder,
         stats->bytes_written += job.shards[i].bytes_written;
         fsti_shard_close(&job.shards[i]);
     }
-    if (is_begun) fsti_make_folder_end(folder, lock, status);
+    if (is_begun) fsti_make_folder_end(&target, status);
     fsti_free(job.tasks);
     fsti_model_unref(job.made);
     fsti_model_unref(job.old);

@@ -175,15 +175,16 @@ static fst_status mark_folder(const char *folder, fst_error *error) {
 }
 
 /// Paths are relative to a descriptor, so this also works when no memory is left.
-void fsti_make_folder_end(const char *folder, int lock, fst_status status) {
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+void fsti_make_folder_end(const make_folder *folder, fst_status status) {
+    int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool is_made = status == FST_OK || (fd >= 0 && faccessat(fd, DELTA_INDEX_NAME, F_OK, 0) == 0);
     if (is_made && fd >= 0)
         (void)unlinkat(fd, MAKE_MARK, 0);
     else if (!is_made)
-        remove_remains(folder);
+        remove_remains(folder->path);
     if (fd >= 0) close(fd);
-    fsti_folder_unlock(lock);
+    fsti_folder_unlock(folder->lock);
+    if (!is_made) fsti_folder_unmake(folder->path, folder->made_count);
 }
 
 static fst_status begin_in(const char *folder, fst_error *error) {
@@ -197,15 +198,15 @@ static fst_status begin_in(const char *folder, fst_error *error) {
     return mark_folder(folder, error);
 }
 
-fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error) {
-    unsigned made_count;
-    *lock = -1;
-    FST_TRY(fsti_location_require_file(folder, "a delta is written to a local folder", error));
-    FST_TRY(fsti_folder_make(folder, durable, &made_count, error));
-    FST_TRY(fsti_folder_lock(folder, lock, error));
-    fst_status status = begin_in(folder, error);
+fst_status fsti_make_folder_begin(make_folder *folder, bool durable, fst_error *error) {
+    folder->lock = -1;
+    FST_TRY(
+        fsti_location_require_file(folder->path, "a delta is written to a local folder", error));
+    FST_TRY(fsti_folder_make(folder->path, durable, &folder->made_count, error));
+    FST_TRY(fsti_folder_lock(folder->path, &folder->lock, error));
+    fst_status status = begin_in(folder->path, error);
     if (status == FST_OK) return FST_OK;
-    fsti_folder_unlock(*lock);
-    fsti_folder_unmake(folder, made_count);
+    fsti_folder_unlock(folder->lock);
+    fsti_folder_unmake(folder->path, folder->made_count);
     return status;
 }

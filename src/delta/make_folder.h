@@ -5,15 +5,21 @@
 
 #include "delta.h"
 
-/// Creates the folder, locks it and marks it. FST_E_ARGUMENT if it holds a version, or model files
-/// that the mark of a killed call does not list; FST_E_TIMEOUT if another call is writing to it.
-/// The remains of a killed call are deleted.
-fst_status fsti_make_folder_begin(const char *folder, bool durable, int *lock, fst_error *error);
+typedef struct make_folder {
+    const char *path;
+    int lock;            ///< -1: none
+    unsigned made_count; ///< folders that were created for it
+} make_folder;
+
+/// Creates the folder at `path`, locks it and marks it. FST_E_ARGUMENT if it holds a version, or
+/// model files that the mark of a killed call does not list; FST_E_TIMEOUT if another call is
+/// writing to it. The remains of a killed call are deleted.
+fst_status fsti_make_folder_begin(make_folder *folder, bool durable, fst_error *error);
 /// Lists the complete shard behind the descriptor in the mark, before it gets its name.
 fst_status fsti_make_folder_list(const char *folder, int fd, const char *name, bool durable,
                                  fst_error *error);
-/// Deletes the mark if `status` is FST_OK, otherwise everything that was written. Unlocks the
-/// folder.
-void fsti_make_folder_end(const char *folder, int lock, fst_status status);
+/// Unlocks the folder. Deletes the mark if `status` is FST_OK, otherwise everything that was
+/// written and the folders that were created.
+void fsti_make_folder_end(const make_folder *folder, fst_status status);
 
 #endif

@@ -200,7 +200,7 @@ TEST(a_file_that_shrinks_while_a_delta_is_made_is_an_error)
         options.encoding = (fst_delta_encoding)encoding;
         CHECK_INT(fst_delta_make(old, folder, &options, NULL, &error), FST_E_IO);
         CHECK_CONTAINS(error.message, "became shorter");
-        CHECK(strcmp(error.tensor, delta_names[0]) == 0 && rmdir(folder) == 0);
+        CHECK(strcmp(error.tensor, delta_names[0]) == 0 && access(folder, F_OK) != 0);
     }
     munmap(mapped, delta_sizes[0]);
 }
