@@ -215,12 +215,12 @@ FST_API FST_NODISCARD fst_status fst_writer_write(fst_writer *writer, size_t ten
 FST_API FST_NODISCARD fst_status fst_writer_finish(fst_writer *writer, fst_error *error);
 
 /// Finishes if necessary, waits for the end of asynchronous saves of the same files that this
-/// process has started before, and puts the files in place. On failure the old files stay or are
-/// restored; the message names the step and the file. FST_OK means that the new model is in place;
-/// see fst_save_stats.warning. Sets in one folder are published one at a time: FST_E_TIMEOUT if
-/// another save publishes for half a minute. On a file system without hard links, replacing a set
-/// copies its old files once, and a durable save whose last sync fails can't restore the old file;
-/// the message says so.
+/// process has started before this call, and puts the files in place. On failure the old files stay
+/// or are restored; the message names the step and the file. FST_OK means that the new model is in
+/// place; see fst_save_stats.warning. Sets in one folder are published one at a time: FST_E_TIMEOUT
+/// if another save publishes for half a minute. On a file system without hard links, replacing a
+/// set copies its old files once, and a durable save whose last sync fails can't restore the old
+/// file; the message says so.
 FST_API FST_NODISCARD fst_status fst_writer_commit(fst_writer *writer, fst_error *error);
 
 /// Cancels a save and does not wait for it: its calls return FST_E_CANCELLED soon, unless the new
@@ -252,7 +252,9 @@ typedef struct fst_edit_options {
     size_t metadata_count;
     const fst_tensor_rename *renames; ///< applied at once: two tensors may exchange their names
     size_t rename_count;
-    fst_progress_callback progress; ///< called as bytes are copied, on the calling thread
+    /// Called on the calling thread as bytes are copied, and, with 0 of 0 bytes, while the call
+    /// waits for an asynchronous save.
+    fst_progress_callback progress;
     void *progress_context;
     /// A manifest of the edited file, as fst_save_options.manifest. NULL: none, and the manifest of
     /// the old file is removed. Bytes that the edit does not write are read for it.
@@ -263,7 +265,8 @@ typedef struct fst_edit_options {
 /// Changes metadata and tensor names of the file `path` without loading tensors. The edited file is
 /// written to `target`, or replaces `path` if `target` is NULL; a symbolic link is followed. It is
 /// published like every save, with the permissions of the file that it replaces or is made from. It
-/// begins when the asynchronous saves of `path` that this process has started have ended.
+/// begins when the asynchronous saves of the model at `path` have ended that this process has
+/// started.
 ///
 /// Cost: if the file system can share blocks between files (btrfs, XFS, bcachefs, ZFS, NFS 4.2)
 /// only the header is written, and it grows or shrinks by whole blocks. Otherwise (ext4, tmpfs,
@@ -289,7 +292,7 @@ typedef struct fst_pack_options {
     fst_save_promise promise;
     fst_compress compress; ///< for fst_file_compress(); FST_COMPRESS_NONE: FST_COMPRESS_FLOAT
     uint32_t thread_count; ///< for compressing; 0: the number of CPUs that the process may use
-    fst_progress_callback progress; ///< called as bytes are processed, on the calling thread
+    fst_progress_callback progress; ///< as of fst_edit_options
     void *progress_context;
     /// A manifest of the new file, as fst_save_options.manifest. The new file is read for it. NULL:
     /// none, and the manifest of an old file at `target` is removed.

@@ -49,13 +49,19 @@ fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error
     return status;
 }
 
+/// What decides for which saves one waits: see fsti_async_earlier_at().
+typedef struct save_moment {
+    uint64_t order_ns;
+    bool publishes;
+} save_moment;
+
 /// Waits for the saves of a place that were started before a time. Copies what is left of their
 /// tensors, because perhaps no other thread does: a signal handler may have interrupted the caller.
-static fst_status await_place(const save_place *place, uint64_t start_ns, save_progress *progress,
-                              fst_error *error) {
+static fst_status await_place(const save_place *place, const save_moment *moment,
+                              save_progress *progress, fst_error *error) {
     fst_status status = FST_OK;
     while (status == FST_OK) {
-        fst_async_save *earlier = fsti_async_earlier_at(place, start_ns);
+        fst_async_save *earlier = fsti_async_earlier_at(place, moment->order_ns, moment->publishes);
         if (earlier == NULL) break;
         (void)!fsti_async_copy(earlier, fsti_async_next_check(), NULL);
         fsti_async_await_a_little(earlier);
@@ -65,12 +71,26 @@ static fst_status await_place(const save_place *place, uint64_t start_ns, save_p
     return status;
 }
 
+fst_status fsti_async_await_link(fst_writer *writer, fst_error *error) {
+    save_place place;
+    save_moment moment = {.order_ns = fsti_async_order_ns()};
+    if (moment.order_ns == 0) return FST_OK;
+    fst_status status = fsti_async_find_link(writer, &place, error);
+    if (status == FST_OK) status = await_place(&place, &moment, &writer->progress, error);
+    fsti_async_clear_place(&place);
+    return status;
+}
+
 fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
     save_place place;
-    if (!fsti_async_must_wait()) return FST_OK;
+    save_moment moment = {.order_ns = fsti_async_order_ns(),
+                          .publishes = writer->publication.role == ROLE_ADOPTED};
+    if (moment.order_ns == 0) return FST_OK;
+    // What is edited was read at the beginning, so a later save of the same file comes later.
+    if (writer->source.origin != NULL)
+        moment.order_ns = fsti_min(moment.order_ns, writer->progress.start_ns);
     fst_status status = fsti_async_find_place(writer, &place, error);
-    if (status == FST_OK)
-        status = await_place(&place, writer->progress.start_ns, &writer->progress, error);
+    if (status == FST_OK) status = await_place(&place, &moment, &writer->progress, error);
     fsti_async_clear_place(&place);
     return status;
 }
@@ -79,10 +99,11 @@ fst_status fsti_async_await_file(const char *path, fst_progress_callback report,
                                  void *report_context, fst_error *error) {
     save_place place;
     save_progress progress = {.report = report, .report_context = report_context};
-    if (!fsti_async_must_wait()) return FST_OK;
+    save_moment moment = {.order_ns = fsti_async_order_ns()};
+    if (moment.order_ns == 0) return FST_OK;
     fsti_progress_init(&progress);
     fst_status status = fsti_async_find_file(path, &place, error);
-    if (status == FST_OK) status = await_place(&place, fsti_now_ns(), &progress, error);
+    if (status == FST_OK) status = await_place(&place, &moment, &progress, error);
     fsti_progress_destroy(&progress);
     fsti_async_clear_place(&place);
     return status;

@@ -30,6 +30,40 @@ fst_status fsti_async_save_stage(fst_async_save *save, int64_t timeout_ms, fst_e
 
 // ---- the start ----
 
+/// Asks the program whether the tensors are unchanged.
+static int ask_program(void *context) {
+    const fst_async_save *save = context;
+    const fst_async_save *before = fsti_async_serve(save);
+    int is_unchanged = save->options.is_unchanged(save->options.context);
+    fsti_async_serve(before);
+    return is_unchanged;
+}
+
+/// Whether an earlier save may replace the link at the path.
+static fst_status is_replaced(const fst_async_save *save, bool *out, fst_error *error) {
+    save_place place;
+    fst_status status = fsti_async_find_link(save->writer, &place, error);
+    fst_async_save *earlier =
+        status == FST_OK ? fsti_async_earlier_at(&place, UINT64_MAX, false) : NULL;
+    *out = earlier != NULL;
+    fsti_async_unref(earlier);
+    fsti_async_clear_place(&place);
+    return status;
+}
+
+/// Keeps what the path is a link to now: the program may change the link before the save is
+/// written.
+static fst_status follow_link(const fst_async_save *save, fst_error *error) {
+    const char *followed = save->place.link;
+    bool is_gone = false;
+    if (followed == NULL) return FST_OK;
+    FST_TRY(is_replaced(save, &is_gone, error));
+    if (is_gone) return FST_OK;
+    save->writer->target.followed = fsti_string_copy(followed, strlen(followed));
+    return save->writer->target.followed == NULL ? fsti_error_memory(error, strlen(followed))
+                                                 : FST_OK;
+}
+
 /// Plans the writer and its snapshot. The save has its pool and its options.
 static fst_status plan_save(fst_async_save *save, const fsti_async_request *request,
                             fst_error *error) {
@@ -47,6 +81,7 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     FST_TRY(fsti_writer_plan(&planned, &save->writer, error));
     save->bytes_total = save->writer->progress.bytes_total;
     FST_TRY(fsti_async_find_place(save->writer, &save->place, error));
+    FST_TRY(follow_link(save, error));
     FST_TRY(fsti_save_manifest_check(save->writer, save->manifest, error));
     const fst_async_options *options = &save->options;
     uint64_t memory = options->stage == FST_STAGE_NONE ? FSTI_BLOCK_COUNT_MIN * FSTI_BLOCK_BYTES
@@ -54,8 +89,9 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     fsti_snapshot_options snapshot = {.pool = save->pool,
                                       .memory_bytes = memory,
                                       .is_guarded = options->stage != FST_STAGE_COPY,
-                                      .is_unchanged = options->is_unchanged,
-                                      .context = options->context};
+                                      .is_unchanged =
+                                          options->is_unchanged == NULL ? NULL : ask_program,
+                                      .context = save};
     return fsti_snapshot_source_open(save->writer, &snapshot, error);
 }
 
@@ -100,12 +136,14 @@ fst_status fsti_async_save_start(const fsti_async_request *request, fst_async_sa
         fsti_async_unref(save);
         return status;
     }
-    // Bytes that no thread copies are copied here.
     bool copies = save->options.stage == FST_STAGE_COPY;
     uint32_t limit_ms = save->options.start_timeout_ms;
     atomic_fetch_add(&save->blocked_ns, fsti_now_ns() - save->start_ns);
+    // Bytes that no thread copies are copied here.
+    bool may_return = copies && limit_ms > 0 && save->helper_count > 0;
+    if (save->options.overlap == FST_OVERLAP_SUPERSEDE) fsti_async_cancel_earlier(save);
     if (copies || save->helper_count == 0)
-        (void)!fsti_async_save_stage(save, copies && limit_ms > 0 ? (int64_t)limit_ms : -1, NULL);
+        (void)!fsti_async_save_stage(save, may_return ? (int64_t)limit_ms : -1, NULL);
     *out = save; // whatever went wrong meanwhile is reported by the handle
     return FST_OK;
 }

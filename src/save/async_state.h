@@ -5,7 +5,8 @@
 ///   async_thread.c  the threads of a save, from its start to its end
 ///   async_copy.c    copies of the tensors, in the order of the saves
 ///   async_order.c   which saves run, and which must end before others
-///   async_state.c   references, places, ownership, cancellation
+///   async_place.c   the files that a save may replace
+///   async_state.c   references, ownership, cancellation
 #ifndef FSTI_ASYNC_STATE_H
 #define FSTI_ASYNC_STATE_H
 
@@ -13,15 +14,26 @@
 
 #define ASYNC_THREAD_COUNT_MAX 16u
 
-/// The files that a save replaces.
+/// A path, the target of its link, the same two of a manifest, and a folder.
+#define PLACE_NAME_COUNT_MAX 5
+
+/// A name of a file, or all names in a folder.
+typedef struct place_name {
+    char *folder; ///< without links, with a slash at its end; or a URL
+    char *path;   ///< in the folder; NULL: all names
+} place_name;
+
+/// The files that a save may replace or delete.
 typedef struct save_place {
-    char *path;
-    char *target; ///< `path` without links; NULL: it is too long for that
-    bool is_set;  ///< several files
+    char *path;       ///< for messages
+    const char *link; ///< what `path` is a link to, if that is followed; one of the names
+    place_name names[PLACE_NAME_COUNT_MAX];
+    size_t count;
+    bool is_link; ///< the name is a link's, which saves that follow it do not replace
 } save_place;
 
 struct fst_async_save {
-    fsti_refcount refs; ///< the handle, the writing thread, and the save that comes after
+    fsti_refcount refs; ///< the handle, the writing thread, and those that wait
     pid_t owner;
     fst_async_options options; ///< `save` is NULL
     fst_staging_pool *pool;    ///< until the end
@@ -30,6 +42,8 @@ struct fst_async_save {
     fst_writer *writer; ///< of the writing thread, which closes it
     fst_async_save *next_running;
     uint64_t start_ns;
+    uint64_t order_ns;  ///< when it was added to those that run; later ones have a later time
+    bool is_publishing; ///< the program publishes its files
     pthread_t helpers[ASYNC_THREAD_COUNT_MAX];
     uint32_t helper_count;
     atomic_bool is_cancelled;
@@ -38,9 +52,6 @@ struct fst_async_save {
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    /// The save that this one comes after, if that has not ended; after a cancelled one the one
-    /// before that.
-    fst_async_save *previous;
     uint32_t user_count; ///< callers that use the snapshot: the writing thread waits for them
     bool is_created;     ///< the writer has its files
     bool is_ending;      ///< `status` is known; no caller may begin to use the snapshot
@@ -57,34 +68,47 @@ struct fst_async_save {
 /// A save without pool and writer; NULL without memory.
 fst_async_save *fsti_async_make(const fsti_async_request *request);
 void fsti_async_unref(fst_async_save *save);
-/// Finds what a save replaces. The caller clears it, also after an error.
-fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error);
-/// The same for the file of a path, through its links.
-fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *error);
-void fsti_async_clear_place(save_place *place);
 /// FST_E_UNSUPPORTED in a forked child.
 fst_status fsti_async_check_owner(const fst_async_save *save, fst_error *error);
 /// Whether the save has failed and its result was never requested. Its lock is held.
 bool fsti_async_is_unheard(const fst_async_save *save);
 void fsti_async_log_unheard(const fst_async_save *save);
 
+// ---- places ----
+
+/// Finds what a save replaces. The caller clears it, also after an error.
+fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error);
+/// The same for the model at a path.
+fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *error);
+/// The link at the only path of a save that follows it; without a name if that is no link.
+fst_status fsti_async_find_link(const fst_writer *writer, save_place *out, fst_error *error);
+/// Whether the first place's save may replace a file of the other.
+bool fsti_async_are_same_place(const save_place *one, const save_place *other);
+void fsti_async_clear_place(save_place *place);
+
 // ---- order ----
 
-/// Says that this thread writes an asynchronous save.
-void fsti_async_note_thread(void);
-/// Whether a synchronous save of this thread may have to wait: asynchronous ones run in this
-/// process, and the thread does not write one.
-bool fsti_async_must_wait(void);
-/// A save of a place that runs and was started before a time; referenced, or NULL.
-fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t start_ns);
+/// Says that this thread calls the program for a save; NULL: no longer. Returns the save before.
+const fst_async_save *fsti_async_serve(const fst_async_save *save);
+/// The time that decides which asynchronous saves are earlier than a synchronous save of this
+/// thread: now, or the start of the save that the thread calls the program for, because that and
+/// later ones may wait for the thread. 0: none runs in this process.
+uint64_t fsti_async_order_ns(void);
+/// A save of a place that runs and was started before a time; referenced, or NULL. `publishes`: not
+/// one that waits until its files are published, perhaps by the caller.
+fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes);
 /// Waits until a save has ended, or for a short time.
 void fsti_async_await_a_little(fst_async_save *earlier);
-/// Adds a save to those that run, and finds the one that it comes after.
+/// Adds a save to those that run.
 void fsti_async_enter(fst_async_save *save);
+/// Cancels the saves that it supersedes.
+void fsti_async_cancel_earlier(fst_async_save *save);
+/// Notes whether the program publishes the files of a save.
+void fsti_async_note_publishing(fst_async_save *save, bool is_publishing);
 /// Gives the pool back, removes the save from those that run, and wakes who waits for its end.
 /// Returns whether its error must be logged: its handle was closed before.
 bool fsti_async_end(fst_async_save *save);
-/// Waits for the end of all saves before this one, or cancels them.
+/// Waits for the end of all saves before this one.
 fst_status fsti_async_await_turn(fst_async_save *save, fst_error *error);
 /// Returns a new reference to a save whose tensors must be copied next: `save` itself, unless an
 /// earlier one must precede it.

@@ -59,6 +59,7 @@ static fst_status publish_with_others(fst_async_save *save, fst_status status, f
     writer->target.folders_made = 0; // other processes may use the folder
     for (size_t f = 0; status == FST_OK && f < count; f++)
         paths[f] = fsti_writer_hidden_path(writer, (uint32_t)f);
+    fsti_async_note_publishing(save, true);
     status =
         save->options.publish(save->options.publish_context, status,
                               status == FST_OK ? paths : NULL, status == FST_OK ? count : 0, error);
@@ -103,7 +104,7 @@ static void *write_files(void *context) {
     fst_async_save *save = context;
     fst_error error;
     pid_t thread = (pid_t)syscall(SYS_gettid);
-    fsti_async_note_thread();
+    fsti_async_serve(save); // it is also the program's, in `progress` and `publish`
     // On Linux each thread has its own priority. A refusal is ignored.
     if (save->options.nice > 0)
         (void)setpriority(PRIO_PROCESS, (id_t)thread, (int)save->options.nice);
@@ -121,7 +122,8 @@ static uint32_t helper_count_of(const fst_async_options *options) {
     uint32_t count = options->thread_count;
     if (count == 0) count = copies ? (uint32_t)fsti_min(fsti_cpu_count(), COPY_THREADS_DEFAULT) : 1;
     if (count > ASYNC_THREAD_COUNT_MAX) count = ASYNC_THREAD_COUNT_MAX;
-    return copies ? count - 1 : count; // the caller is one of them
+    // The caller is one of them, unless it does not wait for the end.
+    return copies && (count > 1 || options->start_timeout_ms == 0) ? count - 1 : count;
 }
 
 /// Threads that can't be started are not missed where the caller copies.

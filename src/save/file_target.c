@@ -51,6 +51,7 @@ static fst_status find_rights(const fst_writer *writer, fsti_target *target, fst
 }
 
 static fst_status find_targets(fst_writer *writer, fst_error *error) {
+    const char *followed = writer->target.followed;
     bool is_sharded = writer->target.folder != NULL;
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (is_sharded)
@@ -63,8 +64,9 @@ static fst_status find_targets(fst_writer *writer, fst_error *error) {
         fsti_target *target = is_index ? &writer->target.index : &writer->contents.files[f].target;
         // A link in a sharded model is replaced, not followed: the index refers to files in its
         // folder, and the link's target may be in a shared store.
-        bool follow = !is_sharded && writer->options.replace_link == 0;
-        FST_TRY(fsti_target_find(writer->target.published[f], follow, target, error));
+        bool follow = !is_sharded && writer->options.replace_link == 0 && followed == NULL;
+        const char *path = followed != NULL ? followed : writer->target.published[f];
+        FST_TRY(fsti_target_find(path, follow, target, error));
         if (!is_sharded) FST_TRY(fsti_save_refuse_index_name(target->path, error));
         // Users who could not read the old file must not read its tensors elsewhere.
         FST_TRY(find_rights(writer, target, error));

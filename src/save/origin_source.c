@@ -57,7 +57,7 @@ fst_status fsti_origin_unchanged(const fst_writer *writer, fst_error *error) {
     if (fstat(fsti_file_identity(writer->source.origin), &info) != 0 || stat(path, &now) != 0 ||
         info.st_dev != now.st_dev || info.st_ino != now.st_ino)
         return fsti_error_set(error, FST_E_FILE_CHANGED, location,
-                              "the file was replaced while it was being edited");
+                              "the file was replaced while it was being read. Try again");
     return FST_OK;
 }
 

@@ -66,6 +66,8 @@ struct fst_writer {
 
 /// FST_E_UNSUPPORTED in a forked child.
 fst_status fsti_writer_check_owner(const fst_writer *writer, fst_error *error);
+/// Waits, if the path is a link, for the asynchronous saves that may replace it.
+fst_status fsti_async_await_link(fst_writer *writer, fst_error *error);
 /// Waits for the end of the asynchronous saves of the same files that were started before this one,
 /// so that they do not replace its files, or until it is cancelled. For other saves than those.
 fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error);

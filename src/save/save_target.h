@@ -53,6 +53,7 @@ typedef struct save_target {
     fsti_target index;   ///< of a sharded model
 
     // Of files.
+    char *followed;        ///< what the path was a link to when an asynchronous save began; or NULL
     fsti_anchor anchor;    ///< the working folder when the writer was opened
     unsigned folders_made; ///< created when opening
     char *set_member;      ///< an existing file of the model, for permissions; or NULL

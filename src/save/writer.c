@@ -131,7 +131,8 @@ fst_status fsti_writer_plan(const save_request *request, fst_writer **out, fst_e
 fst_status fsti_writer_begin(const save_request *request, fst_writer **out, fst_error *error) {
     fst_writer *writer;
     FST_TRY(fsti_writer_plan(request, &writer, error));
-    fst_status status = fsti_writer_create(writer, request->hidden, error);
+    fst_status status = fsti_async_await_link(writer, error);
+    if (status == FST_OK) status = fsti_writer_create(writer, request->hidden, error);
     if (status != FST_OK) {
         fsti_writer_close(writer);
         return status;
@@ -176,6 +177,7 @@ static void clear_memory(fst_writer *writer) {
     fsti_contents_clear(&writer->contents);
     fsti_free(writer->stream.coverage);
     fsti_free(target->set_member);
+    fsti_free(target->followed);
     fsti_free(target->published);
     fsti_free(target->folder);
     fsti_free(target->stem);

@@ -21,6 +21,7 @@ struct fst_staging_pool {
     size_t segment_count, segment_capacity;
     char **free_blocks;
     size_t free_count, block_count, free_capacity;
+    bool is_growing; ///< a thread allocates memory for it
 };
 
 /// Takes a free block, or returns NULL. The pool's lock must be held, also for the next function.

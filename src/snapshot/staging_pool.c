@@ -125,17 +125,29 @@ uint64_t fsti_staging_pool_bytes(fst_staging_pool *pool) {
     return bytes;
 }
 
-fst_status fsti_staging_pool_reserve(fst_staging_pool *pool, size_t count, fst_error *error) {
-    pthread_mutex_lock(&pool->lock);
-    size_t have = pool->block_count;
-    pthread_mutex_unlock(&pool->lock);
-    if (count > pool->count_max) count = pool->count_max;
-    if (have >= count) return FST_OK;
+/// Adds blocks to the `have` ones.
+static fst_status grow(fst_staging_pool *pool, size_t have, size_t count, fst_error *error) {
     bool is_enough = have >= FSTI_BLOCK_COUNT_MIN;
     fst_status status = add_segment(pool, count - have, false, is_enough ? NULL : error);
     if (status == FST_OK || is_enough) return FST_OK;
     // The minimum is enough then, because a written block is reused at once.
     return add_segment(pool, (size_t)fsti_min(count, FSTI_BLOCK_COUNT_MIN) - have, false, error);
+}
+
+fst_status fsti_staging_pool_reserve(fst_staging_pool *pool, size_t count, fst_error *error) {
+    if (count > pool->count_max) count = pool->count_max;
+    pthread_mutex_lock(&pool->lock);
+    while (pool->is_growing) pthread_cond_wait(&pool->changed, &pool->lock);
+    size_t have = pool->block_count;
+    pool->is_growing = have < count;
+    pthread_mutex_unlock(&pool->lock);
+    if (have >= count) return FST_OK;
+    fst_status status = grow(pool, have, count, error);
+    pthread_mutex_lock(&pool->lock);
+    pool->is_growing = false;
+    pthread_cond_broadcast(&pool->changed);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
 }
 
 char *fsti_staging_pool_take(fst_staging_pool *pool) {

@@ -19,11 +19,15 @@
 extern "C" {
 #endif
 
-/// Staging memory that is kept between saves, in huge pages if possible. Saves that share a pool,
-/// and saves to one path, are written one at a time, in the order of their calls; a later save
+/// Staging memory that is kept between saves, in huge pages if possible. May be used from any
+/// thread. After a fork(), the child can only close a pool.
+///
+/// Saves that share a pool, and saves that may replace or delete the same files (a model, old files
+/// of its set, a manifest), are written one at a time, in the order of their calls; a later save
 /// begins to copy its tensors when the earlier one has copied its own. A synchronous save
-/// (fst_writer_commit()) waits for the earlier ones of its path. May be used from any thread.
-/// After a fork(), the child can only close a pool.
+/// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. If
+/// a callback of a save saves itself, that counts as older than the save, and it waits only for
+/// saves that are older still. A link at the path is followed when a save is started.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size; less than 32 MiB counts as 32 MiB; 0: what the
@@ -57,11 +61,12 @@ typedef enum fst_stage {
 } fst_stage;
 #define FST_STAGE_COUNT 3
 
-/// What a save does about an unfinished earlier save with the same pool, or to the same path or
-/// folder with any pool.
+/// What a save does about unfinished earlier saves with the same pool, or of the same files with
+/// any pool.
 typedef enum fst_overlap {
-    FST_OVERLAP_ORDER = 0,     ///< it is written after the earlier one
-    FST_OVERLAP_SUPERSEDE = 1, ///< it cancels the earlier one, unless its files are in place
+    FST_OVERLAP_ORDER = 0, ///< it is written after them
+    /// When it starts, it cancels them all, except those whose files are in place.
+    FST_OVERLAP_SUPERSEDE = 1,
 } fst_overlap;
 #define FST_OVERLAP_COUNT 2
 
@@ -75,7 +80,7 @@ typedef struct fst_async_options {
     uint32_t thread_count;
     uint32_t nice; ///< priority of the writing threads; 0: the caller's, 19: the lowest
     /// FST_STAGE_COPY: fst_async_save_start() returns after this time even if bytes are left to
-    /// copy; fst_async_save_stage() copies the rest. 0: no limit.
+    /// copy; a thread copies the rest, together with fst_async_save_stage(). 0: no limit.
     uint32_t start_timeout_ms;
     /// The most staging memory of this save; less than 32 MiB counts as 32 MiB; 0: the pool's
     /// limit. If the tensors are larger, the copy waits until earlier bytes are written.
@@ -83,8 +88,7 @@ typedef struct fst_async_options {
     fst_staging_pool *pool; ///< NULL: memory for this save alone
     /// Returns whether the tensors are unchanged since the call; 0 fails the save with
     /// FST_E_FILE_CHANGED. Called once, by the thread that copies the last byte, or that finds a
-    /// sample changed, unless the save has failed before. Must not use this save, nor save to its
-    /// path: that would wait for this save. May be NULL.
+    /// sample changed, unless the save has failed before. Must not use this save. May be NULL.
     int (*is_unchanged)(void *context);
     void *context;
     /// For a set of files that several processes save: called once by the writing thread instead of

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The files that a save may replace or delete, and whether those of two saves may be the same.
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "async_state.h"
+
+static bool is_url(const char *path) { return fsti_location_is_url(path); }
+
+/// Adds a path. Its folder is one without links; `follows`: so is its last part.
+static fst_status add_name(save_place *place, const char *path, bool follows, fst_error *error) {
+    char resolved[PATH_MAX];
+    const fsti_target_kind *kind = is_url(path) ? &fsti_target_objects : &fsti_target_files;
+    place_name *name = &place->names[place->count];
+    if (kind->resolve(path, follows, resolved)) path = resolved; // otherwise it is too long
+    name->path = fsti_string_copy(path, strlen(path));
+    if (name->path != NULL) name->folder = fsti_location_folder(name->path, false);
+    place->count++;
+    return name->folder == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
+}
+
+/// Adds a path, and what it is a link to.
+static fst_status add_link(save_place *place, const char *path, fst_error *error) {
+    FST_TRY(add_name(place, path, false, error));
+    return is_url(path) ? FST_OK : add_name(place, path, true, error);
+}
+
+/// Adds every name in the folder of a path.
+static fst_status add_folder(save_place *place, const char *path, fst_error *error) {
+    FST_TRY(add_name(place, path, false, error));
+    place_name *name = &place->names[place->count - 1];
+    fsti_free(name->path);
+    name->path = NULL;
+    return FST_OK;
+}
+
+/// The path of a manifest of another name than the model's; NULL: none.
+static const char *manifest_of(const fst_writer *writer) {
+    const char *found = writer->publication.manifest.target.path; // once the writer has its files
+    if (found == NULL) found = writer->options.manifest;
+    return found == NULL || found[0] == '\0' ? NULL : found;
+}
+
+fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_error *error) {
+    const char *path = writer->target.published[0];
+    *out = (save_place){.path = fsti_string_copy(path, strlen(path))};
+    if (out->path == NULL) return fsti_error_memory(error, strlen(path));
+    if (writer->target.folder != NULL)
+        FST_TRY(add_folder(out, path, error)); // old files of the set are deleted
+    else if (writer->options.replace_link != 0)
+        FST_TRY(add_name(out, path, false, error));
+    else
+        FST_TRY(add_link(out, path, error));
+    if (out->count == 2 && strcmp(out->names[0].path, out->names[1].path) != 0)
+        out->link = out->names[1].path;
+    const char *manifest = manifest_of(writer);
+    return manifest == NULL ? FST_OK : add_link(out, manifest, error);
+}
+
+fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *error) {
+    struct stat info;
+    *out = (save_place){.path = fsti_string_copy(path, strlen(path))};
+    if (out->path == NULL) return fsti_error_memory(error, strlen(path));
+    FST_TRY(add_link(out, path, error));
+    if (is_url(path) || (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))) return FST_OK;
+    // The model of a folder, perhaps of one that a save will create.
+    char *inside = fsti_location_join(path, "/model");
+    if (inside == NULL) return fsti_error_memory(error, strlen(path));
+    fst_status status = add_folder(out, inside, error);
+    fsti_free(inside);
+    return status;
+}
+
+fst_status fsti_async_find_link(const fst_writer *writer, save_place *out, fst_error *error) {
+    struct stat info;
+    const char *path = writer->target.published[0];
+    *out = (save_place){.is_link = true};
+    if (writer->target.folder != NULL || writer->options.replace_link != 0 || is_url(path) ||
+        lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
+        return FST_OK;
+    return add_name(out, path, false, error);
+}
+
+static bool are_same_name(const place_name *one, const place_name *other) {
+    if (!fsti_location_is_same(one->folder, other->folder)) return false;
+    return one->path == NULL || other->path == NULL ||
+           fsti_location_is_same(one->path, other->path);
+}
+
+bool fsti_async_are_same_place(const save_place *one, const save_place *other) {
+    size_t followed = other->is_link && one->link != NULL; // the first name is the link's
+    for (size_t i = followed; i < one->count; i++)
+        for (size_t j = 0; j < other->count; j++)
+            if (are_same_name(&one->names[i], &other->names[j])) return true;
+    return false;
+}
+
+void fsti_async_clear_place(save_place *place) {
+    fsti_free(place->path);
+    for (size_t i = 0; i < place->count; i++) {
+        fsti_free(place->names[i].folder);
+        fsti_free(place->names[i].path);
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Asynchronous saves that share staging memory, and those that supersede others.
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "async_fixture.h"
+#include "check.h"
+#include "fixture.h"
+
+#define BIG_BYTES (40 * MIB)
+#define THREAD_COUNT 3
+
+static unsigned char big[BIG_BYTES];
+static const uint64_t big_shape[] = {BIG_BYTES};
+static fst_staging_pool *pool;
+
+static fst_save_tensor big_tensor(void) {
+    fst_save_tensor tensor = {.struct_size = sizeof tensor, .name = "big", .name_size = SIZE_MAX};
+    tensor.dtype = FST_DTYPE_U8, tensor.rank = 1, tensor.shape = big_shape, tensor.data = big;
+    return tensor;
+}
+
+static atomic_bool may_write;
+/// Holds the writing thread up, until the context or `may_write` is true.
+static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                         size_t tensors_total) {
+    (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    atomic_bool *gate = context == NULL ? &may_write : context;
+    while (!atomic_load(gate)) usleep(1000);
+    return 0;
+}
+
+static void *release_soon(void *unused) {
+    usleep(50000);
+    atomic_store(&may_write, true);
+    return unused;
+}
+
+static fst_status start_big(const char *path, fst_async_options *options, fst_async_save **out) {
+    fst_save_tensor tensor = big_tensor();
+    return fst_async_save_start(path, &tensor, 1, options, out, NULL);
+}
+
+static pthread_barrier_t barrier;
+
+static void *save_big(void *path) {
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.pool = pool;
+    pthread_barrier_wait(&barrier);
+    if (start_big(path, &options, &save) != FST_OK) return NULL;
+    fst_status status = fst_async_save_wait(save, -1, NULL);
+    fst_async_save_close(save);
+    return status == FST_OK ? path : NULL;
+}
+
+TEST(saves_that_start_at_once_keep_the_limit_of_their_pool)
+{
+    static char paths[THREAD_COUNT][4096];
+    for (int round = 0; round < 5; round++) {
+        pthread_t threads[THREAD_COUNT];
+        void *done;
+        CHECK_INT(fst_staging_open(BIG_BYTES, 0, &pool, NULL), FST_OK);
+        pthread_barrier_init(&barrier, NULL, THREAD_COUNT);
+        for (int i = 0; i < THREAD_COUNT; i++) {
+            snprintf(paths[i], sizeof paths[i], "%s-%d", fixture_path("at-once"), i);
+            CHECK(pthread_create(&threads[i], NULL, save_big, paths[i]) == 0);
+        }
+        for (int i = 0; i < THREAD_COUNT; i++) {
+            CHECK(pthread_join(threads[i], &done) == 0);
+            CHECK(done == paths[i]);
+        }
+        CHECK(fst_staging_bytes(pool) <= BIG_BYTES);
+        pthread_barrier_destroy(&barrier);
+        fst_staging_close(pool);
+    }
+}
+
+TEST(a_start_with_a_time_limit_leaves_the_rest_to_a_thread)
+{
+    fst_async_save *save;
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.thread_count = 1;
+    options.start_timeout_ms = 1;
+    CHECK_INT(start_big(fixture_path("rest"), &options, &save), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, 20000, NULL), FST_OK);
+    fst_async_save_close(save);
+}
+
+/// The new save would wait for the memory that the old one holds.
+TEST(a_superseded_save_is_not_written_first)
+{
+    fst_async_save *old, *new;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    pthread_t thread;
+    held.progress = wait_to_write;
+    CHECK_INT(fst_staging_open(0, 0, &pool, NULL), FST_OK);
+    options.pool = pool;
+    options.save = &held;
+    atomic_store(&may_write, false);
+    CHECK_INT(start_big(fixture_path("superseded"), &options, &old), FST_OK);
+    CHECK(pthread_create(&thread, NULL, release_soon, NULL) == 0);
+    options.save = NULL;
+    options.overlap = FST_OVERLAP_SUPERSEDE;
+    CHECK_INT(start_big(fixture_path("superseded"), &options, &new), FST_OK);
+    CHECK_INT(fst_async_save_wait(old, -1, NULL), FST_E_CANCELLED);
+    CHECK(async_stats_of(old).bytes_written < BIG_BYTES);
+    CHECK_INT(fst_async_save_wait(new, -1, NULL), FST_OK);
+    pthread_join(thread, NULL);
+    fst_async_save_close(old);
+    fst_async_save_close(new);
+    fst_staging_close(pool);
+}
+
+/// One has the same pool, and one the same path.
+TEST(a_save_supersedes_all_earlier_ones_of_its_pool_and_path)
+{
+    fst_async_save *by_path, *by_pool, *last;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    atomic_bool may_go_on = false;
+    held.progress = wait_to_write;
+    options.save = &held;
+    CHECK_INT(fst_staging_open(0, 2 * BIG_BYTES + 8 * MIB, &pool, NULL), FST_OK);
+    atomic_store(&may_write, false);
+    CHECK_INT(start_big(fixture_path("one"), &options, &by_path), FST_OK);
+    options.pool = pool;
+    held.progress_context = &may_go_on;
+    CHECK_INT(start_big(fixture_path("two"), &options, &by_pool), FST_OK);
+    options.save = NULL;
+    options.overlap = FST_OVERLAP_SUPERSEDE;
+    CHECK_INT(start_big(fixture_path("one"), &options, &last), FST_OK);
+    atomic_store(&may_write, true);
+    CHECK_INT(fst_async_save_wait(by_path, -1, NULL), FST_E_CANCELLED);
+    atomic_store(&may_go_on, true);
+    CHECK_INT(fst_async_save_wait(last, -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(by_pool, -1, NULL), FST_E_CANCELLED);
+    fst_async_save_close(by_path);
+    fst_async_save_close(by_pool);
+    fst_async_save_close(last);
+    fst_staging_close(pool);
+}
