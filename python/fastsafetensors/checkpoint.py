@@ -361,7 +361,8 @@ class FastSafetensorsWriter(StorageWriter):  # type: ignore[misc,unused-ignore]
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO:
                 raise ValueError(f"{printable(item.index.fqn)} is not a tensor, and the files only "
-                                 "contain tensors")
+                                 "contain tensors. Take numbers out of the state before, and "
+                                 "save them with json or torch.save")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from fastsafetensors import safe_open  # noqa: E402
 from fastsafetensors._checkpoints.consolidate import copy_range  # noqa: E402
+from fastsafetensors._checkpoints.state_codec import encode_state  # noqa: E402
 from fastsafetensors.checkpoint import FastSafetensorsWriter, consolidate  # noqa: E402
 from fastsafetensors.distributed import save_on_ranks, save_on_ranks_async  # noqa: E402
 from fastsafetensors.torch import load_file, save_file  # noqa: E402
@@ -389,3 +390,12 @@ def test_keys_that_are_no_text(tmp_path):
     sizes = {name: len(tensor) for name, tensor in load_file(tmp_path / "out").items()}
     assert sizes == {"('layer', 0)": 2, "b'k'": 2, "3.True": 1, "8": 3, "(1, 2)": 4, "(5,)": 5,
                      "model": 6}
+
+
+def test_the_state_of_one_rank_is_exported_without_its_description(tmp_path):
+    tensors = {f"rank-{rank}.{name}": value for rank in range(2)
+               for name, value in encode_state({"r": torch.ones(3) * rank}).items()}
+    save_file(tensors, tmp_path / "checkpoint.safetensors")
+    found = load_file(consolidate(tmp_path / "checkpoint.safetensors", tmp_path / "hf",
+                                  prefix="rank-1."))
+    assert list(found) == ["r"]

@@ -482,3 +482,14 @@ def test_metadata_that_torch_cannot_read_is_left_out(tmp_path: pathlib.Path) -> 
     with CheckpointManager(tmp_path) as manager:
         manager.save(1, {"model": found})
     assert CheckpointManager(tmp_path).resume({"model": model}) == 1
+
+
+def test_loaded_tensors_lie_where_torch_would_have_them(tmp_path: pathlib.Path) -> None:
+    state = {"list": [torch.arange(float(1001 + i)) for i in range(20)]}
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, state)
+    checkpoint = CheckpointManager(tmp_path).latest()
+    assert checkpoint is not None
+    loaded = checkpoint.load()["list"]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in loaded)
+    assert all(map(torch.equal, loaded, state["list"]))

@@ -28,6 +28,8 @@ from .state_codec import decode_state
 
 _log = logging.getLogger("fastsafetensors")
 STEM = "checkpoint"
+MANIFEST = "model.manifest"
+ALIGNMENT = 64  # of memory that torch allocates
 # The exact names that CheckpointManager gives: a copy called "step-005" is not its checkpoint.
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 _HIDDEN = re.compile(r"\.step-(0|[1-9][0-9]*)(\.[0-9a-f]{16})?\.deleted")
@@ -77,13 +79,31 @@ class Checkpoint:
         check_switch("verify", verify)
         how: dict[str, Any] = {"mode": "load", "verify": verify or None}
         if self.ranks == 1 and rank in (None, 0):
-            return _decode(self.path, load_file(self.path, device, **how))
+            return _decode(self.path, self._read(device, how))
         if rank is None or not 0 <= rank < self.ranks:
             raise ValueError(f"{printable(self.path)} has the states of {self.ranks} ranks: rank "
                              f"must be 0 to {self.ranks - 1}, not {rank}")
         prefix = rank_prefix(rank)
-        found = load_file(self.path, device, filter=lambda name: name.startswith(prefix), **how)
+        found = self._read(device, {**how, "filter": lambda name: name.startswith(prefix)})
         return _decode(self.path, {name[len(prefix):]: found[name] for name in found})
+
+    def _read(self, device: Any, how: dict[str, Any]) -> dict[str, Any]:
+        """Load tensors, in memory that is aligned as torch aligns its own.
+
+        Some kernels, such as dot products, round differently elsewhere, and a run that goes on
+        would then have other bits than the one that was interrupted.
+        """
+        try:
+            found = load_file(self.path, device, **how)
+        except FileNotFoundError:
+            if not how["verify"] or not self.path.is_dir() or (self.path / MANIFEST).exists():
+                raise
+            words = ("the checkpoint has no checksums: its save was killed before it wrote them, "
+                     "or had manifest=False. Load it with verify=False, delete its folder, or make "
+                     "checksums with 'fastsafetensors hash --manifest FOLDER'")
+            raise FileNotFoundError(errno.ENOENT, words, str(self.path)) from None
+        return {name: tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+                for name, tensor in found.items()}
 
 
 def _decode(path: Path, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -280,11 +280,11 @@ def _chosen(stored: dict[str, list[StoredPart]], prefix: str) -> dict[str, list[
     A checkpoint of CheckpointManager has a tensor of several names under the first of them; its
     description has the others.
     """
-    chosen = {name[len(prefix):]: parts for name, parts in stored.items()
-              if name.startswith(prefix)}
     match = _RANK.match(prefix)
     rank = match[0] if match and match[0] + DESCRIPTION in stored else ""
     described = rank + DESCRIPTION
+    chosen = {name[len(prefix):]: parts for name, parts in stored.items()
+              if name.startswith(prefix) and not (prefix and name == described)}
     if not prefix or described not in stored:
         return chosen
     with OpenLoad(stored[described][0].model, [described], mode="load") as loader:

@@ -153,8 +153,10 @@ class _Encoder:
             plain = value.item()
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
-        raise TypeError(f"{printable(path)}: a {printable(kind.__qualname__)} can't be saved; "
-                        "tensors, NumPy arrays, int, float, bool, str, bytes, None, dicts, lists "
+        name = printable(kind.__qualname__)
+        article = "an" if name[0] in "aeiouAEIOU" else "a"
+        raise TypeError(f"{printable(path)}: {article} {name} can't be saved; tensors, "
+                        "NumPy arrays, int, float, bool, str, bytes, None, dicts, lists "
                         "and tuples of these can")
 
 

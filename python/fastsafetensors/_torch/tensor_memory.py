@@ -50,6 +50,7 @@ def _no_memory(name: str, tensor: Any) -> RuntimeError:
     kind = type(tensor).__name__
     text = f"`{printable(name)}` is a {kind} that has no memory for its {tensor.nbytes} bytes"
     if hasattr(tensor, "full_tensor"):
+        text = f"`{printable(name)}` is a {kind}, a part of a tensor on several ranks"
         advice = (
             "save `.full_tensor()`, or the whole state with "
             "fastsafetensors.checkpoint.FastSafetensorsWriter (torch.distributed.checkpoint)"
