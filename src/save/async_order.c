@@ -139,7 +139,8 @@ uint64_t fsti_async_order_ns(void) {
     bool is_busy = running.owner == getpid() && running.first != NULL;
     uint64_t latest = is_busy ? running.first->order_ns + 1 : 0;
     pthread_mutex_unlock(&running.lock);
-    return is_busy && served != NULL ? served->order_ns : latest;
+    bool is_serving = served != NULL && served->owner == getpid(); // not in a child of a callback
+    return is_busy && is_serving ? served->order_ns : latest;
 }
 
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes) {
