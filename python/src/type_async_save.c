@@ -103,6 +103,7 @@ static void release_tensors(async_object *object) {
 /// The question whether the tensors are unchanged.
 typedef struct unchanged_question {
     PyObject *callable;
+    const fst_async_save *save; ///< that the library asks for
     int is_unchanged;
 } unchanged_question;
 
@@ -115,6 +116,7 @@ static void call_unchanged(unchanged_question *question) {
 }
 
 static void *answer_unchanged(void *context) {
+    (void)fst_async_save_serve(((unchanged_question *)context)->save);
     PyGILState_STATE gil = PyGILState_Ensure();
     call_unchanged(context);
     PyGILState_Release(gil);
@@ -125,8 +127,9 @@ static void *answer_unchanged(void *context) {
 /// thread calls the program's function: in the main thread signal handlers would run meanwhile, and
 /// their exceptions would be taken for the answer, or they would wait for this very save.
 static int ask_unchanged(void *context) {
-    unchanged_question question = {0};
+    unchanged_question question = {.save = fst_async_save_serve(NULL)};
     pthread_t thread;
+    (void)fst_async_save_serve(question.save);
     PyGILState_STATE gil = PyGILState_Ensure();
     question.callable = Py_NewRef(((async_object *)context)->is_unchanged);
     int is_asked = 0;

@@ -76,6 +76,10 @@ fst_status fst_async_save_wait(fst_async_save *save, int64_t timeout_ms, fst_err
     return fsti_async_save_wait(save, timeout_ms, error);
 }
 
+const fst_async_save *fst_async_save_serve(const fst_async_save *save) {
+    return fsti_async_serve(save);
+}
+
 void fst_async_save_cancel(fst_async_save *save) {
     API_DEFER_CANCEL;
     if (save != NULL) fsti_async_save_cancel(save);

@@ -30,6 +30,7 @@ static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error
 }
 
 fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
+    if (fsti_async_is_serving()) return FST_OK; // its save may be one of them
     for (;;) {
         fst_async_save *next = fsti_async_next_to_copy(save);
         fst_status status = next == save ? FST_OK : copy_one(next, deadline_ns, NULL);

@@ -26,6 +26,8 @@ const fst_async_save *fsti_async_serve(const fst_async_save *save) {
     return before;
 }
 
+bool fsti_async_is_serving(void) { return served != NULL && served->owner == getpid(); }
+
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
     return earlier->pool == save->pool || fsti_async_are_same_place(&earlier->place, &save->place);
 }
@@ -139,8 +141,7 @@ uint64_t fsti_async_order_ns(void) {
     bool is_busy = running.owner == getpid() && running.first != NULL;
     uint64_t latest = is_busy ? running.first->order_ns + 1 : 0;
     pthread_mutex_unlock(&running.lock);
-    bool is_serving = served != NULL && served->owner == getpid(); // not in a child of a callback
-    return is_busy && is_serving ? served->order_ns : latest;
+    return is_busy && fsti_async_is_serving() ? served->order_ns : latest;
 }
 
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes) {

@@ -17,7 +17,12 @@ static fst_status add_name(save_place *place, const char *path, bool follows, fs
     name->path = fsti_string_copy(path, strlen(path));
     if (name->path != NULL) name->folder = fsti_location_folder(name->path, false);
     place->count++;
-    return name->folder == NULL ? fsti_error_memory(error, strlen(path)) : FST_OK;
+    if (name->folder == NULL) return fsti_error_memory(error, strlen(path));
+    struct stat info;
+    if (is_url(path) || stat(name->folder, &info) != 0) return FST_OK;
+    name->device = info.st_dev; // a folder may have several paths, by bind mounts
+    name->inode = info.st_ino;
+    return FST_OK;
 }
 
 /// Adds a path, and what it is a link to.
@@ -26,13 +31,15 @@ static fst_status add_link(save_place *place, const char *path, fst_error *error
     return is_url(path) ? FST_OK : add_name(place, path, true, error);
 }
 
-/// Adds every name in the folder of a path.
-static fst_status add_folder(save_place *place, const char *path, fst_error *error) {
+/// Adds the names of a set in the folder of a path; `stem` NULL: every name.
+static fst_status add_set(save_place *place, const char *path, const char *stem, fst_error *error) {
     FST_TRY(add_name(place, path, false, error));
     place_name *name = &place->names[place->count - 1];
     fsti_free(name->path);
     name->path = NULL;
-    return FST_OK;
+    if (stem == NULL) return FST_OK;
+    name->stem = fsti_string_copy(stem, strlen(stem));
+    return name->stem == NULL ? fsti_error_memory(error, strlen(stem)) : FST_OK;
 }
 
 /// The path of a manifest of another name than the model's; NULL: none.
@@ -46,8 +53,8 @@ fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_
     const char *path = writer->target.published[0];
     *out = (save_place){.path = fsti_string_copy(path, strlen(path))};
     if (out->path == NULL) return fsti_error_memory(error, strlen(path));
-    if (writer->target.folder != NULL)
-        FST_TRY(add_folder(out, path, error)); // old files of the set are deleted
+    if (writer->target.folder != NULL) // old files of the set are deleted
+        FST_TRY(add_set(out, path, writer->target.stem, error));
     else if (writer->options.replace_link != 0)
         FST_TRY(add_name(out, path, false, error));
     else
@@ -67,7 +74,7 @@ fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *er
     // The model of a folder, perhaps of one that a save will create.
     char *inside = fsti_location_join(path, "/model");
     if (inside == NULL) return fsti_error_memory(error, strlen(path));
-    fst_status status = add_folder(out, inside, error);
+    fst_status status = add_set(out, inside, NULL, error);
     fsti_free(inside);
     return status;
 }
@@ -82,10 +89,38 @@ fst_status fsti_async_find_link(const fst_writer *writer, save_place *out, fst_e
     return add_name(out, path, false, error);
 }
 
+static bool are_same_folder(const place_name *one, const place_name *other) {
+    if (one->inode != 0 && one->inode == other->inode && one->device == other->device) return true;
+    return fsti_location_is_same(one->folder, other->folder);
+}
+
+/// Whether a file is one of a set's, or describes one of them.
+static bool is_in_set(const char *path, const char *stem) {
+    static const char *const endings[] = {".manifest", ".digest"};
+    const char *name = path + strlen(path);
+    while (name > path && name[-1] != '/') name--;
+    size_t size = strlen(name);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t ending = strlen(endings[i]);
+        if (size > ending && memcmp(name + size - ending, endings[i], ending) == 0) size -= ending;
+    }
+    return fsti_save_is_shard(name, size, stem) || fsti_save_is_single(name, size, stem) ||
+           fsti_save_is_index(name, size, stem);
+}
+
+/// Whether two names in one folder may be of one file.
+static bool may_meet(const place_name *one, const place_name *other) {
+    if (one->path != NULL && other->path != NULL)
+        return strcmp(fsti_path_name(one->path), fsti_path_name(other->path)) == 0 ||
+               fsti_location_is_same(one->path, other->path);
+    if (one->path == NULL && other->path == NULL)
+        return one->stem == NULL || other->stem == NULL || strcmp(one->stem, other->stem) == 0;
+    const place_name *file = one->path != NULL ? one : other, *set = file == one ? other : one;
+    return set->stem == NULL || is_in_set(file->path, set->stem);
+}
+
 static bool are_same_name(const place_name *one, const place_name *other) {
-    if (!fsti_location_is_same(one->folder, other->folder)) return false;
-    return one->path == NULL || other->path == NULL ||
-           fsti_location_is_same(one->path, other->path);
+    return are_same_folder(one, other) && may_meet(one, other);
 }
 
 bool fsti_async_are_same_place(const save_place *one, const save_place *other) {
@@ -101,5 +136,6 @@ void fsti_async_clear_place(save_place *place) {
     for (size_t i = 0; i < place->count; i++) {
         fsti_free(place->names[i].folder);
         fsti_free(place->names[i].path);
+        fsti_free(place->names[i].stem);
     }
 }

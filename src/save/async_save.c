@@ -97,7 +97,9 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
 
 static fst_status open_pool(fst_async_save *save, fst_error *error) {
     fst_staging_pool *given = save->options.pool;
-    if (given == NULL) return fsti_staging_pool_open(0, 0, &save->pool, error);
+    // The pool's memory may be that of a save that waits for this thread.
+    if (given == NULL || fsti_async_is_serving())
+        return fsti_staging_pool_open(0, 0, &save->pool, error);
     FST_TRY(fsti_staging_pool_check_owner(given, error));
     save->pool = fsti_staging_pool_ref(given);
     return FST_OK;

@@ -14,13 +14,16 @@
 
 #define ASYNC_THREAD_COUNT_MAX 16u
 
-/// A path, the target of its link, the same two of a manifest, and a folder.
-#define PLACE_NAME_COUNT_MAX 5
+/// A path, the target of its link, and the same two of a manifest; or a folder.
+#define PLACE_NAME_COUNT_MAX 4
 
-/// A name of a file, or all names in a folder.
+/// A name of a file, or several names in a folder.
 typedef struct place_name {
     char *folder; ///< without links, with a slash at its end; or a URL
-    char *path;   ///< in the folder; NULL: all names
+    char *path;   ///< in the folder; NULL: several names
+    char *stem;   ///< of a set whose files and index are meant; NULL: all names
+    dev_t device; ///< of the folder; with `inode` 0: it does not exist, or is a URL
+    ino_t inode;
 } place_name;
 
 /// The files that a save may replace or delete.
@@ -88,8 +91,8 @@ void fsti_async_clear_place(save_place *place);
 
 // ---- order ----
 
-/// Says that this thread calls the program for a save; NULL: no longer. Returns the save before.
-const fst_async_save *fsti_async_serve(const fst_async_save *save);
+/// Whether this thread calls the program for a save, which may wait for what the thread does.
+bool fsti_async_is_serving(void);
 /// The time that decides which asynchronous saves are earlier than a synchronous save of this
 /// thread: now, or the start of the save that the thread calls the program for, because that and
 /// later ones may wait for the thread. 0: none runs in this process.
