@@ -20,10 +20,32 @@ static void end_use(fst_async_save *save) {
     pthread_mutex_unlock(&save->lock);
 }
 
+/// Waits for the end of the threads that read the tensors of a save that is ending.
+static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
+    struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                                .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    int failure = 0;
+    pthread_mutex_lock(&save->lock);
+    while (save->writer != NULL && failure == 0) {
+        if (deadline_ns == UINT64_MAX)
+            pthread_cond_wait(&save->changed, &save->lock);
+        else
+            failure = pthread_cond_timedwait(&save->changed, &save->lock, &deadline);
+    }
+    bool is_late = save->writer != NULL;
+    pthread_mutex_unlock(&save->lock);
+    if (!is_late) return FST_OK;
+    return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
+                          "the tensors of a save that is ending are still being read");
+}
+
 /// Copies what is left of one save's tensors. A save that has failed needs no copies.
 static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
     fst_status status;
-    if (!begin_use(save, &status, error)) return status;
+    if (!begin_use(save, &status, error)) {
+        FST_TRY(await_readers(save, deadline_ns, error));
+        return status;
+    }
     status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
     end_use(save);
     return status;

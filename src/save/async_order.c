@@ -146,9 +146,14 @@ uint64_t fsti_async_order_ns(void) {
 
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes) {
     pthread_mutex_lock(&running.lock);
+    // What is published is perhaps the files of a save, for which later saves wait.
+    for (fst_async_save *other = running.first; publishes && other != NULL;
+         other = other->next_running)
+        if (other->is_publishing && fsti_async_are_same_place(&other->place, place))
+            order_ns = fsti_min(order_ns, other->order_ns);
     fst_async_save *other = running.first;
-    while (other != NULL && (other->order_ns >= order_ns || (publishes && other->is_publishing) ||
-                             !fsti_async_are_same_place(&other->place, place)))
+    while (other != NULL &&
+           (other->order_ns >= order_ns || !fsti_async_are_same_place(&other->place, place)))
         other = other->next_running;
     if (other != NULL) fsti_refcount_ref(&other->refs);
     pthread_mutex_unlock(&running.lock);

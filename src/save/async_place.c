@@ -42,6 +42,24 @@ static fst_status add_set(save_place *place, const char *path, const char *stem,
     return name->stem == NULL ? fsti_error_memory(error, strlen(stem)) : FST_OK;
 }
 
+/// Adds a path, and what it was a link to when the writer followed it.
+static fst_status add_followed(save_place *place, const fst_writer *writer, fst_error *error) {
+    const char *path = writer->target.published[0], *target = writer->contents.files[0].target.path;
+    if (target == NULL || is_url(path)) return add_link(place, path, error);
+    FST_TRY(add_name(place, path, false, error));
+    return add_name(place, target, false, error);
+}
+
+/// An old one is deleted.
+static fst_status add_usual_manifest(save_place *place, const fst_writer *writer,
+                                     fst_error *error) {
+    char *usual = fsti_save_manifest_usual(writer);
+    if (usual == NULL) return fsti_error_memory(error, 64);
+    fst_status status = add_name(place, usual, false, error);
+    fsti_free(usual);
+    return status;
+}
+
 /// The path of a manifest of another name than the model's; NULL: none.
 static const char *manifest_of(const fst_writer *writer) {
     const char *found = writer->publication.manifest.target.path; // once the writer has its files
@@ -58,9 +76,10 @@ fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_
     else if (writer->options.replace_link != 0)
         FST_TRY(add_name(out, path, false, error));
     else
-        FST_TRY(add_link(out, path, error));
+        FST_TRY(add_followed(out, writer, error));
     if (out->count == 2 && strcmp(out->names[0].path, out->names[1].path) != 0)
         out->link = out->names[1].path;
+    if (writer->target.folder == NULL) FST_TRY(add_usual_manifest(out, writer, error));
     const char *manifest = manifest_of(writer);
     return manifest == NULL ? FST_OK : add_link(out, manifest, error);
 }
@@ -131,11 +150,20 @@ bool fsti_async_are_same_place(const save_place *one, const save_place *other) {
     return false;
 }
 
+static void clear_name(place_name *name) {
+    fsti_free(name->folder);
+    fsti_free(name->path);
+    fsti_free(name->stem);
+}
+
+void fsti_async_forget_link(save_place *place) {
+    clear_name(&place->names[0]);
+    memmove(place->names, place->names + 1, (place->count - 1) * sizeof *place->names);
+    place->count--;
+    place->link = NULL;
+}
+
 void fsti_async_clear_place(save_place *place) {
     fsti_free(place->path);
-    for (size_t i = 0; i < place->count; i++) {
-        fsti_free(place->names[i].folder);
-        fsti_free(place->names[i].path);
-        fsti_free(place->names[i].stem);
-    }
+    for (size_t i = 0; i < place->count; i++) clear_name(&place->names[i]);
 }

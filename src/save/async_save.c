@@ -53,15 +53,16 @@ static fst_status is_replaced(const fst_async_save *save, bool *out, fst_error *
 
 /// Keeps what the path is a link to now: the program may change the link before the save is
 /// written.
-static fst_status follow_link(const fst_async_save *save, fst_error *error) {
+static fst_status follow_link(fst_async_save *save, fst_error *error) {
     const char *followed = save->place.link;
     bool is_gone = false;
     if (followed == NULL) return FST_OK;
     FST_TRY(is_replaced(save, &is_gone, error));
     if (is_gone) return FST_OK;
     save->writer->target.followed = fsti_string_copy(followed, strlen(followed));
-    return save->writer->target.followed == NULL ? fsti_error_memory(error, strlen(followed))
-                                                 : FST_OK;
+    if (save->writer->target.followed == NULL) return fsti_error_memory(error, strlen(followed));
+    fsti_async_forget_link(&save->place); // whatever becomes of it
+    return FST_OK;
 }
 
 /// Plans the writer and its snapshot. The save has its pool and its options.

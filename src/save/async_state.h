@@ -14,8 +14,8 @@
 
 #define ASYNC_THREAD_COUNT_MAX 16u
 
-/// A path, the target of its link, and the same two of a manifest; or a folder.
-#define PLACE_NAME_COUNT_MAX 4
+/// A path, the target of its link, their usual manifest, and a manifest with its link; or a set.
+#define PLACE_NAME_COUNT_MAX 5
 
 /// A name of a file, or several names in a folder.
 typedef struct place_name {
@@ -87,6 +87,8 @@ fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *er
 fst_status fsti_async_find_link(const fst_writer *writer, save_place *out, fst_error *error);
 /// Whether the first place's save may replace a file of the other.
 bool fsti_async_are_same_place(const save_place *one, const save_place *other);
+/// Removes the name of a link, which the save does not replace.
+void fsti_async_forget_link(save_place *place);
 void fsti_async_clear_place(save_place *place);
 
 // ---- order ----
@@ -97,8 +99,8 @@ bool fsti_async_is_serving(void);
 /// thread: now, or the start of the save that the thread calls the program for, because that and
 /// later ones may wait for the thread. 0: none runs in this process.
 uint64_t fsti_async_order_ns(void);
-/// A save of a place that runs and was started before a time; referenced, or NULL. `publishes`: not
-/// one that waits until its files are published, perhaps by the caller.
+/// A save of a place that runs and was started before a time; referenced, or NULL. `publishes`: nor
+/// one that waits until its files are published, perhaps by the caller, nor a later one.
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes);
 /// Waits until a save has ended, or for a short time.
 void fsti_async_await_a_little(fst_async_save *earlier);

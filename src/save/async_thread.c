@@ -96,6 +96,7 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     save->snapshot_stats = copied;
     save->bytes_written = fsti_progress_bytes(&writer->progress);
     save->writer = NULL;
+    pthread_cond_broadcast(&save->changed);
     pthread_mutex_unlock(&save->lock);
     fsti_writer_close(writer);
 }

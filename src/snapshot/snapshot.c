@@ -34,6 +34,7 @@ struct fsti_snapshot {
     size_t copying_count; ///< threads that are copying a block
     size_t memory_count;  ///< blocks of memory in use
     bool is_checking, is_staged;
+    bool is_asking;    ///< the program is asked whether the tensors are unchanged
     fst_status status; ///< the error that stopped it
     fst_error error;
     fsti_snapshot_stats stats;
@@ -182,6 +183,18 @@ static fst_status refuse_changed(fst_error *error) {
                           "until the tensors are staged before they change.");
 }
 
+/// Asks the program. The lock must be held; it is released meanwhile.
+static bool ask_unchanged(fsti_snapshot *snapshot) {
+    const fsti_snapshot_options *options = &snapshot->options;
+    snapshot->is_asking = true;
+    pthread_mutex_unlock(&snapshot->pool->lock);
+    bool is_unchanged = options->is_unchanged(options->context) != 0;
+    pthread_mutex_lock(&snapshot->pool->lock);
+    snapshot->is_asking = false;
+    pthread_cond_broadcast(&snapshot->pool->changed);
+    return is_unchanged;
+}
+
 /// The thread that copied last checks that the tensors are unchanged. The lock must be held; it is
 /// released meanwhile.
 static void check_unchanged(fsti_snapshot *snapshot) {
@@ -189,12 +202,9 @@ static void check_unchanged(fsti_snapshot *snapshot) {
         snapshot->is_checking || snapshot->status != FST_OK)
         return;
     snapshot->is_checking = true;
-    pthread_mutex_unlock(&snapshot->pool->lock);
-    const fsti_snapshot_options *options = &snapshot->options;
-    bool is_good = options->is_unchanged == NULL || options->is_unchanged(options->context) != 0;
+    bool is_good = snapshot->options.is_unchanged == NULL || ask_unchanged(snapshot);
     fst_error error;
     if (!is_good) (void)!refuse_changed(&error);
-    pthread_mutex_lock(&snapshot->pool->lock);
     if (!is_good) stop_locked(snapshot, FST_E_FILE_CHANGED, &error);
     snapshot->is_staged = is_good && snapshot->status == FST_OK;
     snapshot->stats.staged_at_ns = fsti_now_ns();
@@ -235,12 +245,11 @@ static fst_status copy_block(block_copier *copier, const snapshot_block *block, 
 /// Lets the program find out which tensor was changed, after a sample differed. The lock must be
 /// held; it is released meanwhile.
 static void report_change(fsti_snapshot *snapshot) {
-    const fsti_snapshot_options *options = &snapshot->options;
-    if (options->is_unchanged == NULL || snapshot->is_checking) return;
+    if (snapshot->options.is_unchanged == NULL || snapshot->is_checking ||
+        snapshot->status != FST_OK)
+        return;
     snapshot->is_checking = true;
-    pthread_mutex_unlock(&snapshot->pool->lock);
-    (void)options->is_unchanged(options->context);
-    pthread_mutex_lock(&snapshot->pool->lock);
+    (void)ask_unchanged(snapshot);
 }
 
 /// Copies the next block. False if all blocks were copied or no memory was free in time. The lock
@@ -268,9 +277,10 @@ static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t de
     return true;
 }
 
-/// Whether a thread still reads the caller's memory, or will. The lock must be held.
+/// Whether a thread still reads the caller's memory or asks the program, or will. The lock must be
+/// held.
 static bool is_busy(const fsti_snapshot *snapshot) {
-    if (snapshot->copying_count > 0) return true;
+    if (snapshot->copying_count > 0 || snapshot->is_asking) return true;
     return snapshot->status == FST_OK && !snapshot->is_staged;
 }
 
@@ -285,7 +295,7 @@ static fst_status copy_blocks(fsti_snapshot *snapshot, uint64_t deadline_ns, boo
     while (waits && in_time && is_busy(snapshot))
         in_time = await_change(snapshot->pool, deadline_ns);
     fst_status status = snapshot->status;
-    bool is_late = status == FST_OK && is_busy(snapshot);
+    bool is_late = is_busy(snapshot); // perhaps of a save that has failed
     if (status != FST_OK && error != NULL) *error = snapshot->error;
     pthread_mutex_unlock(&snapshot->pool->lock);
     fsti_block_copier_close(&copier);

@@ -106,6 +106,7 @@ typedef struct place_case {
     uint32_t file_count; ///< of the earlier save
     bool has_link;       ///< x/model.safetensors is a link to blobs/T
     bool has_shards;     ///< x has a set of two files
+    bool is_apart;       ///< the earlier save follows the link, so nothing is to wait for
     const char *manifest;
     fst_status (*later)(void);
     const char *checked;
@@ -113,9 +114,9 @@ typedef struct place_case {
 } place_case;
 
 static const place_case cases[] = {
-    {"a", "x/model.safetensors", 0, .has_link = true, .later = replace_link,
+    {"a", "x/model.safetensors", 0, .has_link = true, .is_apart = true, .later = replace_link,
      .checked = "x/model.safetensors", .value = '2'},
-    {"b", "x/model.safetensors", 0, .has_link = true, .later = save_folder,
+    {"b", "x/model.safetensors", 0, .has_link = true, .is_apart = true, .later = save_folder,
      .checked = "x/model.safetensors", .value = '2'},
     {"c", "x", 1, .has_link = true, .later = save_file, .checked = "x/model.safetensors",
      .value = '2'},
@@ -146,7 +147,7 @@ TEST(a_later_call_waits_for_saves_that_may_replace_its_files)
         async_fill('2');
         CHECK(pthread_create(&thread, NULL, release_soon, NULL) == 0);
         CHECK_INT(one->later(), FST_OK);
-        CHECK_INT(fst_async_save_wait(save, 0, NULL), FST_OK);
+        CHECK_INT(fst_async_save_wait(save, one->is_apart ? -1 : 0, NULL), FST_OK);
         CHECK_INT(async_value_at(in_root(one->checked)), one->value);
         pthread_join(thread, NULL);
         fst_async_save_close(save);
@@ -154,6 +155,30 @@ TEST(a_later_call_waits_for_saves_that_may_replace_its_files)
 }
 
 /// The link is followed at the call.
+/// A set owns the names of its files only.
+TEST(a_set_is_not_in_the_way_of_other_files_in_its_folder)
+{
+    fst_async_save *other;
+    fst_save_options files = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    CHECK(make_root("apart"));
+    files.file_count = 2;
+    fst_async_save *set = start_held(in_root("x"), &files);
+    CHECK(set != NULL);
+    CHECK_INT(async_save_sync(in_root("x/ema.safetensors")), FST_OK);
+    files.stem = "ema-sharded";
+    options.save = &files;
+    files.progress = NULL;
+    options.overlap = FST_OVERLAP_SUPERSEDE;
+    CHECK_INT(async_start(in_root("x"), &options, &other), FST_OK);
+    CHECK_INT(fst_async_save_wait(other, -1, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(set, 0, NULL), FST_E_TIMEOUT);
+    atomic_store(&may_write, true);
+    CHECK_INT(fst_async_save_wait(set, -1, NULL), FST_OK);
+    fst_async_save_close(other);
+    fst_async_save_close(set);
+}
+
 TEST(a_link_that_changes_during_a_save_keeps_its_new_file)
 {
     fst_save_options options = async_save_options();
