@@ -272,6 +272,66 @@ TEST(a_callback_does_not_wait_for_saves_that_wait_for_it)
     fst_staging_close(pool);
 }
 
+static atomic_int progress_count;
+
+/// Saves into the folder of the set whose progress it is.
+static int save_status(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+                       size_t tensors_total) {
+    (void)done, (void)total, (void)tensors_done, (void)tensors_total;
+    if (atomic_fetch_add(&progress_count, 1) < 10) (void)!async_save_sync(context);
+    return 0;
+}
+
+/// Several threads write the files.
+TEST(the_progress_of_a_set_may_save_one_of_its_files)
+{
+    fst_async_save *save;
+    static char path[4096];
+    fst_save_options files = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    CHECK(make_root("progress"));
+    snprintf(path, sizeof path, "%s", in_root("x/model-00001-of-00003.safetensors"));
+    files.file_count = 3;
+    files.thread_count = 3;
+    files.progress = save_status;
+    files.progress_context = path;
+    options.save = &files;
+    CHECK_INT(async_start(in_root("x"), &options, &save), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, 20000, NULL), FST_OK);
+    fst_async_save_close(save);
+}
+
+static fst_staging_pool *shared_pool;
+static fst_async_save *inner;
+
+static int start_inner(void *context) {
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    options.pool = shared_pool;
+    status_in_callback = async_start(context, &options, &inner);
+    return 1;
+}
+
+TEST(a_callback_may_start_a_save_of_the_same_pool_and_path)
+{
+    fst_async_save *save;
+    static char path[4096];
+    CHECK(make_root("nested"));
+    snprintf(path, sizeof path, "%s", in_root("nested"));
+    CHECK_INT(fst_staging_open(0, 0, &shared_pool, NULL), FST_OK);
+    fst_async_options options = async_options_of(FST_STAGE_LAZY);
+    options.pool = shared_pool;
+    options.is_unchanged = start_inner;
+    options.context = path;
+    async_fill('1');
+    CHECK_INT(async_start(path, &options, &save), FST_OK);
+    CHECK_INT(fst_async_save_wait(save, 20000, NULL), FST_OK);
+    CHECK_INT(status_in_callback, FST_OK);
+    CHECK_INT(fst_async_save_wait(inner, 20000, NULL), FST_OK);
+    fst_async_save_close(inner);
+    fst_async_save_close(save);
+    fst_staging_close(shared_pool);
+}
+
 static fst_async_save *held;
 static char held_path[4096];
 

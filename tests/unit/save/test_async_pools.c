@@ -2,7 +2,9 @@
 /// Asynchronous saves that share staging memory, and those that supersede others.
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "async_fixture.h"
@@ -10,6 +12,7 @@
 #include "fixture.h"
 
 #define BIG_BYTES (40 * MIB)
+#define LARGER_BYTES (96 * MIB)
 #define THREAD_COUNT 3
 
 static unsigned char big[BIG_BYTES];
@@ -142,4 +145,50 @@ TEST(a_save_supersedes_all_earlier_ones_of_its_pool_and_path)
     fst_async_save_close(by_pool);
     fst_async_save_close(last);
     fst_staging_close(pool);
+}
+
+static atomic_int asked_count;
+static int count_questions(void *context) {
+    (void)context;
+    atomic_fetch_add(&asked_count, 1);
+    return 1;
+}
+
+/// Its folder is missing, so it fails while the tensor is copied.
+TEST(a_failed_save_has_stopped_reading_when_its_calls_return)
+{
+    static const uint64_t larger_shape[] = {LARGER_BYTES};
+    char path[4096];
+    snprintf(path, sizeof path, "%s/missing/model.safetensors", fixture_path("failed"));
+    for (int round = 0; round < 100; round++) {
+        fst_async_save *save;
+        fst_save_tensor tensor = big_tensor();
+        tensor.shape = larger_shape;
+        fst_async_options options = async_options_of(FST_STAGE_COPY);
+        options.memory_bytes = 32 * MIB;
+        options.thread_count = 2;
+        tensor.data =
+            mmap(NULL, LARGER_BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        CHECK(tensor.data != MAP_FAILED);
+        CHECK_INT(fst_async_save_start(path, &tensor, 1, &options, &save, NULL), FST_OK);
+        CHECK(munmap((void *)(uintptr_t)tensor.data, LARGER_BYTES) ==
+              0); // a later read would crash
+        CHECK(fst_async_save_wait(save, -1, NULL) != FST_OK);
+        fst_async_save_close(save);
+    }
+}
+
+TEST(a_cancelled_save_asks_nothing_after_its_close)
+{
+    for (int round = 0; round < 400; round++) {
+        fst_async_save *save;
+        fst_async_options options = async_options_of(FST_STAGE_LAZY);
+        options.is_unchanged = count_questions;
+        CHECK_INT(start_big(fixture_path("asks"), &options, &save), FST_OK);
+        fst_async_save_cancel(save);
+        fst_async_save_close(save);
+        int asked = atomic_load(&asked_count);
+        memset(big, round, sizeof big); // a change, which would be asked about
+        CHECK_INT(atomic_load(&asked_count), asked);
+    }
 }
