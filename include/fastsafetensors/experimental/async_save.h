@@ -27,9 +27,9 @@ extern "C" {
 /// begins to copy its tensors when the earlier one has copied its own. A synchronous save
 /// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. If
 /// a callback of a save saves itself, that counts as older than the save, and it waits only for
-/// saves that are older still; an asynchronous one has memory of its own, and is written after the
-/// save if it has the same files, so the callback must not wait for its end. A link at the path is
-/// followed when a save is started.
+/// saves that are older still. An asynchronous save that it starts does not use the given pool, and
+/// is written after the save if it has the same files, so the callback must not wait for its end. A
+/// link at the path is followed when a save is started.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size; less than 32 MiB counts as 32 MiB; 0: what the
