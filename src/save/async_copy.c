@@ -43,7 +43,8 @@ static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_
 static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
     fst_status status;
     if (!begin_use(save, &status, error)) {
-        FST_TRY(await_readers(save, deadline_ns, error));
+        // Not in a callback: the readers may wait for it.
+        if (!fsti_async_is_serving()) FST_TRY(await_readers(save, deadline_ns, error));
         return status;
     }
     status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);

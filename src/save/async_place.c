@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The files that a save may replace or delete, and whether those of two saves may be the same.
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -127,13 +128,21 @@ static bool is_in_set(const char *path, const char *stem) {
            fsti_save_is_index(name, size, stem);
 }
 
+/// Whether the single file of one stem is a file of the other's sets.
+static bool is_file_of(const char *stem, const char *other) {
+    char name[NAME_MAX + sizeof ".safetensors"];
+    int size = snprintf(name, sizeof name, "%s.safetensors", stem);
+    return size < (int)sizeof name && is_in_set(name, other);
+}
+
 /// Whether two names in one folder may be of one file.
 static bool may_meet(const place_name *one, const place_name *other) {
     if (one->path != NULL && other->path != NULL)
         return strcmp(fsti_path_name(one->path), fsti_path_name(other->path)) == 0 ||
                fsti_location_is_same(one->path, other->path);
     if (one->path == NULL && other->path == NULL)
-        return one->stem == NULL || other->stem == NULL || strcmp(one->stem, other->stem) == 0;
+        return one->stem == NULL || other->stem == NULL || strcmp(one->stem, other->stem) == 0 ||
+               is_file_of(one->stem, other->stem) || is_file_of(other->stem, one->stem);
     const place_name *file = one->path != NULL ? one : other, *set = file == one ? other : one;
     return set->stem == NULL || is_in_set(file->path, set->stem);
 }

@@ -87,6 +87,8 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     const fst_async_options *options = &save->options;
     uint64_t memory = options->stage == FST_STAGE_NONE ? FSTI_BLOCK_COUNT_MIN * FSTI_BLOCK_BYTES
                                                        : options->memory_bytes;
+    // In a callback nothing may be written meanwhile, so that memory could be used again.
+    if (options->stage == FST_STAGE_COPY && fsti_async_is_serving()) memory = 0;
     fsti_snapshot_options snapshot = {.pool = save->pool,
                                       .memory_bytes = memory,
                                       .is_guarded = options->stage != FST_STAGE_COPY,

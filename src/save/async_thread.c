@@ -84,6 +84,7 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     save->is_ending = true;
     save->status = status;
     if (status != FST_OK) save->error = *error;
+    if (status != FST_OK) atomic_store(&save->is_cancelled, true); // its helpers need not wait
     while (save->user_count > 0) pthread_cond_wait(&save->changed, &save->lock);
     pthread_mutex_unlock(&save->lock);
     for (uint32_t i = 0; i < save->helper_count; i++) pthread_join(save->helpers[i], NULL);

@@ -27,9 +27,9 @@ extern "C" {
 /// begins to copy its tensors when the earlier one has copied its own. A synchronous save
 /// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. If
 /// a callback of a save saves itself, that counts as older than the save, and it waits only for
-/// saves that are older still. An asynchronous save that it starts does not use the given pool, and
-/// is written after the save if it has the same files, so the callback must not wait for its end. A
-/// link at the path is followed when a save is started.
+/// saves that are older still. An asynchronous save that it starts uses neither the given pool nor
+/// `memory_bytes`, and is written after the save if it has the same files, so the callback must not
+/// wait for its end. A link at the path is followed when a save is started.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size; less than 32 MiB counts as 32 MiB; 0: what the
@@ -176,7 +176,8 @@ FST_API void fst_async_save_close(fst_async_save *save);
 /// For a callback of a save that another thread answers while the callback waits: returns the save
 /// that the thread answers for, and says that it answers for `save` (NULL: none) from now on. The
 /// callback gets its save by calling this with NULL, and gives it back by a second call; the other
-/// thread calls this with that save. What it saves counts as saved by the callback then.
+/// thread calls this with that save. What it saves counts as saved by the callback then. It
+/// gives the save back (NULL) before the callback returns.
 FST_API const fst_async_save *fst_async_save_serve(const fst_async_save *save);
 
 /// Reads the statistics of a save, during it or after it.

@@ -69,6 +69,13 @@ static fst_status replace_link(void) {
     return save_with(in_root("x/model.safetensors"), &options);
 }
 
+static fst_status save_set_of_one_shard(void) {
+    fst_save_options options = async_save_options();
+    options.file_count = 1;
+    options.stem = "model-00001-of-00002";
+    return save_with(in_root("x"), &options);
+}
+
 static fst_status save_folder(void) {
     fst_save_options options = async_save_options();
     options.file_count = 1;
@@ -126,6 +133,8 @@ static const place_case cases[] = {
      .checked = "x/model-00001-of-00002.safetensors", .value = '2'},
     {"f", "x", 1, .later = edit_folder, .checked = "x", .value = '1'},
     {"g", "x/model.safetensors", 0, .later = edit_folder, .checked = "x", .value = '1'},
+    {"i", "x", 1, .has_shards = true, .later = save_set_of_one_shard,
+     .checked = "x/model-00001-of-00002.safetensors", .value = '2'},
     {"h", "some.safetensors", 0, .manifest = "manifest", .later = write_manifest,
      .checked = "other.safetensors", .value = '2'},
 };
