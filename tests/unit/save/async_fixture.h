@@ -3,6 +3,9 @@
 #ifndef ASYNC_FIXTURE_H
 #define ASYNC_FIXTURE_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "fastsafetensors.h"
 #include "fastsafetensors/experimental.h"
 
@@ -25,5 +28,13 @@ fst_async_stats async_stats_of(fst_async_save *save);
 int async_value_at(const char *path);
 /// Saves the tensors, and waits.
 fst_status async_save_sync(const char *path);
+
+/// A progress callback that holds the writing thread up until the atomic_bool `context`, or with
+/// NULL `async_may_write`, is true.
+int async_hold(void *context, uint64_t done, uint64_t total, size_t tensors_done,
+               size_t tensors_total);
+extern atomic_bool async_may_write;
+/// A thread that sets `async_may_write` after 50 ms.
+void *async_release_soon(void *unused);
 
 #endif

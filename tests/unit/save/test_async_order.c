@@ -12,30 +12,21 @@
 #include "check.h"
 #include "fixture.h"
 
-static atomic_bool may_write;
-/// Holds the writing thread up.
-static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
-                         size_t tensors_total) {
-    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
-    while (!atomic_load(&may_write)) usleep(1000);
-    return 0;
-}
-
 TEST(a_later_save_waits_for_an_earlier_one)
 {
     fst_async_save *first, *second;
     fst_save_options held = async_save_options();
     fst_async_options options = async_options_of(FST_STAGE_COPY);
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     CHECK_INT(async_start(fixture_path("later"), &options, &first), FST_OK);
     options.save = NULL;
     async_fill('2');
     CHECK_INT(async_start(fixture_path("later"), &options, &second), FST_OK);
     fst_status early = fst_async_save_wait(second, 200, NULL);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(early, FST_E_TIMEOUT);
     CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
     CHECK_INT(fst_async_save_wait(first, 0, NULL), FST_OK);
@@ -64,9 +55,9 @@ TEST(a_synchronous_save_comes_after_earlier_ones_of_its_file)
     void *done;
     snprintf(path, sizeof path, "%s", fixture_path("both"));
     snprintf(other, sizeof other, "%s", fixture_path("other"));
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     CHECK_INT(async_start(path, &options, &first), FST_OK);
     async_fill('2');
@@ -74,7 +65,7 @@ TEST(a_synchronous_save_comes_after_earlier_ones_of_its_file)
     CHECK(pthread_create(&thread, NULL, save_sync_in_thread, path) == 0);
     usleep(50000);
     CHECK_INT(async_value_at(path), -1); // it waits
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK(pthread_join(thread, &done) == 0);
     CHECK(done == path);
     CHECK_INT(async_value_at(path), '2');
@@ -104,9 +95,9 @@ TEST(a_progress_callback_ends_the_wait_for_an_earlier_save)
     fst_async_options options = async_options_of(FST_STAGE_COPY);
     fst_save_tensor tensors[TENSOR_COUNT];
     fst_writer *writer;
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     CHECK_INT(async_start(fixture_path("stopped"), &options, &first), FST_OK);
     async_make_tensors(tensors);
@@ -117,7 +108,7 @@ TEST(a_progress_callback_ends_the_wait_for_an_earlier_save)
         FST_OK);
     CHECK_INT(fst_writer_commit(writer, NULL), FST_E_CANCELLED);
     fst_writer_close(writer);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
     CHECK_INT(async_value_at(fixture_path("stopped")), '1');
     fst_async_save_close(first);
@@ -176,14 +167,14 @@ static void *change_in_thread(void *change) {
     return status == FST_OK ? change : NULL;
 }
 
-/// Starts a save that is not written before `may_write`.
+/// Starts a save that is not written before `async_may_write`.
 static fst_async_save *start_held(const char *path) {
     fst_async_save *save = NULL;
     fst_save_options held = async_save_options();
     fst_async_options options = async_options_of(FST_STAGE_COPY);
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     return async_start(path, &options, &save) == FST_OK ? save : NULL;
 }
 
@@ -200,7 +191,7 @@ TEST(a_change_of_a_file_begins_after_earlier_saves_of_it)
         CHECK(first != NULL);
         CHECK(pthread_create(&thread, NULL, change_in_thread, (void *)&changes[i]) == 0);
         usleep(50000);
-        atomic_store(&may_write, true);
+        atomic_store(&async_may_write, true);
         CHECK(pthread_join(thread, &done) == 0);
         CHECK(done == &changes[i]);
         CHECK_INT(async_value_at(changed_path), '1' + (int)i);
@@ -221,7 +212,7 @@ TEST(a_change_that_waits_can_be_interrupted)
         stop_at_ms = now_ms() + 100;
         CHECK_INT(changes[i](path, stop_later), FST_E_CANCELLED);
         CHECK_INT(async_value_at(path), '0' + (int)i);
-        atomic_store(&may_write, true);
+        atomic_store(&async_may_write, true);
         CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
         fst_async_save_close(first);
     }
@@ -238,8 +229,8 @@ TEST(a_save_supersedes_no_other_ones)
         CHECK_INT(fst_staging_open(0, 256 * MIB, &pools[i], NULL), FST_OK);
     for (int i = 0; i < 3; i++)
         snprintf(paths[i], sizeof paths[i], "%s", fixture_path(i == 0 ? "unrelated" : "latest"));
-    held.progress = wait_to_write;
-    atomic_store(&may_write, false);
+    held.progress = async_hold;
+    atomic_store(&async_may_write, false);
     for (int i = 0; i < 3; i++) {
         fst_async_options options = async_options_of(FST_STAGE_COPY);
         options.pool = pools[i == 2];
@@ -249,7 +240,7 @@ TEST(a_save_supersedes_no_other_ones)
         CHECK_INT(async_start(paths[i], &options, &saves[i]), FST_OK);
     }
     CHECK_INT(fst_async_save_wait(saves[2], -1, NULL), FST_OK); // it does not wait for the first
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(saves[0], -1, NULL), FST_OK);
     CHECK_INT(fst_async_save_wait(saves[1], -1, NULL), FST_E_CANCELLED);
     CHECK_INT(async_value_at(paths[0]), '0');
@@ -268,8 +259,8 @@ TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
     // The same file by another name, from another pool; the pool's latest save is of another file.
     snprintf(path, sizeof path, "%s", fixture_path("./x"));
     const char *paths[] = {fixture_path("x"), fixture_path("y"), path};
-    held.progress = wait_to_write;
-    atomic_store(&may_write, false);
+    held.progress = async_hold;
+    atomic_store(&async_may_write, false);
     for (int i = 0; i < 3; i++) {
         fst_async_options options = async_options_of(FST_STAGE_COPY);
         options.pool = pools[i > 0];
@@ -279,7 +270,7 @@ TEST(a_save_waits_for_each_earlier_one_of_its_file_or_its_pool)
     }
     CHECK_INT(fst_async_save_wait(saves[1], -1, NULL), FST_OK);
     fst_status early = fst_async_save_wait(saves[2], 200, NULL);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(early, FST_E_TIMEOUT);
     CHECK_INT(fst_async_save_wait(saves[2], -1, NULL), FST_OK);
     CHECK_INT(async_value_at(path), '2');
@@ -296,16 +287,16 @@ TEST(a_save_waits_for_an_earlier_one_of_its_links_target)
     snprintf(link, sizeof link, "%s", fixture_path("link"));
     CHECK_INT(async_save_sync(fixture_path("linked")), FST_OK);
     CHECK(symlink("linked", link) == 0);
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     CHECK_INT(async_start(fixture_path("linked"), &options, &first), FST_OK);
     options.save = NULL;
     async_fill('2');
     CHECK_INT(async_start(link, &options, &second), FST_OK);
     fst_status early = fst_async_save_wait(second, 200, NULL);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(early, FST_E_TIMEOUT);
     CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
     CHECK_INT(async_value_at(fixture_path("linked")), '2');
@@ -330,16 +321,16 @@ TEST(many_saves_may_wait_for_one)
     tensor.rank = 1;
     tensor.shape = shape;
     tensor.data = &byte;
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.thread_count = 1;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     size_t count = 0;
     for (; count < COUNT; count++) {
         options.save = count == 0 ? &held : NULL;
         if (fst_async_save_start(path, &tensor, 1, &options, &saves[count], NULL) != FST_OK) break;
     }
     fst_status staged = fst_async_save_stage(saves[count - 1], -1, NULL);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK(count > 0);
     CHECK_INT(staged, FST_OK);
     CHECK_INT(fst_async_save_wait(saves[count - 1], -1, NULL), FST_OK);
@@ -424,14 +415,14 @@ TEST(saves_to_a_folder_that_does_not_exist_are_ordered)
     for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
         fst_async_save *saves[2];
         fst_save_options options = async_save_options();
-        atomic_store(&may_write, false);
+        atomic_store(&async_may_write, false);
         for (int k = 0; k < 2; k++) {
             fst_async_options start = async_options_of(FST_STAGE_COPY);
             char path[4096];
             fst_staging_pool *pool;
             CHECK_INT(fst_staging_open(0, 0, &pool, NULL), FST_OK);
             options.file_count = k == 0 ? 2 : 3;
-            options.progress = k == 0 ? wait_to_write : NULL;
+            options.progress = k == 0 ? async_hold : NULL;
             start.save = &options;
             start.pool = pool;
             snprintf(path, sizeof path, "%s", fixture_path(spellings[i][k]));
@@ -440,7 +431,7 @@ TEST(saves_to_a_folder_that_does_not_exist_are_ordered)
             fst_staging_close(pool);
         }
         fst_status early = fst_async_save_wait(saves[1], 100, NULL);
-        atomic_store(&may_write, true);
+        atomic_store(&async_may_write, true);
         CHECK_INT(early, FST_E_TIMEOUT);
         for (int k = 0; k < 2; k++) {
             CHECK_INT(fst_async_save_wait(saves[k], -1, NULL), FST_OK);

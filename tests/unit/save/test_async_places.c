@@ -12,21 +12,6 @@
 #include "check.h"
 #include "fixture.h"
 
-static atomic_bool may_write;
-/// Holds the writing thread up.
-static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
-                         size_t tensors_total) {
-    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
-    while (!atomic_load(&may_write)) usleep(1000);
-    return 0;
-}
-
-static void *release_soon(void *unused) {
-    usleep(50000);
-    atomic_store(&may_write, true);
-    return unused;
-}
-
 static char root[2048];
 
 /// A path in the folder of this test, in one of four buffers that are used in turn.
@@ -46,13 +31,13 @@ static bool make_root(const char *name) {
            mkdir(in_root("blobs"), 0777) == 0 && async_save_sync(in_root("blobs/T")) == FST_OK;
 }
 
-/// Starts a save of '1' that is not written before `may_write`.
+/// Starts a save of '1' that is not written before `async_may_write`.
 static fst_async_save *start_held(const char *path, fst_save_options *save) {
     fst_async_save *handle = NULL;
     fst_async_options options = async_options_of(FST_STAGE_COPY);
-    save->progress = wait_to_write;
+    save->progress = async_hold;
     options.save = save;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     return async_start(path, &options, &handle) == FST_OK ? handle : NULL;
 }
@@ -154,7 +139,7 @@ TEST(a_later_call_waits_for_saves_that_may_replace_its_files)
         fst_async_save *save = start_held(in_root(one->earlier), &options);
         CHECK(save != NULL);
         async_fill('2');
-        CHECK(pthread_create(&thread, NULL, release_soon, NULL) == 0);
+        CHECK(pthread_create(&thread, NULL, async_release_soon, NULL) == 0);
         CHECK_INT(one->later(), FST_OK);
         CHECK_INT(fst_async_save_wait(save, one->is_apart ? -1 : 0, NULL), FST_OK);
         CHECK_INT(async_value_at(in_root(one->checked)), one->value);
@@ -182,7 +167,7 @@ TEST(a_set_is_not_in_the_way_of_other_files_in_its_folder)
     CHECK_INT(async_start(in_root("x"), &options, &other), FST_OK);
     CHECK_INT(fst_async_save_wait(other, -1, NULL), FST_OK);
     CHECK_INT(fst_async_save_wait(set, 0, NULL), FST_E_TIMEOUT);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(set, -1, NULL), FST_OK);
     fst_async_save_close(other);
     fst_async_save_close(set);
@@ -200,7 +185,7 @@ TEST(a_link_that_changes_during_a_save_keeps_its_new_file)
     CHECK(first != NULL && second != NULL);
     CHECK(unlink(in_root("x/model.safetensors")) == 0);
     CHECK(symlink("../blobs/U", in_root("x/model.safetensors")) == 0);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
     CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
     CHECK_INT(async_value_at(in_root("blobs/U")), '0');
@@ -253,7 +238,7 @@ static fst_status status_in_callback;
 /// Saves where a later save of the same pool is going to.
 static int save_elsewhere(void *context) {
     (void)context;
-    while (!atomic_load(&may_write)) usleep(1000); // until the later save has begun
+    while (!atomic_load(&async_may_write)) usleep(1000); // until the later save has begun
     status_in_callback = async_save_sync(in_root("later"));
     return 1;
 }
@@ -267,12 +252,12 @@ TEST(a_callback_does_not_wait_for_saves_that_wait_for_it)
     fst_async_options options = async_options_of(FST_STAGE_LAZY);
     options.pool = pool;
     options.is_unchanged = save_elsewhere;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     async_fill('1');
     CHECK_INT(async_start(in_root("first"), &options, &first), FST_OK);
     options.is_unchanged = NULL;
     CHECK_INT(async_start(in_root("later"), &options, &later), FST_OK);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(later, 20000, NULL), FST_OK);
     CHECK_INT(fst_async_save_wait(first, 20000, NULL), FST_OK);
     CHECK_INT(status_in_callback, FST_OK);
@@ -349,7 +334,8 @@ static fst_status publish_after_saving(void *context, fst_status status, const c
                                        size_t count, fst_error *error) {
     pthread_t thread;
     (void)context;
-    if (status != FST_OK || pthread_create(&thread, NULL, release_soon, NULL) != 0) return FST_E_IO;
+    if (status != FST_OK || pthread_create(&thread, NULL, async_release_soon, NULL) != 0)
+        return FST_E_IO;
     status_in_callback = async_save_sync(held_path);
     if (status_in_callback == FST_OK)
         status_in_callback = fst_async_save_wait(held, 0, NULL); // it has ended

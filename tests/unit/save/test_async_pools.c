@@ -25,22 +25,6 @@ static fst_save_tensor big_tensor(void) {
     return tensor;
 }
 
-static atomic_bool may_write;
-/// Holds the writing thread up, until the context or `may_write` is true.
-static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
-                         size_t tensors_total) {
-    (void)done, (void)total, (void)tensors_done, (void)tensors_total;
-    atomic_bool *gate = context == NULL ? &may_write : context;
-    while (!atomic_load(gate)) usleep(1000);
-    return 0;
-}
-
-static void *release_soon(void *unused) {
-    usleep(50000);
-    atomic_store(&may_write, true);
-    return unused;
-}
-
 static fst_status start_big(const char *path, fst_async_options *options, fst_async_save **out) {
     fst_save_tensor tensor = big_tensor();
     return fst_async_save_start(path, &tensor, 1, options, out, NULL);
@@ -99,13 +83,13 @@ TEST(a_superseded_save_is_not_written_first)
     fst_save_options held = async_save_options();
     fst_async_options options = async_options_of(FST_STAGE_COPY);
     pthread_t thread;
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     CHECK_INT(fst_staging_open(0, 0, &pool, NULL), FST_OK);
     options.pool = pool;
     options.save = &held;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     CHECK_INT(start_big(fixture_path("superseded"), &options, &old), FST_OK);
-    CHECK(pthread_create(&thread, NULL, release_soon, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, async_release_soon, NULL) == 0);
     options.save = NULL;
     options.overlap = FST_OVERLAP_SUPERSEDE;
     CHECK_INT(start_big(fixture_path("superseded"), &options, &new), FST_OK);
@@ -125,10 +109,10 @@ TEST(a_save_supersedes_all_earlier_ones_of_its_pool_and_path)
     fst_save_options held = async_save_options();
     fst_async_options options = async_options_of(FST_STAGE_COPY);
     atomic_bool may_go_on = false;
-    held.progress = wait_to_write;
+    held.progress = async_hold;
     options.save = &held;
     CHECK_INT(fst_staging_open(0, 2 * BIG_BYTES + 8 * MIB, &pool, NULL), FST_OK);
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     CHECK_INT(start_big(fixture_path("one"), &options, &by_path), FST_OK);
     options.pool = pool;
     held.progress_context = &may_go_on;
@@ -136,7 +120,7 @@ TEST(a_save_supersedes_all_earlier_ones_of_its_pool_and_path)
     options.save = NULL;
     options.overlap = FST_OVERLAP_SUPERSEDE;
     CHECK_INT(start_big(fixture_path("one"), &options, &last), FST_OK);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     CHECK_INT(fst_async_save_wait(by_path, -1, NULL), FST_E_CANCELLED);
     atomic_store(&may_go_on, true);
     CHECK_INT(fst_async_save_wait(last, -1, NULL), FST_OK);

@@ -96,15 +96,6 @@ TEST(sets_are_saved_too)
     CHECK_INT(async_value_at(fixture_path("set")), 's');
 }
 
-static atomic_bool may_write;
-/// Holds the writing thread up.
-static int wait_to_write(void *context, uint64_t done, uint64_t total, size_t tensors_done,
-                         size_t tensors_total) {
-    (void)context, (void)done, (void)total, (void)tensors_done, (void)tensors_total;
-    while (!atomic_load(&may_write)) usleep(1000);
-    return 0;
-}
-
 TEST(a_pool_keeps_its_memory_and_its_limit)
 {
     static unsigned char big[80 * MIB];
@@ -121,19 +112,19 @@ TEST(a_pool_keeps_its_memory_and_its_limit)
     CHECK_INT(fst_staging_open(40 * MIB, 64 * MIB, &pool, NULL), FST_OK);
     CHECK_INT(fst_staging_bytes(pool), 40 * MIB);
     fst_save_options save_options = async_save_options();
-    save_options.progress = wait_to_write;
+    save_options.progress = async_hold;
     options.save = &save_options;
     options.start_timeout_ms = 20;
     options.pool = pool;
     for (int round = 0; round < 3; round++) {
         fst_async_save *save;
         memset(big, 'a' + round, sizeof big);
-        atomic_store(&may_write, false);
+        atomic_store(&async_may_write, false);
         CHECK_INT(fst_async_save_start(fixture_path("big"), &tensor, 1, &options, &save, NULL),
                   FST_OK);
         do CHECK_INT(fst_async_save_stage(save, 20, NULL), FST_E_TIMEOUT); // it waits for the disk
         while (async_stats_of(save).memory_wait_count == 0); // and says so
-        atomic_store(&may_write, true);
+        atomic_store(&async_may_write, true);
         CHECK_INT(fst_async_save_stage(save, -1, NULL), FST_OK);
         memset(big, 'x', sizeof big);
         fst_async_stats stats = async_stats_of(save);
@@ -474,14 +465,14 @@ static void save_joint_set(joint_set *set, const char *folder, bool is_cancelled
     set->folder = folder;
     save.file_count = 2;
     for (uint32_t i = 0; i < TENSOR_COUNT; i++) tensors[i].file_index = i % 2;
-    save.progress = is_cancelled ? wait_to_write : NULL;
+    save.progress = is_cancelled ? async_hold : NULL;
     options.save = &save;
     options.publish = publish_joint_set;
     options.publish_context = set;
-    atomic_store(&may_write, false);
+    atomic_store(&async_may_write, false);
     CHECK_INT(fst_async_save_start(folder, tensors, TENSOR_COUNT, &options, &handle, NULL), FST_OK);
     if (is_cancelled) fst_async_save_cancel(handle);
-    atomic_store(&may_write, true);
+    atomic_store(&async_may_write, true);
     fst_status status = fst_async_save_wait(handle, -1, &error);
     fst_async_save_close(handle);
     CHECK_INT(set->call_count, 1);
