@@ -153,9 +153,9 @@ class _Encoder:
             plain = value.item()
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
-        name = printable(kind.__qualname__)
-        article = "an" if name[0] in "aeiouAEIOU" else "a"
-        raise TypeError(f"{printable(path)}: {article} {name} can't be saved; tensors, "
+        what = printable(kind.__qualname__)
+        article = "an" if what[0] in "aeiouAEIOU" else "a"
+        raise TypeError(f"{printable(path)}: {article} {what} can't be saved; tensors, "
                         "NumPy arrays, int, float, bool, str, bytes, None, dicts, lists "
                         "and tuples of these can")
 
