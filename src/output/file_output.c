@@ -160,6 +160,7 @@ static fst_status reserve_space(fsti_output *output, fst_error *error) {
     // On tmpfs an interrupted call is rolled back, so frequent signals could make it fail forever.
     for (unsigned tries = 0; failure == EINTR && tries < RESERVE_TRIES_MAX; tries++)
         failure = fallocate(output->fd, 0, 0, (off_t)output->size_bytes) == 0 ? 0 : errno;
+    output->is_unreserved = failure != 0;
     if (failure == 0) return FST_OK;
     if (failure == ENOSPC || failure == EDQUOT || failure == EFBIG) return no_space(output, error);
     if (ftruncate(output->fd, (off_t)output->size_bytes) != 0)
@@ -179,6 +180,17 @@ static fst_status copy_target(const fsti_target *from, fsti_target *to, fst_erro
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error) {
     output->size_bytes = size_bytes;
     return reserve_space(output, error);
+}
+
+fst_status fsti_output_allocate(fsti_output *output, uint64_t begin, uint64_t end,
+                                fst_error *error) {
+    static char zeros[1 << 16]; // nothing writes to it
+    fst_status status = FST_OK;
+    if (!output->is_unreserved) return FST_OK;
+    for (uint64_t at = begin; at < end && status == FST_OK; at += sizeof zeros)
+        status =
+            fsti_output_write(output, zeros, (size_t)fsti_min(sizeof zeros, end - at), at, error);
+    return status;
 }
 
 fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error) {

@@ -97,6 +97,10 @@ fst_status fsti_output_share(fsti_output *output, fst_error *error);
 fst_status fsti_output_check_shared(const fsti_output *output, fst_error *error);
 /// Reserves this many bytes in total, as opening does.
 fst_status fsti_output_reserve(fsti_output *output, uint64_t size_bytes, fst_error *error);
+/// Writes zeros to a range that will be written through a mapping, if opening could not reserve
+/// space: FST_E_NO_SPACE occurs now, and not as a SIGBUS.
+fst_status fsti_output_allocate(fsti_output *output, uint64_t begin, uint64_t end,
+                                fst_error *error);
 /// Truncates the file: fewer bytes than reserved were written.
 fst_status fsti_output_trim(fsti_output *output, uint64_t size_bytes, fst_error *error);
 /// A descriptor for reading the written bytes.

@@ -10,6 +10,7 @@ struct fsti_output {
     fsti_target target;
     char *hidden; ///< the temporary path, chosen at creation
     bool has_hidden, is_durable;
+    bool is_unreserved; ///< the file system can't reserve space
     int fd, fd_direct;
     uint64_t size_bytes;
     bool direct_probed;

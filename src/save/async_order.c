@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The order of asynchronous saves: saves of one pool or one path form a chain, and a synchronous
-/// save comes after those of its path.
+/// The order of asynchronous saves: a save waits for earlier ones with its pool or its files, and a
+/// synchronous save for those of its files.
 #include <unistd.h>
 
 #include "async_state.h"

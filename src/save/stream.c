@@ -96,6 +96,18 @@ fst_status fsti_writer_write(fst_writer *writer, size_t tensor_index, uint64_t o
     return FST_OK;
 }
 
+/// Claims a tensor that will be written through the mapping, and allocates its space.
+static fst_status claim_mapped(fst_writer *writer, size_t tensor_index, fst_error *error) {
+    const save_tensor *tensor = &writer->contents.tensors[tensor_index];
+    FST_TRY(claim(writer, tensor_index, (byte_range){0, tensor->size_bytes}, error));
+    if (writer->options.others_write != 0) return FST_OK; // allocated when the file was created
+    fst_status status =
+        fsti_output_allocate(writer->contents.files[tensor->file].output, tensor->offset,
+                             tensor->offset + tensor->size_bytes, error);
+    if (status != FST_OK) atomic_store(&writer->state, WRITER_FAILED);
+    return status;
+}
+
 fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, fst_error *error) {
     const save_tensor *tensor = &writer->contents.tensors[tensor_index];
     tensor_coverage *coverage = &writer->stream.coverage[tensor_index];
@@ -107,8 +119,7 @@ fst_status fsti_writer_map(fst_writer *writer, size_t tensor_index, void **out, 
     FST_TRY(fsti_output_map(writer->contents.files[tensor->file].output, &mapping, error));
     // The tensor is claimed after the mapping succeeded. Calls of this function are not concurrent
     // with each other (writer.h); concurrent writes check the claim.
-    if (!coverage->is_mapped)
-        FST_TRY(claim(writer, tensor_index, (byte_range){0, tensor->size_bytes}, error));
+    if (!coverage->is_mapped) FST_TRY(claim_mapped(writer, tensor_index, error));
     coverage->is_mapped = true;
     *out = mapping + tensor->offset;
     return FST_OK;

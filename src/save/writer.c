@@ -24,6 +24,8 @@ static fst_status open_outputs(fst_writer *writer, const char *const *hidden, fs
             &file->target,
             writer->source.origin == NULL ? file->layout.file_bytes : file->layout.header_bytes,
             writer->options.promise == FST_SAVE_DURABLE, &file->output, error));
+        if (writer->options.others_write != 0)
+            FST_TRY(fsti_output_allocate(file->output, 0, file->layout.file_bytes, error));
         if (writer->publication.manifest.kind != NULL)
             FST_TRY(fsti_save_manifest_begin(writer, file, error));
     }

@@ -29,8 +29,8 @@ FST_API const char *fst_writer_path(const fst_writer *writer, uint32_t file_inde
 
 /// Maps the bytes of a tensor without data in the new file, to be filled before
 /// fst_writer_finish(). The memory is valid until the writer is finished or closed. FST_E_ARGUMENT
-/// if bytes of the tensor were written before. If the file system can't reserve space (no
-/// fallocate), a full disk raises SIGBUS in the program that fills it.
+/// if bytes of the tensor were written before. Where the file system can't reserve space (no
+/// fallocate), zeros are written to it first, so that a full disk is FST_E_NO_SPACE here.
 FST_API FST_NODISCARD fst_status fst_writer_map(fst_writer *writer, size_t tensor_index, void **out,
                                                 fst_error *error);
 

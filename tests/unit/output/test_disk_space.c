@@ -17,6 +17,8 @@ static bool is_wrapped;
 static uint64_t block_count, free_blocks; ///< what the file system reports, in blocks of 4 KiB
 static unsigned reserve_count;            ///< calls of fallocate()
 static bool reserve_takes_all;            ///< as ext4: takes what there is, then fails
+static bool reserve_is_missing;           ///< as on ext2
+static bool is_full;                      ///< larger writes than a header's fail
 
 static const char *removed_first; ///< a file that vanishes before its rights are checked
 
@@ -31,10 +33,22 @@ int __real_fallocate64(int fd, int mode, off64_t offset, off64_t size);
 int __real_fstatvfs64(int fd, struct statvfs64 *out);
 int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size);
 int __wrap_fstatvfs64(int fd, struct statvfs64 *out);
+ssize_t __real_pwrite64(int fd, const void *data, size_t size, off64_t offset);
+ssize_t __wrap_pwrite64(int fd, const void *data, size_t size, off64_t offset);
+
+ssize_t __wrap_pwrite64(int fd, const void *data, size_t size, off64_t offset) {
+    if (!is_full || size < 4096) return __real_pwrite64(fd, data, size, offset);
+    errno = ENOSPC;
+    return -1;
+}
 
 int __wrap_fallocate64(int fd, int mode, off64_t offset, off64_t size) {
     if (!is_wrapped) return __real_fallocate64(fd, mode, offset, size);
     reserve_count++;
+    if (reserve_is_missing) {
+        errno = EOPNOTSUPP;
+        return -1;
+    }
     if (!reserve_takes_all) return __real_fallocate64(fd, mode, offset, size);
     if (__real_fallocate64(fd, mode, 0, 1 << 20) != 0) return -1;
     free_blocks = 0;
@@ -128,4 +142,43 @@ TEST(an_old_file_that_vanishes_is_no_error)
     removed_first = NULL;
     CHECK_INT(status, FST_OK);
     CHECK_INT(access(fixture_path("gone.safetensors"), F_OK), 0);
+}
+
+/// Opens a writer for one tensor of 4 MiB without data, and maps it.
+static fst_status map_tensor(uint8_t others_write, fst_error *error) {
+    static const uint64_t shape[] = {4 << 20};
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "a",
+                              .name_size = 1,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = shape};
+    fst_save_options options = FST_STRUCT_INIT(fst_save_options);
+    fst_writer *writer = NULL;
+    void *mapping;
+    options.file_count = others_write; // several processes save a set
+    options.others_write = others_write;
+    is_wrapped = true;
+    fst_status status =
+        fst_writer_open(fixture_path("mapped"), &tensor, 1, &options, &writer, error);
+    if (status == FST_OK) status = fst_writer_map(writer, 0, &mapping, error);
+    is_wrapped = false;
+    fst_writer_close(writer);
+    return status;
+}
+
+/// Otherwise writing to the mapping would end the process with SIGBUS.
+TEST(a_mapped_tensor_has_its_space_where_none_can_be_reserved)
+{
+    fst_error error;
+    block_count = free_blocks = 1 << 20;
+    reserve_is_missing = true;
+    for (uint8_t others_write = 0; others_write < 2; others_write++) {
+        CHECK_INT(map_tensor(others_write, &error), FST_OK);
+        is_full = true;
+        CHECK_INT(map_tensor(others_write, &error), FST_E_NO_SPACE);
+        is_full = false;
+        CHECK_CONTAINS(error.message, "not enough space");
+    }
+    reserve_is_missing = false;
 }
