@@ -14,7 +14,7 @@ done     seconds from the call until the files are complete, while the loop goes
 lost     seconds that the save costs in all: the time of the save and of the steps until two after
          its end, less the same number of undisturbed steps
 stop     the longest stop, in milliseconds, of a loop in Python while an asynchronous save runs
-slowed   by how many per cent that loop is slower than without a save
+slowed   by how many per cent that loop is slower than before and after the save
 peak     MB of anonymous and shared memory of the process and its children above the loop's own
 """
 
@@ -255,7 +255,26 @@ def make_dcp_async(kind: str, kept: bool, ours: bool = False) -> Callable[[Loop]
     return make
 
 
+def make_disk(loop: Loop) -> Way:
+    """Another program writes as many bytes: what the machine alone costs the loop."""
+    size = sum(value.nbytes for value in loop.state().values())
+
+    def write(state: dict[str, Any], path: pathlib.Path) -> Callable[[], bool]:
+        writer = subprocess.Popen(
+            ["dd", "if=/dev/zero", f"of={path}", "bs=4M", f"count={size >> 22}", "oflag=direct",
+             "conv=fsync", "status=none"])
+
+        def done() -> bool:
+            is_over = writer.poll() is not None
+            if is_over:
+                remove(path)
+            return is_over
+        return done
+    return write
+
+
 WAYS: dict[str, Callable[[Loop], Way]] = {
+    "dd in another process": make_disk,
     "torch.save + fsync": make_torch,
     "safetensors + fsync": make_safetensors,
     "fastsafetensors, durable": make_ours_sync,
@@ -344,14 +363,24 @@ def spin(seconds: float, is_over: Callable[[], bool]) -> tuple[float, float]:
 def disturb_python(loop: Loop, way: Way, path: pathlib.Path) -> tuple[float, float] | None:
     """What an asynchronous save does to a loop in Python, after its call.
 
-    Returns the longest stop in seconds and the slowdown as a fraction; None for other saves.
+    Returns the longest stop in seconds and the slowdown as a fraction, the median of several saves
+    between undisturbed loops; None for other saves.
     """
-    _, undisturbed = spin(1.0, lambda: False)
-    done = way(loop.state(), path)
-    if done is None:
-        return None
-    longest, disturbed = spin(600.0, done)
-    return longest, 1 - disturbed / undisturbed
+    longest, slowdowns = 0.0, []
+    _, before = spin(0.5, lambda: False)
+    for _ in range(5):
+        remove(path)
+        done = way(loop.state(), path)
+        if done is None:
+            return None
+        stop, disturbed = spin(600.0, done)
+        longest = max(longest, stop)
+        loop.before_step()
+        loop.before_step = lambda: None
+        _, after = spin(0.5, lambda: False)
+        slowdowns.append(1 - disturbed * 2 / (before + after))
+        before = after
+    return longest, statistics.median(slowdowns)
 
 
 def check_file(loop: Loop, way: Way, path: pathlib.Path) -> None:

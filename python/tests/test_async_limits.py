@@ -16,11 +16,12 @@ from web_server import Answer, Request
 torch = pytest.importorskip("torch")
 
 from fastsafetensors import SafetensorError, remote  # noqa: E402
+from fastsafetensors.async_save import SaveHandle  # noqa: E402
 from fastsafetensors.fast_loading import (  # noqa: E402
     load_safetensors_sharded,
     save_safetensors_sharded_async,
 )
-from fastsafetensors.torch import SaveHandle, load_file, save_file_async  # noqa: E402
+from fastsafetensors.torch import load_file, save_file_async  # noqa: E402
 
 MIB = 1 << 20
 
