@@ -17,7 +17,6 @@ from ._core import Tensor, error_class, serialize
 from ._loading.load import load_bytes, load_paths
 from ._loading.open_arguments import check_backend, check_path
 from ._loading.verified_open import Verify
-from ._saving import running_saves as _running_saves  # noqa: F401 - its atexit handler comes first
 from ._saving.save_options import check_names, file_options, save_rows
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from ._loading.load import load_bytes, load_from
 from ._loading.open_arguments import check_backend, check_device, check_path, is_meta
 from ._loading.request import choose_names
 from ._loading.verified_open import Verify, open_files
-from ._saving import running_saves as _running_saves  # noqa: F401 - its atexit handler comes first
 from ._saving.save_options import file_options, save_rows
 from ._torch.gpu import check_present, is_gpu, load_options, report_gds
 from ._torch.tensor_memory import storage_ptr, storage_size, watch_changes

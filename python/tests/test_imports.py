@@ -35,6 +35,12 @@ def test_load_file_needs_no_module_of_streams_and_ranks(framework):
     assert len(found) <= 30
 
 
+def test_saves_of_exit_handlers_are_awaited():
+    """The handler that waits for them is registered before the program's, and so runs after it."""
+    line = "import fastsafetensors.fast_loading"
+    assert "fastsafetensors._saving.running_saves" in modules_after(line)
+
+
 def test_load_sharded_needs_no_module_of_saves():
     pytest.importorskip("torch")
     found = own(modules_after("from fastsafetensors.distributed import load_sharded"))
