@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from .._base.errors import refuse
 
-_DEVICE = re.compile(r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?")
+# Compiled when a device is given: that takes as long as two imports.
+_DEVICE = r"(cpu|cuda|gpu|mps|npu|xpu|hpu|mlu|musa|xla|sdaa|neuron)(:\d+)?"
 _BACKENDS = {"mmap": "auto", "pread": "load"}
 
 
@@ -51,7 +52,7 @@ def check_device(device: Any) -> Any:
     if text == "meta":
         refuse("device meta is invalid here, because nothing would be read. load_file() returns "
                "tensors on it")
-    if not _DEVICE.fullmatch(text):
+    if not re.fullmatch(_DEVICE, text):
         _refuse_device(text)
     return "cpu" if text.partition(":")[0] == "cpu" else text  # torch ignores the number
 
