@@ -175,7 +175,7 @@ static fst_status mark_folder(const char *folder, fst_error *error) {
 }
 
 /// Paths are relative to a descriptor, so this also works when no memory is left.
-void fsti_make_folder_end(const make_folder *folder, fst_status status) {
+void fsti_make_folder_end(make_folder *folder, fst_status status) {
     int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool is_made = status == FST_OK || (fd >= 0 && faccessat(fd, DELTA_INDEX_NAME, F_OK, 0) == 0);
     if (is_made && fd >= 0)
@@ -184,7 +184,7 @@ void fsti_make_folder_end(const make_folder *folder, fst_status status) {
         remove_remains(folder->path);
     if (fd >= 0) close(fd);
     fsti_folder_unlock(folder->lock);
-    if (!is_made) fsti_folder_unmake(folder->path, folder->made_count);
+    fsti_folder_leave(folder->path, &folder->use, !is_made);
 }
 
 static fst_status begin_in(const char *folder, fst_error *error) {
@@ -202,11 +202,11 @@ fst_status fsti_make_folder_begin(make_folder *folder, bool durable, fst_error *
     folder->lock = -1;
     FST_TRY(
         fsti_location_require_file(folder->path, "a delta is written to a local folder", error));
-    FST_TRY(fsti_folder_make(folder->path, durable, &folder->made_count, error));
-    FST_TRY(fsti_folder_lock(folder->path, &folder->lock, error));
-    fst_status status = begin_in(folder->path, error);
+    FST_TRY(fsti_folder_make(folder->path, durable, &folder->use, error));
+    fst_status status = fsti_folder_lock(folder->path, &folder->lock, error);
+    if (status == FST_OK) status = begin_in(folder->path, error);
     if (status == FST_OK) return FST_OK;
     fsti_folder_unlock(folder->lock);
-    fsti_folder_unmake(folder->path, folder->made_count);
+    fsti_folder_leave(folder->path, &folder->use, true);
     return status;
 }

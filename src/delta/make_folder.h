@@ -4,11 +4,12 @@
 #define FSTI_MAKE_FOLDER_H
 
 #include "delta.h"
+#include "output/output.h"
 
 typedef struct make_folder {
     const char *path;
-    int lock;            ///< -1: none
-    unsigned made_count; ///< folders that were created for it
+    int lock; ///< -1: none
+    fsti_folder_use use;
 } make_folder;
 
 /// Creates the folder at `path`, locks it and marks it. FST_E_ARGUMENT if it holds a version, or
@@ -20,6 +21,6 @@ fst_status fsti_make_folder_list(const char *folder, int fd, const char *name, b
                                  fst_error *error);
 /// Unlocks the folder. Deletes the mark if `status` is FST_OK, otherwise everything that was
 /// written and the folders that were created.
-void fsti_make_folder_end(const make_folder *folder, fst_status status);
+void fsti_make_folder_end(make_folder *folder, fst_status status);
 
 #endif

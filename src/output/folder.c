@@ -2,6 +2,7 @@
 /// Folders in which files are published.
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -57,10 +58,9 @@ static fst_status make_one(const char *folder, bool durable, unsigned *made_coun
                             "creating the folder");
 }
 
-fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
-                            fst_error *error) {
+static fst_status make_all(const char *folder, bool durable, unsigned *made_count,
+                           fst_error *error) {
     char *path = fsti_string_copy(folder, strlen(folder));
-    *made_count = 0;
     if (path == NULL) return fsti_error_memory(error, strlen(folder));
     fst_status status = FST_OK;
     for (char *at = path + 1; path[0] != '\0' && *at != '\0' && status == FST_OK; at++) {
@@ -71,14 +71,14 @@ fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_cou
     }
     if (status == FST_OK) status = make_one(path, durable, made_count, error);
     fsti_free(path);
-    if (status != FST_OK) fsti_folder_unmake(folder, *made_count);
     return status;
 }
 
-void fsti_folder_unmake(const char *folder, unsigned made_count) {
+/// Removes created folders, from the deepest one upwards. Missing folders and non-empty ones are
+/// kept.
+static void unmake(const char *folder, unsigned made_count) {
     char *path = made_count == 0 ? NULL : fsti_string_copy(folder, strlen(folder));
     if (path == NULL) return;
-    // From the deepest folder upwards. Missing folders and non-empty ones are kept.
     for (size_t size = strlen(path); made_count > 0 && size > 0; size = parent_size(path, size)) {
         path[size] = '\0';
         if (rmdir(path) == 0)
@@ -87,6 +87,59 @@ void fsti_folder_unmake(const char *folder, unsigned made_count) {
             break;
     }
     fsti_free(path);
+}
+
+// ---- folders in use ----
+
+/// A folder may look empty while a save of this process uses it, because its files have no names.
+static struct {
+    pthread_mutex_t lock;
+    fsti_folder_use *first;
+} used = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t used_once = PTHREAD_ONCE_INIT;
+static void register_used(void) { fsti_fork_lock(&used.lock); }
+
+fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
+                            fst_error *error) {
+    struct stat info;
+    *use = (fsti_folder_use){0};
+    pthread_once(&used_once, register_used);
+    pthread_mutex_lock(&used.lock);
+    fst_status status = make_all(folder, durable, &use->made_count, error);
+    if (status == FST_OK && stat(folder, &info) == 0) {
+        use->device = info.st_dev;
+        use->inode = info.st_ino;
+        use->next = used.first;
+        use->is_listed = true;
+        used.first = use;
+    }
+    if (status != FST_OK) unmake(folder, use->made_count);
+    pthread_mutex_unlock(&used.lock);
+    return status;
+}
+
+void fsti_folder_keep(fsti_folder_use *use) {
+    pthread_mutex_lock(&used.lock);
+    use->made_count = 0;
+    pthread_mutex_unlock(&used.lock);
+}
+
+void fsti_folder_leave(const char *folder, fsti_folder_use *use, bool removes) {
+    pthread_mutex_lock(&used.lock);
+    fsti_folder_use **at = &used.first;
+    while (*at != NULL && *at != use) at = &(*at)->next;
+    if (*at != NULL) *at = use->next;
+    fsti_folder_use *other = used.first;
+    while (other != NULL && (other->device != use->device || other->inode != use->inode))
+        other = other->next;
+    if (!removes || !use->is_listed)
+        use->made_count = 0;
+    else if (other == NULL)
+        unmake(folder, use->made_count);
+    else if (other->made_count < use->made_count)
+        other->made_count = use->made_count; // it removes them if it fails, too
+    use->is_listed = false;
+    pthread_mutex_unlock(&used.lock);
 }
 
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {

@@ -12,6 +12,8 @@
 #ifndef FSTI_OUTPUT_H
 #define FSTI_OUTPUT_H
 
+#include <sys/types.h>
+
 #include "base/primitives.h"
 
 typedef struct fsti_output fsti_output;
@@ -223,12 +225,24 @@ void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 
 /// Syncs the names in a folder.
 fst_status fsti_folder_sync(const char *folder, fst_error *error);
-/// Creates a folder and its parents; an existing one is not an error. *made_count: number of
-/// folders created. `durable`: syncs their entries too.
-fst_status fsti_folder_make(const char *folder, bool durable, unsigned *made_count,
+/// A folder that a save uses.
+typedef struct fsti_folder_use {
+    unsigned made_count; ///< folders that were created for it, and are removed if it fails
+    bool is_listed;
+    dev_t device;
+    ino_t inode;
+    struct fsti_folder_use *next; ///< of this process
+} fsti_folder_use;
+
+/// Creates a folder and its parents, syncs their entries if `durable`, and notes that the folder is
+/// in use. An existing one is not an error. On success, `use` must not move until it is left.
+fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
                             fst_error *error);
-/// Removes `made_count` created folders, if they are empty.
-void fsti_folder_unmake(const char *folder, unsigned made_count);
+/// Lets a failure not remove the folders.
+void fsti_folder_keep(fsti_folder_use *use);
+/// Ends the use of a folder. `removes`: removes the folders that were created for it, if they are
+/// empty and no other save of this process uses them. Does nothing if the folder was not made.
+void fsti_folder_leave(const char *folder, fsti_folder_use *use, bool removes);
 /// Waits for the folder's lock, so that one process publishes at a time. *lock is -1 if the file
 /// system has no locks. FST_E_TIMEOUT after half a minute.
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error);

@@ -39,38 +39,56 @@ static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_
                           "the tensors of a save that is ending are still being read");
 }
 
+/// Waits until no thread reads the tensors of a save that is cancelled or ending. It may still ask
+/// the program, and wait for it.
+static void await_copies(fst_async_save *save) {
+    pthread_mutex_lock(&save->lock);
+    if (save->writer != NULL) fsti_snapshot_await_copies(save->writer->source.snapshot);
+    pthread_mutex_unlock(&save->lock);
+}
+
 /// Copies what is left of one save's tensors. A save that has failed needs no copies.
 static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
     fst_status status;
-    if (!begin_use(save, &status, error)) {
-        // Not in a callback: the readers may wait for it.
-        if (!fsti_async_is_serving()) FST_TRY(await_readers(save, deadline_ns, error));
-        return status;
+    if (begin_use(save, &status, error)) {
+        status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
+        end_use(save);
+    } else if (fsti_async_is_serving()) { // the save may wait for this callback
+        await_copies(save);
+    } else {
+        FST_TRY(await_readers(save, deadline_ns, error));
     }
-    status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
-    end_use(save);
     return status;
 }
 
 fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
-    if (fsti_async_is_serving()) return FST_OK; // its save may be one of them
-    for (;;) {
+    if (fsti_async_is_blocked(save)) return FST_E_TIMEOUT;
+    while (!save->has_own_memory && !atomic_load(&save->is_cancelled)) {
         fst_async_save *next = fsti_async_next_to_copy(save);
-        fst_status status = next == save ? FST_OK : copy_one(next, deadline_ns, NULL);
-        bool is_over = next == save || status == FST_E_TIMEOUT;
-        if (!is_over) atomic_store(&next->is_copied, true);
+        bool is_last = next == save;
+        fst_status status =
+            is_last ? FST_OK : copy_one(next, fsti_min(deadline_ns, fsti_async_next_check()), NULL);
+        if (!is_last && status != FST_E_TIMEOUT) atomic_store(&next->is_copied, true);
         fsti_async_unref(next);
-        if (is_over) return status;
+        if (is_last) break;
+        if (status == FST_E_TIMEOUT && fsti_now_ns() >= deadline_ns) return status;
     }
+    return FST_OK;
 }
 
 fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
-    if (fsti_async_copy_earlier(save, deadline_ns) != FST_OK)
+    if (!atomic_load(&save->is_copied) && fsti_async_copy_earlier(save, deadline_ns) != FST_OK)
         return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
                               "the tensors are not staged yet: an earlier save is being copied");
     fst_status status = copy_one(save, deadline_ns, error);
     if (status != FST_E_TIMEOUT) atomic_store(&save->is_copied, true);
     return status;
+}
+
+void fsti_async_end_reading(fst_async_save *save) {
+    if (fsti_async_copy(save, UINT64_MAX, NULL) != FST_E_TIMEOUT) return;
+    fsti_async_save_cancel(save); // it can't go on before this callback returns
+    await_copies(save);
 }
 
 /// What decides for which saves one waits: see fsti_async_earlier_at().

@@ -28,6 +28,10 @@ const fst_async_save *fsti_async_serve(const fst_async_save *save) {
 
 bool fsti_async_is_serving(void) { return served != NULL && served->owner == getpid(); }
 
+bool fsti_async_is_blocked(const fst_async_save *save) {
+    return fsti_async_is_serving() && !save->has_own_memory && save->order_ns >= served->order_ns;
+}
+
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
     return earlier->pool == save->pool || fsti_async_are_same_place(&earlier->place, &save->place);
 }
@@ -57,11 +61,16 @@ static fst_async_save *earlier_of(const fst_async_save *save) {
     return other;
 }
 
+/// Saves that have only a manifest in common are of different models.
+static bool is_superseded(const fst_async_save *earlier, const fst_async_save *save) {
+    return earlier->pool == save->pool || fsti_async_are_same_model(&earlier->place, &save->place);
+}
+
 void fsti_async_cancel_earlier(fst_async_save *save) {
     for (;;) {
         pthread_mutex_lock(&running.lock);
         fst_async_save *other = save->next_running;
-        while (other != NULL && (atomic_load(&other->is_cancelled) || !must_precede(other, save)))
+        while (other != NULL && (atomic_load(&other->is_cancelled) || !is_superseded(other, save)))
             other = other->next_running;
         if (other != NULL) fsti_refcount_ref(&other->refs);
         pthread_mutex_unlock(&running.lock);

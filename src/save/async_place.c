@@ -51,12 +51,16 @@ static fst_status add_followed(save_place *place, const fst_writer *writer, fst_
     return add_name(place, target, false, error);
 }
 
-/// An old one is deleted.
+/// The usual manifest: an old one is deleted.
 static fst_status add_usual_manifest(save_place *place, const fst_writer *writer,
                                      fst_error *error) {
     char *usual = fsti_save_manifest_usual(writer);
     if (usual == NULL) return fsti_error_memory(error, 64);
     fst_status status = add_name(place, usual, false, error);
+    const char *own = writer->options.manifest;
+    place_name *name = &place->names[place->count - 1];
+    name->is_manifest = true;
+    name->is_removed = own == NULL || own[0] != '\0';
     fsti_free(usual);
     return status;
 }
@@ -80,9 +84,12 @@ fst_status fsti_async_find_place(const fst_writer *writer, save_place *out, fst_
         FST_TRY(add_followed(out, writer, error));
     if (out->count == 2 && strcmp(out->names[0].path, out->names[1].path) != 0)
         out->link = out->names[1].path;
-    if (writer->target.folder == NULL) FST_TRY(add_usual_manifest(out, writer, error));
+    FST_TRY(add_usual_manifest(out, writer, error));
     const char *manifest = manifest_of(writer);
-    return manifest == NULL ? FST_OK : add_link(out, manifest, error);
+    size_t begin = out->count;
+    fst_status status = manifest == NULL ? FST_OK : add_link(out, manifest, error);
+    for (size_t i = begin; i < out->count; i++) out->names[i].is_manifest = true;
+    return status;
 }
 
 fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *error) {
@@ -151,12 +158,25 @@ static bool are_same_name(const place_name *one, const place_name *other) {
     return are_same_folder(one, other) && may_meet(one, other);
 }
 
-bool fsti_async_are_same_place(const save_place *one, const save_place *other) {
+static bool have_same_name(const save_place *one, const save_place *other, bool of_models) {
     size_t followed = other->is_link && one->link != NULL; // the first name is the link's
     for (size_t i = followed; i < one->count; i++)
-        for (size_t j = 0; j < other->count; j++)
-            if (are_same_name(&one->names[i], &other->names[j])) return true;
+        for (size_t j = 0; j < other->count; j++) {
+            const place_name *first = &one->names[i], *second = &other->names[j];
+            bool are_manifests = first->is_manifest && second->is_manifest;
+            bool are_removed = first->is_removed && second->is_removed;
+            if (are_removed || (of_models && are_manifests)) continue;
+            if (are_same_name(first, second)) return true;
+        }
     return false;
+}
+
+bool fsti_async_are_same_place(const save_place *one, const save_place *other) {
+    return have_same_name(one, other, false);
+}
+
+bool fsti_async_are_same_model(const save_place *one, const save_place *other) {
+    return have_same_name(one, other, true);
 }
 
 static void clear_name(place_name *name) {

@@ -87,21 +87,25 @@ static fst_status plan_save(fst_async_save *save, const fsti_async_request *requ
     const fst_async_options *options = &save->options;
     uint64_t memory = options->stage == FST_STAGE_NONE ? FSTI_BLOCK_COUNT_MIN * FSTI_BLOCK_BYTES
                                                        : options->memory_bytes;
-    // In a callback nothing may be written meanwhile, so that memory could be used again.
-    if (options->stage == FST_STAGE_COPY && fsti_async_is_serving()) memory = 0;
+    if (save->has_own_memory) memory = 0;
     fsti_snapshot_options snapshot = {.pool = save->pool,
                                       .memory_bytes = memory,
                                       .is_guarded = options->stage != FST_STAGE_COPY,
                                       .is_unchanged =
                                           options->is_unchanged == NULL ? NULL : ask_program,
                                       .context = save};
-    return fsti_snapshot_source_open(save->writer, &snapshot, error);
+    FST_TRY(fsti_snapshot_source_open(save->writer, &snapshot, error));
+    return save->has_own_memory && !fsti_snapshot_fits(save->writer->source.snapshot)
+               ? fsti_error_memory(error, (size_t)save->bytes_total)
+               : FST_OK;
 }
 
 static fst_status open_pool(fst_async_save *save, fst_error *error) {
     fst_staging_pool *given = save->options.pool;
-    // The pool's memory may be that of a save that waits for this thread.
-    if (given == NULL || fsti_async_is_serving())
+    // In a callback the pool's memory may be that of a save that waits for this thread, and nothing
+    // may be written meanwhile, so that memory could be used again.
+    save->has_own_memory = fsti_async_is_serving();
+    if (given == NULL || save->has_own_memory)
         return fsti_staging_pool_open(0, 0, &save->pool, error);
     FST_TRY(fsti_staging_pool_check_owner(given, error));
     save->pool = fsti_staging_pool_ref(given);
@@ -180,7 +184,7 @@ fst_status fsti_async_save_wait(fst_async_save *save, int64_t timeout_ms, fst_er
 void fsti_async_save_close(fst_async_save *save) {
     // In a child of fork() its locks may be held by threads that are not there: it is left alone.
     if (save == NULL || save->owner != getpid()) return;
-    (void)!fsti_async_copy(save, UINT64_MAX, NULL);
+    fsti_async_end_reading(save);
     pthread_mutex_lock(&save->lock);
     save->is_closed = true;
     bool is_unheard = fsti_async_is_unheard(save);

@@ -24,6 +24,8 @@ typedef struct place_name {
     char *stem;   ///< of a set whose files and index are meant; NULL: all names
     dev_t device; ///< of the folder; with `inode` 0: it does not exist, or is a URL
     ino_t inode;
+    bool is_manifest;
+    bool is_removed; ///< the save makes no such file
 } place_name;
 
 /// The files that a save may replace or delete.
@@ -40,6 +42,7 @@ struct fst_async_save {
     pid_t owner;
     fst_async_options options; ///< `save` is NULL
     fst_staging_pool *pool;    ///< until the end
+    bool has_own_memory;       ///< for all of it: its copy waits for no other save
     save_place place;
     char *manifest;     ///< of the writer's options
     fst_writer *writer; ///< of the writing thread, which closes it
@@ -87,6 +90,8 @@ fst_status fsti_async_find_file(const char *path, save_place *out, fst_error *er
 fst_status fsti_async_find_link(const fst_writer *writer, save_place *out, fst_error *error);
 /// Whether the first place's save may replace a file of the other.
 bool fsti_async_are_same_place(const save_place *one, const save_place *other);
+/// The same without files that are manifests of both.
+bool fsti_async_are_same_model(const save_place *one, const save_place *other);
 /// Removes the name of a link, which the save does not replace.
 void fsti_async_forget_link(save_place *place);
 void fsti_async_clear_place(save_place *place);
@@ -95,6 +100,8 @@ void fsti_async_clear_place(save_place *place);
 
 /// Whether this thread calls the program for a save, which may wait for what the thread does.
 bool fsti_async_is_serving(void);
+/// Whether it does, and that save and this one may not go on meanwhile: it is a later one.
+bool fsti_async_is_blocked(const fst_async_save *save);
 /// The time that decides which asynchronous saves are earlier than a synchronous save of this
 /// thread: now, or the start of the save that the thread calls the program for, because that and
 /// later ones may wait for the thread. 0: none runs in this process.
@@ -125,10 +132,12 @@ uint64_t fsti_async_next_check(void);
 
 /// Copies what is left of the saves before this one: they must not wait for staging memory that a
 /// later one holds, because the later one is written after them. Their failures are not errors
-/// here. FST_E_TIMEOUT if bytes are left.
+/// here. FST_E_TIMEOUT if bytes are left. Ends when this save is cancelled.
 fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns);
 /// Copies those, and then this save's tensors.
 fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error *error);
+/// Waits until the tensors may change. In a callback of an earlier save, cancels the save for that.
+void fsti_async_end_reading(fst_async_save *save);
 
 // ---- threads ----
 

@@ -10,9 +10,7 @@
 
 static void *help_copying(void *context) {
     fst_async_save *save = context;
-    while (!atomic_load(&save->is_cancelled) &&
-           fsti_async_copy_earlier(save, fsti_async_next_check()) == FST_E_TIMEOUT)
-        continue;
+    (void)!fsti_async_copy_earlier(save, UINT64_MAX);
     fsti_snapshot_help(save->writer->source.snapshot);
     return NULL;
 }
@@ -56,7 +54,7 @@ static fst_status publish_with_others(fst_async_save *save, fst_status status, f
         fsti_snapshot_stop(writer->source.snapshot, status, error);
         delete_hidden(writer);
     }
-    writer->target.folders_made = 0; // other processes may use the folder
+    fsti_folder_keep(&writer->target.folder_use); // other processes may use it
     for (size_t f = 0; status == FST_OK && f < count; f++)
         paths[f] = fsti_writer_hidden_path(writer, (uint32_t)f);
     fsti_async_note_publishing(save, true);

@@ -56,7 +56,7 @@ static fst_status find_targets(fst_writer *writer, fst_error *error) {
     bool durable = writer->options.promise == FST_SAVE_DURABLE;
     if (is_sharded)
         FST_TRY(
-            fsti_folder_make(writer->target.folder, durable, &writer->target.folders_made, error));
+            fsti_folder_make(writer->target.folder, durable, &writer->target.folder_use, error));
     if (is_sharded) FST_TRY(fsti_folder_visit(writer->target.folder, record_member, writer, error));
     for (uint32_t f = 0; f <= writer->contents.file_count; f++) {
         bool is_index = f == writer->contents.file_count;

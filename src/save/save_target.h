@@ -53,10 +53,10 @@ typedef struct save_target {
     fsti_target index;   ///< of a sharded model
 
     // Of files.
-    char *followed;        ///< what the path was a link to when an asynchronous save began; or NULL
-    fsti_anchor anchor;    ///< the working folder when the writer was opened
-    unsigned folders_made; ///< created when opening
-    char *set_member;      ///< an existing file of the model, for permissions; or NULL
+    char *followed;     ///< what the path was a link to when an asynchronous save began; or NULL
+    fsti_anchor anchor; ///< the working folder when the writer was opened
+    fsti_folder_use folder_use; ///< of a sharded model
+    char *set_member;           ///< an existing file of the model, for permissions; or NULL
 
     store_state store; ///< of objects
 } save_target;

@@ -245,9 +245,7 @@ static fst_status copy_block(block_copier *copier, const snapshot_block *block, 
 /// Lets the program find out which tensor was changed, after a sample differed. The lock must be
 /// held; it is released meanwhile.
 static void report_change(fsti_snapshot *snapshot) {
-    if (snapshot->options.is_unchanged == NULL || snapshot->is_checking ||
-        snapshot->status != FST_OK)
-        return;
+    if (snapshot->options.is_unchanged == NULL || snapshot->is_checking) return;
     snapshot->is_checking = true;
     (void)ask_unchanged(snapshot);
 }
@@ -268,12 +266,13 @@ static bool copy_next(fsti_snapshot *snapshot, block_copier *copier, uint64_t de
     fst_error error;
     fst_status status = copy_block(copier, block, &error);
     pthread_mutex_lock(&snapshot->pool->lock);
-    if (status == FST_E_FILE_CHANGED) report_change(snapshot);
+    bool is_first = snapshot->status == FST_OK;
     snapshot->copying_count--;
     snapshot->stats.bytes_staged += status == FST_OK ? block->end - block->begin : 0;
     block->state = BLOCK_STAGED;
     if (status != FST_OK) stop_locked(snapshot, status, &error);
     pthread_cond_broadcast(&snapshot->pool->changed);
+    if (status == FST_E_FILE_CHANGED && is_first) report_change(snapshot);
     return true;
 }
 
@@ -370,6 +369,12 @@ fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error)
     if (status != FST_OK && error != NULL) *error = snapshot->error;
     pthread_mutex_unlock(&snapshot->pool->lock);
     return status;
+}
+
+void fsti_snapshot_await_copies(fsti_snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->pool->lock);
+    while (snapshot->copying_count > 0) await_change(snapshot->pool, UINT64_MAX);
+    pthread_mutex_unlock(&snapshot->pool->lock);
 }
 
 void fsti_snapshot_stats_get(fsti_snapshot *snapshot, fsti_snapshot_stats *out) {

@@ -34,8 +34,8 @@ fst_staging_pool *fsti_staging_pool_ref(fst_staging_pool *pool);
 uint64_t fsti_staging_pool_bytes(fst_staging_pool *pool);
 /// FST_E_UNSUPPORTED in a child of the process that opened it.
 fst_status fsti_staging_pool_check_owner(const fst_staging_pool *pool, fst_error *error);
-/// Allocates until the pool has `count` blocks or reaches its limit. Succeeds if it has at least
-/// FSTI_BLOCK_COUNT_MIN.
+/// Allocates until the pool has `count` blocks, or, if it has a limit, this many free ones or those
+/// of the limit. Succeeds if it has at least FSTI_BLOCK_COUNT_MIN.
 fst_status fsti_staging_pool_reserve(fst_staging_pool *pool, size_t count, fst_error *error);
 
 // ---- snapshots ----
@@ -102,6 +102,8 @@ void fsti_snapshot_stop(fsti_snapshot *snapshot, fst_status status, const fst_er
 /// Waits until no thread reads the caller's memory any more. FST_OK if everything was copied and is
 /// unchanged, otherwise the error.
 fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error);
+/// The same for a snapshot that has stopped, while perhaps the program is still being asked.
+void fsti_snapshot_await_copies(fsti_snapshot *snapshot);
 void fsti_snapshot_stats_get(fsti_snapshot *snapshot, fsti_snapshot_stats *out);
 /// Releases all memory. No other call may be running. NULL is allowed.
 void fsti_snapshot_close(fsti_snapshot *snapshot);

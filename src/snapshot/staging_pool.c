@@ -135,10 +135,11 @@ static fst_status grow(fst_staging_pool *pool, size_t have, size_t count, fst_er
 }
 
 fst_status fsti_staging_pool_reserve(fst_staging_pool *pool, size_t count, fst_error *error) {
-    if (count > pool->count_max) count = pool->count_max;
     pthread_mutex_lock(&pool->lock);
     while (pool->is_growing) pthread_cond_wait(&pool->changed, &pool->lock);
-    size_t have = pool->block_count;
+    size_t have = pool->block_count, used = have - pool->free_count;
+    // Up to a limit that was given, saves do not wait for each other's memory.
+    if (pool->count_max != SIZE_MAX) count = (size_t)fsti_min(count + used, pool->count_max);
     pool->is_growing = have < count;
     pthread_mutex_unlock(&pool->lock);
     if (have >= count) return FST_OK;

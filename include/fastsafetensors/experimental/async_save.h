@@ -25,17 +25,22 @@ extern "C" {
 /// Saves that share a pool, and saves that may replace or delete the same files (a model, old files
 /// of its set, a manifest), are written one at a time, in the order of their calls; a later save
 /// begins to copy its tensors when the earlier one has copied its own. A synchronous save
-/// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. If
-/// a callback of a save saves itself, that counts as older than the save, and it waits only for
+/// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. A
+/// link at the path is followed when a save is started.
+///
+/// If a callback of a save saves itself, that counts as older than the save, and it waits only for
 /// saves that are older still. An asynchronous save that it starts uses neither the given pool nor
-/// `memory_bytes`, and is written after the save if it has the same files, so the callback must not
-/// wait for its end. A link at the path is followed when a save is started.
+/// `memory_bytes`: without memory for all of it, FST_E_NO_MEMORY. With the same files it is written
+/// after the save that called, so the callback must not wait for it. The tensors of a save that
+/// another thread started later than that one can't be copied in the callback:
+/// fst_async_save_stage() returns FST_E_TIMEOUT at once, and fst_async_save_close() cancels it.
 typedef struct fst_staging_pool fst_staging_pool;
 
-/// Opens a pool. `limit_bytes`: its largest size; less than 32 MiB counts as 32 MiB; 0: what the
-/// largest save needs. `ready_bytes`: how much of it is allocated now, so that no save waits for
-/// it; more than the limit counts as the limit. FST_E_NO_MEMORY if the machine does not have that
-/// much. On success *out is a pool, to be closed with fst_staging_close().
+/// Opens a pool. `limit_bytes`: its largest size, up to which no save waits for the memory of
+/// earlier ones; less than 32 MiB counts as 32 MiB; 0: what the largest save needs. `ready_bytes`:
+/// how much of it is allocated now, so that no save waits for it; more than the limit counts as the
+/// limit. FST_E_NO_MEMORY if the machine does not have that much. On success *out is a pool, to be
+/// closed with fst_staging_close().
 FST_API FST_NODISCARD fst_status fst_staging_open(uint64_t limit_bytes, uint64_t ready_bytes,
                                                   fst_staging_pool **out, fst_error *error);
 
@@ -64,7 +69,7 @@ typedef enum fst_stage {
 #define FST_STAGE_COUNT 3
 
 /// What a save does about unfinished earlier saves with the same pool, or of the same files with
-/// any pool.
+/// any pool. Saves that have only a manifest in common are always written in order.
 typedef enum fst_overlap {
     FST_OVERLAP_ORDER = 0, ///< it is written after them
     /// When it starts, it cancels them all, except those whose files are in place.
@@ -133,8 +138,8 @@ typedef struct fst_async_stats {
     uint64_t bytes_staged;  ///< copied from the caller's memory
     uint64_t memory_limit_bytes;
     uint64_t memory_peak_bytes; ///< the most staging memory in use
-    /// How often and how long (summed over threads) a copy waited for staging memory, because the
-    /// limit is smaller than the tensors.
+    /// How often and how long (summed over threads) a copy waited for staging memory: the limit is
+    /// smaller than the tensors, or earlier saves use it.
     uint64_t memory_wait_count;
     uint64_t memory_wait_ns;
     uint32_t thread_count; ///< threads of the library that copied

@@ -173,6 +173,30 @@ TEST(a_set_is_not_in_the_way_of_other_files_in_its_folder)
     fst_async_save_close(set);
 }
 
+/// The first set deletes an old manifest of the folder.
+TEST(sets_of_a_folder_have_its_manifest_in_common)
+{
+    fst_async_save *later;
+    fst_save_options first = async_save_options(), second = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    pthread_t thread;
+    CHECK(make_root("manifest"));
+    first.file_count = second.file_count = 1;
+    fst_async_save *earlier = start_held(in_root("x"), &first);
+    CHECK(earlier != NULL && pthread_create(&thread, NULL, async_release_soon, NULL) == 0);
+    second.stem = "optimizer";
+    second.manifest = "";
+    options.save = &second;
+    options.overlap = FST_OVERLAP_SUPERSEDE; // of another model
+    CHECK_INT(async_start(in_root("x"), &options, &later), FST_OK);
+    CHECK_INT(fst_async_save_wait(later, 20000, NULL), FST_OK);
+    CHECK_INT(fst_async_save_wait(earlier, 0, NULL), FST_OK); // it has ended
+    CHECK_INT(access(in_root("x/model.manifest"), F_OK), 0);
+    pthread_join(thread, NULL);
+    fst_async_save_close(earlier);
+    fst_async_save_close(later);
+}
+
 TEST(a_link_that_changes_during_a_save_keeps_its_new_file)
 {
     fst_save_options options = async_save_options();

@@ -131,6 +131,62 @@ TEST(a_save_supersedes_all_earlier_ones_of_its_pool_and_path)
     fst_staging_close(pool);
 }
 
+/// As the pool may have memory for both.
+TEST(a_save_does_not_wait_for_memory_below_the_limit_of_its_pool)
+{
+    fst_async_save *first, *second;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_COPY);
+    pthread_t thread;
+    held.progress = async_hold;
+    CHECK_INT(fst_staging_open(3 * BIG_BYTES, 0, &pool, NULL), FST_OK);
+    options.pool = pool;
+    options.save = &held;
+    atomic_store(&async_may_write, false);
+    CHECK_INT(start_big(fixture_path("first"), &options, &first), FST_OK);
+    CHECK(pthread_create(&thread, NULL, async_release_soon, NULL) == 0);
+    CHECK_INT(start_big(fixture_path("second"), &options, &second), FST_OK);
+    CHECK_INT(async_stats_of(second).memory_wait_count, 0);
+    pthread_join(thread, NULL);
+    CHECK_INT(fst_async_save_wait(second, -1, NULL), FST_OK);
+    fst_async_save_close(first);
+    fst_async_save_close(second);
+    fst_staging_close(pool);
+}
+
+static void *stage(void *save) {
+    return fst_async_save_stage(save, -1, NULL) == FST_E_CANCELLED ? save : NULL;
+}
+
+/// It would wait for the tensors of an earlier one.
+TEST(a_cancelled_save_is_not_staged)
+{
+    fst_async_save *first, *second;
+    fst_save_options held = async_save_options();
+    fst_async_options options = async_options_of(FST_STAGE_NONE);
+    pthread_t thread;
+    void *staged = NULL;
+    held.progress = async_hold;
+    CHECK_INT(fst_staging_open(32 * MIB, 0, &pool, NULL), FST_OK);
+    options.pool = pool;
+    options.save = &held;
+    atomic_store(&async_may_write, false);
+    CHECK_INT(start_big(fixture_path("held"), &options, &first), FST_OK);
+    CHECK_INT(start_big(fixture_path("cancelled"), &options, &second), FST_OK);
+    CHECK(pthread_create(&thread, NULL, stage, second) == 0);
+    usleep(20000); // perhaps it waits by then
+    fst_async_save_cancel(second);
+    alarm(120);
+    CHECK(pthread_join(thread, &staged) == 0);
+    alarm(0);
+    CHECK(staged == second);
+    atomic_store(&async_may_write, true);
+    CHECK_INT(fst_async_save_wait(first, -1, NULL), FST_OK);
+    fst_async_save_close(first);
+    fst_async_save_close(second);
+    fst_staging_close(pool);
+}
+
 static atomic_int asked_count;
 static int count_questions(void *context) {
     (void)context;

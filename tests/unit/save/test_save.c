@@ -242,3 +242,38 @@ TEST(missing_system_features_are_optional)
         CHECK_INT(entries("lacks/set"), 4);
     }
 }
+
+static fst_writer *open_set(const char *folder) {
+    static const uint64_t shape[] = {4};
+    static const char data[4] = "abcd";
+    fst_writer *writer = NULL;
+    fst_save_tensor tensor = {.struct_size = sizeof tensor,
+                              .name = "t",
+                              .name_size = SIZE_MAX,
+                              .dtype = FST_DTYPE_U8,
+                              .rank = 1,
+                              .shape = shape,
+                              .data = data};
+    fst_save_options options = {.struct_size = sizeof options, .file_count = 1};
+    return fst_writer_open(folder, &tensor, 1, &options, &writer, NULL) == FST_OK ? writer : NULL;
+}
+
+/// It may look empty, because the other save's file has no name yet.
+TEST(a_failed_save_keeps_the_new_folder_of_another_one)
+{
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/inner", fixture_path("new-folder"));
+    for (int last = 0; last < 2; last++) { // whether the other one fails as well
+        fst_writer *failed = open_set(folder), *other = open_set(folder);
+        CHECK(failed != NULL && other != NULL);
+        fst_writer_close(failed);
+        if (last == 0) {
+            CHECK_INT(fst_writer_commit(other, NULL), FST_OK);
+            CHECK_INT(unlinkat(AT_FDCWD, fixture_path("new-folder/inner/model.safetensors"), 0), 0);
+        }
+        fst_writer_close(other);
+        if (last == 0) CHECK_INT(rmdir(folder), 0);
+        if (last == 0) CHECK_INT(rmdir(fixture_path("new-folder")), 0);
+    }
+    CHECK(access(fixture_path("new-folder"), F_OK) != 0);
+}
