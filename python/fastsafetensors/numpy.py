@@ -17,11 +17,11 @@ from ._core import Tensor, error_class, serialize
 from ._loading.load import load_bytes, load_paths
 from ._loading.open_arguments import check_backend, check_path
 from ._loading.verified_open import Verify
+from ._saving.save_handles import SaveHandle, Staging, StagingPool, start_rows
 from ._saving.save_options import check_names, file_options, save_rows
 
 if TYPE_CHECKING:
     from ._loading.stream import TensorStream
-    from ._saving.save_handles import SaveHandle, StagingPool
 
 __all__ = ["PackedArray", "load", "load_file", "open_stream", "save", "save_file",
            "save_file_async"]
@@ -369,8 +369,6 @@ def save_file_async(
         SafetensorError: dtypes that the format lacks.
         TypeError: names or metadata that are not text, and values that are not arrays.
     """
-    from ._saving.save_handles import Staging, start_rows
-
     options = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("filename", filename)
     if options.stage == "lazy":

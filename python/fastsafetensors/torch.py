@@ -24,6 +24,8 @@ from ._loading.load import load_bytes, load_from
 from ._loading.open_arguments import check_backend, check_device, check_path, is_meta
 from ._loading.request import choose_names
 from ._loading.verified_open import Verify, open_files
+# Now, because an import during the first save could be interrupted by a handler that saves.
+from ._saving.save_handles import Hooks, SaveHandle, Staging, StagingPool, start_rows
 from ._saving.save_options import file_options, save_rows
 from ._torch.gpu import check_present, is_gpu, load_options, report_gds
 from ._torch.tensor_memory import storage_ptr, storage_size, watch_changes
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from ._loading.stream import TensorStream
-    from ._saving.save_handles import SaveHandle, StagingPool
 
 __all__ = [
     "PackedTensor",
@@ -456,8 +457,6 @@ def save_file_async(
         TypeError: names or metadata that are not text.
         MemoryError: there are not even 32 MiB of memory.
     """
-    from ._saving.save_handles import Hooks, Staging, start_rows
-
     staging = Staging(stage, memory, pool, overlap, copy_threads, nice, at_exit)
     check_location("filename", filename)
     check_tensors(tensors, metadata)

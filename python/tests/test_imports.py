@@ -29,10 +29,11 @@ def test_load_file_needs_no_module_of_streams_and_ranks(framework):
                           f"import {framework}")
     assert not {"pathlib", "json", "difflib"} & set(names)
     found = own(names)
-    unneeded = ("serialize", "module_weights", "rank_parts", "stream", "readahead", "open",
-                "save_handles")
+    unneeded = ("serialize", "module_weights", "rank_parts", "stream", "readahead", "open")
     assert not [name for name in found if name.rpartition(".")[2] in unneeded]
-    assert len(found) <= 30
+    # An import during the first save could be interrupted by a handler that saves.
+    assert "fastsafetensors._saving.save_handles" in found
+    assert len(found) <= 33
 
 
 def test_saves_of_exit_handlers_are_awaited():

@@ -184,7 +184,7 @@ void fsti_make_folder_end(make_folder *folder, fst_status status) {
         remove_remains(folder->path);
     if (fd >= 0) close(fd);
     fsti_folder_unlock(folder->lock);
-    fsti_folder_leave(folder->path, &folder->use, !is_made);
+    fsti_folder_leave(&folder->use, !is_made);
 }
 
 static fst_status begin_in(const char *folder, fst_error *error) {
@@ -207,6 +207,6 @@ fst_status fsti_make_folder_begin(make_folder *folder, bool durable, fst_error *
     if (status == FST_OK) status = begin_in(folder->path, error);
     if (status == FST_OK) return FST_OK;
     fsti_folder_unlock(folder->lock);
-    fsti_folder_leave(folder->path, &folder->use, true);
+    fsti_folder_leave(&folder->use, true);
     return status;
 }

@@ -74,13 +74,45 @@ static fst_status make_all(const char *folder, bool durable, unsigned *made_coun
     return status;
 }
 
+// ---- folders in use ----
+
+/// Folders that saves of this process use. They may look empty, because new files have no names.
+static struct {
+    pthread_mutex_t lock;
+    fsti_folder_use *first;
+    pid_t owner;
+} used = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t used_once = PTHREAD_ONCE_INIT;
+static void register_used(void) { fsti_fork_lock(&used.lock); }
+
+static void lock_used(void) {
+    pthread_once(&used_once, register_used);
+    pthread_mutex_lock(&used.lock);
+    if (used.owner == getpid()) return;
+    used.owner = getpid(); // those of a fork's parent are not here
+    used.first = NULL;
+}
+
+static fsti_folder_use *find_use(const char *folder) {
+    struct stat info;
+    if (stat(folder, &info) != 0) return NULL;
+    fsti_folder_use *use = used.first;
+    while (use != NULL && (use->device != info.st_dev || use->inode != info.st_ino))
+        use = use->next;
+    return use;
+}
+
 /// Removes created folders, from the deepest one upwards. Missing folders and non-empty ones are
-/// kept.
+/// kept. A folder in use is left to that use.
 static void unmake(const char *folder, unsigned made_count) {
     char *path = made_count == 0 ? NULL : fsti_string_copy(folder, strlen(folder));
     if (path == NULL) return;
     for (size_t size = strlen(path); made_count > 0 && size > 0; size = parent_size(path, size)) {
         path[size] = '\0';
+        fsti_folder_use *other = find_use(path);
+        if (other != NULL && !other->is_kept && other->made_count < made_count)
+            other->made_count = made_count;
+        if (other != NULL) break;
         if (rmdir(path) == 0)
             made_count--;
         else if (errno != ENOENT)
@@ -89,57 +121,54 @@ static void unmake(const char *folder, unsigned made_count) {
     fsti_free(path);
 }
 
-// ---- folders in use ----
-
-/// A folder may look empty while a save of this process uses it, because its files have no names.
-static struct {
-    pthread_mutex_t lock;
-    fsti_folder_use *first;
-} used = {.lock = PTHREAD_MUTEX_INITIALIZER};
-static pthread_once_t used_once = PTHREAD_ONCE_INIT;
-static void register_used(void) { fsti_fork_lock(&used.lock); }
+static fst_status add_use(const char *folder, fsti_folder_use *use, fst_error *error) {
+    struct stat info;
+    use->path = fsti_string_copy(folder, strlen(folder));
+    if (use->path == NULL) return fsti_error_memory(error, strlen(folder));
+    if (stat(folder, &info) == 0) {
+        use->device = info.st_dev;
+        use->inode = info.st_ino;
+    }
+    use->next = used.first;
+    used.first = use;
+    return FST_OK;
+}
 
 fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
                             fst_error *error) {
-    struct stat info;
     *use = (fsti_folder_use){0};
-    pthread_once(&used_once, register_used);
-    pthread_mutex_lock(&used.lock);
+    lock_used();
     fst_status status = make_all(folder, durable, &use->made_count, error);
-    if (status == FST_OK && stat(folder, &info) == 0) {
-        use->device = info.st_dev;
-        use->inode = info.st_ino;
-        use->next = used.first;
-        use->is_listed = true;
-        used.first = use;
-    }
+    if (status == FST_OK) status = add_use(folder, use, error);
     if (status != FST_OK) unmake(folder, use->made_count);
     pthread_mutex_unlock(&used.lock);
     return status;
 }
 
+fst_status fsti_folder_use_existing(const char *folder, fsti_folder_use *use, fst_error *error) {
+    *use = (fsti_folder_use){0};
+    lock_used();
+    fst_status status = add_use(folder, use, error);
+    pthread_mutex_unlock(&used.lock);
+    return status;
+}
+
 void fsti_folder_keep(fsti_folder_use *use) {
-    pthread_mutex_lock(&used.lock);
-    use->made_count = 0;
+    lock_used();
+    use->is_kept = true;
     pthread_mutex_unlock(&used.lock);
 }
 
-void fsti_folder_leave(const char *folder, fsti_folder_use *use, bool removes) {
-    pthread_mutex_lock(&used.lock);
+void fsti_folder_leave(fsti_folder_use *use, bool removes) {
+    if (use->path == NULL) return;
+    lock_used();
     fsti_folder_use **at = &used.first;
     while (*at != NULL && *at != use) at = &(*at)->next;
     if (*at != NULL) *at = use->next;
-    fsti_folder_use *other = used.first;
-    while (other != NULL && (other->device != use->device || other->inode != use->inode))
-        other = other->next;
-    if (!removes || !use->is_listed)
-        use->made_count = 0;
-    else if (other == NULL)
-        unmake(folder, use->made_count);
-    else if (other->made_count < use->made_count)
-        other->made_count = use->made_count; // it removes them if it fails, too
-    use->is_listed = false;
+    if (removes && !use->is_kept) unmake(use->path, use->made_count);
     pthread_mutex_unlock(&used.lock);
+    fsti_free(use->path);
+    use->path = NULL;
 }
 
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {

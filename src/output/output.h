@@ -227,8 +227,9 @@ void fsti_object_forget(fsti_kept_object *kept); ///< NULL is allowed
 fst_status fsti_folder_sync(const char *folder, fst_error *error);
 /// A folder that a save uses.
 typedef struct fsti_folder_use {
+    char *path;          ///< NULL: none
     unsigned made_count; ///< folders that were created for it, and are removed if it fails
-    bool is_listed;
+    bool is_kept;        ///< a failure removes none
     dev_t device;
     ino_t inode;
     struct fsti_folder_use *next; ///< of this process
@@ -238,11 +239,14 @@ typedef struct fsti_folder_use {
 /// in use. An existing one is not an error. On success, `use` must not move until it is left.
 fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
                             fst_error *error);
+/// Notes that an existing folder is in use.
+fst_status fsti_folder_use_existing(const char *folder, fsti_folder_use *use, fst_error *error);
 /// Lets a failure not remove the folders.
 void fsti_folder_keep(fsti_folder_use *use);
 /// Ends the use of a folder. `removes`: removes the folders that were created for it, if they are
-/// empty and no other save of this process uses them. Does nothing if the folder was not made.
-void fsti_folder_leave(const char *folder, fsti_folder_use *use, bool removes);
+/// empty; those that another save of this process uses are left to that save. Does nothing for a
+/// folder that is not in use.
+void fsti_folder_leave(fsti_folder_use *use, bool removes);
 /// Waits for the folder's lock, so that one process publishes at a time. *lock is -1 if the file
 /// system has no locks. FST_E_TIMEOUT after half a minute.
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error);

@@ -39,8 +39,8 @@ static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_
                           "the tensors of a save that is ending are still being read");
 }
 
-/// Waits until no thread reads the tensors of a save that is cancelled or ending. It may still ask
-/// the program, and wait for it.
+/// Waits until no thread reads the tensors of a save that is cancelled or ending, or asks for them.
+/// The thread that writes may go on.
 static void await_copies(fst_async_save *save) {
     pthread_mutex_lock(&save->lock);
     if (save->writer != NULL) fsti_snapshot_await_copies(save->writer->source.snapshot);
@@ -61,8 +61,15 @@ static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error
     return status;
 }
 
+/// Whether nothing of a save's tensors is left to copy.
+static bool is_over(fst_async_save *save) {
+    pthread_mutex_lock(&save->lock);
+    bool is_over = save->is_ending || fsti_snapshot_is_over(save->writer->source.snapshot);
+    pthread_mutex_unlock(&save->lock);
+    return is_over;
+}
+
 fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
-    if (fsti_async_is_blocked(save)) return FST_E_TIMEOUT;
     while (!save->has_own_memory && !atomic_load(&save->is_cancelled)) {
         fst_async_save *next = fsti_async_next_to_copy(save);
         bool is_last = next == save;
@@ -77,7 +84,9 @@ fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
 }
 
 fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
-    if (!atomic_load(&save->is_copied) && fsti_async_copy_earlier(save, deadline_ns) != FST_OK)
+    bool is_needed = !is_over(save);
+    if (is_needed &&
+        (fsti_async_is_blocked(save) || fsti_async_copy_earlier(save, deadline_ns) != FST_OK))
         return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
                               "the tensors are not staged yet: an earlier save is being copied");
     fst_status status = copy_one(save, deadline_ns, error);

@@ -7,6 +7,8 @@
 
 /// How often a save that waits for an earlier one looks whether it was cancelled itself.
 #define TURN_CHECK_MS 20
+/// The least time between the orders of two saves.
+#define ORDER_STEP_NS 2048u
 
 /// Saves that run, the latest first.
 static struct {
@@ -28,12 +30,44 @@ const fst_async_save *fsti_async_serve(const fst_async_save *save) {
 
 bool fsti_async_is_serving(void) { return served != NULL && served->owner == getpid(); }
 
-bool fsti_async_is_blocked(const fst_async_save *save) {
-    return fsti_async_is_serving() && !save->has_own_memory && save->order_ns >= served->order_ns;
-}
-
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
     return earlier->pool == save->pool || fsti_async_are_same_place(&earlier->place, &save->place);
+}
+
+/// Whether a save must wait for another one that runs, perhaps because of a third one.
+static bool must_wait_for(fst_async_save *save, const fst_async_save *other) {
+    pthread_mutex_lock(&running.lock);
+    for (fst_async_save *one = running.first; one != NULL; one = one->next_running)
+        one->is_marked = one == save;
+    for (fst_async_save *later = save; later != NULL; later = later->next_running)
+        for (fst_async_save *one = later->next_running; later->is_marked && one != NULL;
+             one = one->next_running)
+            one->is_marked = one->is_marked || must_precede(one, later);
+    bool is_found = false;
+    for (fst_async_save *one = running.first; one != NULL; one = one->next_running)
+        is_found = is_found || (one == other && one->is_marked);
+    pthread_mutex_unlock(&running.lock);
+    return is_found;
+}
+
+bool fsti_async_is_blocked(fst_async_save *save) {
+    if (!fsti_async_is_serving() || save->has_own_memory) return false;
+    return save == served || must_wait_for(save, served);
+}
+
+/// Where a new save comes in the list. Times are apart, so that some fit in between.
+static fst_async_save **find_entry(fst_async_save *save) {
+    fst_async_save **at = &running.first;
+    bool is_nested = fsti_async_is_serving();
+    while (is_nested && *at != NULL && *at != served) at = &(*at)->next_running;
+    fst_async_save *caller = is_nested ? *at : NULL;
+    if (caller != NULL) at = &caller->next_running;
+    uint64_t earliest = *at == NULL || !is_nested ? 0 : (*at)->order_ns + 1;
+    save->order_ns = caller == NULL ? fsti_now_ns() : caller->order_ns - ORDER_STEP_NS / 2;
+    if (caller == NULL && running.first != NULL)
+        save->order_ns = fsti_max(save->order_ns, running.first->order_ns + ORDER_STEP_NS);
+    if (caller != NULL) save->order_ns = fsti_max(save->order_ns, earliest);
+    return caller == NULL ? &running.first : at;
 }
 
 void fsti_async_enter(fst_async_save *save) {
@@ -43,11 +77,9 @@ void fsti_async_enter(fst_async_save *save) {
         running.owner = getpid();
         running.first = NULL;
     }
-    save->order_ns = fsti_now_ns();
-    if (running.first != NULL && save->order_ns <= running.first->order_ns)
-        save->order_ns = running.first->order_ns + 1;
-    save->next_running = running.first;
-    running.first = save;
+    fst_async_save **at = find_entry(save);
+    save->next_running = *at;
+    *at = save;
     pthread_mutex_unlock(&running.lock);
 }
 

@@ -49,6 +49,7 @@ struct fst_async_save {
     fst_async_save *next_running;
     uint64_t start_ns;
     uint64_t order_ns;  ///< when it was added to those that run; later ones have a later time
+    bool is_marked;     ///< under the lock of those that run
     bool is_publishing; ///< the program publishes its files
     pthread_t helpers[ASYNC_THREAD_COUNT_MAX];
     uint32_t helper_count;
@@ -100,8 +101,8 @@ void fsti_async_clear_place(save_place *place);
 
 /// Whether this thread calls the program for a save, which may wait for what the thread does.
 bool fsti_async_is_serving(void);
-/// Whether it does, and that save and this one may not go on meanwhile: it is a later one.
-bool fsti_async_is_blocked(const fst_async_save *save);
+/// Whether it does, and this save must wait for that one, or is that one.
+bool fsti_async_is_blocked(fst_async_save *save);
 /// The time that decides which asynchronous saves are earlier than a synchronous save of this
 /// thread: now, or the start of the save that the thread calls the program for, because that and
 /// later ones may wait for the thread. 0: none runs in this process.
@@ -111,7 +112,8 @@ uint64_t fsti_async_order_ns(void);
 fst_async_save *fsti_async_earlier_at(const save_place *place, uint64_t order_ns, bool publishes);
 /// Waits until a save has ended, or for a short time.
 void fsti_async_await_a_little(fst_async_save *earlier);
-/// Adds a save to those that run.
+/// Adds a save to those that run: as the latest one, or in a callback of a save as the latest one
+/// before it.
 void fsti_async_enter(fst_async_save *save);
 /// Cancels the saves that it supersedes.
 void fsti_async_cancel_earlier(fst_async_save *save);

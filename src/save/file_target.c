@@ -71,7 +71,9 @@ static fst_status find_targets(fst_writer *writer, fst_error *error) {
         // Users who could not read the old file must not read its tensors elsewhere.
         FST_TRY(find_rights(writer, target, error));
     }
-    return FST_OK;
+    return is_sharded ? FST_OK
+                      : fsti_folder_use_existing(writer->contents.files[0].target.folder,
+                                                 &writer->target.folder_use, error);
 }
 
 /// Files are created one by one, so check first that the disk has space for all of them.

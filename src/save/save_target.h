@@ -55,7 +55,7 @@ typedef struct save_target {
     // Of files.
     char *followed;     ///< what the path was a link to when an asynchronous save began; or NULL
     fsti_anchor anchor; ///< the working folder when the writer was opened
-    fsti_folder_use folder_use; ///< of a sharded model
+    fsti_folder_use folder_use; ///< the folder of the files
     char *set_member;           ///< an existing file of the model, for permissions; or NULL
 
     store_state store; ///< of objects

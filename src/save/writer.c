@@ -194,7 +194,7 @@ static void leave_to_parent(fst_writer *writer) {
     fsti_output_abandon(writer->publication.interim_index);
     fsti_output_abandon(writer->publication.final_index);
     fsti_output_abandon(writer->publication.manifest.output);
-    fsti_folder_leave(writer->target.folder, &writer->target.folder_use, false);
+    fsti_folder_leave(&writer->target.folder_use, false);
     clear_memory(writer);
 }
 
@@ -209,7 +209,7 @@ void fsti_writer_close(fst_writer *writer) {
     if (writer->publication.role == ROLE_HANDED_OVER && !is_published)
         fsti_writer_take_back(writer);
     close_files(writer, is_published);
-    fsti_folder_leave(writer->target.folder, &writer->target.folder_use,
+    fsti_folder_leave(&writer->target.folder_use,
                       atomic_load(&writer->state) != WRITER_COMMITTED && !is_published);
     fsti_progress_destroy(&writer->progress);
     pthread_mutex_destroy(&writer->stream.lock);

@@ -373,8 +373,16 @@ fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error)
 
 void fsti_snapshot_await_copies(fsti_snapshot *snapshot) {
     pthread_mutex_lock(&snapshot->pool->lock);
-    while (snapshot->copying_count > 0) await_change(snapshot->pool, UINT64_MAX);
+    while (snapshot->copying_count > 0 || snapshot->is_asking)
+        await_change(snapshot->pool, UINT64_MAX);
     pthread_mutex_unlock(&snapshot->pool->lock);
+}
+
+bool fsti_snapshot_is_over(fsti_snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot->pool->lock);
+    bool is_over = snapshot->is_staged || snapshot->status != FST_OK;
+    pthread_mutex_unlock(&snapshot->pool->lock);
+    return is_over;
 }
 
 void fsti_snapshot_stats_get(fsti_snapshot *snapshot, fsti_snapshot_stats *out) {

@@ -102,8 +102,10 @@ void fsti_snapshot_stop(fsti_snapshot *snapshot, fst_status status, const fst_er
 /// Waits until no thread reads the caller's memory any more. FST_OK if everything was copied and is
 /// unchanged, otherwise the error.
 fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error);
-/// The same for a snapshot that has stopped, while perhaps the program is still being asked.
+/// The same for a snapshot that has stopped.
 void fsti_snapshot_await_copies(fsti_snapshot *snapshot);
+/// Whether everything was copied and is unchanged, or the snapshot has stopped.
+bool fsti_snapshot_is_over(fsti_snapshot *snapshot);
 void fsti_snapshot_stats_get(fsti_snapshot *snapshot, fsti_snapshot_stats *out);
 /// Releases all memory. No other call may be running. NULL is allowed.
 void fsti_snapshot_close(fsti_snapshot *snapshot);

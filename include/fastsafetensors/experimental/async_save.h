@@ -28,12 +28,12 @@ extern "C" {
 /// (fst_writer_commit()) waits for the asynchronous ones of its files that were started before. A
 /// link at the path is followed when a save is started.
 ///
-/// If a callback of a save saves itself, that counts as older than the save, and it waits only for
-/// saves that are older still. An asynchronous save that it starts uses neither the given pool nor
-/// `memory_bytes`: without memory for all of it, FST_E_NO_MEMORY. With the same files it is written
-/// after the save that called, so the callback must not wait for it. The tensors of a save that
-/// another thread started later than that one can't be copied in the callback:
-/// fst_async_save_stage() returns FST_E_TIMEOUT at once, and fst_async_save_close() cancels it.
+/// If a callback of a save saves itself, at once or asynchronously, that counts as older than the
+/// save: it waits only for saves that are older still, and with the same files the save waits for
+/// it. An asynchronous one uses neither the given pool nor `memory_bytes`: without memory for all
+/// of its bytes, FST_E_NO_MEMORY. The tensors of a save that must wait for the one that called
+/// can't be copied in the callback: fst_async_save_stage() returns FST_E_TIMEOUT at once, and
+/// fst_async_save_close() cancels it.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size, up to which no save waits for the memory of

@@ -148,3 +148,5 @@ def _await(handle: SaveHandle) -> None:
 atexit.register(running.end)
 atexit.register(wait_at_exit)  # is called first
 os.register_at_fork(after_in_child=running.forget)
+# Imported by a handler of the exit: no handler that is registered now is called.
+running.is_over = not threading.main_thread().is_alive()

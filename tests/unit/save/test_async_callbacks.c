@@ -97,6 +97,55 @@ static int stage_blocked_one(void *context) {
     return 1;
 }
 
+static fst_status start_small(const char *path, fst_stage stage, fst_async_save **out) {
+    fst_async_options options = async_options_of(stage);
+    return async_start(path, &options, out);
+}
+
+/// Closes a later save, whose tensors its own thread has copied.
+static int close_staged_one(void *context) {
+    (void)context;
+    while (!atomic_load(&is_later_started)) usleep(1000);
+    while (async_stats_of(saves[1]).state == FST_ASYNC_STAGING) usleep(1000);
+    status_in_callback = fst_async_save_stage(saves[1], -1, NULL);
+    fst_async_save_close(saves[1]);
+    return 1;
+}
+
+TEST(a_callback_may_close_a_later_save_that_is_staged)
+{
+    fst_async_options options = async_options_of(FST_STAGE_LAZY);
+    make_paths("staged");
+    options.is_unchanged = close_staged_one;
+    atomic_store(&is_later_started, false);
+    CHECK_INT(async_start(paths[0], &options, &saves[0]), FST_OK);
+    CHECK_INT(start_small(paths[1], FST_STAGE_LAZY, &saves[1]), FST_OK);
+    atomic_store(&is_later_started, true);
+    CHECK_INT(fst_async_save_wait(saves[0], -1, NULL), FST_OK);
+    CHECK_INT(status_in_callback, FST_OK);
+    for (int i = 0; i < 1000 && access(paths[1], F_OK) != 0; i++) usleep(10000);
+    CHECK_INT(access(paths[1], F_OK), 0);
+    fst_async_save_close(saves[0]);
+}
+
+/// Saves to another file twice: the second time at once.
+static int save_twice(void *context) {
+    (void)context;
+    status_in_callback = start_small(paths[1], FST_STAGE_COPY, &saves[0]);
+    if (status_in_callback != FST_OK) return 1;
+    status_in_callback = async_save_sync(paths[1]);
+    if (status_in_callback == FST_OK) status_in_callback = fst_async_save_wait(saves[0], 0, NULL);
+    return 1;
+}
+
+TEST(saves_of_a_callback_keep_their_order)
+{
+    make_paths("twice");
+    CHECK_INT(save_with_callback(paths[0], save_twice), FST_OK);
+    CHECK_INT(status_in_callback, FST_OK); // the first one had ended
+    fst_async_save_close(saves[0]);
+}
+
 /// A later save of the same pool can't be copied before the callback returns.
 TEST(a_callback_does_not_wait_for_the_tensors_of_a_save_after_its_own)
 {
@@ -105,6 +154,7 @@ TEST(a_callback_does_not_wait_for_the_tensors_of_a_save_after_its_own)
     CHECK_INT(fst_staging_open(32 * MIB, 0, &shared_pool, NULL), FST_OK);
     options.pool = shared_pool;
     options.is_unchanged = stage_blocked_one;
+    atomic_store(&is_later_started, false);
     CHECK_INT(start_large(paths[0], large, &options, &saves[0]), FST_OK);
     options.is_unchanged = NULL;
     CHECK_INT(start_large(paths[1], large, &options, &saves[1]), FST_OK);
@@ -118,7 +168,7 @@ TEST(a_callback_does_not_wait_for_the_tensors_of_a_save_after_its_own)
     fst_staging_close(shared_pool);
 }
 
-/// Starts a save of the same file, which is written after the callback.
+/// Starts a save of the same file, which is older than the one that calls.
 static int start_with_little_memory(void *context) {
     (void)context;
     fst_async_options options = async_options_of(FST_STAGE_LAZY);

@@ -243,7 +243,7 @@ TEST(missing_system_features_are_optional)
     }
 }
 
-static fst_writer *open_set(const char *folder) {
+static fst_writer *open_writer(const char *path, uint32_t file_count) {
     static const uint64_t shape[] = {4};
     static const char data[4] = "abcd";
     fst_writer *writer = NULL;
@@ -254,9 +254,11 @@ static fst_writer *open_set(const char *folder) {
                               .rank = 1,
                               .shape = shape,
                               .data = data};
-    fst_save_options options = {.struct_size = sizeof options, .file_count = 1};
-    return fst_writer_open(folder, &tensor, 1, &options, &writer, NULL) == FST_OK ? writer : NULL;
+    fst_save_options options = {.struct_size = sizeof options, .file_count = file_count};
+    return fst_writer_open(path, &tensor, 1, &options, &writer, NULL) == FST_OK ? writer : NULL;
 }
+static fst_writer *open_set(const char *folder) { return open_writer(folder, 1); }
+static fst_writer *open_file(const char *path) { return open_writer(path, 0); }
 
 /// It may look empty, because the other save's file has no name yet.
 TEST(a_failed_save_keeps_the_new_folder_of_another_one)
@@ -276,4 +278,18 @@ TEST(a_failed_save_keeps_the_new_folder_of_another_one)
         if (last == 0) CHECK_INT(rmdir(fixture_path("new-folder")), 0);
     }
     CHECK(access(fixture_path("new-folder"), F_OK) != 0);
+}
+
+TEST(a_failed_save_keeps_a_parent_folder_in_use)
+{
+    char inner[4096], file[4096];
+    snprintf(inner, sizeof inner, "%s/inner", fixture_path("parent"));
+    snprintf(file, sizeof file, "%s/file", fixture_path("parent"));
+    fst_writer *failed = open_set(inner), *other = open_file(file);
+    CHECK(failed != NULL && other != NULL);
+    fst_writer_close(failed);
+    CHECK_INT(fst_writer_commit(other, NULL), FST_OK);
+    fst_writer_close(other);
+    CHECK(access(inner, F_OK) != 0);
+    CHECK_INT(access(file, F_OK), 0);
 }
