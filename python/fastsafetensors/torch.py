@@ -24,7 +24,6 @@ from ._loading.load import load_bytes, load_from
 from ._loading.open_arguments import check_backend, check_device, check_path, is_meta
 from ._loading.request import choose_names
 from ._loading.verified_open import Verify, open_files
-# Now, because an import during the first save could be interrupted by a handler that saves.
 from ._saving.save_handles import Hooks, SaveHandle, Staging, StagingPool, start_rows
 from ._saving.save_options import file_options, save_rows
 from ._torch.gpu import check_present, is_gpu, load_options, report_gds

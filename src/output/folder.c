@@ -121,17 +121,19 @@ static void unmake(const char *folder, unsigned made_count) {
     fsti_free(path);
 }
 
-static fst_status add_use(const char *folder, fsti_folder_use *use, fst_error *error) {
+static fst_status begin_use(const char *folder, fsti_folder_use *use, fst_error *error) {
     struct stat info;
     use->path = fsti_string_copy(folder, strlen(folder));
     if (use->path == NULL) return fsti_error_memory(error, strlen(folder));
-    if (stat(folder, &info) == 0) {
-        use->device = info.st_dev;
-        use->inode = info.st_ino;
-    }
+    if (stat(folder, &info) != 0) return FST_OK;
+    use->device = info.st_dev;
+    use->inode = info.st_ino;
+    return FST_OK;
+}
+
+static void list_use(fsti_folder_use *use) {
     use->next = used.first;
     used.first = use;
-    return FST_OK;
 }
 
 fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
@@ -139,18 +141,22 @@ fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *u
     *use = (fsti_folder_use){0};
     lock_used();
     fst_status status = make_all(folder, durable, &use->made_count, error);
-    if (status == FST_OK) status = add_use(folder, use, error);
-    if (status != FST_OK) unmake(folder, use->made_count);
+    if (status == FST_OK) status = begin_use(folder, use, error);
+    if (status == FST_OK)
+        list_use(use);
+    else
+        unmake(folder, use->made_count);
     pthread_mutex_unlock(&used.lock);
     return status;
 }
 
 fst_status fsti_folder_use_existing(const char *folder, fsti_folder_use *use, fst_error *error) {
     *use = (fsti_folder_use){0};
+    FST_TRY(begin_use(folder, use, error));
     lock_used();
-    fst_status status = add_use(folder, use, error);
+    list_use(use);
     pthread_mutex_unlock(&used.lock);
-    return status;
+    return FST_OK;
 }
 
 void fsti_folder_keep(fsti_folder_use *use) {

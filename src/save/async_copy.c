@@ -41,10 +41,15 @@ static fst_status await_readers(fst_async_save *save, uint64_t deadline_ns, fst_
 
 /// Waits until no thread reads the tensors of a save that is cancelled or ending, or asks for them.
 /// The thread that writes may go on.
-static void await_copies(fst_async_save *save) {
+static fst_status await_copies(fst_async_save *save, uint64_t deadline_ns) {
     pthread_mutex_lock(&save->lock);
-    if (save->writer != NULL) fsti_snapshot_await_copies(save->writer->source.snapshot);
+    fsti_snapshot *snapshot = save->writer == NULL ? NULL : save->writer->source.snapshot;
+    if (snapshot != NULL) save->user_count++;
     pthread_mutex_unlock(&save->lock);
+    if (snapshot == NULL) return FST_OK;
+    bool in_time = fsti_snapshot_await_copies(snapshot, deadline_ns);
+    end_use(save);
+    return in_time ? FST_OK : FST_E_TIMEOUT;
 }
 
 /// Copies what is left of one save's tensors. A save that has failed needs no copies.
@@ -54,19 +59,21 @@ static fst_status copy_one(fst_async_save *save, uint64_t deadline_ns, fst_error
         status = fsti_snapshot_copy(save->writer->source.snapshot, deadline_ns, error);
         end_use(save);
     } else if (fsti_async_is_serving()) { // the save may wait for this callback
-        await_copies(save);
+        if (await_copies(save, deadline_ns) != FST_OK)
+            return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
+                                  "the tensors of a save that is ending are still being read");
     } else {
         FST_TRY(await_readers(save, deadline_ns, error));
     }
     return status;
 }
 
-/// Whether nothing of a save's tensors is left to copy.
-static bool is_over(fst_async_save *save) {
+/// Whether some of a save's tensors are left to copy.
+static bool needs_copies(fst_async_save *save) {
     pthread_mutex_lock(&save->lock);
-    bool is_over = save->is_ending || fsti_snapshot_is_over(save->writer->source.snapshot);
+    bool is_needed = !save->is_ending && !fsti_snapshot_is_over(save->writer->source.snapshot);
     pthread_mutex_unlock(&save->lock);
-    return is_over;
+    return is_needed;
 }
 
 fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
@@ -84,8 +91,7 @@ fst_status fsti_async_copy_earlier(fst_async_save *save, uint64_t deadline_ns) {
 }
 
 fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error *error) {
-    bool is_needed = !is_over(save);
-    if (is_needed &&
+    if (needs_copies(save) &&
         (fsti_async_is_blocked(save) || fsti_async_copy_earlier(save, deadline_ns) != FST_OK))
         return fsti_error_set(error, FST_E_TIMEOUT, FSTI_NO_LOCATION,
                               "the tensors are not staged yet: an earlier save is being copied");
@@ -97,7 +103,7 @@ fst_status fsti_async_copy(fst_async_save *save, uint64_t deadline_ns, fst_error
 void fsti_async_end_reading(fst_async_save *save) {
     if (fsti_async_copy(save, UINT64_MAX, NULL) != FST_E_TIMEOUT) return;
     fsti_async_save_cancel(save); // it can't go on before this callback returns
-    await_copies(save);
+    (void)!await_copies(save, UINT64_MAX);
 }
 
 /// What decides for which saves one waits: see fsti_async_earlier_at().
@@ -114,6 +120,10 @@ static fst_status await_place(const save_place *place, const save_moment *moment
     while (status == FST_OK) {
         fst_async_save *earlier = fsti_async_earlier_at(place, moment->order_ns, moment->publishes);
         if (earlier == NULL) break;
+        if (fsti_async_is_serving_cancelled()) { // whoever cancels it may wait for this callback
+            fsti_async_unref(earlier);
+            return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
+        }
         (void)!fsti_async_copy(earlier, fsti_async_next_check(), NULL);
         fsti_async_await_a_little(earlier);
         fsti_async_unref(earlier);
@@ -137,7 +147,7 @@ fst_status fsti_async_await_earlier(fst_writer *writer, fst_error *error) {
     save_moment moment = {.order_ns = fsti_async_order_ns(),
                           .publishes = writer->publication.role == ROLE_ADOPTED};
     if (moment.order_ns == 0) return FST_OK;
-    // What is edited was read at the beginning, so a later save of the same file comes later.
+    // What is edited was read at the beginning, so a save that is started later comes later.
     if (writer->source.origin != NULL)
         moment.order_ns = fsti_min(moment.order_ns, writer->progress.start_ns);
     fst_status status = fsti_async_find_place(writer, &place, error);

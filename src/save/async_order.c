@@ -7,8 +7,8 @@
 
 /// How often a save that waits for an earlier one looks whether it was cancelled itself.
 #define TURN_CHECK_MS 20
-/// The least time between the orders of two saves.
-#define ORDER_STEP_NS 2048u
+/// The least time between the orders of two saves that callbacks have not started.
+#define ORDER_STEP_NS 256u
 
 /// Saves that run, the latest first.
 static struct {
@@ -29,6 +29,10 @@ const fst_async_save *fsti_async_serve(const fst_async_save *save) {
 }
 
 bool fsti_async_is_serving(void) { return served != NULL && served->owner == getpid(); }
+
+bool fsti_async_is_serving_cancelled(void) {
+    return fsti_async_is_serving() && atomic_load(&served->is_cancelled);
+}
 
 static bool must_precede(const fst_async_save *earlier, const fst_async_save *save) {
     return earlier->pool == save->pool || fsti_async_are_same_place(&earlier->place, &save->place);
@@ -55,19 +59,27 @@ bool fsti_async_is_blocked(fst_async_save *save) {
     return save == served || must_wait_for(save, served);
 }
 
-/// Where a new save comes in the list. Times are apart, so that some fit in between.
-static fst_async_save **find_entry(fst_async_save *save) {
-    fst_async_save **at = &running.first;
-    bool is_nested = fsti_async_is_serving();
-    while (is_nested && *at != NULL && *at != served) at = &(*at)->next_running;
-    fst_async_save *caller = is_nested ? *at : NULL;
-    if (caller != NULL) at = &caller->next_running;
-    uint64_t earliest = *at == NULL || !is_nested ? 0 : (*at)->order_ns + 1;
-    save->order_ns = caller == NULL ? fsti_now_ns() : caller->order_ns - ORDER_STEP_NS / 2;
-    if (caller == NULL && running.first != NULL)
+/// A new save's place in the list, in a callback of a save: right before that one.
+static fst_async_save **enter_nested(fst_async_save *save, fst_async_save *caller) {
+    fst_async_save *older = caller->next_running;
+    save->order_ns = caller->order_ns - ORDER_STEP_NS / 2;
+    if (older != NULL) save->order_ns = fsti_max(save->order_ns, older->order_ns + 1);
+    save->order_ns = fsti_min(save->order_ns, caller->order_ns - 1);
+    return &caller->next_running;
+}
+
+static fst_async_save **enter_last(fst_async_save *save) {
+    save->order_ns = fsti_now_ns();
+    if (running.first != NULL)
         save->order_ns = fsti_max(save->order_ns, running.first->order_ns + ORDER_STEP_NS);
-    if (caller != NULL) save->order_ns = fsti_max(save->order_ns, earliest);
-    return caller == NULL ? &running.first : at;
+    return &running.first;
+}
+
+/// The save that runs and that this thread calls the program for.
+static fst_async_save *caller_of_thread(void) {
+    fst_async_save *one = fsti_async_is_serving() ? running.first : NULL;
+    while (one != NULL && one != served) one = one->next_running;
+    return one;
 }
 
 void fsti_async_enter(fst_async_save *save) {
@@ -77,7 +89,8 @@ void fsti_async_enter(fst_async_save *save) {
         running.owner = getpid();
         running.first = NULL;
     }
-    fst_async_save **at = find_entry(save);
+    fst_async_save *caller = caller_of_thread();
+    fst_async_save **at = caller == NULL ? enter_last(save) : enter_nested(save, caller);
     save->next_running = *at;
     *at = save;
     pthread_mutex_unlock(&running.lock);

@@ -48,7 +48,7 @@ struct fst_async_save {
     fst_writer *writer; ///< of the writing thread, which closes it
     fst_async_save *next_running;
     uint64_t start_ns;
-    uint64_t order_ns;  ///< when it was added to those that run; later ones have a later time
+    uint64_t order_ns;  ///< lower for earlier saves; about the time when it was started
     bool is_marked;     ///< under the lock of those that run
     bool is_publishing; ///< the program publishes its files
     pthread_t helpers[ASYNC_THREAD_COUNT_MAX];
@@ -101,6 +101,8 @@ void fsti_async_clear_place(save_place *place);
 
 /// Whether this thread calls the program for a save, which may wait for what the thread does.
 bool fsti_async_is_serving(void);
+/// Whether it does, and that save was cancelled.
+bool fsti_async_is_serving_cancelled(void);
 /// Whether it does, and this save must wait for that one, or is that one.
 bool fsti_async_is_blocked(fst_async_save *save);
 /// The time that decides which asynchronous saves are earlier than a synchronous save of this

@@ -28,8 +28,9 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
     FST_TRY(fsti_writer_finish(writer, error));
     // Whether the tensors were changed meanwhile must be known before anything is put in place.
     FST_TRY(fsti_snapshot_await_staged(writer->source.snapshot, error));
-    return save->options.publish == NULL ? fsti_writer_commit(writer, error)
-                                         : fsti_writer_hand_over(writer, error);
+    if (save->options.publish == NULL) return fsti_writer_commit(writer, error);
+    FST_TRY(fsti_async_await_earlier(writer, error)); // which callbacks have started
+    return fsti_writer_hand_over(writer, error);
 }
 
 /// Deletes the files of a failed save, before another process deletes the folder.
@@ -91,6 +92,8 @@ static void close_writer(fst_async_save *save, fst_status status, const fst_erro
     fsti_snapshot_stats copied;
     fsti_snapshot_stats_get(writer->source.snapshot, &copied);
     pthread_mutex_lock(&save->lock);
+    while (save->user_count > 0) // those that wait for the helpers to end
+        pthread_cond_wait(&save->changed, &save->lock);
     save->writer_stats = stats;
     save->snapshot_stats = copied;
     save->bytes_written = fsti_progress_bytes(&writer->progress);

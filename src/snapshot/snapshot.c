@@ -371,11 +371,13 @@ fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error)
     return status;
 }
 
-void fsti_snapshot_await_copies(fsti_snapshot *snapshot) {
+bool fsti_snapshot_await_copies(fsti_snapshot *snapshot, uint64_t deadline_ns) {
+    bool in_time = true;
     pthread_mutex_lock(&snapshot->pool->lock);
-    while (snapshot->copying_count > 0 || snapshot->is_asking)
-        await_change(snapshot->pool, UINT64_MAX);
+    while (in_time && (snapshot->copying_count > 0 || snapshot->is_asking))
+        in_time = await_change(snapshot->pool, deadline_ns);
     pthread_mutex_unlock(&snapshot->pool->lock);
+    return in_time;
 }
 
 bool fsti_snapshot_is_over(fsti_snapshot *snapshot) {

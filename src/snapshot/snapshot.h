@@ -102,8 +102,8 @@ void fsti_snapshot_stop(fsti_snapshot *snapshot, fst_status status, const fst_er
 /// Waits until no thread reads the caller's memory any more. FST_OK if everything was copied and is
 /// unchanged, otherwise the error.
 fst_status fsti_snapshot_await_staged(fsti_snapshot *snapshot, fst_error *error);
-/// The same for a snapshot that has stopped.
-void fsti_snapshot_await_copies(fsti_snapshot *snapshot);
+/// The same for a snapshot that has stopped. False if the deadline has passed.
+bool fsti_snapshot_await_copies(fsti_snapshot *snapshot, uint64_t deadline_ns);
 /// Whether everything was copied and is unchanged, or the snapshot has stopped.
 bool fsti_snapshot_is_over(fsti_snapshot *snapshot);
 void fsti_snapshot_stats_get(fsti_snapshot *snapshot, fsti_snapshot_stats *out);

@@ -149,4 +149,5 @@ atexit.register(running.end)
 atexit.register(wait_at_exit)  # is called first
 os.register_at_fork(after_in_child=running.forget)
 # Imported by a handler of the exit: no handler that is registered now is called.
-running.is_over = not threading.main_thread().is_alive()
+running.is_over = (threading.current_thread() is threading.main_thread()
+                   and not threading.main_thread().is_alive())
