@@ -120,7 +120,7 @@ static fst_status await_place(const save_place *place, const save_moment *moment
     while (status == FST_OK) {
         fst_async_save *earlier = fsti_async_earlier_at(place, moment->order_ns, moment->publishes);
         if (earlier == NULL) break;
-        if (fsti_async_is_serving_cancelled()) { // whoever cancels it may wait for this callback
+        if (fsti_async_is_serving_cancelled()) { // its close() may wait for this callback
             fsti_async_unref(earlier);
             return fsti_error_set(error, FST_E_CANCELLED, FSTI_NO_LOCATION, "cancelled");
         }

@@ -28,9 +28,8 @@ static fst_status run_save(fst_async_save *save, fst_error *error) {
     FST_TRY(fsti_writer_finish(writer, error));
     // Whether the tensors were changed meanwhile must be known before anything is put in place.
     FST_TRY(fsti_snapshot_await_staged(writer->source.snapshot, error));
-    if (save->options.publish == NULL) return fsti_writer_commit(writer, error);
-    FST_TRY(fsti_async_await_earlier(writer, error)); // which callbacks have started
-    return fsti_writer_hand_over(writer, error);
+    return save->options.publish == NULL ? fsti_writer_commit(writer, error)
+                                         : fsti_writer_hand_over(writer, error);
 }
 
 /// Deletes the files of a failed save, before another process deletes the folder.

@@ -30,10 +30,10 @@ extern "C" {
 ///
 /// If a callback of a save saves itself, at once or asynchronously, that counts as older than the
 /// save: it waits only for saves that are older still, and with the same files the save waits for
-/// it. An asynchronous one uses neither the given pool nor `memory_bytes`: without memory for all
-/// of its bytes, FST_E_NO_MEMORY. The tensors of a save that must wait for the one that called
-/// can't be copied in the callback: fst_async_save_stage() returns FST_E_TIMEOUT at once, and
-/// fst_async_save_close() cancels it.
+/// it before it puts them in place (`publish` does not). An asynchronous one uses neither the given
+/// pool nor `memory_bytes`: without memory for all of its bytes, FST_E_NO_MEMORY. The tensors of a
+/// save that must wait for the one that called can't be copied in the callback:
+/// fst_async_save_stage() returns FST_E_TIMEOUT at once, and fst_async_save_close() cancels it.
 typedef struct fst_staging_pool fst_staging_pool;
 
 /// Opens a pool. `limit_bytes`: its largest size, up to which no save waits for the memory of
