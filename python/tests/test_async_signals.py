@@ -323,21 +323,26 @@ def test_tensors_of_a_save_that_has_ended(
     assert seen() is None and handle.done()
 
 
+@pytest.mark.parametrize("imported", [True, False])
 @pytest.mark.parametrize("stage", ["copy", "lazy", "none"])
-def test_a_save_after_the_handlers_of_the_exit(tmp_path: Path, stage: str) -> None:
+def test_a_save_after_the_handlers_of_the_exit(
+    tmp_path: Path, stage: str, imported: bool,
+) -> None:
     """An atexit handler that was registered before the import starts it and does not wait."""
     program = """
 import atexit, sys
 def save():
     global handle, tensors
+    from fastsafetensors.torch import save_file_async
     tensors = {"x": torch.full((COUNT,), 7.0)}
     handle = save_file_async(tensors, sys.argv[1], stage=sys.argv[2])
 atexit.register(save)
 import torch
-from fastsafetensors.torch import save_file_async
 """.replace("COUNT", "8000000")
+    if imported:  # otherwise the handler imports the package
+        program += "from fastsafetensors.torch import save_file_async\n"
     path = tmp_path / "a"
-    subprocess.run([sys.executable, "-c", program, path, stage], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program, path, stage], check=True, timeout=60)
     assert bool((load_file(path)["x"] == 7).all())
 
 
