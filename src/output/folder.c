@@ -13,6 +13,7 @@
 
 #define LOCK_WAIT_NS ((uint64_t)30 * 1000000000)
 #define LOCK_PAUSE_NS 5000000
+#define MAKE_TRIES_MAX 100u
 
 fst_status fsti_folder_sync(const char *folder, fst_error *error) {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -93,70 +94,91 @@ static void lock_used(void) {
     used.first = NULL;
 }
 
-static fsti_folder_use *find_use(const char *folder) {
+/// Lists the folder as it is now; without one nothing matches.
+static fst_status begin_use(const char *folder, fsti_folder_use *use, fst_error *error) {
+    struct stat info = {0};
+    use->path = fsti_string_copy(folder, strlen(folder));
+    if (use->path == NULL) return fsti_error_memory(error, strlen(folder));
+    if (stat(folder, &info) == 0) {
+        use->device = info.st_dev;
+        use->inode = info.st_ino;
+    }
+    lock_used();
+    use->next = used.first;
+    used.first = use;
+    pthread_mutex_unlock(&used.lock);
+    return FST_OK;
+}
+
+static void end_use(fsti_folder_use *use) {
+    lock_used();
+    fsti_folder_use **at = &used.first;
+    while (*at != NULL && *at != use) at = &(*at)->next;
+    if (*at != NULL) *at = use->next;
+    pthread_mutex_unlock(&used.lock);
+    fsti_free(use->path);
+    use->path = NULL;
+}
+
+/// Removes a folder unless it is in use: then the use gets the count. Under the lock, because a use
+/// that is listed afterwards finds the folder gone. Returns whether its parent comes next.
+static bool remove_unused(const char *folder, unsigned *made_count) {
     struct stat info;
-    if (stat(folder, &info) != 0) return NULL;
-    fsti_folder_use *use = used.first;
-    while (use != NULL && (use->device != info.st_dev || use->inode != info.st_ino))
-        use = use->next;
-    return use;
+    if (stat(folder, &info) != 0) return errno == ENOENT;
+    lock_used();
+    fsti_folder_use *other = used.first;
+    while (other != NULL && (other->device != info.st_dev || other->inode != info.st_ino))
+        other = other->next;
+    bool is_removed = other == NULL && rmdir(folder) == 0;
+    if (other != NULL && !other->is_kept && other->made_count < *made_count)
+        other->made_count = *made_count;
+    pthread_mutex_unlock(&used.lock);
+    *made_count -= is_removed;
+    return is_removed;
 }
 
 /// Removes created folders, from the deepest one upwards. Missing folders and non-empty ones are
-/// kept. A folder in use is left to that use.
+/// kept.
 static void unmake(const char *folder, unsigned made_count) {
     char *path = made_count == 0 ? NULL : fsti_string_copy(folder, strlen(folder));
     if (path == NULL) return;
     for (size_t size = strlen(path); made_count > 0 && size > 0; size = parent_size(path, size)) {
         path[size] = '\0';
-        fsti_folder_use *other = find_use(path);
-        if (other != NULL && !other->is_kept && other->made_count < made_count)
-            other->made_count = made_count;
-        if (other != NULL) break;
-        if (rmdir(path) == 0)
-            made_count--;
-        else if (errno != ENOENT)
-            break;
+        if (!remove_unused(path, &made_count)) break;
     }
     fsti_free(path);
 }
 
-static fst_status begin_use(const char *folder, fsti_folder_use *use, fst_error *error) {
+/// Whether the folder is still the one that was listed.
+static bool is_there(const fsti_folder_use *use) {
     struct stat info;
-    use->path = fsti_string_copy(folder, strlen(folder));
-    if (use->path == NULL) return fsti_error_memory(error, strlen(folder));
-    if (stat(folder, &info) != 0) return FST_OK;
-    use->device = info.st_dev;
-    use->inode = info.st_ino;
-    return FST_OK;
-}
-
-static void list_use(fsti_folder_use *use) {
-    use->next = used.first;
-    used.first = use;
+    return stat(use->path, &info) == 0 && info.st_dev == use->device && info.st_ino == use->inode;
 }
 
 fst_status fsti_folder_make(const char *folder, bool durable, fsti_folder_use *use,
                             fst_error *error) {
-    *use = (fsti_folder_use){0};
-    lock_used();
-    fst_status status = make_all(folder, durable, &use->made_count, error);
-    if (status == FST_OK) status = begin_use(folder, use, error);
-    if (status == FST_OK)
-        list_use(use);
-    else
-        unmake(folder, use->made_count);
-    pthread_mutex_unlock(&used.lock);
-    return status;
+    unsigned made_count = 0;
+    fst_status status = FST_OK;
+    // A save that fails may remove the folder until it is listed.
+    for (unsigned tries = 0; tries < MAKE_TRIES_MAX && status == FST_OK; tries++) {
+        unsigned made_now = 0;
+        *use = (fsti_folder_use){0};
+        status = make_all(folder, durable, &made_now, error);
+        made_count = made_count > made_now ? made_count : made_now;
+        if (status == FST_OK) status = begin_use(folder, use, error);
+        if (status != FST_OK) break;
+        use->made_count = made_count;
+        if (is_there(use)) return FST_OK;
+        end_use(use);
+    }
+    unmake(folder, made_count);
+    return status != FST_OK ? status
+                            : fsti_error_errno(error, ENOENT, folder, "creating the folder");
 }
 
 fst_status fsti_folder_use_existing(const char *folder, fsti_folder_use *use, fst_error *error) {
     *use = (fsti_folder_use){0};
-    FST_TRY(begin_use(folder, use, error));
-    lock_used();
-    list_use(use);
-    pthread_mutex_unlock(&used.lock);
-    return FST_OK;
+    return begin_use(folder, use, error);
 }
 
 void fsti_folder_keep(fsti_folder_use *use) {
@@ -167,14 +189,12 @@ void fsti_folder_keep(fsti_folder_use *use) {
 
 void fsti_folder_leave(fsti_folder_use *use, bool removes) {
     if (use->path == NULL) return;
-    lock_used();
-    fsti_folder_use **at = &used.first;
-    while (*at != NULL && *at != use) at = &(*at)->next;
-    if (*at != NULL) *at = use->next;
-    if (removes && !use->is_kept) unmake(use->path, use->made_count);
-    pthread_mutex_unlock(&used.lock);
-    fsti_free(use->path);
+    char *path = use->path;
     use->path = NULL;
+    end_use(use);
+    // Nobody else changes what was listed before.
+    if (removes && !use->is_kept) unmake(path, use->made_count);
+    fsti_free(path);
 }
 
 fst_status fsti_folder_lock(const char *folder, int *lock, fst_error *error) {

@@ -153,9 +153,9 @@ class _Encoder:
             plain = value.item()
             if not isinstance(plain, numpy.generic):
                 return self.encode(plain, path)
-        what = printable(kind.__qualname__)
-        article = "an" if what[0] in "aeiouAEIOU" else "a"
-        raise TypeError(f"{printable(path)}: {article} {what} can't be saved; tensors, "
+        type_name = printable(kind.__qualname__)
+        article = "an" if type_name[0] in "aeiouAEIOU" else "a"
+        raise TypeError(f"{printable(path)}: {article} {type_name} can't be saved; tensors, "
                         "NumPy arrays, int, float, bool, str, bytes, None, dicts, lists "
                         "and tuples of these can")
 
