@@ -192,7 +192,7 @@ void fsti_folder_leave(fsti_folder_use *use, bool removes) {
     char *path = use->path;
     use->path = NULL;
     end_use(use);
-    // Nobody else changes what was listed before.
+    // It is no longer in the list, so no other save changes the count.
     if (removes && !use->is_kept) unmake(path, use->made_count);
     fsti_free(path);
 }
