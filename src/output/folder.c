@@ -94,7 +94,7 @@ static void lock_used(void) {
     used.first = NULL;
 }
 
-/// Lists the folder as it is now; without one nothing matches.
+/// Lists the folder that is at the path now.
 static fst_status begin_use(const char *folder, fsti_folder_use *use, fst_error *error) {
     struct stat info = {0};
     use->path = fsti_string_copy(folder, strlen(folder));
