@@ -166,17 +166,21 @@ static void refuse_once(fsti_io_op *op) {
         op->result = -EINVAL;
 }
 
+static fst_save_tensor byte_tensor(const uint64_t *shape, const char *data) {
+    return (fst_save_tensor){.struct_size = sizeof(fst_save_tensor),
+                             .name = "t",
+                             .name_size = SIZE_MAX,
+                             .dtype = FST_DTYPE_U8,
+                             .rank = 1,
+                             .shape = shape,
+                             .data = data};
+}
+
 TEST(failed_direct_write_switches_to_buffered)
 {
     uint64_t shape[] = {(uint64_t)96 << 20};
     char *data = calloc(1, shape[0]);
-    fst_save_tensor tensor = {.struct_size = sizeof tensor,
-                              .name = "t",
-                              .name_size = SIZE_MAX,
-                              .dtype = FST_DTYPE_U8,
-                              .rank = 1,
-                              .shape = shape,
-                              .data = data};
+    fst_save_tensor tensor = byte_tensor(shape, data);
     fst_save_options options = {.struct_size = sizeof options, .promise = FST_SAVE_DURABLE};
     fst_save_stats stats = {.struct_size = sizeof stats};
     atomic_store(&writes_left, 1);
@@ -247,13 +251,7 @@ static fst_writer *open_writer(const char *path, uint32_t file_count) {
     static const uint64_t shape[] = {4};
     static const char data[4] = "abcd";
     fst_writer *writer = NULL;
-    fst_save_tensor tensor = {.struct_size = sizeof tensor,
-                              .name = "t",
-                              .name_size = SIZE_MAX,
-                              .dtype = FST_DTYPE_U8,
-                              .rank = 1,
-                              .shape = shape,
-                              .data = data};
+    fst_save_tensor tensor = byte_tensor(shape, data);
     fst_save_options options = {.struct_size = sizeof options, .file_count = file_count};
     return fst_writer_open(path, &tensor, 1, &options, &writer, NULL) == FST_OK ? writer : NULL;
 }
