@@ -2,19 +2,23 @@
 /// Finds changed lines and bytes, and writes them.
 #include "changed_lines.h"
 
+#include <stdatomic.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 #define LINE_BYTES ((size_t)64)
 #define GROUP_LINES ((size_t)64)
 #define GROUP_BYTES (LINE_BYTES * GROUP_LINES)
 #define MASK_BYTES sizeof(uint64_t)
-/// With more changed bytes, a line is stored whole: copying it is then faster than writing them one
-/// by one, and takes little more memory.
-#define SPARSE_BYTES_MAX 16
+/// With more changed bytes, a line is stored whole: that takes little more memory, and copying it
+/// is faster than writing many bytes one by one, as CPUs do that cannot scatter them.
+#define SPARSE_BYTES_MAX 48
+#define SPARSE_BYTES_MAX_PLAIN 16
 #define WHOLE_LINE UINT64_MAX
+/// Bytes behind a list that may be read or written: a line's changes are moved all at once.
+#define SPARE_BYTES LINE_BYTES
 /// The most that a piece can take: all lines whole.
 #define LIST_BYTES_MAX                                                                             \
     (CHANGED_PIECE_BYTES / GROUP_BYTES * MASK_BYTES +                                              \
@@ -23,7 +27,7 @@
 struct changed_lines {
     size_t size;
     bool has_changes;
-    unsigned char bytes[LIST_BYTES_MAX];
+    unsigned char bytes[LIST_BYTES_MAX + SPARE_BYTES];
 };
 
 fst_status fsti_changed_lines_open(changed_lines **out, fst_error *error) {
@@ -36,6 +40,59 @@ fst_status fsti_changed_lines_open(changed_lines **out, fst_error *error) {
 
 void fsti_changed_lines_close(changed_lines *lines) { fsti_free(lines); }
 
+static atomic_bool is_plain;
+
+void fsti_changed_lines_be_plain(bool plain) { atomic_store(&is_plain, plain); }
+
+#if defined(__x86_64__)
+/// Whether the CPU can gather and scatter the bytes of a line by a mask.
+static bool has_masks(void) {
+    return __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bw") &&
+           !atomic_load_explicit(&is_plain, memory_order_relaxed);
+}
+
+#define WITH_MASKS __attribute__((target("avx512bw,avx512vbmi2")))
+
+WITH_MASKS static void gather_by_mask(unsigned char *list, uint64_t mask,
+                                      const unsigned char *line) {
+    _mm512_storeu_si512(list, _mm512_maskz_compress_epi8(mask, _mm512_loadu_si512(line)));
+}
+
+WITH_MASKS static void scatter_by_mask(unsigned char *line, uint64_t mask,
+                                       const unsigned char *list) {
+    __m512i bytes = _mm512_maskz_expand_epi8(mask, _mm512_loadu_si512(list));
+    _mm512_mask_storeu_epi8(line, mask, bytes);
+}
+#else
+static bool has_masks(void) { return false; }
+static void gather_by_mask(unsigned char *list, uint64_t mask, const unsigned char *line) {
+    (void)list, (void)mask, (void)line;
+}
+static void scatter_by_mask(unsigned char *line, uint64_t mask, const unsigned char *list) {
+    (void)line, (void)mask, (void)list;
+}
+#endif
+
+/// Appends the bytes of the mask. Returns the end of the list.
+static unsigned char *gather(unsigned char *list, uint64_t mask, const unsigned char *line) {
+    if (has_masks()) {
+        gather_by_mask(list, mask, line);
+        return list + __builtin_popcountll(mask);
+    }
+    for (; mask != 0; mask &= mask - 1) *list++ = line[__builtin_ctzll(mask)];
+    return list;
+}
+
+/// Writes only the bytes of the mask. Returns the end of the bytes read.
+static const unsigned char *scatter(unsigned char *line, uint64_t mask, const unsigned char *list) {
+    if (has_masks()) {
+        scatter_by_mask(line, mask, list);
+        return list + __builtin_popcountll(mask);
+    }
+    for (; mask != 0; mask &= mask - 1) line[__builtin_ctzll(mask)] = *list++;
+    return list;
+}
+
 /// The bytes of a line that differ.
 static uint64_t compare_bytes(const unsigned char *old, const unsigned char *made, size_t size) {
     uint64_t mask = 0;
@@ -44,7 +101,7 @@ static uint64_t compare_bytes(const unsigned char *old, const unsigned char *mad
 }
 
 static uint64_t compare_line(const unsigned char *old, const unsigned char *made) {
-#ifdef __SSE2__
+#if defined(__x86_64__)
     uint64_t same = 0;
     for (size_t i = 0; i < LINE_BYTES; i += 16) {
         __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(old + i));
@@ -59,15 +116,15 @@ static uint64_t compare_line(const unsigned char *old, const unsigned char *made
 
 /// Appends a changed line: its mask and its bytes. Returns the end of the list.
 static unsigned char *put_line(unsigned char *end, uint64_t mask, const unsigned char *made) {
-    bool is_whole = __builtin_popcountll(mask) > SPARSE_BYTES_MAX;
+    int sparse_max = has_masks() ? SPARSE_BYTES_MAX : SPARSE_BYTES_MAX_PLAIN;
+    bool is_whole = __builtin_popcountll(mask) > sparse_max;
     memcpy(end, is_whole ? &(uint64_t){WHOLE_LINE} : &mask, MASK_BYTES);
     end += MASK_BYTES;
     if (is_whole) {
         memcpy(end, made, LINE_BYTES);
         return end + LINE_BYTES;
     }
-    for (; mask != 0; mask &= mask - 1) *end++ = made[__builtin_ctzll(mask)];
-    return end;
+    return gather(end, mask, made);
 }
 
 /// Appends the changes of up to GROUP_BYTES.
@@ -107,7 +164,7 @@ fst_status fsti_changed_lines_take(changed_lines *lines, changed_piece *out, fst
     lines->has_changes = false;
     *out = (changed_piece){NULL, size};
     if (size == 0) return FST_OK;
-    out->bytes = fsti_alloc(size);
+    out->bytes = fsti_alloc(size + SPARE_BYTES);
     if (out->bytes == NULL) return fsti_error_memory(error, size);
     memcpy(out->bytes, lines->bytes, size);
     return FST_OK;
@@ -115,7 +172,7 @@ fst_status fsti_changed_lines_take(changed_lines *lines, changed_piece *out, fst
 
 /// Writes a whole line. Stores that bypass the caches do not read the target first.
 static void write_whole(unsigned char *target, const unsigned char *bytes, size_t size) {
-#ifdef __SSE2__
+#if defined(__x86_64__)
     if (size == LINE_BYTES && ((uintptr_t)target & 15) == 0) {
         for (size_t i = 0; i < LINE_BYTES; i += 16)
             _mm_stream_si128((__m128i *)(void *)(target + i),
@@ -140,8 +197,7 @@ static const unsigned char *write_group(const unsigned char *list, unsigned char
             write_whole(target + at, list, (size_t)fsti_min(LINE_BYTES, size - at));
             list += LINE_BYTES;
         } else {
-            for (; mask != 0; mask &= mask - 1)
-                target[at + (size_t)__builtin_ctzll(mask)] = *list++;
+            list = scatter(target + at, mask, list);
         }
     }
     return list;
@@ -151,7 +207,7 @@ void fsti_changed_piece_write(const changed_piece *piece, unsigned char *target,
     const unsigned char *list = piece->bytes;
     for (size_t at = 0; list != NULL && at < size; at += GROUP_BYTES)
         list = write_group(list, target + at, (size_t)fsti_min(GROUP_BYTES, size - at));
-#ifdef __SSE2__
+#if defined(__x86_64__)
     _mm_sfence();
 #endif
 }

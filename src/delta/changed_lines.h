@@ -9,7 +9,8 @@
 /// A tensor is processed in pieces of this size, which threads can write independently.
 #define CHANGED_PIECE_BYTES ((size_t)1 << 20)
 
-/// The changes of one piece. `bytes` is from fsti_alloc; NULL: nothing changes.
+/// The changes of one piece. `bytes` is from fsti_alloc, and is followed by bytes that mean
+/// nothing; NULL: nothing changes.
 ///
 /// For each group of 64 lines: a mask of the changed lines, 8 bytes. Then for each of these lines,
 /// in order: a mask of the changed bytes, 8 bytes, and these bytes. Masks are in the CPU's byte
@@ -34,5 +35,8 @@ fst_status fsti_changed_lines_take(changed_lines *lines, changed_piece *out, fst
 
 /// Writes the changes of a piece of `size` bytes, which are at `target`.
 void fsti_changed_piece_write(const changed_piece *piece, unsigned char *target, size_t size);
+
+/// For tests: true: without instructions that only some CPUs have.
+void fsti_changed_lines_be_plain(bool plain);
 
 #endif

@@ -71,7 +71,9 @@ TEST(every_change_arrives_and_nothing_else)
             for (size_t shift = 0; shift < 32; shift += 1 + shift * 15) {
                 make_states(sizes[i], shares[k]);
                 CHECK(send(lines, sizes[i], 4096, shift) != SIZE_MAX);
+                fsti_changed_lines_be_plain(true);
                 CHECK(send(lines, sizes[i], (size_t)256 << 10, shift) != SIZE_MAX);
+                fsti_changed_lines_be_plain(false);
             }
     fsti_changed_lines_close(lines);
 }
