@@ -97,8 +97,9 @@ void fsti_frame_begin(fsti_frame_reader *reader, const fsti_frame_source *source
 /// The next `size` bytes of content: all of them, or FST_E_CORRUPT. `target` NULL drops them.
 fst_status fsti_frame_read(fsti_frame_reader *reader, void *target, uint64_t size,
                            fst_error *error);
-/// The same, XORed into `target`. Frames of fsti_frame_write_begin_sparse() are not decoded for
-/// this: their runs of zeros are passed over. A frame is read by this or by fsti_frame_read().
+/// The same, XORed into `target`. Frames of fsti_frame_write_begin_sparse() are decoded without
+/// libzstd for this: their runs of zeros are passed over. A frame is read by this or by
+/// fsti_frame_read().
 fst_status fsti_frame_xor(fsti_frame_reader *reader, unsigned char *target, uint64_t size,
                           fst_error *error);
 /// The content size that the frame states, or FSTI_FRAME_UNSTATED: most frames state theirs, but
@@ -119,8 +120,8 @@ void fsti_frame_writer_close(fsti_frame_writer *writer);
 /// Begins a frame of exactly `content_bytes`, which the frame notes; `sink` is copied.
 fst_status fsti_frame_write_begin(fsti_frame_writer *writer, uint64_t content_bytes,
                                   const fsti_frame_sink *sink, fst_error *error);
-/// The same for content that is mostly zeros. At level 1 the frame is made in about half the time,
-/// and is smaller.
+/// The same for content that is mostly zeros. At level 1 the frame is made without libzstd, several
+/// times as fast, and is smaller.
 fst_status fsti_frame_write_begin_sparse(fsti_frame_writer *writer, uint64_t content_bytes,
                                          const fsti_frame_sink *sink, fst_error *error);
 fst_status fsti_frame_write(fsti_frame_writer *writer, const void *bytes, size_t size,

@@ -233,7 +233,7 @@ static fst_status begin_block(fsti_frame_reader *reader, bool *is_begun, fst_err
     size_t size = bits >> 3, stored = kind == SPARSE_REPEATED ? 1 : size;
     *is_begun = kind <= SPARSE_COMPRESSED && size <= reader->sparse->content_max;
     if (!*is_begun) return FST_OK;
-    FST_TRY(take_stored(reader, reader->sparse->stored, stored, is_begun, error));
+    FST_TRY(take_stored(reader, sparse_reader_block(reader->sparse), stored, is_begun, error));
     reader->has_last = (bits & 1) != 0;
     *is_begun = *is_begun && fsti_sparse_reader_begin(reader->sparse, kind, stored, size);
     return FST_OK;

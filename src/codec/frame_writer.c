@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "sparse_blocks.h"
+#include "zstd_library.h"
 
 // Parameters and directives of zstd.h.
 enum {
@@ -19,7 +20,7 @@ enum {
 struct fsti_frame_writer {
     const zstd_library *zstd;
     void *context;
-    sparse_blocks *sparse; ///< NULL: other levels than 1, or libzstd lacks what it needs
+    sparse_blocks *sparse; ///< NULL: other levels than 1
     bool is_sparse;        ///< the current frame
     size_t stored_size;    ///< bytes of a sparse frame that were not given away yet
     fsti_frame_sink sink;
@@ -41,7 +42,7 @@ fst_status fsti_frame_writer_open(int level, fsti_frame_writer **out, fst_error 
     }
     (void)zstd->ZSTD_CCtx_setParameter(writer->context, ZSTD_LEVEL, level);
     (void)zstd->ZSTD_CCtx_setParameter(writer->context, ZSTD_CONTENT_SIZE, 1);
-    fst_status status = level == 1 ? fsti_sparse_open(zstd, &writer->sparse, error) : FST_OK;
+    fst_status status = level == 1 ? fsti_sparse_open(&writer->sparse, error) : FST_OK;
     if (status == FST_OK)
         *out = writer;
     else
@@ -75,7 +76,7 @@ fst_status fsti_frame_write_begin_sparse(fsti_frame_writer *writer, uint64_t con
     writer->sink = *sink;
     writer->is_sparse = true;
     writer->stored_size = SPARSE_HEAD_BYTES;
-    fsti_sparse_head(content_bytes, writer->stored);
+    fsti_sparse_begin(writer->sparse, content_bytes, writer->stored);
     return FST_OK;
 }
 

@@ -225,7 +225,9 @@ static void join_nibbles(void *target, const unsigned char *const *planes, size_
 }
 
 #include "crc32c_loops.h"
+#include "huffman_encode.h"
 #include "huffman_loops.h"
+#include "sparse_loops.h"
 
 const codec_kernels NAMED(fsti_codec_, CODEC_NAME) = {
     .name = TEXT_OF(CODEC_NAME),
@@ -239,4 +241,8 @@ const codec_kernels NAMED(fsti_codec_, CODEC_NAME) = {
     .join_nibbles = join_nibbles,
     .crc32c = crc32c_of,
     .decode_streams = decode_streams,
+    .encode_stream = encode_stream,
+    .find_edges = find_edges,
+    .put_runs = put_runs,
+    .xor_runs = xor_runs,
 };

@@ -5,26 +5,16 @@
 
 #include <string.h>
 
-#define LITERAL_CODES 36u
-#define OFFSET_CODES 32u
-#define MATCH_CODES 53u
+#include "codec_kernels.h"
+#include "length_codes.h"
 
-/// How the table of a code is given.
-enum { TABLE_PREDEFINED, TABLE_ONE, TABLE_COUNTS, TABLE_AS_BEFORE };
-
-/// The lengths of a code: `base` plus the next `bits` bits (RFC 8878, 3.1.1.3.2.1.1).
-typedef struct length_code {
-    uint32_t base;
-    uint8_t bits;
-} length_code;
-
-static const length_code literal_lengths[LITERAL_CODES] = {
+const length_code fsti_literal_lengths[LITERAL_CODES] = {
     {0, 0},     {1, 0},      {2, 0},      {3, 0},     {4, 0},   {5, 0},     {6, 0},     {7, 0},
     {8, 0},     {9, 0},      {10, 0},     {11, 0},    {12, 0},  {13, 0},    {14, 0},    {15, 0},
     {16, 1},    {18, 1},     {20, 1},     {22, 1},    {24, 2},  {28, 2},    {32, 3},    {40, 3},
     {48, 4},    {64, 6},     {128, 7},    {256, 8},   {512, 9}, {1024, 10}, {2048, 11}, {4096, 12},
     {8192, 13}, {16384, 14}, {32768, 15}, {65536, 16}};
-static const length_code match_lengths[MATCH_CODES] = {
+const length_code fsti_match_lengths[MATCH_CODES] = {
     {3, 0},     {4, 0},     {5, 0},      {6, 0},      {7, 0},     {8, 0},   {9, 0},     {10, 0},
     {11, 0},    {12, 0},    {13, 0},     {14, 0},     {15, 0},    {16, 0},  {17, 0},    {18, 0},
     {19, 0},    {20, 0},    {21, 0},     {22, 0},     {23, 0},    {24, 0},  {25, 0},    {26, 0},
@@ -118,6 +108,11 @@ static bool read_count(block_bytes *block, uint32_t *count) {
     return true;
 }
 
+static void fill_taken(uint8_t *taken, const fse_table *table, const length_code *lengths) {
+    for (uint32_t i = 0; i < 1u << table->log; i++)
+        taken[i] = (uint8_t)(table->cells[i].bits + lengths[table->cells[i].symbol].bits);
+}
+
 /// Reads the tables of the sequences and begins their bits, which end with a set bit and zeros.
 static bool begin_sequences(sparse_sequences *sequences, block_bytes block) {
     if (!read_count(&block, &sequences->left)) return false;
@@ -128,6 +123,8 @@ static bool begin_sequences(sparse_sequences *sequences, block_bytes block) {
         !read_table(&block, &sequences->offsets, modes >> 4 & 3, &offset_kind) ||
         !read_table(&block, &sequences->matches, modes >> 2 & 3, &match_kind))
         return false;
+    fill_taken(sequences->literal_taken, &sequences->literals, fsti_literal_lengths);
+    fill_taken(sequences->match_taken, &sequences->matches, fsti_match_lengths);
     size_t size = bytes_left(&block);
     if (size == 0 || block.end[-1] == 0) return false;
     sequences->bits = block.at;
@@ -140,18 +137,19 @@ static bool begin_sequences(sparse_sequences *sequences, block_bytes block) {
 
 bool fsti_sparse_reader_begin(sparse_reader *reader, sparse_kind kind, size_t size,
                               size_t repeated) {
-    block_bytes block = {reader->stored, reader->stored + size};
+    const unsigned char *stored = sparse_reader_block(reader);
+    block_bytes block = {stored, stored + size};
     reader->sequences.left = 0;
     reader->copies = reader->repeats = 0;
     reader->literal_at = reader->literal_end = 0;
     reader->content_left = reader->content_max;
     if (kind == SPARSE_RAW) {
-        memcpy(reader->literal, reader->stored, size);
+        memcpy(reader->literal, stored, size);
         reader->literal_end = size;
         return true;
     }
     if (kind == SPARSE_REPEATED) {
-        reader->last = reader->stored[0];
+        reader->last = stored[0];
         reader->repeats = repeated;
         return true;
     }
@@ -182,8 +180,8 @@ static bool next_sequence(sparse_reader *reader) {
     fse_cell offset = all->offsets.cells[all->offset_state];
     fse_cell match = all->matches.cells[all->match_state];
     if (!takes_offset_one(all, offset.symbol)) return false;
-    const length_code *match_length = &match_lengths[match.symbol];
-    const length_code *literal_length = &literal_lengths[literal.symbol];
+    const length_code *match_length = &fsti_match_lengths[match.symbol];
+    const length_code *literal_length = &fsti_literal_lengths[literal.symbol];
     reader->repeats = match_length->base + take_bits(all, match_length->bits);
     reader->copies = literal_length->base + take_bits(all, literal_length->bits);
     if (--all->left > 0) {
@@ -235,6 +233,8 @@ bool fsti_sparse_reader_xor(sparse_reader *reader, unsigned char *target, size_t
     *done = 0;
     while (*done < size) {
         if (reader->copies == 0 && reader->repeats == 0) {
+            if (target != NULL && reader->sequences.left > 1)
+                *done += fsti_codec_kernels()->xor_runs(reader, target + *done, size - *done);
             if (reader->sequences.left > 0) {
                 if (!next_sequence(reader)) return false;
             } else {

@@ -5,21 +5,16 @@
 static atomic_bool is_searched;
 static zstd_library library;
 static bool is_found;
-/// The versions that ZSTD_MORE_FUNCTIONS is about, as zstd.h numbers them.
-#define VERSION_MIN 10407u
-#define VERSION_END 10600u
 static const char *missing; ///< a function that an old version lacks
 
 #if defined(FSTI_ZSTD_WITHIN)
 #define ZSTD_WITHIN(result, name, parameters) result name parameters;
 ZSTD_FUNCTIONS(ZSTD_WITHIN)
-ZSTD_MORE_FUNCTIONS(ZSTD_WITHIN)
 #undef ZSTD_WITHIN
 
 static void find_library(void) {
 #define ZSTD_WITHIN(result, name, parameters) library.name = name;
     ZSTD_FUNCTIONS(ZSTD_WITHIN)
-    ZSTD_MORE_FUNCTIONS(ZSTD_WITHIN)
 #undef ZSTD_WITHIN
     is_found = true;
 }
@@ -28,14 +23,8 @@ static void find_library(void) {
     static const char *const names[] = {"libzstd.so.1", "libzstd.so", NULL};
 #define ZSTD_SYMBOL(result, name, parameters) {#name, &library.name},
     static const fsti_library_symbol symbols[] = {ZSTD_FUNCTIONS(ZSTD_SYMBOL){NULL, NULL}};
-    static const fsti_library_symbol more[] = {ZSTD_MORE_FUNCTIONS(ZSTD_SYMBOL){NULL, NULL}};
 #undef ZSTD_SYMBOL
-    const char *unused;
     is_found = fsti_library_bind(names, symbols, &missing);
-    bool is_known = is_found && fsti_library_bind(names, more, &unused) &&
-                    library.ZSTD_versionNumber() >= VERSION_MIN &&
-                    library.ZSTD_versionNumber() < VERSION_END;
-    if (!is_known) library.ZSTD_compressSequences = NULL;
 }
 #endif
 

@@ -15,11 +15,6 @@ typedef struct zstd_output {
     size_t size, position;
 } zstd_output;
 
-/// ZSTD_Sequence of zstd.h: literals, and then a match. Without a match it ends a block.
-typedef struct zstd_sequence {
-    unsigned distance, literal_bytes, match_bytes, repeated;
-} zstd_sequence;
-
 /// Functions of the library: (result, name, parameters).
 #define ZSTD_FUNCTIONS(X)                                                                          \
     X(void *, ZSTD_createCCtx, (void))                                                             \
@@ -42,18 +37,9 @@ typedef struct zstd_sequence {
       (void *context, zstd_output *output, zstd_input *input, int directive))                      \
     X(unsigned, ZSTD_isError, (size_t code))
 
-/// Functions that are NULL if the library lacks them, or is not of a version in which they are
-/// known to have these parameters (1.4.7 up to 1.5): they are not part of the stable interface.
-#define ZSTD_MORE_FUNCTIONS(X)                                                                     \
-    X(size_t, ZSTD_compressSequences,                                                              \
-      (void *context, void *target, size_t capacity, const zstd_sequence *sequences,               \
-       size_t sequence_count, const void *source, size_t size))                                    \
-    X(unsigned, ZSTD_versionNumber, (void))
-
 typedef struct zstd_library {
 #define ZSTD_FIELD(result, name, parameters) result(*name) parameters;
     ZSTD_FUNCTIONS(ZSTD_FIELD)
-    ZSTD_MORE_FUNCTIONS(ZSTD_FIELD)
 #undef ZSTD_FIELD
 } zstd_library;
 

@@ -6,6 +6,8 @@
 
 #include "check.h"
 #include "codec/codec.h"
+#include "codec/sequence_code.h"
+#include "codec/sparse_blocks.h"
 #include "fixture.h"
 
 #define BLOCK ((size_t)128 << 10)
@@ -198,6 +200,57 @@ TEST(damage_is_found)
     }
 }
 
+/// A frame of `content` bytes that is one block: literals, stored unchanged, and any runs.
+static stored make_block(const unsigned char *literals, size_t literal_bytes,
+                         const literal_run *runs, uint32_t run_count, size_t content) {
+    static sequence_coder coder;
+    stored frame = {
+        malloc(SPARSE_HEAD_BYTES + 3 + 3 + literal_bytes + 16 + SEQUENCES_SECTION_BYTES(run_count)),
+        0, 0};
+    unsigned char *block = frame.bytes + SPARSE_HEAD_BYTES, *end = block + 3;
+    fsti_sequence_coder_open(&coder);
+    for (size_t i = 0; i < 3; i++) *end++ = (unsigned char)((12 | literal_bytes << 4) >> 8 * i);
+    memcpy(end, literals, literal_bytes);
+    end = fsti_sequences_encode(&coder, runs, run_count, end + literal_bytes);
+    uint64_t head = (uint64_t)(end - block - 3) << 3 | 2 << 1 | 1;
+    for (size_t i = 0; i < 3; i++) block[i] = (unsigned char)(head >> 8 * i);
+    sparse_blocks *blocks;
+    if (fsti_sparse_open(&blocks, NULL) != FST_OK) abort();
+    fsti_sparse_begin(blocks, content, frame.bytes);
+    fsti_sparse_close(blocks);
+    frame.size = (size_t)(end - frame.bytes);
+    return frame;
+}
+
+/// Runs may ask for more literals than there are, and for more content than a block may have.
+TEST(runs_of_a_hostile_writer)
+{
+    static const uint32_t lengths[] = {1, 2, 8, 9, 40, 5000, 65535, 131071};
+    unsigned char *literals = calloc(BLOCK, 1);
+    uint64_t seed = 11;
+    size_t right = 0;
+    for (int round = 0; round < 3000; round++) {
+        literal_run runs[12];
+        uint32_t count = 1 + (uint32_t)(fixture_random(&seed) % 12);
+        size_t asked = 0, content = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            runs[i].literals = lengths[fixture_random(&seed) % (round % 2 == 0 ? 5 : 8)];
+            runs[i].repeats = 3 + lengths[fixture_random(&seed) % (round % 3 == 0 ? 8 : 5)];
+            asked += runs[i].literals;
+            content += runs[i].literals + runs[i].repeats;
+        }
+        size_t given = round % 5 == 0 ? 1 + fixture_random(&seed) % asked : asked;
+        if (given > BLOCK - 3 * 1024) given = 50;
+        for (size_t i = 0; i < given; i++) literals[i] = i % 3 == 0 ? 7 : 0;
+        stored frame = make_block(literals, given, runs, count, content);
+        CHECK(is_right_or_refused(&frame, content, 700));
+        right += given == asked && content <= BLOCK;
+        free(frame.bytes);
+    }
+    CHECK(right > 100);
+    free(literals);
+}
+
 /// libzstd does not always compare them, above all in a context that has decoded larger frames.
 TEST(a_frame_of_another_size_than_it_states)
 {
@@ -253,16 +306,47 @@ TEST(random_bytes_are_stored_as_they_are)
     free(content);
 }
 
-TEST(frames_of_few_changes_are_small)
+/// Coding saves a few bytes, or none: a tree of a block that was stored unchanged is lost.
+TEST(bytes_that_hardly_shrink_come_back)
 {
+    enum { PIECE = 2000, PIECES = 20 };
+    uint64_t seed = 12;
+    unsigned char *content = malloc(PIECES * PIECE);
+    for (unsigned values = 120; values <= 256; values++) {
+        for (size_t i = 0; i < PIECES * PIECE; i++)
+            content[i] = (unsigned char)((fixture_random(&seed) >> 8) % values);
+        stored frame = make_frame(content, PIECES * PIECE, PIECE, true);
+        CHECK(comes_back(content, PIECES * PIECE, &frame));
+        CHECK(frame.size < PIECES * (PIECE + 3) + 64);
+        free(frame.bytes);
+    }
+    free(content);
+}
+
+/// The XOR of 16-bit numbers, of which `share` of 1,000 grew by one or two.
+static unsigned char *make_numbers(size_t size, unsigned share, uint64_t *seed) {
+    unsigned char *content = calloc(size, 1);
+    for (size_t i = 0; i + 2 <= size; i += 2) {
+        uint64_t number = fixture_random(seed) >> 8;
+        if (number % 1000 >= share) continue;
+        uint16_t old = (uint16_t)(number >> 10);
+        uint16_t both = (uint16_t)(old ^ (old + 1 + (number >> 30 & 1)));
+        memcpy(content + i, &both, sizeof both);
+    }
+    return content;
+}
+
+TEST(frames_of_changed_numbers_are_smaller_than_those_of_libzstd)
+{
+    static const unsigned shares[] = {1, 10, 50, 100, 150, 200, 230, 300, 500};
     uint64_t seed = 5;
     size_t size = 16 * BLOCK;
-    static const unsigned distances[] = {200, 40};
-    for (size_t i = 0; i < sizeof distances / sizeof *distances; i++) {
-        unsigned char *content = make_content(size, distances[i], &seed);
-        stored sparse = make_frame(content, size, size, true);
-        stored plain = make_frame(content, size, size, false);
-        CHECK(comes_back(content, size, &plain));
+    for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+        unsigned char *content = make_numbers(size, shares[i], &seed);
+        stored sparse = make_frame(content, size, 2 * BLOCK, true);
+        stored plain = make_frame(content, size, 2 * BLOCK, false);
+        CHECK(comes_back(content, size, &sparse) && comes_back(content, size, &plain));
+        printf("# %u of 1,000: %zu and %zu bytes\n", shares[i], sparse.size, plain.size);
         CHECK(sparse.size < plain.size);
         free(sparse.bytes);
         free(plain.bytes);
@@ -273,6 +357,44 @@ TEST(frames_of_few_changes_are_small)
     CHECK_INT(frame.size, 14 + 16 * 4 + 3);
     free(frame.bytes);
     free(zeros);
+}
+
+/// Zones of literals, and runs of zeros, of any length.
+TEST(runs_of_any_length_come_back)
+{
+    static const size_t lengths[] = {1,   2,    3,    4,    5,    6,    7,    8,   9,   10,
+                                     14,  15,   16,   17,   31,   32,   33,   62,  63,  64,
+                                     65,  66,   127,  128,  129,  130,  131,  132, 255, 256,
+                                     511, 1023, 1026, 1027, 1028, 4000, 8190, 8192};
+    size_t count = sizeof lengths / sizeof *lengths, size = 2 * BLOCK;
+    unsigned char *content = malloc(size), *back = malloc(size);
+    fst_error error;
+    for (size_t literals = 0; literals < count; literals++)
+        for (size_t zeros = 0; zeros < count; zeros++) {
+            memset(content, 0, size);
+            size_t at = lengths[(literals + zeros) % count] - 1;
+            while (at + lengths[literals] <= size && at < 20 * lengths[literals] + 60000) {
+                memset(content + at, 1 + (int)(at % 5), lengths[literals]);
+                at += lengths[literals] + lengths[zeros] * (literals > 20 ? 16 : 1);
+            }
+            stored frame = make_frame(content, size, size, true);
+            CHECK(comes_back(content, size, &frame));
+            begin_count = 0;
+            CHECK_INT(read_frame(&frame, back, size, 5000, BY_XOR, &error), FST_OK);
+            CHECK(memcmp(back, content, size) == 0);
+            CHECK_INT(begin_count, 1);
+            free(frame.bytes);
+        }
+    // One change far behind the other, and at the end.
+    for (size_t at = BLOCK - 1; at > 1; at /= 2) {
+        memset(content, 0, size);
+        content[0] = content[at] = content[size - 1] = 3;
+        stored frame = make_frame(content, size, size, true);
+        CHECK(comes_back(content, size, &frame));
+        free(frame.bytes);
+    }
+    free(content);
+    free(back);
 }
 
 TEST(a_writer_without_memory_is_an_error)
