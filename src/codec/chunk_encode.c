@@ -112,7 +112,7 @@ static bool begin_plane(chunk_build *build) {
 static void put_head(unsigned char *bytes, const plane_head *head) {
     bytes[0] = head->kind;
     bytes[1] = head->value;
-    for (int i = 0; i < 4; i++) bytes[2 + i] = (unsigned char)(head->stored_bytes >> 8 * i);
+    (void)fsti_number_store(bytes + 2, head->stored_bytes, 4);
 }
 
 /// Codes a plane at the current position. False if that does not pay off.

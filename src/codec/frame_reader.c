@@ -177,12 +177,6 @@ static fst_status take_stored(fsti_frame_reader *reader, unsigned char *target, 
     return FST_OK;
 }
 
-static uint64_t load_number(const unsigned char *bytes, size_t size) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < size; i++) value |= (uint64_t)bytes[i] << 8 * i;
-    return value;
-}
-
 /// Reads the frame's header (RFC 8878, 3.1.1.1). *is_read: it has neither a dictionary nor a
 /// checksum nor a window that is too large.
 static fst_status read_head(fsti_frame_reader *reader, bool *is_read, fst_error *error) {
@@ -199,7 +193,8 @@ static fst_status read_head(fsti_frame_reader *reader, bool *is_read, fst_error 
     size_t size_bytes = flags >> 6 == 0 ? (is_single ? 1 : 0) : (size_t)1 << (flags >> 6);
     FST_TRY(take_stored(reader, rest, window_bytes + size_bytes, is_read, error));
     if (!*is_read) return FST_OK;
-    uint64_t content = load_number(rest + window_bytes, size_bytes) + (size_bytes == 2 ? 256 : 0);
+    uint64_t content =
+        fsti_number_load(rest + window_bytes, size_bytes) + (size_bytes == 2 ? 256 : 0);
     uint64_t window = content;
     if (!is_single) {
         window = (uint64_t)1 << (10 + (rest[0] >> 3));
@@ -229,7 +224,7 @@ static fst_status begin_block(fsti_frame_reader *reader, bool *is_begun, fst_err
     if (reader->has_last) return FST_OK;
     FST_TRY(take_stored(reader, head, sizeof head, is_begun, error));
     if (!*is_begun) return FST_OK;
-    uint32_t bits = (uint32_t)load_number(head, sizeof head), kind = bits >> 1 & 3;
+    uint32_t bits = (uint32_t)fsti_number_load(head, sizeof head), kind = bits >> 1 & 3;
     size_t size = bits >> 3, stored = kind == SPARSE_REPEATED ? 1 : size;
     *is_begun = kind <= SPARSE_COMPRESSED && size <= reader->sparse->content_max;
     if (!*is_begun) return FST_OK;

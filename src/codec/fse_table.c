@@ -2,24 +2,16 @@
 /// Reads the counts of FSE tables and builds the tables (RFC 8878, 4.1).
 #include "fse_table.h"
 
-/// `count` bits from bit `at` on; bits past the end are zero.
-static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, uint32_t count) {
-    uint32_t value = 0;
-    for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
-        value |= (uint32_t)bytes[at / 8 + i] << 8 * i;
-    return value >> at % 8 & ((1u << count) - 1);
-}
-
 /// A count is stored as count + 1, so that -1 fits. Its width depends on `left`, the states that
 /// have no symbol yet plus one. Small values take one bit less than large ones.
 static int read_count(const unsigned char *bytes, size_t size, uint64_t *at, int left) {
     uint32_t width = fse_top_bit((uint32_t)left) + 1;
     uint32_t short_values = (1u << width) - 1 - (uint32_t)left;
-    uint32_t value = bits_at(bytes, size, *at, width - 1);
+    uint32_t value = fse_bits_at(bytes, size, *at, width - 1);
     if (value < short_values) {
         *at += width - 1;
     } else {
-        value = bits_at(bytes, size, *at, width);
+        value = fse_bits_at(bytes, size, *at, width);
         *at += width;
         if (value >= 1u << (width - 1)) value -= short_values;
     }
@@ -32,7 +24,7 @@ static bool skip_zeros(fse_counts *counts, const unsigned char *bytes, size_t si
                        uint32_t symbols_max) {
     uint32_t skip = 3;
     while (skip == 3) {
-        skip = bits_at(bytes, size, *at, 2);
+        skip = fse_bits_at(bytes, size, *at, 2);
         *at += 2;
         if (counts->symbol_count + skip > symbols_max) return false;
         for (uint32_t i = 0; i < skip; i++) counts->of[counts->symbol_count++] = 0;

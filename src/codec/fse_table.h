@@ -37,6 +37,15 @@ void fsti_fse_fill(fse_table *table, const fse_counts *counts);
 /// A table whose only state has this symbol.
 void fsti_fse_fill_one(fse_table *table, uint8_t symbol);
 
+/// `count` bits, at most 16, from bit `at` on; bits past the end are zero.
+static inline uint32_t fse_bits_at(const unsigned char *bytes, size_t size, uint64_t at,
+                                   uint32_t count) {
+    uint32_t value = 0;
+    for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
+        value |= (uint32_t)bytes[at / 8 + i] << 8 * i;
+    return value >> at % 8 & ((1u << count) - 1);
+}
+
 static inline uint32_t fse_top_bit(uint32_t value) { return 31 - (uint32_t)__builtin_clz(value); }
 
 #endif

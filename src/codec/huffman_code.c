@@ -2,6 +2,7 @@
 /// Makes Huffman codes and writes the literals sections of blocks (RFC 8878, 3.1.1.3.1 and 4.2).
 #include "huffman_code.h"
 
+#include "base/primitives.h"
 #include "codec_kernels.h"
 #include "fse_code.h"
 
@@ -184,16 +185,11 @@ void fsti_literals_begin(literal_coder *coder) {
     coder->has_tree = false;
 }
 
-static unsigned char *put_number(unsigned char *target, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) target[i] = (unsigned char)(value >> 8 * i);
-    return target + bytes;
-}
-
 /// The head of literals that are stored unchanged, or of one that is repeated.
 static unsigned char *put_plain_head(unsigned char *target, uint32_t kind, size_t size) {
-    if (size < 32) return put_number(target, kind | size << 3, 1);
-    if (size < 4096) return put_number(target, kind | 1u << 2 | size << 4, 2);
-    return put_number(target, kind | 3u << 2 | size << 4, 3);
+    if (size < 32) return fsti_number_store(target, kind | size << 3, 1);
+    if (size < 4096) return fsti_number_store(target, kind | 1u << 2 | size << 4, 2);
+    return fsti_number_store(target, kind | 3u << 2 | size << 4, 3);
 }
 
 static unsigned char *put_raw(unsigned char *target, const unsigned char *literals, size_t size) {
@@ -228,7 +224,7 @@ static unsigned char *put_streams(const huffman_code *code, const unsigned char 
         size_t own = i + 1 < count ? each : size - i * each;
         unsigned char *end =
             kernels->encode_stream(code, literals + i * each, own, target, &missing);
-        if (i + 1 < count) (void)put_number(sizes + 2 * i, (uint64_t)(end - target), 2);
+        if (i + 1 < count) (void)fsti_number_store(sizes + 2 * i, (uint64_t)(end - target), 2);
         target = end;
     }
     return (missing & HUFFMAN_NO_CODE) != 0 || target >= begin ? NULL : target;
@@ -248,10 +244,10 @@ static unsigned char *put_coded(literal_coder *coder, const unsigned char *liter
     unsigned char *end = put_streams(&coder->code, literals, size, form.streams, streams);
     if (end == NULL || (size_t)(end - begin) >= size) return NULL;
     uint32_t kind = with_tree ? LITERALS_CODED : LITERALS_CODED_AS_BEFORE;
-    (void)put_number(target,
-                     kind | form.number << 2 | (uint64_t)size << 4 |
-                         (uint64_t)(end - begin) << (4 + form.width),
-                     form.head_bytes);
+    (void)fsti_number_store(target,
+                            kind | form.number << 2 | (uint64_t)size << 4 |
+                                (uint64_t)(end - begin) << (4 + form.width),
+                            form.head_bytes);
     return end;
 }
 

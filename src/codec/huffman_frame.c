@@ -4,6 +4,7 @@
 /// outside the target.
 #include <string.h>
 
+#include "base/primitives.h"
 #include "codec_kernels.h"
 #include "huffman.h"
 
@@ -18,12 +19,6 @@ typedef struct frame_parse {
     const unsigned char *at, *end;
     unsigned char *target, *target_end;
 } frame_parse;
-
-static uint64_t load_bytes(const unsigned char *bytes, size_t count) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < count; i++) value |= (uint64_t)bytes[i] << 8 * i;
-    return value;
-}
 
 static size_t bytes_left(const frame_parse *parse) { return (size_t)(parse->end - parse->at); }
 static size_t room_left(const frame_parse *parse) {
@@ -60,7 +55,8 @@ static bool finish_stream(const huffman_table *table, huffman_stream *stream) {
     uint64_t left = stream->bits_left;
     while (stream->target < stream->target_end) {
         uint64_t from = left > HUFFMAN_BITS ? left - HUFFMAN_BITS : 0, end = (left + 7) / 8;
-        uint64_t bits = load_bytes(stream->begin + from / 8, (size_t)(end - from / 8)) >> from % 8;
+        uint64_t bits =
+            fsti_number_load(stream->begin + from / 8, (size_t)(end - from / 8)) >> from % 8;
         bits = bits << (HUFFMAN_BITS - (left - from)) & (HUFFMAN_CELLS - 1);
         unsigned char symbol = (unsigned char)table->cells[HUFFMAN_CELLS + bits];
         if (table->code_bits[symbol] > left) return false;
@@ -83,7 +79,7 @@ static bool put_streams(frame_parse *parse, const unsigned char *coded, size_t c
     for (size_t i = 0; i < count; i++) {
         size_t bytes = (size_t)(end - coded);
         if (i + 1 < count) {
-            size_t stated = (size_t)load_bytes(sizes + 2 * i, 2);
+            size_t stated = (size_t)fsti_number_load(sizes + 2 * i, 2);
             if (stated > bytes) return false;
             bytes = stated;
         }
@@ -104,7 +100,7 @@ static bool put_coded(frame_parse *parse, bool has_tree) {
     uint32_t format = parse->at[0] >> 2 & 3, width = format < 2 ? 10 : format == 2 ? 14 : 18;
     size_t head = format < 2 ? 3 : format + 2;
     if (bytes_left(parse) < head) return false;
-    uint64_t sizes = load_bytes(parse->at, head) >> 4;
+    uint64_t sizes = fsti_number_load(parse->at, head) >> 4;
     size_t size = (size_t)(sizes & ((1u << width) - 1)), coded_bytes = (size_t)(sizes >> width);
     parse->at += head;
     if (coded_bytes > bytes_left(parse) || size > room_left(parse) || size > BLOCK_BYTES_MAX)
@@ -128,7 +124,7 @@ static bool put_literals(frame_parse *parse) {
     if (kind >= LITERALS_CODED) return put_coded(parse, kind == LITERALS_CODED);
     size_t head = format % 2 == 0 ? 1 : format == 1 ? 2 : 3;
     if (bytes_left(parse) < head) return false;
-    size_t size = (size_t)(load_bytes(parse->at, head) >> (head == 1 ? 3 : 4));
+    size_t size = (size_t)(fsti_number_load(parse->at, head) >> (head == 1 ? 3 : 4));
     parse->at += head;
     return kind == LITERALS_RAW ? put_raw(parse, size) : put_repeated(parse, size);
 }
@@ -156,7 +152,7 @@ static huffman_verdict put_compressed(frame_parse *parse) {
 /// Decodes one block. *is_last: it is marked as the last one.
 static huffman_verdict put_block(frame_parse *parse, bool *is_last) {
     if (bytes_left(parse) < 3) return HUFFMAN_DAMAGED;
-    uint32_t head = (uint32_t)load_bytes(parse->at, 3);
+    uint32_t head = (uint32_t)fsti_number_load(parse->at, 3);
     size_t size = head >> 3;
     parse->at += 3;
     *is_last = (head & 1) != 0;
@@ -189,7 +185,7 @@ huffman_verdict fsti_huffman_decode(huffman_table *table, const unsigned char *f
     if (size < 5) return HUFFMAN_DAMAGED;
     uint32_t width = 1u << (frame[4] >> 6);
     if (bytes_left(&parse) < width) return HUFFMAN_DAMAGED;
-    uint64_t content = load_bytes(parse.at, width) + (width == 2 ? 256 : 0);
+    uint64_t content = fsti_number_load(parse.at, width) + (width == 2 ? 256 : 0);
     parse.at += width;
     if (content != target_bytes) return HUFFMAN_DAMAGED;
     while (!is_last) {

@@ -13,22 +13,14 @@ typedef struct tree_weights {
     uint32_t count;
 } tree_weights;
 
-/// `count` bits from bit `at` on; bits past the end are zero.
-static uint32_t bits_at(const unsigned char *bytes, size_t size, uint64_t at, uint32_t count) {
-    uint32_t value = 0;
-    for (uint32_t i = 0; i < 3 && at / 8 + i < size; i++)
-        value |= (uint32_t)bytes[at / 8 + i] << 8 * i;
-    return value >> at % 8 & ((1u << count) - 1);
-}
-
 /// Takes bits from the end of the remaining ones; past the start they are zero, and `left` is
 /// negative.
 static uint32_t read_backward(const unsigned char *bytes, size_t size, int64_t *left,
                               uint32_t count) {
     *left -= count;
-    if (*left >= 0) return bits_at(bytes, size, (uint64_t)*left, count);
+    if (*left >= 0) return fse_bits_at(bytes, size, (uint64_t)*left, count);
     if (*left + (int64_t)count <= 0) return 0;
-    return bits_at(bytes, size, 0, (uint32_t)(*left + (int64_t)count)) << -*left;
+    return fse_bits_at(bytes, size, 0, (uint32_t)(*left + (int64_t)count)) << -*left;
 }
 
 /// Two states alternate until the bits are used up. The other state still holds one weight then.

@@ -80,8 +80,7 @@ static block_parts split_zones(sparse_blocks *blocks, const unsigned char *bytes
 }
 
 static void put_block_head(unsigned char *at, size_t size, unsigned kind) {
-    size_t head = size << 3 | kind << 1;
-    for (size_t i = 0; i < BLOCK_HEAD_BYTES; i++) at[i] = (unsigned char)(head >> 8 * i);
+    (void)fsti_number_store(at, size << 3 | kind << 1, BLOCK_HEAD_BYTES);
 }
 
 static stored_block repeat_zero(sparse_blocks *blocks, size_t size) {
@@ -122,7 +121,7 @@ void fsti_sparse_begin(sparse_blocks *blocks, uint64_t content_bytes,
     // The magic number; a content size of 8 bytes follows; the window is one block (2^17 bytes).
     static const unsigned char begin[] = {0x28, 0xb5, 0x2f, 0xfd, 0xc0, (17 - 10) << 3};
     memcpy(head, begin, sizeof begin);
-    for (size_t i = 0; i < 8; i++) head[sizeof begin + i] = (unsigned char)(content_bytes >> 8 * i);
+    (void)fsti_number_store(head + sizeof begin, content_bytes, 8);
     fsti_literals_begin(&blocks->literals);
 }
 

@@ -17,20 +17,14 @@ void fsti_change_list_close(change_list *list) {
     *list = (change_list){0};
 }
 
-static void put_u32(unsigned char *at, uint32_t value) {
-    at[0] = (unsigned char)value;
-    at[1] = (unsigned char)(value >> 8);
-    at[2] = (unsigned char)(value >> 16);
-    at[3] = (unsigned char)(value >> 24);
-}
-
 /// Does the work of fsti_change_list_block() for the bytes [begin, end).
 static size_t compare_bytes(const change_block *block, size_t begin, size_t end,
                             unsigned char *positions, unsigned char *values) {
     size_t found = 0;
     for (size_t i = begin; i < end; i++) {
         if (block->old[i] == block->made[i]) continue;
-        if (positions != NULL) put_u32(positions + 4 * found, (uint32_t)(block->begin + i));
+        if (positions != NULL)
+            (void)fsti_number_store(positions + 4 * found, (uint32_t)(block->begin + i), 4);
         if (values != NULL) values[found] = block->made[i];
         found++;
     }

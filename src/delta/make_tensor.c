@@ -274,10 +274,8 @@ static fst_status put_long_list(make_worker *worker, fst_error *error) {
 static fst_status put_overwrite(make_worker *worker, fst_error *error) {
     const change_list *list = &worker->list;
     fsti_frame_sink sink = {fsti_shard_put, worker->shard};
-    // Little-endian.
-    unsigned char count[4] = {(unsigned char)list->count, (unsigned char)(list->count >> 8),
-                              (unsigned char)(list->count >> 16),
-                              (unsigned char)(list->count >> 24)};
+    unsigned char count[4];
+    (void)fsti_number_store(count, list->count, sizeof count);
     FST_TRY(fsti_frame_write_begin(worker->writer, 4 + 5 * list->count, &sink, error));
     FST_TRY(fsti_frame_write(worker->writer, count, sizeof count, error));
     if (!list->is_kept) return put_long_list(worker, error);

@@ -14,9 +14,7 @@ fst_status fsti_header_length(const unsigned char *prefix, const fsti_header_rul
                               "the file has %" PRIu64
                               " bytes, fewer than the 8 bytes of the length field",
                               rules->file_size);
-    uint64_t length = 0;
-    for (unsigned i = 0; i < FSTI_FORMAT_LENGTH_BYTES; i++)
-        length |= (uint64_t)prefix[i] << (8 * i);
+    uint64_t length = fsti_number_load(prefix, FSTI_FORMAT_LENGTH_BYTES);
     location.byte_offset = 0;
     if (length > FSTI_FORMAT_HEADER_BYTES_MAX)
         return fsti_error_set(error, FST_E_HEADER_TOO_LARGE, location,

@@ -53,8 +53,7 @@ static void put_header(text_out *text, const fsti_header_draft *draft) {
 }
 
 void fsti_header_put_length(char *field, uint64_t json_bytes) {
-    for (unsigned i = 0; i < FSTI_FORMAT_LENGTH_BYTES; i++)
-        field[i] = (char)(json_bytes >> (8 * i) & 0xff);
+    (void)fsti_number_store(field, json_bytes, FSTI_FORMAT_LENGTH_BYTES);
 }
 
 fst_status fsti_header_write(const fsti_header_draft *draft, char **out, size_t *size_bytes,

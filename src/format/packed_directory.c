@@ -16,12 +16,6 @@ typedef struct packed_parse {
     fst_error *error;
 } packed_parse;
 
-static uint64_t load_number(const unsigned char *bytes, unsigned size) {
-    uint64_t value = 0;
-    for (unsigned i = 0; i < size; i++) value |= (uint64_t)bytes[i] << (8 * i);
-    return value;
-}
-
 static fst_status refuse(const packed_parse *parse, const fsti_tensor *entry, fst_status status,
                          const char *why) {
     fsti_error_location location = FSTI_NO_LOCATION;
@@ -79,11 +73,11 @@ void fsti_packed_clear(fsti_packed *packed) {
 static fst_status check_sizes(packed_parse *parse) {
     fsti_packed *packed = parse->packed;
     const unsigned char *head = parse->head;
-    uint64_t stated_bytes = load_number(head + 16, 8), size = parse->entry_bytes, left = 0;
-    parse->tensor_count = load_number(head + 24, 4);
-    parse->chunk_count = load_number(head + 32, 8);
-    packed->true_bytes = load_number(head + 40, 8);
-    packed->original_bytes = load_number(head + 48, 8);
+    uint64_t stated_bytes = fsti_number_load(head + 16, 8), size = parse->entry_bytes, left = 0;
+    parse->tensor_count = fsti_number_load(head + 24, 4);
+    parse->chunk_count = fsti_number_load(head + 32, 8);
+    packed->true_bytes = fsti_number_load(head + 40, 8);
+    packed->original_bytes = fsti_number_load(head + 48, 8);
     if (stated_bytes < FSTI_PACKED_HEAD_BYTES || stated_bytes > size)
         return refuse(parse, NULL, FST_E_CORRUPT, "its directory has a wrong size");
     left = stated_bytes - FSTI_PACKED_HEAD_BYTES;
@@ -127,15 +121,15 @@ static fst_status read_head(packed_parse *parse) {
     const unsigned char *head = parse->head;
     if (parse->entry_bytes < FSTI_PACKED_HEAD_BYTES || memcmp(head, FSTI_PACKED_MAGIC, 8) != 0)
         return refuse(parse, NULL, FST_E_CORRUPT, "its directory has no valid magic number");
-    if (load_number(head + 8, 4) != FSTI_PACKED_VERSION || load_number(head + 12, 4) != 0)
+    if (fsti_number_load(head + 8, 4) != FSTI_PACKED_VERSION || fsti_number_load(head + 12, 4) != 0)
         return refuse(parse, NULL, FST_E_UNSUPPORTED,
                       "has a version that this library does not support");
-    if (load_number(head + 28, 4) != 0)
+    if (fsti_number_load(head + 28, 4) != 0)
         return refuse(parse, NULL, FST_E_UNSUPPORTED,
                       "has a coder that this library does not support");
-    if (load_number(head + 60, 4) != 0)
+    if (fsti_number_load(head + 60, 4) != 0)
         return refuse(parse, NULL, FST_E_CORRUPT, "a reserved field is not zero");
-    if (load_number(head + 56, 4) != directory_crc(parse->packed->bytes, parse->entry_bytes))
+    if (fsti_number_load(head + 56, 4) != directory_crc(parse->packed->bytes, parse->entry_bytes))
         return refuse(parse, NULL, FST_E_CORRUPT, "the CRC32C of its directory does not match");
     return check_sizes(parse);
 }
@@ -182,10 +176,10 @@ static fst_status read_chunks(packed_parse *parse, const fsti_tensor *entry,
     for (uint64_t i = 0; i < tensor->chunk_count; i++) {
         const unsigned char *record =
             parse->chunk_table + (tensor->chunk_first + i) * FSTI_PACKED_CHUNK_BYTES;
-        uint32_t word = (uint32_t)load_number(record, 4);
+        uint32_t word = (uint32_t)fsti_number_load(record, 4);
         fsti_packed_chunk *chunk = &parse->packed->chunks[tensor->chunk_first + i];
         *chunk = (fsti_packed_chunk){.begin = at,
-                                     .crc = (uint32_t)load_number(record + 4, 4),
+                                     .crc = (uint32_t)fsti_number_load(record + 4, 4),
                                      .stored_bytes = word & ~FSTI_PACKED_RAW,
                                      .is_raw = (word & FSTI_PACKED_RAW) != 0};
         uint64_t loaded_bytes = fsti_min(chunk_bytes, true_bytes - i * chunk_bytes);
@@ -218,15 +212,15 @@ static fst_status read_packed(packed_parse *parse, const fsti_tensor *entry,
                       "has a layout or coder that this library does not support");
     if (record[0] != original->dtype ||
         record[1] != fsti_codec_layout_of((fst_dtype)original->dtype) ||
-        load_number(record + 8, 8) != true_bytes || true_bytes == 0)
+        fsti_number_load(record + 8, 8) != true_bytes || true_bytes == 0)
         return refuse(parse, entry, FST_E_CORRUPT, "a record differs from the original header");
     if (record[3] < FSTI_CHUNK_LOG_MIN || record[3] > FSTI_CHUNK_LOG_MAX ||
-        load_number(record + 4, 4) != 0 || load_number(record + 24, 8) != 0 ||
+        fsti_number_load(record + 4, 4) != 0 || fsti_number_load(record + 24, 8) != 0 ||
         entry->begin % FSTI_PACKED_ALIGNMENT != 0)
         return refuse(parse, entry, FST_E_CORRUPT, "a record has an impossible value");
     tensor->is_packed = true;
     tensor->chunk_log = record[3];
-    tensor->chunk_first = load_number(record + 16, 8);
+    tensor->chunk_first = fsti_number_load(record + 16, 8);
     tensor->chunk_count = (true_bytes - 1) / ((uint64_t)1 << record[3]) + 1;
     if (tensor->chunk_first != parse->chunk_next ||
         tensor->chunk_count > parse->chunk_count - parse->chunk_next)

@@ -10,20 +10,15 @@ uint64_t fsti_packed_bytes(uint64_t tensor_count, uint64_t chunk_count, uint64_t
     return fsti_align_up(bytes, FSTI_PACKED_ALIGNMENT);
 }
 
-static unsigned char *put_number(unsigned char *at, uint64_t value, unsigned size) {
-    for (unsigned i = 0; i < size; i++) at[i] = (unsigned char)(value >> (8 * i));
-    return at + size;
-}
-
 static unsigned char *put_tensor(unsigned char *at, const fsti_packed_draft_tensor *tensor) {
-    at = put_number(at, (uint64_t)tensor->dtype, 1);
-    at = put_number(at, (uint64_t)fsti_codec_layout_of(tensor->dtype), 1);
-    at = put_number(at, FSTI_CODER_ZSTD, 1);
-    at = put_number(at, tensor->chunk_log, 1);
-    at = put_number(at, 0, 4);
-    at = put_number(at, tensor->true_bytes, 8);
-    at = put_number(at, tensor->chunk_first, 8);
-    return put_number(at, 0, 8);
+    at = fsti_number_store(at, (uint64_t)tensor->dtype, 1);
+    at = fsti_number_store(at, (uint64_t)fsti_codec_layout_of(tensor->dtype), 1);
+    at = fsti_number_store(at, FSTI_CODER_ZSTD, 1);
+    at = fsti_number_store(at, tensor->chunk_log, 1);
+    at = fsti_number_store(at, 0, 4);
+    at = fsti_number_store(at, tensor->true_bytes, 8);
+    at = fsti_number_store(at, tensor->chunk_first, 8);
+    return fsti_number_store(at, 0, 8);
 }
 
 void fsti_packed_put(const fsti_packed_draft *draft, unsigned char *target) {
@@ -32,20 +27,20 @@ void fsti_packed_put(const fsti_packed_draft *draft, unsigned char *target) {
     unsigned char *at = target + 8;
     memset(target, 0, (size_t)draft->entry_bytes);
     for (int i = 0; i < 8; i++) target[i] = (unsigned char)FSTI_PACKED_MAGIC[i];
-    at = put_number(at, FSTI_PACKED_VERSION, 4);
-    at = put_number(at, 0, 4);
-    at = put_number(at, used, 8);
-    at = put_number(at, draft->tensor_count, 4);
-    at = put_number(at, 0, 4);
-    at = put_number(at, draft->mark_count, 8);
-    at = put_number(at, draft->true_bytes, 8);
-    at = put_number(at, draft->original_bytes, 8);
-    at = put_number(at, 0, 8);
+    at = fsti_number_store(at, FSTI_PACKED_VERSION, 4);
+    at = fsti_number_store(at, 0, 4);
+    at = fsti_number_store(at, used, 8);
+    at = fsti_number_store(at, draft->tensor_count, 4);
+    at = fsti_number_store(at, 0, 4);
+    at = fsti_number_store(at, draft->mark_count, 8);
+    at = fsti_number_store(at, draft->true_bytes, 8);
+    at = fsti_number_store(at, draft->original_bytes, 8);
+    at = fsti_number_store(at, 0, 8);
     for (uint32_t i = 0; i < draft->tensor_count; i++) at = put_tensor(at, &draft->tensors[i]);
     for (uint64_t i = 0; i < draft->mark_count; i++) {
-        at = put_number(at, draft->marks[i].stored, 4);
-        at = put_number(at, draft->marks[i].crc, 4);
+        at = fsti_number_store(at, draft->marks[i].stored, 4);
+        at = fsti_number_store(at, draft->marks[i].crc, 4);
     }
     memcpy(at, draft->original, (size_t)draft->original_bytes);
-    put_number(target + 56, fsti_crc32c(target, (size_t)draft->entry_bytes), 4);
+    fsti_number_store(target + 56, fsti_crc32c(target, (size_t)draft->entry_bytes), 4);
 }

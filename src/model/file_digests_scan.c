@@ -57,8 +57,7 @@ static const char *find_metadata(const fsti_header *header, const char *prefix, 
 /// Digests the parsed header, to verify later that the scan reads the same bytes.
 static bool hash_header(const char *bytes, size_t size, unsigned char *digest) {
     unsigned char length[FSTI_FORMAT_LENGTH_BYTES];
-    for (uint32_t i = 0; i < sizeof length; i++)
-        length[i] = (unsigned char)((uint64_t)size >> 8 * i);
+    (void)fsti_number_store(length, size, sizeof length);
     void *state = fsti_digest_blake3.begin();
     return state != NULL && fsti_digest_blake3.update(state, length, sizeof length) &&
            fsti_digest_blake3.update(state, bytes, size) && fsti_digest_blake3.end(state, digest);

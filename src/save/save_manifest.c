@@ -152,8 +152,7 @@ static fst_status read_header(const written_file *written, char **out, uint64_t 
                               fst_error *error) {
     unsigned char length[8];
     FST_TRY(fsti_written_read(written, (char *)length, 0, sizeof length, error));
-    *size_bytes = sizeof length;
-    for (unsigned i = 0; i < sizeof length; i++) *size_bytes += (uint64_t)length[i] << 8 * i;
+    *size_bytes = sizeof length + fsti_number_load(length, sizeof length);
     *out = fsti_alloc((size_t)*size_bytes);
     if (*out == NULL) return fsti_error_memory(error, *size_bytes);
     return fsti_written_read(written, *out, 0, *size_bytes, error);

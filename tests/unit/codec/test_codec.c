@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Chunks: every pattern is encoded and decoded with every instruction set; damaged chunks are
 /// rejected.
+#include "all_kernels.h"
 #include "check.h"
 #include "codec/codec.h"
-#include "codec/codec_kernels.h"
 
 #define ROOM_BYTES (((size_t)1 << FSTI_CHUNK_LOG_MAX) + 64)
 
@@ -41,17 +41,6 @@ static void fill_weights(fst_dtype dtype, size_t size) {
         source[i] = (unsigned char)(is_top ? top : some);
     }
 }
-
-static const codec_kernels *const all_kernels[] = {
-#if defined(__x86_64__)
-    &fsti_codec_avx512,
-    &fsti_codec_avx2,
-#elif defined(__aarch64__)
-    &fsti_codec_neon,
-#endif
-    &fsti_codec_scalar,
-};
-#define KERNEL_COUNT (sizeof all_kernels / sizeof *all_kernels)
 
 /// Encodes `size` bytes at source by one set and decodes them by another; false when they differ.
 static bool round_trip(fst_dtype dtype, size_t size, fsti_chunk *chunk) {

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "all_kernels.h"
 #include "check.h"
-#include "codec/codec_kernels.h"
 #include "codec/huffman.h"
 #include "codec/zstd_library.h"
 
@@ -87,16 +87,6 @@ static huffman_verdict decode(const codec_kernels *kernels, size_t frame_bytes, 
     return verdict;
 }
 
-static const codec_kernels *const all_kernels[] = {
-#if defined(__x86_64__)
-    &fsti_codec_avx512,
-    &fsti_codec_avx2,
-#elif defined(__aarch64__)
-    &fsti_codec_neon,
-#endif
-    &fsti_codec_scalar,
-};
-
 TEST(frames_of_literals_need_no_library)
 {
     static const size_t sizes[] = {1,    2,    63,    64,     255,    256,    300,   1000,
@@ -108,7 +98,7 @@ TEST(frames_of_literals_need_no_library)
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
                 fill(sizes[i], values, skew);
                 size_t bytes = make_frame(sizes[i]);
-                for (size_t k = 0; k < sizeof all_kernels / sizeof *all_kernels; k++) {
+                for (size_t k = 0; k < KERNEL_COUNT; k++) {
                     if (!fsti_codec_usable(all_kernels[k])) continue;
                     huffman_verdict verdict = decode(all_kernels[k], bytes, sizes[i]);
                     CHECK(verdict != HUFFMAN_DAMAGED);

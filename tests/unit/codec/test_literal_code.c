@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "all_kernels.h"
 #include "check.h"
 #include "codec/codec.h"
-#include "codec/codec_kernels.h"
 #include "codec/fse_code.h"
 #include "codec/huffman.h"
 #include "codec/huffman_code.h"
@@ -16,17 +16,6 @@ static unsigned char literals[LITERALS_MAX + 16], stored[LITERALS_SECTION_BYTES]
     back[LITERALS_MAX + 16], first_stored[LITERALS_SECTION_BYTES];
 static literal_coder coder;
 static huffman_table table;
-
-static const codec_kernels *const all_kernels[] = {
-#if defined(__x86_64__)
-    &fsti_codec_avx512,
-    &fsti_codec_avx2,
-#elif defined(__aarch64__)
-    &fsti_codec_neon,
-#endif
-    &fsti_codec_scalar,
-};
-#define KERNEL_COUNT (sizeof all_kernels / sizeof *all_kernels)
 
 /// The kinds of literals.
 typedef enum content {
