@@ -29,18 +29,18 @@ static bool is_due(void) {
     return number == due || (kind == FAULT_ALL && number > due);
 }
 
-/// If not -1, a process is forked before the kill and lives on; its number is written here.
+/// If not -1, a process is forked before the kill and lives on; it writes its number here when it
+/// runs, because a fork's handlers close the lock before.
 static int worker_pipe = -1;
 
 static void fork_worker(void) {
-    pid_t worker = fork();
-    if (worker == 0) {
-        close(STDOUT_FILENO);
-        close(STDERR_FILENO);
-        sleep(30);
-        _exit(0);
-    }
+    if (fork() != 0) return;
+    pid_t worker = getpid();
+    close(STDOUT_FILENO);
+    close(STDERR_FILENO);
     (void)!write(worker_pipe, &worker, sizeof worker);
+    sleep(30);
+    _exit(0);
 }
 
 static int fail(int os_errno) {
