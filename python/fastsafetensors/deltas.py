@@ -174,8 +174,10 @@ class Delta:
         Raises:
             KeyError: a tensor that the delta changes is missing.
             ValueError: an array that is not contiguous, writable and in the machine's byte order,
-                or a tensor of which several elements have the same memory (an expanded one).
+                a tensor of which several elements have the same memory (an expanded one), or
+                tensors that share memory and get different values there.
             TypeError: a sparse or nested tensor, or another argument of the wrong type.
+            RuntimeError: a DTensor, or a tensor without memory.
         """
         _check_versions(version=version)
         wanted = [name for name, _, _ in self.tensors()]

@@ -553,6 +553,7 @@ def test_a_roll_back_of_files_that_have_the_new_version(tmp_path, encoding):
         write_checkpoint(tmp_path / name, state)
     delta = write_delta(tmp_path / "v1", old, new, "1", "0", encoding=encoding)
     kill_while_applying(tmp_path / "local", delta)
+    time.sleep(0.02)  # a tick of the file system's times
     for path in (tmp_path / "new").glob("*.safetensors"):
         shutil.copyfile(path, tmp_path / "local" / path.name)
     expect("FileChanged", lambda: deltas.recover(tmp_path / "local", roll_back=True))

@@ -196,3 +196,82 @@ def test_an_empty_version_is_not_left_out(tmp_path, old, delta):
             with pytest.raises(ValueError, match="version"):
                 deltas.convert(old, delta, tmp_path / "converted", dialect=dialect, **{name: ""})
     assert not (tmp_path / "converted/model.safetensors.index.json").exists()
+
+
+SHARED = {"tied": (0, 300_000), "views": (100_000, 400_000), "inside": (200_001, 200_777)}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("differs", [False, True])
+def test_tensors_that_share_memory(torch, tmp_path, kind, differs):
+    """All get their new bytes, or the delta is refused. Pieces of 1 MiB begin at other places."""
+    from fastsafetensors.torch import save_file
+
+    first, second = slice(0, 300_000), slice(*SHARED[kind])
+
+    def named(values, copies=False):
+        parts = {"a": values[first], "b": values[second], "c": values[450_000:]}
+        return {name: part.clone() if copies else part for name, part in parts.items()}
+
+    values = torch.randn(500_000, generator=torch.Generator().manual_seed(1))
+    (tmp_path / "old").mkdir()
+    save_file(named(values, copies=True), tmp_path / "old/model.safetensors")
+    new = values.clone()
+    new[::7] += 1
+    made = named(new, copies=True)
+    if differs:
+        made["b"][123 if kind == "inside" else 150_000] += 1
+    deltas.make(tmp_path / "old", made, tmp_path / "delta", **VERSIONS)
+    live = values.clone()
+    if differs:
+        with pytest.raises(ValueError, match="shares memory with tensor '[ab]'"):
+            deltas.Delta(tmp_path / "delta").prepare(named(live))
+        assert torch.equal(live, values)
+    else:
+        deltas.Delta(tmp_path / "delta").prepare(named(live)).commit()
+        assert all(torch.equal(part, made[name]) for name, part in named(live).items())
+
+
+def test_a_checkpoint_that_lacks_the_changed_tensor(torch, tmp_path, delta, base):
+    from fastsafetensors.torch import save_file
+
+    (tmp_path / "other").mkdir()
+    save_file({"c": base["c"]}, tmp_path / "other/model.safetensors")
+    with pytest.raises(SafetensorError, match="changes tensor `w`, which the checkpoint lacks"):
+        list(delta.patches(tmp_path / "other"))
+
+
+def test_a_copy_that_is_not_listed(tmp_path, delta, old):
+    """An update was killed, and .weight_sync was deleted."""
+    copy = old / "model.safetensors.delta-tmp"
+    copy.write_bytes(b"x")
+    with pytest.raises(OSError, match="delete it if a killed update left it"):
+        delta.apply(old, new_files=True)
+    copy.unlink()
+    delta.apply(old, new_files=True)
+
+
+def test_a_compressed_checkpoint_names_the_command(torch, tmp_path, base, delta):
+    from fastsafetensors.torch import save_file
+
+    (tmp_path / "packed").mkdir()
+    large = {"w": base["w"], "c": base["c"], "x": torch.randn(1 << 20)}
+    save_file(large, tmp_path / "packed/model.safetensors", compress=True)
+    with pytest.raises(RuntimeError, match="'fastsafetensors convert --decompress'"):
+        delta.apply(tmp_path / "packed")
+
+
+def test_a_dtensor_is_a_part(torch, tmp_path, old, delta, base):
+    import torch.distributed as dist
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        parts = {"c": base["c"], "w": distribute_tensor(base["w"], mesh)}
+        with pytest.raises(RuntimeError, match="commit\\(\\) cannot write to parts"):
+            delta.prepare(parts)
+        with pytest.raises(RuntimeError, match="full_tensor"):
+            deltas.make(old, parts, tmp_path / "made", **VERSIONS)
+    finally:
+        dist.destroy_process_group()

@@ -256,6 +256,7 @@ def cut_checksum(index, tables):
 @pytest.mark.parametrize(("change", "tag"), [
     (set_metadata(version=None), "JsonError"),
     (set_metadata(base_version=None), "JsonError"),
+    (set_metadata(base_version=""), "JsonError"),
     (set_metadata(version=[1]), "JsonError"),
     (set_metadata(version=1.5), "JsonError"),
     (set_metadata(version=""), "JsonError"),

@@ -60,16 +60,17 @@ static bool read_plain_weights(tree_weights *weights, const unsigned char *bytes
 /// 0. A weight w uses 2^(w-1) cells of the table, and a complete tree fills all of them. So the
 /// cells that are left for the last symbol must be a power of two.
 static uint32_t complete_tree(tree_weights *weights) {
-    uint32_t sum = 0;
+    uint32_t sum = 0, longest = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
         if (weights->of[i] > HUFFMAN_BITS) return 0;
+        longest += weights->of[i] == 1;
         if (weights->of[i] > 0) sum += 1u << (weights->of[i] - 1);
     }
     if (sum == 0 || sum >= HUFFMAN_CELLS) return 0;
     uint32_t bits = fse_top_bit(sum) + 1, rest = (1u << bits) - sum;
     if ((rest & (rest - 1)) != 0) return 0;
     weights->of[weights->count++] = (uint8_t)(fse_top_bit(rest) + 1);
-    return bits;
+    return longest + (rest == 1) >= 2 ? bits : 0; // as libzstd: the longest codes have weight 1
 }
 
 /// Sorts symbols by code length (longest first), then by symbol.

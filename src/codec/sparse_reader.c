@@ -235,6 +235,7 @@ bool fsti_sparse_reader_xor(sparse_reader *reader, unsigned char *target, size_t
         if (reader->copies == 0 && reader->repeats == 0) {
             if (target != NULL && reader->sequences.left > 1)
                 *done += fsti_codec_kernels()->xor_runs(reader, target + *done, size - *done);
+            if (*done == size) break; // the next sequence is checked when its content is wanted
             if (reader->sequences.left > 0) {
                 if (!next_sequence(reader)) return false;
             } else {

@@ -28,7 +28,7 @@ static fst_status open_file(apply_job *job, uint32_t file, bool is_written, fst_
     if (opened->packed != NULL)
         return refuse_file(path,
                            "a delta cannot be applied to a compressed file; decompress it "
-                           "first ('fastsafetensors rewrite --decompress')",
+                           "first ('fastsafetensors convert --decompress')",
                            error);
     if (job->makes_files)
         return fsti_new_file_make(path, &job->descriptors[file], &job->stamps[file], error);

@@ -21,7 +21,8 @@ static fst_status check_metadata(delta_version *version, fst_error *error) {
         return refuse_index(version, FST_E_ARGUMENT,
                             "this is a full version, not a delta: its index has no delta_encoding",
                             NULL, error);
-    if (text->version == NULL || text->base == NULL || text->version[0] == '\0')
+    if (text->version == NULL || text->base == NULL || text->version[0] == '\0' ||
+        text->base[0] == '\0')
         return refuse_index(version, FST_E_INDEX_JSON, "the index lacks version or base_version",
                             NULL, error);
     if (text->compression == NULL || strcmp(text->compression, "zstd") != 0)

@@ -5,16 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "changed_lines.h"
-#include "delta_private.h"
-
-/// The changes of one tensor.
-typedef struct changed_tensor {
-    const delta_tensor *tensor;
-    unsigned char *target; ///< the caller's
-    uint64_t size_bytes;
-    changed_piece *pieces; ///< from fsti_alloc
-} changed_tensor;
+#include "live_change.h"
 
 struct fst_delta_change {
     const fst_delta *delta; ///< only set while the change is prepared
@@ -219,6 +210,8 @@ fst_status fsti_delta_prepare(const fst_delta *delta, const fsti_delta_live *liv
                            .context = change,
                            .run = run_prepare};
         status = fsti_pool_run(&pool, error);
+        if (status == FST_OK)
+            status = fsti_check_shared(change->tensors, change->tensor_count, error);
     }
     if (status != FST_OK) {
         fsti_delta_drop(change);

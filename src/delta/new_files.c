@@ -67,6 +67,14 @@ static fst_status fill_copy(int from, int to, const char *original, char *path, 
     return copy_bytes(from, to, path, error);
 }
 
+static fst_status refuse_copy(const char *copy, fst_error *error) {
+    if (errno != EEXIST) return fsti_error_errno(error, errno, copy, "making the new file");
+    fsti_error_location location = {.file = copy, .byte_offset = FST_NO_OFFSET, .os_errno = EEXIST};
+    return fsti_error_set(error, FST_E_IO, location,
+                          "the file exists, and .weight_sync does not list it: delete it if a "
+                          "killed update left it");
+}
+
 fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp,
                               fst_error *error) {
     struct stat info;
@@ -81,8 +89,7 @@ fst_status fsti_new_file_make(const char *path, int *fd, fsti_delta_stamp *stamp
             stamp->modified_ns = fsti_sync_modified_ns(&info);
         }
         *fd = open(copy, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-        status = *fd < 0 ? fsti_error_errno(error, errno, copy, "making the new file")
-                         : fill_copy(from, *fd, path, copy, error);
+        status = *fd < 0 ? refuse_copy(copy, error) : fill_copy(from, *fd, path, copy, error);
     }
     if (status != FST_OK && *fd >= 0) {
         close(*fd);

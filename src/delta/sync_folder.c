@@ -208,8 +208,8 @@ static fst_status write_fd(int fd, const char *bytes, size_t size, const char *p
     while (size > 0) {
         ssize_t written = write(fd, bytes, size);
         if (written < 0 && errno == EINTR) continue;
-        if (written <= 0)
-            return fsti_error_errno(error, written == 0 ? ENOSPC : errno, path, "writing");
+        bool is_full = written == 0 || errno == EFBIG; // also by a limit of the process
+        if (written <= 0) return fsti_error_errno(error, is_full ? ENOSPC : errno, path, "writing");
         bytes += written;
         size -= (size_t)written;
     }

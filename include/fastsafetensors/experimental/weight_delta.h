@@ -194,7 +194,8 @@ typedef struct fst_delta_change fst_delta_change;
 /// differ: about 5 % of the tensors' bytes if 1 % of the elements change, at most 1.13 times
 /// the tensors' bytes. The tensors are only read and may be used meanwhile, but not written to
 /// until fst_delta_commit(), because bytes that do not change are not written then. Each changed
-/// tensor must be among `tensors` and have the size that it had when the delta was made. Chains
+/// tensor must be among `tensors` and have the size that it had when the delta was made. Changed
+/// tensors may share memory if they get the same bytes there (FST_E_ARGUMENT otherwise). Chains
 /// have at most 16 versions. Errors as of fst_delta_apply(). The caller frees *out with
 /// fst_delta_drop().
 FST_API FST_NODISCARD fst_status fst_delta_prepare(const fst_delta *delta,
@@ -275,7 +276,8 @@ typedef struct fst_delta_make_options {
 /// checkpoints, also the same dtypes and shapes (FST_E_TENSOR_INVALID_INFO). Tensors that did not
 /// change are left out. The shards are written first and the index last, each to a temporary name
 /// first. After an error nothing stays in `folder`, unless the system refuses to list or remove the
-/// files; a later call removes them.
+/// files (a later call removes them), or if only the last fsync of the folder failed: then the
+/// version is complete.
 ///
 /// FST_E_ARGUMENT if `folder` holds an index or other files of a model; files of a killed call,
 /// which its mark making.tmp lists, are removed. FST_E_VERSION if the version note of `old` names

@@ -43,13 +43,21 @@ def state_like(old: Path, new: Any) -> Mapping[str, Any]:
 
 
 def _settled(name: str, tensor: Any) -> Any:
-    """Return a dense torch tensor that has values. TypeError for one of another layout."""
+    """Return a dense torch tensor that has values. TypeError for one of another layout.
+
+    RuntimeError for a DTensor.
+    """
     from .._torch.tensor_memory import settle
     from .._torch.torch_installed import torch
 
+    if hasattr(tensor, "full_tensor"):
+        raise RuntimeError(f"{printable(name)} is a {type(tensor).__name__}, a part of a tensor on "
+                           "several ranks, but deltas are of whole tensors: make() takes what "
+                           "`.full_tensor()` returns, and commit() cannot write to parts")
     plain = settle(tensor).detach()
     if plain.is_nested or plain.layout is not torch.strided:
-        kind = "nested" if plain.is_nested else "sparse"
+        layout = str(plain.layout).removeprefix("torch.").strip("_")
+        kind = "nested" if plain.is_nested else "sparse" if "sparse" in layout else layout
         raise TypeError(f"{printable(name)}: a dense tensor is needed, not a {kind} one")
     if plain.device.type == "meta":
         raise NotImplementedError(f"{printable(name)}: a tensor with values is needed, not one "
@@ -108,7 +116,8 @@ class Place:
             self.address = address_of(name, self._memory)
         elif hasattr(tensor, "__array_interface__") and hasattr(tensor, "flags"):
             if not (tensor.flags.c_contiguous and tensor.flags.writeable):
-                raise ValueError(f"{printable(name)}: the array must be contiguous and writable")
+                fault = "writable" if tensor.flags.c_contiguous else "contiguous"
+                raise ValueError(f"{printable(name)}: the array must be {fault}")
             if not tensor.dtype.isnative:
                 raise ValueError(f"{printable(name)}: the array must have the machine's byte "
                                  f"order, not {tensor.dtype.str}")

@@ -14,6 +14,7 @@ from typing import Any
 from .. import _core
 from .._base.argument_types import Path
 from .._base.dtypes import WORDS
+from .._base.errors import printable, refuse
 
 # Tensors whose patches are made while the caller uses the one before.
 _PATCHES_AHEAD = 2
@@ -59,6 +60,9 @@ class PatchMaker:
 
     def __call__(self, position: int, name: str) -> Patch:
         index = self._model.find(name)
+        if index < 0:
+            refuse(f"the delta changes tensor `{printable(name)}`, which the checkpoint lacks",
+                   "TensorNotFound")
         dtype, shape, *_ = self._model.info(index)
         with_old = self._model.load([name])
         old = next(iter(with_old))

@@ -81,7 +81,8 @@ def find_chain(source: Path, version: str | None, until: str | None = None) -> C
         roots = [base for base in versions if base not in made]
         if len(roots) > 1:
             raise ValueError(f"{printable(os.fsdecode(source))}: several chains begin here "
-                             f"({roots}), and the checkpoint has no note of its version")
+                             f"({roots}), and the checkpoint has no note of its version. Apply the "
+                             "first delta with apply(..., version=)")
         current = at = roots[0] if roots else ""
         others = dict(versions)  # each follows the root, or is in a cycle, which has none
         while at in others:

@@ -202,3 +202,11 @@ TEST(counts_of_symbols_come_back)
         CHECK(memcmp(read.of, counts.of, counts.symbol_count * sizeof *counts.of) == 0);
     }
 }
+
+/// libzstd refuses trees whose longest codes do not have weight 1.
+TEST(trees_without_a_longest_code_are_refused)
+{
+    static const unsigned char good[] = {127 + 2, 0x11}, bad[] = {127 + 2, 0x22};
+    CHECK_INT(fsti_huffman_table_read(&table, good, sizeof good), sizeof good);
+    CHECK_INT(fsti_huffman_table_read(&table, bad, sizeof bad), 0);
+}

@@ -244,6 +244,11 @@ TEST(runs_of_a_hostile_writer)
         for (size_t i = 0; i < given; i++) literals[i] = i % 3 == 0 ? 7 : 0;
         stored frame = make_block(literals, given, runs, count, content);
         CHECK(is_right_or_refused(&frame, content, 700));
+        // A piece ends where a run does: the next one was not looked at.
+        for (size_t i = 0, piece = 0; i + 1 < count; i++) {
+            piece += runs[i].literals + runs[i].repeats;
+            CHECK(is_right_or_refused(&frame, content, piece));
+        }
         right += given == asked && content <= BLOCK;
         free(frame.bytes);
     }
