@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 
 import delta_folders as folders
 import numpy
