@@ -273,5 +273,10 @@ def test_a_dtensor_is_a_part(torch, tmp_path, old, delta, base):
             delta.prepare(parts)
         with pytest.raises(RuntimeError, match="full_tensor"):
             deltas.make(old, parts, tmp_path / "made", **VERSIONS)
+        live = dict(base)
+        change = delta.prepare(live)
+        live["w"] = parts["w"]
+        with pytest.raises(ValueError, match="exchanged"):
+            change.commit()
     finally:
         dist.destroy_process_group()

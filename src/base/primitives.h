@@ -144,7 +144,6 @@ static inline bool fsti_mul(uint64_t a, uint64_t b, uint64_t *out) {
 }
 static inline uint64_t fsti_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t fsti_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
-/// `alignment` is a power of two.
 /// A little-endian number of up to 8 bytes.
 static inline uint64_t fsti_number_load(const void *bytes, size_t size) {
     uint64_t value = 0;
@@ -157,6 +156,7 @@ static inline unsigned char *fsti_number_store(void *bytes, uint64_t value, size
     for (size_t i = 0; i < size; i++) at[i] = (unsigned char)(value >> 8 * i);
     return at + size;
 }
+/// `alignment` is a power of two.
 static inline uint64_t fsti_align_down(uint64_t value, uint64_t alignment) {
     return value & ~(alignment - 1);
 }

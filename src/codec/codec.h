@@ -121,7 +121,7 @@ void fsti_frame_writer_close(fsti_frame_writer *writer);
 fst_status fsti_frame_write_begin(fsti_frame_writer *writer, uint64_t content_bytes,
                                   const fsti_frame_sink *sink, fst_error *error);
 /// The same for content that is mostly zeros. At level 1 the frame is made without libzstd, several
-/// times as fast, and is smaller unless the content has a pattern.
+/// times as fast, and usually smaller unless the content has a pattern.
 fst_status fsti_frame_write_begin_sparse(fsti_frame_writer *writer, uint64_t content_bytes,
                                          const fsti_frame_sink *sink, fst_error *error);
 fst_status fsti_frame_write(fsti_frame_writer *writer, const void *bytes, size_t size,

@@ -36,7 +36,8 @@ static const unsigned char *make_bytes(made_piece *piece, const unsigned char *a
 static fst_status compare_shared(made_piece pieces[2], const changed_tensor *first,
                                  const changed_tensor *second, fst_error *error) {
     const unsigned char *end = end_of(first) < end_of(second) ? end_of(first) : end_of(second);
-    pieces[0] = (made_piece){first, SIZE_MAX, pieces[0].bytes};
+    // One tensor may have many others inside it: its piece is kept for them.
+    if (pieces[0].tensor != first) pieces[0] = (made_piece){first, SIZE_MAX, pieces[0].bytes};
     pieces[1] = (made_piece){second, SIZE_MAX, pieces[1].bytes};
     for (const unsigned char *at = second->target; at < end;) {
         size_t left = (size_t)(end - at);
@@ -85,7 +86,7 @@ static fst_status compare_all(const changed_tensor *const *by_place, size_t coun
 fst_status fsti_check_shared(const changed_tensor *tensors, size_t count, fst_error *error) {
     if (count < 2) return FST_OK;
     const changed_tensor **by_place = fsti_alloc(count * sizeof(const changed_tensor *));
-    if (by_place == NULL) return fsti_error_memory(error, count);
+    if (by_place == NULL) return fsti_error_memory(error, count * sizeof *by_place);
     size_t with_memory = 0;
     for (size_t i = 0; i < count; i++)
         if (tensors[i].size_bytes > 0) by_place[with_memory++] = &tensors[i];

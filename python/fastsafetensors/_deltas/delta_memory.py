@@ -140,7 +140,7 @@ class Place:
         """Raise ValueError if the tensor of this name has other memory now."""
         try:
             is_same = self._place_of(tensors[self._name]) == self._place
-        except (KeyError, TypeError, AttributeError, NotImplementedError):  # gone, or of no memory
+        except (KeyError, TypeError, AttributeError, RuntimeError):  # gone, or without memory
             is_same = False
         if not is_same:
             raise ValueError(f"{printable(self._name)}: the tensor or its memory was exchanged or "
