@@ -210,16 +210,17 @@ static fst_status consume(fst_loader *loader, fst_error *error) {
     return status == FST_END ? FST_OK : status;
 }
 
-/// Adds advice to errors about memory.
-static int fail_load(const fst_error *error) {
+/// Adds advice to errors about memory. A load to a device cannot map the files.
+static int fail_load(const load_request *request, const fst_error *error) {
     int code = cli_fail(error);
     bool is_budget = error->status == FST_E_BUDGET;
     if ((error->status == FST_E_NO_MEMORY || is_budget) && !cli_wants_json())
         fprintf(
-            stderr, "%s, --select GLOB (some tensors), --mode map (memory-mapped)\n",
+            stderr, "%s, --select GLOB (some tensors)%s\n",
             is_budget
                 ? "one tensor must fit in the budget. Use a larger --budget"
-                : "to load less at a time, use --budget SIZE (at most SIZE of tensors in memory)");
+                : "to load less at a time, use --budget SIZE (at most SIZE of tensors in memory)",
+            request->options.device.kind == FST_DEVICE_CPU ? ", --mode map (memory-mapped)" : "");
     return code;
 }
 
@@ -229,7 +230,7 @@ static int load_once(fst_model *model, load_request *request) {
     request->options.progress = cli_progress_begin();
     double start = cli_seconds_now();
     if (fst_loader_open(model, &request->options, &loader, &error) != FST_OK)
-        return fail_load(&error);
+        return fail_load(request, &error);
     fst_status status = FST_OK;
     if (request->options.budget_bytes == 0) status = fst_loader_wait(loader, -1, &error);
     if (status == FST_OK) status = consume(loader, &error);
@@ -238,7 +239,7 @@ static int load_once(fst_model *model, load_request *request) {
     if (status == FST_OK) status = fst_loader_stats_get(loader, &stats, &error);
     fst_loader_close(loader);
     cli_progress_end(status == FST_OK);
-    if (status != FST_OK) return fail_load(&error);
+    if (status != FST_OK) return fail_load(request, &error);
     if (stats.tensor_count == 0 && request->options.glob_count > 0)
         return cli_refuse(EXIT_INVALID, "NoMatch", "no tensor name matches");
     if (request->options.convert && stats.bytes_converted == 0 && stats.bytes_requested > 0)

@@ -59,6 +59,8 @@ class Report:
                                "verdicts": [], "sharing": missing_gpu(),
                                "notes": "Hot: the loads of a process after its first."}
         folder.mkdir(parents=True, exist_ok=True)
+        for name in ("report.json", "report.md", "report.html"):  # of an earlier check
+            (folder / name).unlink(missing_ok=True)
 
     def step(self, title: str, work: Callable[[], object]) -> bool:
         """Run one step, and record a failure as a row. Returns whether it succeeded."""
@@ -296,10 +298,10 @@ def run_suite(results: dict, folder: pathlib.Path, name: str, fakes: bool, clock
     if process.returncode != bool(bad) or planned != [str(len(lines))] or not lines:
         bad.append(f"{name} ended with {process.returncode}, after {len(lines)} of {planned} "
                    f"tests: {process.stderr[-500:]}")
-    results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped}
+    results[name] = {"passed": passed, "failed": len(bad), "skipped": skipped, "faults": bad}
     for line in [*bad, *(line for line in process.stdout.splitlines() if line[:1] == "#")]:
         print(f"  {line}")
-    print(f"  {name}: {results[name]}")
+    print(f"  {name}: {passed} passed, {len(bad)} failed, {skipped} skipped")
 
 
 def run_python_suite(results: dict, package: pathlib.Path, clock: Clock) -> None:
@@ -342,6 +344,7 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
     """report.md."""
     lines = ["# Loading to a GPU", "",
              f"**Verdict: {document.get('verdict', 'the check has not ended')}**", "",
+             f"- version: {document.get('version', '?')}",
              *(f"- {name}: {value}" for name, value in document.get("machine", {}).items()), "",
              f"Limits: {document['limits']}", "", "| step | seconds | failed |", "|---|---|---|",
              *(f"| {row['title']} | {row['seconds']} | {as_cell(row['failed'])} |"
@@ -351,6 +354,8 @@ def write_markdown(document: dict, folder: pathlib.Path) -> None:
     lines += ["", "| tests | passed | failed | skipped |", "|---|---|---|---|",
               *(f"| {name} | {row['passed']} | {row['failed']} | {row['skipped']} |"
                 for name, row in document["suite"].items())]
+    lines += [f"\n{name}: {as_cell(fault)}" for name, row in document["suite"].items()
+              for fault in row.get("faults", [])]
     lines += ["", "| not measured | reason |", "|---|---|",
               *(f"| {name} | {as_cell(why)} |" for name, why in document["missing"].items())]
     lines += ["", "| several processes | result |", "|---|---|",
@@ -416,7 +421,7 @@ class Check:
         faults = [row["reason"] for row in rows if not NO_GPU.search(row["reason"])]
         if faults:
             raise RuntimeError("; ".join(faults))
-        raise NoGpuError("no GPU here")
+        raise NoGpuError("; ".join(["no GPU here", *(row["reason"] for row in rows)]))
 
     def measure_limits(self, path: pathlib.Path) -> None:
         """Measure the bus, the CPU and the disk."""
@@ -514,10 +519,12 @@ class Check:
             return 1
         suite = self.report.document["suite"]
         has_gpu = self.report.step("device", self.find_device)
+        self.report.step("machine", lambda: describe_machine(
+            self.report.document, self.command, self.device or "none that can be used"))
+        if not has_gpu:
+            self.report.leave_out("speed, real_gpu tests", "no GPU")
         if has_gpu:
             self.bench = Bench(self.command, self.device, self.clock)
-            self.report.step("machine", lambda: describe_machine(
-                self.report.document, self.command, self.device))
             self.report.step("files", self.measure_in_a_folder)
             if self.bench.ways:
                 self.bench.ways.close()
@@ -541,7 +548,10 @@ class Check:
             self.report.conclude(f"the search for a GPU failed: {search}")
             return 1
         if not has_gpu:
-            self.report.conclude(f"no GPU here; the suite with stand-ins: {failed} failed")
+            others = sum(row["failed"] != "" and row["title"] != "device"
+                         for row in document["steps"])
+            self.report.conclude(f"no GPU here; the suite with stand-ins: {failed} failed"
+                                 + f", other steps {others} failed" * (others > 0))
             return 1 if failed else 0
         for what, holds, figure in document["verdicts"]:
             print(f"  {'holds ' if holds else 'MISSED'}  {what}: {figure}")

@@ -189,6 +189,7 @@ static PyObject *decode_words(const char *text) {
     static const char *const words[][2] = {
         {"the budget is ", "memory is "},
         {"Set a budget, or map the files", "Use open_stream(memory=...) or mode=\"map\""},
+        {"Set a budget, or load fewer", "Use open_stream(memory=...), or load fewer"},
         {"alignment_bytes", "alignment"},
         {"FST_CACHE_KEEP", "cache=\"keep\""},
         {"FST_CACHE_BYPASS", "cache=\"bypass\""},

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads to GPUs from Python, with fake drivers."""
 
+import os
+
 import pytest
 from conftest import sample_tensors
 from fake_gpu import run
@@ -327,10 +329,40 @@ def test_full_device_empties_the_torch_cache(sample):
         load_file(path, "cuda:0")
     except MemoryError as error:
         assert "bytes needed" in str(error) and "cuda:0" in str(error), error
+        # Files cannot be mapped there.
+        assert "open_stream(memory=...), or load fewer tensors" in str(error), error
     else:
         raise AssertionError
     assert fake_gpu.taken == ["emptied"]
     """, sample, FAKE_GPU_MEMORY="4000000")
+
+
+@pytest.mark.parametrize("function", ["cuDevicePrimaryCtxRetain", "cuStreamCreate",
+                                      "cuMemcpyHtoDAsync"])
+def test_a_device_without_memory_for_the_driver_is_full(sample, function):
+    """For a context, a stream or a copy: torch gives back what it keeps, and the load succeeds."""
+    run(f"""
+    import ctypes
+    torch = fake_gpu.give_torch_a_gpu()
+    from fastsafetensors.torch import load_file
+    driver = fake_gpu.library()
+    fake_gpu.taken.clear()
+    driver.fake_gpu_fail({function.encode()!r}, ctypes.c_long(1), ctypes.c_long(2))
+    load_file(path, "cuda:0", allocator="own")
+    assert "emptied" in fake_gpu.taken, fake_gpu.taken
+    """, sample)
+
+
+def test_the_command_does_not_advise_to_map_on_a_device(sample):
+    import subprocess
+
+    from fake_gpu import fakes_folder
+
+    environment = {**os.environ, "LD_LIBRARY_PATH": fakes_folder(), "FAKE_GPU_MEMORY": "4000000"}
+    done = subprocess.run(["fastsafetensors", "load", "--device", "cuda:0", sample],
+                          env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "--budget SIZE" in done.stderr, done.stderr
+    assert "map" not in done.stderr
 
 
 def test_missing_devices(sample):

@@ -120,7 +120,11 @@ def test_missing_gpu_is_reported(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no GPU here; the suite with stand-ins: 0 failed" in done.stdout
     assert report["suite"]["device_test_gpu_isolation"]["failed"] == 0
+    assert report["machine"]["engines"] and "steps 1 failed" in report["verdict"]
+    assert "driver" in next(row for row in report["steps"] if row["title"] == "device")["failed"]
+    assert "engines" in (tmp_path / "out/report.html").read_text()
     page = (tmp_path / "out/report.md").read_text()
+    assert "- version: fastsafetensors" in page and "| speed, real_gpu tests | no GPU |" in page
     for name in ("tensors sent by IPC", "MIG instance", "MPS, two processes"):
         assert f"| {name} | not here: no GPU |" in page
 
@@ -496,3 +500,22 @@ def test_folders_that_cannot_be_made(tmp_path):
         [sys.executable, ROOT / "tools/gpu_check.py", "--out", tmp_path / "file/x"],
         text=True, capture_output=True, timeout=60, check=False)
     assert done.returncode == 2 and "file/x: Not a directory" in done.stderr
+
+
+def test_faults_of_tests_are_in_the_report(monkeypatch, tmp_path):
+    """By name; a report of an earlier check is removed."""
+    import types
+
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "tools"))
+    import gpu_check
+
+    ended = types.SimpleNamespace(stdout="# why\nnot ok 1 - the_state\n1..1\n", stderr="",
+                                  returncode=1)
+    monkeypatch.setattr(gpu_check, "run_tests", lambda *_: ended)
+    (tmp_path / "report.html").write_text("of yesterday")
+    report = gpu_check.Report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+    gpu_check.run_suite(report.document["suite"], tmp_path, "device_test_gpu", True,
+                        gpu_check.Clock(1))
+    report.write()
+    assert "device_test_gpu: not ok 1 - the_state" in (tmp_path / "report.md").read_text()

@@ -107,8 +107,10 @@ def torch_memory(device: int) -> dict[str, Any]:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Tell whether an error means that a device is out of memory."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "device memory" in str(error)
+    """Tell whether an error means that a device is out of memory, also for a stream or a kernel."""
+    text = str(error)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "device memory" in text or (
+        text.endswith(("CUDA error 2)", "HIP error 2)")) and "out of memory" in text)
 
 
 def retrying(load: Callable[[], _T]) -> _T:
